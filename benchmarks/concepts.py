@@ -18,13 +18,8 @@ import time
 import numpy as np
 
 from fednotes.apps.phenotyping.concepts import Matcher
-from fednotes.apps.phenotyping.dictionary import (
-    Dictionary,
-    dictionary_of,
-    singular,
-    unfit,
-    words_of,
-)
+from fednotes.apps.phenotyping.dictionary import Dictionary, dictionary_of
+from fednotes.apps.phenotyping.words import reason_not_matched, singular, words_of
 
 LONGEST = 6
 
@@ -81,7 +76,7 @@ class Plain:
         self.terms: dict[str, set[int]] = {}
         for at, term in enumerate(given.terms):
             key = " ".join(map(singular, words_of(term)))
-            if unfit(words_of(term)):
+            if reason_not_matched(words_of(term)):
                 continue
             self.terms.setdefault(key, set()).update(given.of(at))
 

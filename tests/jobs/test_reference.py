@@ -269,7 +269,7 @@ def test_other_tables_have_their_effective_defaults() -> None:
             )
             for key in table_of("[concepts] of patients").keys
         }
-        assert concepts == flat(patients.concepts)
+        assert concepts == flat(patients.features)
 
 
 def test_every_built_in_job_has_the_documented_defaults(

@@ -1,10 +1,10 @@
-"""Saved models of patients: the notes of a patient in, findings out.
+"""Saved models of patients, which read a patient's notes and return findings.
 
-What such a model finds, and how, is the business of the application that brings it. It
-registers its class by an entry point in the group `fednotes.models`, under the name of
-the JSON file that describes a saved model: the folders of a class that is registered as
-`phenotyper` have a file `phenotyper.json`. A folder without such a file holds a model
-that finds mentions.
+An application brings such a model and decides what it finds. It registers the model's
+class by an entry point in the group `fednotes.models`, under the name of the JSON file
+that describes a saved model: a folder of a class that is registered as `phenotyper` has
+a file `phenotyper.json`. A folder without such a file holds a model that finds
+mentions.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ Notes = Text | Sequence[Patient] | Mapping[str, Patient]
 
 @dataclass(frozen=True)
 class PatientFinding:
-    """What a model says of one patient.
+    """What a model finds in the notes of one patient.
 
     A patient whose notes cannot be used has neither probabilities nor labels.
 
     Attributes:
         patient: Name of the patient.
         probabilities: Probability of each phenotype, or of each billing code after
-            stage 1 alone; None where the model has not learned it.
+            stage 1 alone; None if the model has not learned it.
         labels: "present", "absent" or "questionable" for each phenotype.
-        concepts: Number of mentions of concepts that the finding rests on, where the
-            model reads concepts. Without any, it says nothing of the patient.
+        concepts: Number of mentions of concepts that the finding is based on; None if
+            the model does not read concepts. A finding without any says nothing about
+            the patient.
     """
 
     patient: str
@@ -50,11 +51,10 @@ class PatientFinding:
 
 
 class PatientModel(ABC):
-    """A model that finds phenotypes of patients, or their billing codes, in their
-    notes.
+    """A model that finds phenotypes, or billing codes, in the notes of patients.
 
     Attributes:
-        folder: Where the model was read; None if it was not read from a folder.
+        folder: Folder of the saved model; None if it was not read from one.
     """
 
     folder: Path | None = None
@@ -67,17 +67,16 @@ class PatientModel(ABC):
         Args:
             folder: The model's folder.
             device: As of torch.
-            place: Where the dictionary or encoder that it reads notes with is now, if
-                it has moved.
+            place: Where the model's dictionary or encoder is now, if it has moved.
 
         Raises:
-            ModelError: The model is damaged, or what it reads notes with is not found.
+            ModelError: The model is damaged, or its dictionary or encoder is not found.
         """
 
     @staticmethod
     @abstractmethod
     def described_types(facts: Mapping[str, Any]) -> Sequence[str]:
-        """Return what a saved model predicts, by the facts of its JSON file."""
+        """Return what a saved model predicts, from the content of its JSON file."""
 
     @staticmethod
     @abstractmethod
@@ -163,7 +162,7 @@ class PatientModel(ABC):
     ) -> list[PatientFinding]: ...
 
     def __call__(self, notes: Notes) -> PatientFinding | list[PatientFinding]:
-        """Return what the model says of one patient, or of several.
+        """Return what the model finds for one patient, or for several.
 
         Args:
             notes: One note of a patient; a sequence with a note, or a list of notes,
@@ -173,15 +172,10 @@ class PatientModel(ABC):
         if isinstance(notes, str) or not isinstance(notes, Iterable):
             return self({"1": [notes]})[0]
         if not isinstance(notes, Mapping):
-            notes = {str(number): own for number, own in enumerate(notes, 1)}
-        given: dict[str, list[str]] = {}
-        for patient, own in notes.items():
-            if isinstance(own, str) or not isinstance(own, Iterable):
-                texts: Sequence[Text] = [own]
-            else:
-                texts = own
-            given[patient] = [document_of(text, 1).text for text in texts]
-        return self.find(given)
+            notes = {str(number): patient for number, patient in enumerate(notes, 1)}
+        return self.find(
+            {name: _texts_of(patient_notes) for name, patient_notes in notes.items()}
+        )
 
     def predict_file(
         self,
@@ -230,15 +224,30 @@ def kind_of(folder: Path) -> type[PatientModel] | None:
             kind: type[Any] = plugins.load(entry, type)
             if not issubclass(kind, PatientModel):
                 raise ConfigError(
-                    f"{entry.value} is not a subclass of PatientModel: update or uninstall "
-                    "the package that registers it"
+                    f"{entry.value} is not a subclass of PatientModel: update or "
+                    "uninstall the package that registers it"
                 )
             return kind
     return None
 
 
+def _texts_of(notes: Patient) -> list[str]:
+    """Return the texts of a patient's notes.
+
+    Raises:
+        DataError: A note is no text.
+    """
+    if isinstance(notes, str) or not isinstance(notes, Iterable):
+        return [document_of(notes, 1).text]
+    return [document_of(note, 1).text for note in notes]
+
+
 def document_of(text: Text, number: int) -> Document:
-    """Return a text as a document, called by its place in the input.
+    """Return a text as a document whose id is its place in the input.
+
+    Args:
+        text: The text; a document is returned as it is.
+        number: The place, counted from 1.
 
     Raises:
         DataError: It is no text.
@@ -250,13 +259,13 @@ def document_of(text: Text, number: int) -> Document:
 
 
 def _require_text(text: str) -> str:
-    """Raises DataError for what is no text: of another type, or half a character."""
+    """Return a text, and raise DataError for another type or half a character."""
     if not isinstance(text, str):
         raise DataError(f"expected a text or a Document, not {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"half a character at {error.start} of a text: decode it anew"
+            f"half a character at {error.start} of a text: decode the text again"
         ) from error
     return text

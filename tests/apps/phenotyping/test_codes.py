@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fednotes.apps.phenotyping.code_tables import read_codiesp, read_mimic
 from fednotes.apps.phenotyping.codes import (
     SYSTEMS,
     categories_of_job,
@@ -22,7 +23,6 @@ from fednotes.apps.phenotyping.codes import (
     phenotype_labels,
     public_categories,
 )
-from fednotes.apps.phenotyping.tables import read_codiesp, read_mimic
 from fednotes.core.errors import ConfigError, DataError
 
 
@@ -178,7 +178,7 @@ def test_the_outputs_that_a_job_names() -> None:
         ("icd9:E880", "below the category icd9:E88"),
         ("icd9:40", "begins several categories.* icd9:401$"),
         ("cpt:992", "begins several categories.* cpt:99254$"),
-        ("ICD9:401", "'ICD9:401' is there twice"),
+        ("ICD9:401", "'ICD9:401' is repeated"),
         ("icd9:zz", "begins so"),
     ):
         with pytest.raises(ConfigError, match=told):
@@ -223,7 +223,7 @@ def test_the_public_lists_hold_each_category_once() -> None:
         (("icd10",), False, 8_840),
         (("icd10pcs",), False, 34**3),
     ):
-        names = public_categories(systems, whole)
+        names = public_categories(systems, whole_causes=whole)
         assert len(names) == len(set(names)) == count
         for name in random.Random(0).sample(names, 50):
             zero = "0" * (":E" in name and systems == ("icd9",) and not whole)

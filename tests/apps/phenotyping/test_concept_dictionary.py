@@ -12,7 +12,7 @@ import pytest
 from fednotes.apps.phenotyping.dictionary import (
     TYPES,
     Dictionary,
-    cleaned,
+    clean_term,
     dictionary_of,
     read_dictionary,
 )
@@ -282,7 +282,7 @@ def test_unknown_options(file: File) -> None:
         read_dictionary(path, ids="x")
 
 
-def test_cleaned() -> None:
+def test_tags_and_affixes_are_removed_from_terms() -> None:
     for term, clean in {
         **{
             "Rheumatic disease NOS (disorder)": "Rheumatic disease",
@@ -291,7 +291,7 @@ def test_cleaned() -> None:
         **{"  two   words ": "two words", "lymphoma (clinical)": "lymphoma (clinical)"},
         **{"NOS": "NOS", "diagnosis": "diagnosis", "(disorder)": "(disorder)"},
     }.items():
-        assert cleaned(term) == clean
+        assert clean_term(term) == clean
 
 
 def test_dictionary_of_pairs() -> None:

@@ -15,25 +15,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fednotes.apps.phenotyping.concepts import (
+from fednotes.apps.phenotyping.concepts import Matcher, bags, by_patient
+from fednotes.apps.phenotyping.context import (
     KINDS,
-    Matcher,
-    Mention,
-    bags,
-    bags_of_mentions,
-    by_patient,
     contexts,
     fingerprint_of_rules,
     phrases,
-    read_ctakes,
 )
+from fednotes.apps.phenotyping.ctakes import Mention, bags_of_mentions, read_ctakes
 from fednotes.apps.phenotyping.dictionary import (
     Dictionary,
     dictionary_of,
-    plurals_of,
     read_dictionary,
+)
+from fednotes.apps.phenotyping.words import (
+    plurals_of,
+    reason_not_matched,
     singular,
-    unfit,
     words_of,
 )
 from fednotes.core.errors import DataError, MissingExtra
@@ -96,7 +94,7 @@ def brute(text: str, dictionary: Dictionary) -> list[tuple[int, int, tuple[int, 
     terms: dict[tuple[str, ...], set[int]] = {}
     for at, term in enumerate(dictionary.terms):
         words = tuple(singular(word) for word, _, _ in brute_words(term))
-        if unfit(words):
+        if reason_not_matched(words):
             continue
         terms.setdefault(words, set()).update(dictionary.of(at))
     words = brute_words(text)
@@ -247,7 +245,9 @@ NOTES = {
 
 def test_bags_of_patients() -> None:
     seen: list[tuple[int, int]] = []
-    made = bags(NOTES, matcher(), progress=lambda n, m: seen.append((n, m)), most=20)
+    made = bags(
+        NOTES, matcher(), progress=lambda n, m: seen.append((n, m)), max_concepts=20
+    )
     assert made.patients == ("p1", "p2", "p4", "p5")
     assert made.values.offsets.tolist() == [0, 6, 6, 6, 9]
     assert made.values.concepts.tolist() == [5, 6, 0, 3, 5, 6, 7, 7, 7]
@@ -259,7 +259,9 @@ def test_bags_of_patients() -> None:
     }
     assert seen == [(n, 5) for n in range(1, 6)]
     for most in (59, 60):  # exactly the limit stays
-        assert ("p3" in bags(NOTES, matcher(), most=most).patients) == (most == 60)
+        assert ("p3" in bags(NOTES, matcher(), max_concepts=most).patients) == (
+            most == 60
+        )
     nobody = bags({}, matcher(), processes=2)
     assert (nobody.patients, len(nobody.values)) == ((), 0)
 
@@ -295,9 +297,12 @@ class Unused(Matcher):
 
 def test_cache_is_used_again(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    first = bags(NOTES, matcher(), cache=folder, most=20)
+    first = bags(NOTES, matcher(), cache=folder, max_concepts=20)
     again = bags(
-        NOTES, Unused(dictionary_of(TERMS), context="off"), cache=folder, most=20
+        NOTES,
+        Unused(dictionary_of(TERMS), context="off"),
+        cache=folder,
+        max_concepts=20,
     )
     assert again.patients == first.patients
     assert again.counts == first.counts
@@ -630,7 +635,7 @@ def test_a_folder_of_cui_files(file: File) -> None:
 def test_bags_of_ctakes_mentions() -> None:
     mentions = {"p1": EXPECTED, "p2": [], "p3": [Mention(("C0018099",))] * 9}
     vocabulary = ("C0015967", "C0018099")
-    patients, made, counts = bags_of_mentions(mentions, vocabulary, most=8)
+    patients, made, counts = bags_of_mentions(mentions, vocabulary, max_concepts=8)
     assert patients == ("p1", "p2")
     assert made.concepts.tolist() == []
     assert counts == {

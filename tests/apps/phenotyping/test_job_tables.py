@@ -36,10 +36,10 @@ def test_tables_of_patients_become_configs() -> None:
     assert made.data == "patients"
     assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
     assert made.sites["b"].notes == ("w",)
-    assert made.kind_tables.concepts == ConceptsConfig(
+    assert made.kind_tables.features == ConceptsConfig(
         "terms.tsv", scopes=("EXACT",), most=5
     )
-    assert made.kind_tables.concepts.options == {"scopes": ("EXACT",)}
+    assert made.kind_tables.features.options == {"scopes": ("EXACT",)}
     assert made.kind_tables.held_out == (
         "icd9:401",
         "icd9:274",
@@ -48,7 +48,7 @@ def test_tables_of_patients_become_configs() -> None:
     )
     generated = of_patients(synthetic={"patients": 50}, concepts={"context": "mark"})
     assert generated.synthetic == SyntheticPatientsConfig(3, 50)
-    assert generated.kind_tables.concepts == ConceptsConfig("synthetic", context="mark")
+    assert generated.kind_tables.features == ConceptsConfig("synthetic", context="mark")
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fednotes.apps.phenotyping.labels import (
-    DISEASES,
-    PatientLabels,
-    read_labels,
-    read_obesity,
-    read_texts,
-)
+from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
+from fednotes.apps.phenotyping.obesity import DISEASES, read_obesity, read_texts
 from fednotes.core.errors import DataError
 from fednotes.data.notes import Note
 
@@ -61,7 +56,7 @@ def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
             [-1, -1, -1],
         ]
     assert read_labels(wide).tables[0].empty == (drawn == -1).sum()
-    assert read_labels(long).lines() == ()
+    assert read_labels(long).messages() == ()
 
 
 def test_every_way_to_write_a_label(file: File) -> None:
@@ -104,7 +99,7 @@ def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
     found = read_labels(first)
     assert found.matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
     assert len(found.conflicts) == 1
-    assert found.lines() == (
+    assert found.messages() == (
         f"{first}: 1 pairs of patient and phenotype without a label",
         f"{first}:5: a label of the same pair is another one at {first}:3: neither holds",
     )
@@ -122,7 +117,7 @@ def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
     crowd = read_labels(
         file("\n".join(["patient,phenotype,label", "x,gout,Y", *many]), "c.csv")
     )
-    assert crowd.lines()[-1] == "5 more pairs labelled twice and differently"
+    assert crowd.messages()[-1] == "5 more pairs labelled twice and differently"
     assert crowd.values == {"x": {"gout": 1}}
 
 
@@ -141,7 +136,7 @@ def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
     assert found.phenotypes == ("gout",)
     assert found.values.keys() == {str(n) for n in range(2, 9)}
     reason = "the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2"
-    assert found.lines() == (
+    assert found.messages() == (
         f"{path}:2: 2 columns instead of 3",
         f"{path}:3: {reason}",
         f"{path}:4: no patient",
@@ -203,7 +198,7 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
         ("patient,gout,Gout\n1,Y,N\n", "phenotypes 'Gout' and 'gout': name them alike"),
         (
             "patient,gout,age\n1,Y,71\n2,N,1\n3,N,55\n",
-            r"column 'age' holds no labels \(2 cells",
+            r"column 'age' contains no labels \(2 cells",
         ),
         (
             "patient,phenotype,label\n1,gout,yes\n2,gout,no\n",
@@ -308,7 +303,7 @@ def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
     assert _labels(found).tolist() == expected
     assert [n.id for n in notes if "test" in n.source] == ["4"]
     assert labels.of("99") == {"CAD": 1}  # judged without a text
-    (line,) = labels.lines()
+    (line,) = labels.messages()
     name = f"{challenge}/obesity_standoff_annotations_training"
     assert line == (
         f"{name}_addendum.xml:8: a label of the same pair is another one at {name}.xml:8: "
@@ -366,7 +361,7 @@ def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> N
         patients = [str(d) for d in range(30)]
         wanted = [[expected.get((p, d), -1) for d in DISEASES] for p in patients]
         assert labels.matrix(patients).tolist() == wanted
-        assert labels.lines() == ()
+        assert labels.messages() == ()
 
 
 def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
@@ -378,7 +373,7 @@ def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
     labels = _judgments(tmp_path, _judged(intuitive=judged))
     assert labels.values == {"1": {"Gout": 1}, "3": {"Asthma": 0}}
     path = tmp_path / "judged" / "annotations0.xml"
-    assert labels.lines() == (
+    assert labels.messages() == (
         f"{path}:5: the judgment is none of Y, N, Q and U",
         f"{path}:6: the judgment is of no document",
         f"{path}:9: the disease is none of the challenge's: did you mean 'Gout'?",
@@ -415,11 +410,11 @@ def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
         ("", r"the file is no XML \(no element found\)"),
         (
             "<?xml version='1.0' encoding='utfa8'?><root/>",
-            "encoding is not known here: write it",
+            "encoding is not known: write it",
         ),
         (
             "<?xml version='1.0' encoding='shift_jis'?><root/>",
-            "encoding is not known here",
+            "encoding is not known",
         ),
         ("<root>\n<doc id='1'></doc></root>", "f.txt:2: no text"),
         ("<root><doc id='1'><text> \n </text></doc></root>", "f.txt:1: no text"),
@@ -446,5 +441,5 @@ def test_what_is_missing_is_said(challenge: Path) -> None:
         read_obesity(challenge, "textual")
     for path in challenge.glob("*records*"):
         path.unlink()
-    with pytest.raises(DataError, match="no file of records here"):
+    with pytest.raises(DataError, match="no file of records"):
         read_obesity(challenge)

@@ -22,7 +22,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from fednotes.api import evaluate
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
-from fednotes.apps.phenotyping.concepts import Made
+from fednotes.apps.phenotyping.concepts import PatientInputs
 from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.cli import app
@@ -161,9 +161,9 @@ def test_vectors_of_text_have_no_concepts(
     Phenotyper(space, phenotypes=("gout",), machines=machines).save(tmp_path / "m")
 
     class Stub:
-        def make(self, notes: dict[str, Any], *_: object) -> Made:
+        def make(self, notes: dict[str, Any], *_: object) -> PatientInputs:
             vectors = Vectors(np.ones((len(notes), 2), np.float32))
-            return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
+            return PatientInputs(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
     monkeypatch.setattr(
         "fednotes.apps.phenotyping.predict.load_features", lambda recipe, place: Stub()

@@ -36,6 +36,7 @@ from fednotes.apps.phenotyping.cohort import (
     pool_sites,
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
+from fednotes.apps.phenotyping.features import ConceptsConfig
 from fednotes.apps.phenotyping.job_tables import tables_of
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.apps.phenotyping.two_stage import PRESETS, Config, Site
@@ -92,7 +93,7 @@ def test_the_job_files_take_every_value() -> None:
         made = {
             "training": job.config,
             "model": job.config.model,
-            "concepts": tables_of(job).concepts,
+            "concepts": tables_of(job).features,
         }
         for setting, value in told().items():
             found: Any = made[setting.split(".")[0]]
@@ -112,13 +113,15 @@ def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
     assert job.config.model.network == DanConfig(
         300, 7, mean="concepts", length=1387, layer="linear", updates="dense"
     )
-    assert tables_of(job).concepts is not None
-    assert tables_of(job).concepts.context == "off"
+    concepts = tables_of(job).features
+    assert isinstance(concepts, ConceptsConfig)
+    assert concepts.context == "off"
     dropped = parse_job(
         table | {"concepts": {"context": "drop"}}, "job", tmp_path, "job.toml"
     )
-    assert tables_of(dropped).concepts is not None
-    assert tables_of(dropped).concepts.context == "drop"
+    changed = tables_of(dropped).features
+    assert isinstance(changed, ConceptsConfig)
+    assert changed.context == "drop"
 
 
 # ---- parts

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.apps.phenotyping.tables import (
-    EXAMPLES,
-    Damaged,
-    Table,
+from fednotes.apps.phenotyping.code_tables import (
     read_codes,
     read_codiesp,
     read_mimic,
     read_omop,
 )
+from fednotes.apps.phenotyping.tables import EXAMPLES, Damaged, Table
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.data.encodings import reading_as
 
@@ -317,7 +315,7 @@ def test_damaged_rows_are_left_out_counted_and_named(
     assert found.codes == known
     (report,) = found.tables
     assert (report.rows, report.kept, report.empty, report.damaged) == (16, 8, 1, 7)
-    assert report.lines() == (
+    assert report.messages() == (
         f"{path}:6: 4 columns instead of 5",
         f"{path}:7: 6 columns instead of 5",
         f"{path}:8: no patient",
@@ -337,7 +335,7 @@ def test_only_the_first_damaged_rows_are_named(file: File, tmp_path: Path) -> No
     (report,) = found.tables
     assert (report.damaged, report.examples[0].line) == (30, 6)
     assert len(report.examples) == EXAMPLES
-    assert report.lines()[-1].endswith("20 more damaged rows")
+    assert report.messages()[-1].endswith("20 more damaged rows")
     assert found.codes["9"] == {"icd9:4019"}
 
 

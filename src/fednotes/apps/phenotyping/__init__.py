@@ -1,0 +1,1 @@
+"""Phenotyping of patients after Liu, Dligach and Miller 2019."""

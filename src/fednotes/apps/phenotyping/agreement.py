@@ -1,5 +1,8 @@
-"""What a site of patients tells the others before round 1, and what it trains on as
-bytes."""
+"""The public facts of a site of patients, and its training patients as bytes.
+
+Sites compare the facts before round 1; the bytes are compared with those of earlier
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from fednotes.jobs.job import Job
 from fednotes.privacy.secure_sum.crypto import joined
 
 
-def described(job: Job, data: SitePatients) -> dict[str, Any]:
+def described(
+    job: Job,  # noqa: ARG001 - part of the interface of SiteKind
+    data: SitePatients,
+) -> dict[str, Any]:
     """Return the public facts of a site of patients, by the fields of a description."""
     return {
         "width": data.space.width,
@@ -33,20 +39,35 @@ def described(job: Job, data: SitePatients) -> dict[str, Any]:
 
 
 def stub(site: str, description: Any) -> SitePatients:
-    """Return a site without patients that fits a description."""
-    numbers = Vectors(np.zeros((0, description.width), np.float32))
+    """Return a site without patients that fits a description.
+
+    Args:
+        site: Name of the site.
+        description: An object with the facts that `described` returns as attributes.
+    """
+    no_vectors = Vectors(np.zeros((0, description.width), np.float32))
     labels = np.zeros((0, len(description.phenotypes)), np.int8)
-    empty = Cohort(site, (), numbers, labels, description.phenotypes)
+    no_patients = Cohort(
+        site, (), bags=no_vectors, labels=labels, outputs=description.phenotypes
+    )
     space = FeatureSpace(
-        description.width, description.dense, {"fingerprint": description.features}
+        description.width,
+        dense=description.dense,
+        recipe={"fingerprint": description.features},
     )
     vectors = None
     if description.vectors:
-        nothing = np.zeros((0, 0))
-        vectors = ConceptVectors(nothing, nothing, description.vectors)
+        empty_array = np.zeros((0, 0))
+        vectors = ConceptVectors(empty_array, empty_array, description.vectors)
     codes: dict[str, frozenset[str]] = {"": frozenset()} if description.coded else {}
     return SitePatients(
-        site, space, train=empty, valid=empty, test=empty, codes=codes, vectors=vectors
+        site,
+        space,
+        train=no_patients,
+        valid=no_patients,
+        test=no_patients,
+        codes=codes,
+        vectors=vectors,
     )
 
 
@@ -73,8 +94,7 @@ def _outcomes(data: SitePatients) -> Iterator[bytes]:
 
 
 def _features(cohort: Cohort) -> Iterator[bytes]:
-    """Yield each patient of a cohort with the concepts of their notes, or with their
-    vector."""
+    """Yield each patient with the concepts of their notes, or with their vector."""
     bags = cohort.bags
     for row, patient in enumerate(cohort.patients):
         if isinstance(bags, Bags):

@@ -1,11 +1,11 @@
-"""Billing codes → categories → the outputs that stage 1 learns to predict.
+"""Billing codes, their categories, and the outputs that stage 1 predicts.
 
-A code is written `<system>:<code>`, in capitals and without a dot, since "4019" is
+A code is written `<system>:<code>`, in capitals and without a dot, because "4019" is
 hypertension among ICD-9 diagnoses and something else among procedures. A job may write
-it with the dot, and in any case ("ICD9:401.9").
+it with the dot and in any case ("ICD9:401.9").
 
-    system     what                           category (what is left of the code)
-    icd9       ICD-9-CM diagnoses             first 3 characters: icd9:401, icd9:V45, icd9:E88
+    system     codes                          category (what remains of the code)
+    icd9       ICD-9-CM diagnoses             first 3 characters: icd9:401, icd9:V45
     icd9proc   ICD-9-CM procedures            first 2 digits: icd9proc:36
     cpt        CPT (and HCPCS)                all 5 characters: cpt:99254
     icd10      ICD-10(-CM) diagnoses          first 3 characters: icd10:N44
@@ -13,21 +13,21 @@ it with the dot, and in any case ("ICD9:401.9").
     condition  OMOP condition concept         the concept itself
     procedure  OMOP procedure concept         the concept itself
 
-Liu, Dligach and Miller 2019 say no more than "174 ICD or CPT codes", after Dligach and
-Miller
+Liu, Dligach and Miller 2019 write only "174 ICD or CPT codes", after Dligach and Miller
 2018. The first three rules are those of the latter's published program. That program
-reads procedure codes as numbers, so it loses leading zeros ("0331" counts as 33), and
-CPT codes from the column of numbers, where codes with a letter are missing; we read
-both as strings, so a few outputs may differ from the paper's 174. An ICD-9 external
-cause has 4 characters in the code book (`whole_causes`); the program cuts it to 3 like
-the others. The other four rules are ours. Where a job names a code, it means every code
-that begins so (icd10:E11 is icd10:E119 too); a CPT code is whole with its five
-characters, and an OMOP concept means itself alone, since 3 has nothing to do with
-316866.
+reads procedure codes as numbers, so it loses leading zeros ("0331" becomes 33), and
+reads CPT codes from the column of numbers, where codes with a letter are missing. We
+read both as strings, so a few outputs may differ from the paper's 174. In the code book
+an ICD-9 external cause has 4 characters (`whole_causes`); the program cuts it to 3 like
+the others. The other four rules are ours.
 
-Outputs of several sites are agreed on without any site's own list: `public_categories`
-lists every possible category, a site counts its patients in each, and only the sum of
-these counts goes into `choose`.
+Where a job names a code, it means every code that begins with it: icd10:E11 includes
+icd10:E119. A CPT code is complete with its five characters, and an OMOP concept means
+only itself, because 3 has nothing to do with 316866.
+
+Sites agree on the outputs without showing any site's own list: `public_categories`
+lists every possible category, each site counts its patients in each of them, and only
+the sum of these counts goes into `choose`.
 """
 
 from __future__ import annotations
@@ -47,21 +47,26 @@ import numpy as np
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, UNLABELLED
 from fednotes.core.errors import ConfigError, DataError, nearest
 
-Codes = Mapping[str, Collection[str]]  # patient → codes
+Codes = Mapping[str, Collection[str]]  # the codes of each patient
 
-_PCS = "".join(c for c in digits + ascii_uppercase if c not in "IO")
-_LONGEST: Final = 8  # characters of a code with a dot
+_LONGEST_CODE: Final = 8  # characters, with a dot
+
+
+# ---- coding systems ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class System:
     """A coding system.
 
-    length: how many characters of a code make its category; None, all of them, and a
-    code then has no longer ones below it. form: of a whole code; ending in zeros must
-    be possible in it, so that beginnings can be told. example: a code, for messages.
-    categories: their forms, of capitals and the characters that a small letter stands
-    for (`_PLACES`).
+    Attributes:
+        length: Number of characters of a code that are its category. None means all of
+            them; no longer code belongs to a code then.
+        form: The form of a complete code. A code that ends in zeros must be possible
+            in it, because this is how the beginnings of codes are recognised.
+        example: A code, for messages.
+        categories: The forms of categories. Capitals stand for themselves, small
+            letters for the characters in `_PLACES`.
     """
 
     length: int | None
@@ -70,13 +75,17 @@ class System:
     categories: tuple[str, ...] = ()
 
 
+_PCS = "".join(c for c in digits + ascii_uppercase if c not in "IO")
 _PLACES: Final = {
-    **{"d": digits, "m": digits + "FMTU", "p": _PCS, "u": ascii_uppercase},
+    "d": digits,
+    "m": digits + "FMTU",
+    "p": _PCS,
+    "u": ascii_uppercase,
     "v": ascii_uppercase[:22],
 }
 _ICD9 = r"(?:[0-9]{3}|V[0-9]{2})(?:\.?[0-9]{1,2})?|E[0-9]{3}(\.?[0-9])?"
-# Neither book of ICD-10 has an O or I behind the first letter: they would be taken for
-# 0 and 1.
+# Neither book of ICD-10 has an O or I after the first letter, where they would be taken
+# for 0 and 1.
 _ICD10 = rf"[A-Z][0-9][{_PCS}](?:\.?[{_PCS}]{{1,4}})?"
 SYSTEMS: Final[dict[str, System]] = {
     "icd9": System(3, re.compile(_ICD9), "401.9", ("ddd", "Edd", "Vdd")),
@@ -92,220 +101,297 @@ SYSTEMS: Final[dict[str, System]] = {
 
 
 def system_of(name: str) -> System:
-    """The coding system of this name. Raises ConfigError for an unknown one."""
+    """Return the coding system of this name.
+
+    Raises:
+        ConfigError: There is no such system.
+    """
     if name not in SYSTEMS:
         raise ConfigError(f"unknown coding system {name!r}: {nearest(name, SYSTEMS)}")
     return SYSTEMS[name]
 
 
+# ---- codes ---------------------------------------------------------------------------
+
+
 @lru_cache(maxsize=1 << 17)
 def code_of(system: str, text: str) -> str | None:
-    """The code `<system>:<code>` that a table's text stands for; None if it is no such
-    code.
+    """Return the code `<system>:<code>` that a table's text stands for.
 
-    A dot must be where the system has it: "4019.0", a spreadsheet's reading of 4019, is
-    none. Leading zeros that were lost already cannot be told: "389" is a code, as
-    "0389" is.
+    A dot must be where the system has it: "4019.0", as a spreadsheet writes 4019, is no
+    code. A lost leading zero cannot be noticed: both "389" and "0389" are codes.
+
+    Returns:
+        The code; None if the text is no code of the system.
     """
-    raw = text.strip().upper()
-    if SYSTEMS[system].form.fullmatch(raw) is None:
+    code = text.strip().upper()
+    if SYSTEMS[system].form.fullmatch(code) is None:
         return None
-    return intern(f"{system}:{raw.replace('.', '')}")
+    return intern(f"{system}:{code.replace('.', '')}")
 
 
 def parse(name: str) -> tuple[str, str]:
-    """System and code of `<system>:<code>`, as codes are written here; case is of no
-    account.
+    """Return the system and the code of `<system>:<code>`, in any case.
 
-    The code may be the beginning of codes. Raises ConfigError for anything else, and
-    for what no code of the system begins with: it would never match, and nobody would
-    know.
+    The code may be the beginning of codes.
+
+    Raises:
+        ConfigError: It is written otherwise, or no code of the system begins with it,
+            so that it would never match.
     """
-    named, colon, code = name.partition(":")
-    system, raw = named.strip().lower(), code.strip().upper()
-    if not colon or not raw:
+    prefix, colon, suffix = name.partition(":")
+    system = prefix.strip().lower()
+    code = suffix.strip().upper()
+    if not colon or not code:
         raise ConfigError(
             f"{name!r} is no code: write <system>:<code>, such as icd10:I10"
         )
-    of = system_of(system)
-    # whether a code can begin so, or is this: "C7", "E11.", not "E1."
-    if not any(of.form.fullmatch(raw + "0" * zeros) for zeros in range(_LONGEST)):
+    facts = system_of(system)
+    if not _can_begin_code(facts, code):
         raise ConfigError(
-            f"{name!r}: no code of {system} begins so: write one such as {system}:{of.example}"
+            f"{name!r}: no code of {system} begins so: write one such as "
+            f"{system}:{facts.example}"
         )
-    return system, raw.replace(".", "")
+    return system, code.replace(".", "")
+
+
+def _can_begin_code(system: System, text: str) -> bool:
+    """Return whether a text is a code or begins one.
+
+    It does if a number of zeros completes it: "C7" and "E11." do, "E1." does not.
+    """
+    return any(
+        system.form.fullmatch(text + "0" * zeros) for zeros in range(_LONGEST_CODE)
+    )
+
+
+def _code_test(name: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a code is meant by a name in a job."""
+    system, code = parse(name)
+    prefix = f"{system}:{code}"
+    if SYSTEMS[system].length is None:
+        return prefix.__eq__
+    return lambda code: code.startswith(prefix)
+
+
+# ---- categories ----------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 17)
-def category(code: str, whole_causes: bool = False) -> str:
-    """The category of a code. whole_causes: ICD-9 external causes keep 4 characters,
-    not 3."""
-    system, rest = parse(code)
-    return intern(f"{system}:{rest[: _length(system, rest, whole_causes)]}")
+def category(code: str, *, whole_causes: bool = False) -> str:
+    """Return the category of a code.
+
+    Args:
+        code: The code, as `<system>:<code>`.
+        whole_causes: Whether ICD-9 external causes keep 4 characters instead of 3.
+    """
+    system, characters = parse(code)
+    length = _category_length(system, characters, whole_causes=whole_causes)
+    return intern(f"{system}:{characters[:length]}")
 
 
-def _length(system: str, code: str, whole_causes: bool) -> int | None:
-    cause = whole_causes and system == "icd9" and code.startswith("E")
-    return 4 if cause else SYSTEMS[system].length
+def _category_length(system: str, code: str, *, whole_causes: bool) -> int | None:
+    """Return the number of characters of a code's category; None for all of them."""
+    is_cause = system == "icd9" and code.startswith("E")
+    return 4 if whole_causes and is_cause else SYSTEMS[system].length
 
 
 def categories_of_job(
-    names: Iterable[str], whole_causes: bool = False
+    names: Iterable[str], *, whole_causes: bool = False
 ) -> tuple[str, ...]:
-    """The categories that a job names as outputs, as `category` writes them, in their
-    order.
+    """Return the categories that a job names as outputs, in their order.
 
-    Raises ConfigError for a name that is no code, one that is a code below a category
-    or the beginning of several (neither would ever be present), and one that is there
-    twice.
+    Args:
+        names: The names as `<system>:<code>`.
+        whole_causes: As of `category`.
+
+    Raises:
+        ConfigError: A name is no code; is a code within a category, or the beginning of
+            several, neither of which would ever be present; or is repeated.
     """
-    made: dict[str, None] = {}
+    categories: dict[str, None] = {}
     for name in names:
         system, code = parse(name)
-        whole = category(name, whole_causes)
-        if whole != f"{system}:{code}":
+        own_category = category(name, whole_causes=whole_causes)
+        if own_category != f"{system}:{code}":
             raise ConfigError(
-                f"{name!r} is below the category {whole}: outputs are categories"
+                f"{name!r} is below the category {own_category}: outputs are categories"
             )
-        if len(code) < (_length(system, code, whole_causes) or 1):
+        length = _category_length(system, code, whole_causes=whole_causes)
+        if length is not None and len(code) < length:
             example = category(f"{system}:{SYSTEMS[system].example}")
             raise ConfigError(
                 f"{name!r} begins several categories: name each, such as {example}"
             )
-        if whole in made:
-            raise ConfigError(f"{name!r} is there twice")
-        made[whole] = None
-    return tuple(made)
+        if own_category in categories:
+            raise ConfigError(f"{name!r} is repeated: name each category once")
+        categories[own_category] = None
+    return tuple(categories)
 
 
 def category_counts(
-    codes: Codes, names: Sequence[str], whole_causes: bool = False
+    codes: Codes, names: Sequence[str], *, whole_causes: bool = False
 ) -> np.ndarray:
-    """(names,) int64: patients in each of these categories; a patient counts once in
-    each.
+    """Return the number of patients in each category.
 
-    names: a public list such as `public_categories`, so that a sum over sites may be
-        shown.
+    Args:
+        codes: The codes of each patient. A patient counts once in a category.
+        names: The categories. They are a public list such as `public_categories`, so
+            that a sum over sites may be shown.
+        whole_causes: As of `category`.
+
+    Returns:
+        (names,) int64.
     """
-    counted: Counter[str] = Counter()
-    for given in codes.values():
-        counted.update({category(code, whole_causes) for code in given})
-    return np.fromiter((counted[name] for name in names), np.int64, len(names))
+    counts: Counter[str] = Counter()
+    for billed in codes.values():
+        counts.update({category(code, whole_causes=whole_causes) for code in billed})
+    return np.fromiter((counts[name] for name in names), np.int64, len(names))
 
 
 def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
-    """The categories of at least `minimum` patients over all sites, in order of their
-    names.
+    """Return the categories of at least `minimum` patients, sorted by name.
 
-    Raises DataError if no category has so many.
+    Args:
+        total_counts: Number of patients in each category, over all sites.
+        minimum: Number of patients from which a category is an output.
+
+    Raises:
+        DataError: No category has so many patients.
     """
-    chosen = tuple(
-        sorted(name for name, count in total_counts.items() if count >= minimum)
-    )
+    chosen = [name for name, count in total_counts.items() if count >= minimum]
     if not chosen:
-        most = max(total_counts.values(), default=0)
+        largest = max(total_counts.values(), default=0)
         raise DataError(
-            f"no category of codes has {minimum} patients (the most common one has {most}): "
-            "lower [training] minimum, or give more patients"
+            f"no category of codes has {minimum} patients (the most common one has "
+            f"{largest}): lower [training] minimum, or give more patients"
         )
-    return chosen
+    return tuple(sorted(chosen))
 
 
 @lru_cache(maxsize=16)
 def public_categories(
-    systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt"), whole_causes: bool = False
+    systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt"),
+    *,
+    whole_causes: bool = False,
 ) -> tuple[str, ...]:
-    """Every category that a code of these systems can have, whether or not it occurs.
+    """Return every category that a code of these systems can have.
 
-    ICD-9 1,200 (with `whole_causes` 2,100), its procedures 100, CPT 360,000, ICD-10
-    8,840, ICD-10-PCS 39,304. Raises ConfigError for OMOP's systems, whose concepts have
-    no such list: give the concepts that are asked for.
+    ICD-9 has 1,200 (with `whole_causes` 2,100), its procedures 100, CPT 360,000, ICD-10
+    8,840 and ICD-10-PCS 39,304.
+
+    Args:
+        systems: Names of coding systems.
+        whole_causes: As of `category`.
+
+    Raises:
+        ConfigError: A system is one of OMOP, whose concepts have no such list.
     """
-    listed: list[str] = []
-    for system in systems:
-        if system_of(system).length is None:
+    categories: list[str] = []
+    for name in systems:
+        system = system_of(name)
+        if system.length is None:
             raise ConfigError(
-                f"there is no list of all categories of {system!r}: give the concepts to predict"
+                f"there is no list of all categories of {name!r}: name the concepts to "
+                "predict in [training] outputs"
             )
-        for form in SYSTEMS[system].categories:
+        for form in system.categories:
             places = form + "d" if whole_causes and form[0] == "E" else form
             codes = product(*(_PLACES.get(place, place) for place in places))
-            listed += [f"{system}:{''.join(code)}" for code in codes]
-    return tuple(listed)
+            categories += [f"{name}:{''.join(code)}" for code in codes]
+    return tuple(categories)
+
+
+# ---- labels --------------------------------------------------------------------------
 
 
 def output_matrix(
     patients: Sequence[str],
     codes: Codes,
     outputs: Sequence[str],
+    *,
     whole_causes: bool = False,
 ) -> np.ndarray:
-    """The labels of stage 1: (patients, outputs) int8.
+    """Return the labels of stage 1.
 
-    A code's category is present (1); a patient with codes but none of it has it not
-    (0). A patient who is not in `codes` at all is unlabelled (-1): nobody coded the
-    stay, so nothing is known to be absent.
+    Args:
+        patients: The patients.
+        codes: The codes of each patient who was coded.
+        outputs: Categories of codes.
+        whole_causes: As of `category`.
+
+    Returns:
+        (patients, outputs) int8: 1 where the patient has a code of the category, 0
+        where the patient has only others. A patient who is missing in `codes` is -1,
+        unlabelled: nobody coded the stay, so nothing is known to be absent.
     """
-    column = {name: at for at, name in enumerate(outputs)}
-    labels = np.full((len(patients), len(column)), UNLABELLED, dtype=np.int8)
+    columns = {name: column for column, name in enumerate(outputs)}
+    labels = np.full((len(patients), len(columns)), UNLABELLED, dtype=np.int8)
     for row, patient in enumerate(patients):
-        if patient in codes:
-            labels[row] = ABSENT
-            found = {
-                column.get(category(code, whole_causes), -1) for code in codes[patient]
-            }
-            labels[row, list(found - {-1})] = PRESENT
+        if patient not in codes:
+            continue
+        labels[row] = ABSENT
+        for code in codes[patient]:
+            column = columns.get(category(code, whole_causes=whole_causes))
+            if column is not None:
+                labels[row, column] = PRESENT
     return labels
 
 
 def hold_out(
     codes: Codes, names: Iterable[str]
 ) -> tuple[dict[str, frozenset[str]], dict[str, int]]:
-    """The codes without those of phenotypes, so that stage 1 never sees what stage 2
-    predicts.
+    """Remove the codes of phenotypes, which stage 2 predicts, from those of stage 1.
 
-    names: `<system>:<code>`; every code that begins so goes: icd10:E11 takes
-    icd10:E119, while condition:3 takes that concept alone. The patients stay, even
-    without any code left. Also gives how many patients had each name; 0 says that it
-    never occurs. Raises ConfigError for a name that is no code.
+    Args:
+        codes: The codes of each patient.
+        names: Names as `<system>:<code>`. Every code that begins with a name is
+            removed: icd10:E11 removes icd10:E119, while condition:3 removes only that
+            concept.
+
+    Returns:
+        The remaining codes of all patients, of whom some may have none; and the number
+        of patients who had a code of each name.
+
+    Raises:
+        ConfigError: A name is no code.
     """
-    tests = {name: _meant(name) for name in names}
-    kept: dict[str, frozenset[str]] = {}
-    found = dict.fromkeys(tests, 0)
-    for patient, given in codes.items():
-        gone = {name: {*filter(is_meant, given)} for name, is_meant in tests.items()}
-        kept[patient] = frozenset(given).difference(*gone.values())
-        for name, own in gone.items():
-            found[name] += bool(own)
-    return kept, found
-
-
-def _meant(name: str) -> Callable[[str], bool]:
-    """Whether a code is what a job's name means: itself, or one below it."""
-    system, code = parse(name)
-    whole = f"{system}:{code}"
-    return (
-        whole.__eq__
-        if SYSTEMS[system].length is None
-        else lambda code: code.startswith(whole)
-    )
+    tests = {name: _code_test(name) for name in names}
+    counts = dict.fromkeys(tests, 0)
+    remaining: dict[str, frozenset[str]] = {}
+    for patient, billed in codes.items():
+        removed: set[str] = set()
+        for name, is_meant in tests.items():
+            matching = set(filter(is_meant, billed))
+            counts[name] += bool(matching)
+            removed |= matching
+        remaining[patient] = frozenset(billed) - removed
+    return remaining, counts
 
 
 def phenotype_labels(
     patients: Sequence[str], codes: Codes, phenotypes: Mapping[str, Sequence[str]]
 ) -> np.ndarray:
-    """Stage 2's labels where phenotypes are defined by codes: (patients, phenotypes)
-    int8.
+    """Return the labels of stage 2, where phenotypes are defined by codes.
 
-    phenotypes: name → codes, as in `hold_out`: any of them makes it present (1).
-    Without them it is absent (0); a patient who is not in `codes` is unlabelled (-1).
+    Args:
+        patients: The patients.
+        codes: The codes of each patient who was coded.
+        phenotypes: The codes of each phenotype, with names as in `hold_out`.
+
+    Returns:
+        (patients, phenotypes) int8: 1 where the patient has any code of the phenotype,
+        else 0. A patient who is missing in `codes` is -1, unlabelled.
     """
-    tests = [tuple(_meant(name) for name in names) for names in phenotypes.values()]
+    tests = [[_code_test(name) for name in names] for names in phenotypes.values()]
     labels = np.full((len(patients), len(tests)), UNLABELLED, dtype=np.int8)
     for row, patient in enumerate(patients):
-        if patient in codes:
-            given = codes[patient]
-            labels[row] = [
-                any(meant(code) for code in given for meant in of) for of in tests
-            ]
+        if patient not in codes:
+            continue
+        billed = codes[patient]
+        for column, phenotype_tests in enumerate(tests):
+            has_any = any(
+                is_meant(code) for code in billed for is_meant in phenotype_tests
+            )
+            labels[row, column] = PRESENT if has_any else ABSENT
     return labels

@@ -2,7 +2,7 @@
 
     Bags           the concepts in each patient's notes, in flat arrays without padding
     Vectors        one vector per patient, in place of bags
-    Cohort         patients with their bags or vectors, and a label per patient and output
+    Cohort         patients, their bags or vectors, and a label per patient and output
     SitePatients   the three cohorts of a site, its billed codes, and its feature space
     deal           divide a cohort among sites at random, patient by patient
     split          divide a cohort into parts (train, valid, test), patient by patient
@@ -471,7 +471,7 @@ class FeatureSpace:
 
 @dataclass(frozen=True, eq=False)
 class ConceptVectors:
-    """Public vectors of some of the dictionary's concepts; all sites read the same file.
+    """Public vectors of some concepts of the dictionary, the same at all sites.
 
     Attributes:
         concepts: (concepts with a vector,) int64 indices into the dictionary, rising.

@@ -1,10 +1,10 @@
-"""Two runs on patients, compared by what their models say of the same test patients."""
+"""Compare two runs on patients by their predictions for the same test patients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,24 +16,45 @@ from fednotes.metrics.classification import macro_measures
 from fednotes.metrics.compare import Bootstrap, paired_patients
 from fednotes.metrics.spans import Scores
 
-ALL_SITES = "all sites"  # the row of runs whose sites share their test patients
-METRICS = {"strict": "macro F1", "auroc": "macro AUROC"}
-
-Block = tuple[
-    np.ndarray, np.ndarray, np.ndarray
-]  # labels, what both say: (patients, diseases)
+ALL_SITES: Final = "all sites"  # the row of runs whose sites share their test patients
+METRICS: Final = {"strict": "macro F1", "auroc": "macro AUROC"}
 
 
 class PatientTest(NamedTuple):
-    """A paired test of phenotypes. scores: macro precision, recall and F1 of both
-    sides; None where rankings are compared."""
+    """A paired test of phenotypes.
+
+    Attributes:
+        test: The test.
+        scores: Macro precision, recall and F1 of both sides; None if rankings are
+            compared.
+    """
 
     test: Bootstrap
     scores: tuple[Scores, Scores] | None
 
 
+class _Predictions(NamedTuple):
+    """What two models predict for the labelled test patients of a site.
+
+    Attributes:
+        patients: The patients.
+        labels: (patients, diseases) labels.
+        first: (patients, diseases) predicted classes, or ranks, of the first model.
+        second: The same of the second model.
+        classes: The classes of each disease that either model knows.
+        folders: The folders of both models.
+    """
+
+    patients: tuple[str, ...]
+    labels: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    classes: list[list[int]]
+    folders: tuple[Path, Path]
+
+
 def compare_runs(a: Side, b: Side, metric: str, samples: int) -> Compared:
-    """Compare what two sides say of the same test patients of each site.
+    """Compare the predictions of two sides for the same test patients of each site.
 
     Args:
         a: One side.
@@ -45,10 +66,10 @@ def compare_runs(a: Side, b: Side, metric: str, samples: int) -> Compared:
         DataError: As of `compare_patients`.
     """
     compared = Compared()
-    for site, found in compare_patients(a, b, samples, metric).items():
-        compared.tests[site] = found.test
-        if found.scores is not None:
-            compared.scores[site] = found.scores
+    for site, result in compare_patients(a, b, samples, metric).items():
+        compared.tests[site] = result.test
+        if result.scores is not None:
+            compared.scores[site] = result.scores
     return compared
 
 
@@ -58,8 +79,8 @@ def compare_patients(
     """Compare macro F1 of phenotypes on the same labelled test patients of each site.
 
     Where all sites have the same test patients, "all sites" is compared too: the mean
-    of the sites' macro F1, with patients drawn for all of them at once. It stands alone
-    where each side has one model for all sites. A class counts for a disease where
+    of the sites' macro F1, with patients drawn for all of them at once. It is the only
+    row where each side has one model for all sites. A class counts for a disease where
     either model knows it.
 
     Args:
@@ -72,75 +93,119 @@ def compare_patients(
         DataError: Patients, labels or phenotypes differ, or no patient is labelled.
     """
     others = {site.id: site for site in b.sites}
-    found, blocks, folders = {}, [], set()
+    predictions: dict[str, _Predictions] = {}
     for site in a.sites:
-        rows = np.flatnonzero((site.test.labels >= 0).any(axis=1))
-        if not len(rows):
+        if not (site.test.labels >= 0).any():
             continue
         other = others.get(site.id)
-        if other is None or not _same_test(site, other):
+        if other is None or not _have_same_test(site, other):
             raise DataError(
-                f"{a.run} and {b.run} do not have the same test patients, labels and phenotypes at "
-                f"site {site.id!r}"
+                f"{a.run} and {b.run} do not have the same test patients, labels and "
+                f"phenotypes at site {site.id!r}"
             )
-        predicted, known, used = [], [], []
-        for side, its in ((a, site), (b, other)):
-            used.append(model_folder(side.run, side.condition, site.id))
-            model = load_phenotyper(used[-1])
-            known.append(_classes(model, its, used[-1]))
-            bags = its.test.bags.take(rows)
-            predicted.append(
-                model.rank(bags) if metric == "auroc" else model.classes(bags)
-            )
-        classes = [sorted({*x, *y}) for x, y in zip(*known, strict=True)]
-        block = (site.test.labels[rows], predicted[0], predicted[1])
-        found[site.id] = _patient_test(block, classes, samples, metric)
-        blocks.append((tuple(site.test.patients[row] for row in rows), block, classes))
-        folders.add(tuple(used))
-    if not found:
+        predictions[site.id] = _predict(a, b, site, other, metric=metric)
+    if not predictions:
         raise DataError(
             f"{a.run}: no test patient is labelled, so there is nothing to compare"
         )
-    if len(blocks) == 1 or any(patients != blocks[0][0] for patients, _, _ in blocks):
-        return found
-    if len(folders) == 1:
-        return {ALL_SITES: next(iter(found.values()))}
-    # Each site's diseases stand side by side, so a drawn patient is drawn at every
-    # site.
-    labels, one, two = (
-        np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3)
-    )
-    together = [each for _, _, classes in blocks for each in classes]
-    return found | {
-        ALL_SITES: _patient_test((labels, one, two), together, samples, metric)
+
+    tests = {
+        name: _patient_test(of_site, samples, metric)
+        for name, of_site in predictions.items()
     }
+    sites = list(predictions.values())
+    share_patients = all(site.patients == sites[0].patients for site in sites)
+    if len(sites) == 1 or not share_patients:
+        return tests
+    if len({site.folders for site in sites}) == 1:
+        return {ALL_SITES: next(iter(tests.values()))}
+    return {**tests, ALL_SITES: _patient_test(_side_by_side(sites), samples, metric)}
 
 
-def _patient_test(
-    block: Block, classes: Sequence[Sequence[int]], samples: int, metric: str
-) -> PatientTest:
-    """Compare what two models say of the same patients."""
-    labels, one, two = block
+def _have_same_test(a: SitePatients, b: SitePatients) -> bool:
+    """Return whether two sites have the same test patients, labels and phenotypes."""
+    same_names = a.phenotypes == b.phenotypes and a.test.patients == b.test.patients
+    return same_names and np.array_equal(a.test.labels, b.test.labels)
+
+
+def _predict(
+    a: Side, b: Side, site: SitePatients, other: SitePatients, *, metric: str
+) -> _Predictions:
+    """Return what both sides predict for the labelled test patients of a site.
+
+    Args:
+        a: One side.
+        b: The other side.
+        site: The site in the run of `a`.
+        other: The same site in the run of `b`.
+        metric: As of `compare_patients`.
+
+    Raises:
+        DataError: A model predicts other phenotypes, or reads other features.
+    """
+    rows = np.flatnonzero((site.test.labels >= 0).any(axis=1))
+    folders = []
+    outputs = []
+    known = []
+    for side, side_site in ((a, site), (b, other)):
+        folder = model_folder(side.run, side.condition, side_site.id)
+        model = load_phenotyper(folder)
+        known.append(_classes(model, side_site, folder))
+        bags = side_site.test.bags.take(rows)
+        outputs.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
+        folders.append(folder)
+    classes = [sorted({*first, *second}) for first, second in zip(*known, strict=True)]
+    return _Predictions(
+        tuple(site.test.patients[row] for row in rows),
+        site.test.labels[rows],
+        first=outputs[0],
+        second=outputs[1],
+        classes=classes,
+        folders=(folders[0], folders[1]),
+    )
+
+
+def _side_by_side(sites: Sequence[_Predictions]) -> _Predictions:
+    """Return the predictions of all sites for their common test patients.
+
+    The diseases of each site stand side by side, so that a drawn patient is drawn at
+    every site.
+    """
+    return _Predictions(
+        sites[0].patients,
+        np.concatenate([site.labels for site in sites], axis=1),
+        first=np.concatenate([site.first for site in sites], axis=1),
+        second=np.concatenate([site.second for site in sites], axis=1),
+        classes=[classes for site in sites for classes in site.classes],
+        folders=sites[0].folders,
+    )
+
+
+def _patient_test(predictions: _Predictions, samples: int, metric: str) -> PatientTest:
+    """Test the difference between two models' predictions."""
+    labels, classes = predictions.labels, predictions.classes
     test = paired_patients(
-        labels, one, two, metric=metric, classes=classes, samples=samples
+        labels,
+        predictions.first,
+        predictions.second,
+        metric=metric,
+        classes=classes,
+        samples=samples,
     )
     if metric == "auroc":
         return PatientTest(test, None)
-    sides = [macro_measures(labels, classes, predicted) for predicted in (one, two)]
-    return PatientTest(test, (sides[0], sides[1]))
-
-
-def _same_test(a: SitePatients, b: SitePatients) -> bool:
-    same: bool = a.phenotypes == b.phenotypes and a.test.patients == b.test.patients
-    return same and np.array_equal(a.test.labels, b.test.labels)
+    first = macro_measures(labels, classes, predictions.first)
+    second = macro_measures(labels, classes, predictions.second)
+    return PatientTest(test, (first, second))
 
 
 def _classes(
     model: Phenotyper, site: SitePatients, folder: Path
 ) -> Sequence[Sequence[int]]:
-    """The classes that a model knows of each disease.
+    """Return the classes that a model knows of each disease.
 
-    Raises DataError for other diseases.
+    Raises:
+        DataError: The model predicts other phenotypes, or reads other features.
     """
     if model.machines is None:
         raise DataError(
@@ -152,6 +217,7 @@ def _classes(
         )
     if model.space.fingerprint != site.space.fingerprint:
         raise DataError(
-            f"{folder}: the model read notes with another dictionary or encoder than is there now"
+            f"{folder}: the model read notes with another dictionary or encoder than "
+            "is there now"
         )
     return model.machines.classes

@@ -1,32 +1,28 @@
-"""A job's sites of patients: notes, codes and labels of files, or generated ones →
-`SitePatients`.
+"""Load the patients of a job's sites, from files or generated.
 
-read       a site's notes, codes and labels; codes without notes left out
-features   notes → bags of concepts, or vectors: one dictionary or encoder for all sites
-labels     phenotypes of codes or of judgments; their codes are taken out of what stage 1 learns
-split      train, valid, test by patient; a share of the training patients stays labelled
-silos      train and valid patients dealt out anew; every silo judges the same test patients
+    read       a site's notes, codes and labels (`site_files.py`)
+    features   one dictionary or encoder for all sites makes bags or vectors of notes
+    labels     phenotypes of codes or of judgments; stage 1 does not see their codes
+    split      train, valid and test, patient by patient; a fraction stays labelled
+    silos      train and valid patients are dealt again; test patients are shared
 
-Nothing of a patient is in a message: paths and lines, names of codes and phenotypes,
+No message says anything about a patient: only names of codes and phenotypes, and
 counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from fednotes.apps.phenotyping import synthetic, tables
 from fednotes.apps.phenotyping.agreement import described, stub, training_examples
 from fednotes.apps.phenotyping.codes import hold_out, phenotype_labels
 from fednotes.apps.phenotyping.cohort import (
     UNLABELLED,
-    Bags,
     Cohort,
     ConceptVectors,
     SitePatients,
@@ -37,15 +33,13 @@ from fednotes.apps.phenotyping.cohort import (
     split,
 )
 from fednotes.apps.phenotyping.compare import METRICS, compare_runs
-from fednotes.apps.phenotyping.concepts import (
-    Made,
-    Mentions,
-    Progress,
-    bags_of_mentions,
-    by_patient,
-    read_ctakes,
+from fednotes.apps.phenotyping.concepts import PatientInputs, Progress
+from fednotes.apps.phenotyping.features import (
+    ConceptFeatures,
+    ConceptsConfig,
+    Features,
+    features_for,
 )
-from fednotes.apps.phenotyping.features import ConceptFeatures, Features, features_for
 from fednotes.apps.phenotyping.hints import score_hints
 from fednotes.apps.phenotyping.job_tables import (
     TABLES,
@@ -56,608 +50,488 @@ from fednotes.apps.phenotyping.job_tables import (
     shown,
     tables_of,
 )
-from fednotes.apps.phenotyping.labels import PatientLabels, read_labels, read_obesity
 from fednotes.apps.phenotyping.shadow import audit_subject
+from fednotes.apps.phenotyping.site_counts import count_tables, label_lines
+from fednotes.apps.phenotyping.site_files import SiteFiles, generate_site, read_site
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
-from fednotes.data.notes import Note, left_out, read_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import CountTable, Job, SiteKind, Sites
+from fednotes.jobs.job import Job, SiteKind, Sites
 
 
 def load_patient_sites(
     job: Job, progress: Progress | None = None, cache: Path | None = None
 ) -> Sites:
-    """The patients of a job's sites, or of the silos that they are dealt into.
+    """Load the patients of a job's sites, or of the silos that they are dealt into.
 
-    progress: told of (patients done, all) of each site while its notes are read. cache:
-    a folder for bags or vectors, which hold no text; `default_cache()`/"concepts" if
-    None.
+    Args:
+        job: The job.
+        progress: Receives, while the notes of a site are read, the number of its
+            patients done, and of all its patients.
+        cache: Folder for bags or vectors, which contain no text;
+            `default_cache()`/"concepts" if it is None.
 
-    Raises DataError for a bad file, ConfigError for a setting that does not fit it,
-    ModelError for a bad encoder, each with the site or table.
+    Raises:
+        DataError: A file cannot be read; with the site or table.
+        ConfigError: A setting does not fit the files; with the site or table.
+        ModelError: The encoder cannot be loaded.
     """
-    config = tables_of(job).concepts or tables_of(job).text
-    assert config is not None
     cache = default_cache() / "concepts" if cache is None else cache
-    features = features_for(config, job.folder)
+    features = features_for(tables_of(job).features, job.folder)
+    ids = _IdsOfSites()
     sites: list[SitePatients] = []
-    told: list[str] = []
-    seen: set[str] = set()
-    met: set[str] = set()  # ids as they are in the files
-    used: dict[str, set[str]] = {"trained": set(), "tested": set()}  # likewise
-    tests: set[tuple[str, ...]] = set()
-    for name, site in _sites(job):
-        with within(f"site {name!r}", FednotesError):
-            source = _generated(job, name) if job.synthetic else _read(job, name, site)
-            # Sites that divide a corpus judge the same test patients: these are one
-            # person each.
-            test = site.test or (site.labels,)
-            own = source.found.keys() - (source.test if test in tests else frozenset())
-            both, clash = len(met & own), bool(seen & own)
-            met |= own
-            if clash:
-                source = source.renamed(name)
-            seen.update(source.found)
-            tests.add(test)
-            told += [f"{name}: {line}" for line in source.told]
-            made = _made(source, features, progress, cache)
-            whole, lines = _site(job, name, site, source, made, features)
-        crossed = _crossed(whole, used, f"{name}/" if clash else "")
-        if both:
-            told.append(
-                f"warning: {name}: {both:,} patients' ids are another site's too: told apart; if "
-                f"they are the same people, {crossed:,} are trained on at one site and tested at "
-                "another"
-            )
-        sites.append(whole)
-        told += [f"{name}: {line}" for line in lines]
-        del source, made  # one site's texts at a time
+    messages: list[str] = []
+    for name, config in _site_configs(job):
+        # A function of its own keeps the texts of one site at a time in memory.
+        site, site_messages = _load_site(
+            job,
+            name,
+            config,
+            features=features,
+            ids=ids,
+            progress=progress,
+            cache=cache,
+        )
+        sites.append(site)
+        messages += site_messages
     require_alike(sites)
+
     vectors = _concept_vectors(job, features)
     if vectors is not None:
         sites = [replace(site, vectors=vectors) for site in sites]
-        told.append(
+        messages.append(
             f"{len(vectors.concepts):,} of the dictionary's concepts have a vector in "
             "[concepts] vectors; the others start at their mean"
         )
     if job.silos:
-        sites = _silos(job, sites)
-        parts = (
-            f"{p} {sum(len(getattr(s, p)) for s in sites):,}"
-            for p in ("train", "valid")
-        )
-        told.append(
-            f"patients in {len(sites)} silos: {', '.join(parts)}; each judges the same "
-            f"{len(sites[0].test):,} test patients"
-        )
-    return Sites(tuple(sites), None, (*told, *_label_lines(sites)))
+        sites = _deal_into_silos(job, sites)
+        messages.append(_silos_message(sites))
+    return Sites(tuple(sites), None, (*messages, *label_lines(sites)))
 
 
-def _crossed(site: SitePatients, used: dict[str, set[str]], prefix: str) -> int:
-    """How many of a site's ids are trained on there and tested at an earlier one, or
-    reversed.
-
-    used: the ids of earlier sites, which gets this one's. prefix: of ids that are told
-        apart.
-    """
-    ids = {
-        what: {p.removeprefix(prefix) for part in parts for p in part.patients}
-        for what, parts in (
-            ("trained", (site.train, site.valid)),
-            ("tested", (site.test,)),
-        )
-    }
-    found = (ids["trained"] & used["tested"]) | (ids["tested"] & used["trained"])
-    for what, own in ids.items():
-        used[what] |= own
-    return len(found)
-
-
-# ---- files ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What a site's files say, before notes are made features.
-
-    found: by patient, texts of notes; or, where `extracted`, the mentions that cTAKES
-        found.
-    test: patients of a test part of its own. codes: patient → codes, those of patients
-    without notes too; None where nobody was coded. labels: where they are not made of
-    codes. told: what was counted on the way.
-    """
-
-    found: dict[str, Any]
-    extracted: bool = False
-    test: frozenset[str] = frozenset()
-    codes: Mapping[str, frozenset[str]] | None = None
-    labels: PatientLabels | None = None
-    told: Sequence[str] = ()
-
-    def renamed(self, site: str) -> Source:
-        """The same with the site's name before each patient's id."""
-
-        def named(given: Mapping[str, Any]) -> dict[str, Any]:
-            return {f"{site}/{patient}": value for patient, value in given.items()}
-
-        return replace(
-            self,
-            found=named(self.found),
-            test=frozenset(f"{site}/{patient}" for patient in self.test),
-            codes=self.codes and named(self.codes),
-            labels=self.labels
-            and replace(self.labels, values=named(self.labels.values)),
-        )
-
-
-def _sites(job: Job) -> Iterator[tuple[str, PatientsConfig]]:
-    """Each site's name and table."""
+def _site_configs(job: Job) -> Iterator[tuple[str, PatientsConfig]]:
+    """Yield the name and the table of each site."""
     if job.synthetic is None:
         yield from job.sites.items()
-    else:
-        config = PatientsConfig(notes="generated", labelled=job.synthetic.labelled)
-        yield from ((f"site{at}", config) for at in range(1, job.synthetic.sites + 1))
+        return
+    config = PatientsConfig(notes="generated", labelled=job.synthetic.labelled)
+    for number in range(1, job.synthetic.sites + 1):
+        yield f"site{number}", config
 
 
-def _generated(job: Job, name: str) -> Source:
-    made = synthetic.generate(name, job.synthetic.patients, job.seed)
-    return Source(dict(made.notes), codes=made.codes, labels=made.labels)
-
-
-def _read(job: Job, name: str, site: PatientsConfig) -> Source:
-    """A site's files."""
-
-    def places(key: str) -> list[Path]:
-        given = getattr(site, key)
-        texts = [given] if isinstance(given, str) else given
-        return [job.located(text, f"sites.{name}.{key}") for text in texts if text]
-
-    told: list[str] = []
-    labels, summaries = _labels(site, places("labels"), places("test_labels"), told)
-    whole: dict[str, Any]
-    tests: list[Mapping[str, Any]]
-    if site.concepts:
-        extracts = [
-            _extract(path, told) for path in places("concepts") + places("test")
-        ]
-        whole, tests = dict(extracts[0]), [*extracts[1:]]
-    else:
-        notes = places("notes")
-        whole = _notes(name, site, notes, told) if notes else by_patient(summaries)
-        tests = (
-            [_notes(name, site, places("test"), told, "test notes")]
-            if site.test
-            else []
-        )
-    test = frozenset(chain.from_iterable(tests))
-    if both := len(test & whole.keys()):
-        raise DataError(
-            f"{both} patients of `test` are among those of training: take them out"
-        )
-    for other in tests:
-        whole.update(other)
-    if not site.test:  # the challenge's own test part
-        test = frozenset(n.id for n in summaries if "test" in n.source.lower())
-    if labels is not None:
-        _compare(labels, site, whole, told)
-    paths = places("codes") + places("test_codes")
-    codes = _codes(site, paths, told) if paths else None
-    return Source(whole, bool(site.concepts), test, codes, labels, told)
-
-
-def _notes(
-    name: str,
-    site: PatientsConfig,
-    paths: Sequence[Path],
-    told: list[str],
-    what: str = "notes",
-) -> dict[str, list[str]]:
-    """Texts by patient. Raises ConfigError where there is no note at all."""
-    stream = read_notes(
-        paths,
-        site.format,
-        site.categories,
-        column=site.column or None,
-        source=name,
-        encoding=site.encoding,
-    )
-    nameless = 0
-
-    def counted() -> Iterator[Note]:
-        nonlocal nameless
-        for note in stream:
-            nameless += note.patient is None
-            yield note
-
-    found = by_patient(counted())
-    gone = left_out(stream.counts)
-    if not found:
-        where = ", ".join(map(str, paths))
-        raise ConfigError(
-            f"there is no note in {where}" + (f" but {gone}" if gone else "")
-        )
-    if gone:
-        told.append(f"{what} left out: {gone}")
-    if nameless:
-        told.append(
-            f"{nameless:,} {what} name no patient: each is a patient's own, by its id"
-        )
-    return found
-
-
-def _extract(path: Path, told: list[str]) -> Mentions:
-    mentions, report = read_ctakes(path)
-    if report.damaged:
-        told.append(
-            f"{path}: {report.damaged:,} of {report.rows:,} lines are no CUIs: left out"
-        )
-    return mentions
-
-
-def _labels(
-    site: PatientsConfig, paths: Sequence[Path], tests: Sequence[Path], told: list[str]
-) -> tuple[PatientLabels | None, Sequence[Note]]:
-    """Judged labels: of a table, a file; or of the obesity challenge, a folder with
-    notes too."""
-    if not paths:
-        return None, ()
-    path, notes = paths[0], tuple[Note, ...]()
-    if path.is_dir():
-        if tests:
-            raise ConfigError(
-                f"{path}: a folder of the obesity challenge has a test part: leave out test_labels"
-            )
-        notes, found = read_obesity(path, site.judgment)
-    elif not (site.notes or site.concepts):
-        raise ConfigError(
-            f"{path}: a table of labels has no notes: give `notes` or `concepts`"
-        )
-    elif site.judgment != "intuitive":
-        raise ConfigError(
-            f"{path}: judgment is of the obesity challenge, not of a table"
-        )
-    else:
-        found = read_labels(path, *tests, patient_column=site.patient_column)
-    told += found.lines()
-    return found, notes
-
-
-def _compare(
-    labels: PatientLabels,
-    site: PatientsConfig,
-    patients: Collection[str],
-    told: list[str],
-) -> None:
-    """Tells who has labels or notes alone. Raises DataError where nobody has both."""
-    noteless = sum(patient not in patients for patient in labels.values)
-    if noteless == len(labels.values):
-        raise DataError(
-            f"{site.labels}: none of the {noteless:,} labelled patients has notes: are both of "
-            "the same patients, by the same ids?"
-        )
-    if noteless:
-        told.append(f"{noteless:,} labelled patients have no notes here: left out")
-    if bare := sum(not labels.of(patient, site.unmentioned) for patient in patients):
-        told.append(f"{bare:,} patients have no label of any phenotype: unlabelled")
-
-
-def _codes(
-    site: PatientsConfig, paths: Sequence[Path], told: list[str]
-) -> dict[str, frozenset[str]]:
-    """Codes of all paths; what is damaged in them is told by line, not by content."""
-    codes: dict[str, frozenset[str]] = {}
-    for path in paths:
-        if site.codes_format == "table":
-            made = tables.read_codes(
-                path, site.system, site.patient_column, site.code_column
-            )
-        elif site.codes_format == "mimic":
-            made = tables.read_mimic(path, site.tables)
-        elif site.codes_format == "omop":
-            made = tables.read_omop(path, site.conditions, site.procedures)
-        else:
-            made = tables.read_codiesp(path, site.kinds)
-        for patient, given in made.codes.items():
-            codes[patient] = codes.get(patient, frozenset()) | given
-        for table in made.tables:
-            told += table.lines()
-            if table.empty:
-                told.append(
-                    f"{table.path}: {table.empty:,} rows without a code: left out"
-                )
-            if table.unknown:
-                told.append(
-                    f"{table.path}: {table.unknown:,} rows have a code that the dictionary of "
-                    "codes beside it does not know: kept"
-                )
-    return codes
-
-
-# ---- sites ---------------------------------------------------------------------------
-
-
-def _made(
-    source: Source, features: Features, progress: Progress | None, cache: Path
-) -> Made:
-    if not source.extracted:
-        return features.make(source.found, progress, cache)
-    assert isinstance(features, ConceptFeatures)  # the tables are checked for it
-    matcher = features.matcher
-    found = bags_of_mentions(
-        source.found, matcher.dictionary.concepts, matcher.context, features.most
-    )
-    if found.counts["unknown"] and not found.counts["mentions"]:
-        raise DataError(
-            f"none of the {found.counts['unknown']:,} CUIs is a concept of the dictionary: give "
-            'the UMLS, or an ontology with ids = "UMLS_CUI"'
-        )
-    return found
-
-
-def _site(
+def _load_site(
     job: Job,
     name: str,
-    site: PatientsConfig,
-    source: Source,
-    made: Made,
+    config: PatientsConfig,
+    *,
+    features: Features,
+    ids: _IdsOfSites,
+    progress: Progress | None,
+    cache: Path,
+) -> tuple[SitePatients, list[str]]:
+    """Load the patients of one site.
+
+    Args:
+        job: The job.
+        name: Name of the site.
+        config: The site's table.
+        features: Makes features of notes.
+        ids: The patients' ids of earlier sites, to which this site's are added.
+        progress: As of `load_patient_sites`.
+        cache: Folder for bags or vectors.
+
+    Returns:
+        The patients, and messages about what was counted, each with the site's name.
+    """
+    with within(f"site {name!r}", FednotesError):
+        if job.synthetic:
+            files = generate_site(job, name)
+        else:
+            files = read_site(job, name, config)
+        prefixed = ids.add_site(name, config, files)
+        messages = list(files.messages)
+        inputs = prefixed.files.records.inputs(features, progress, cache)
+        site, part_messages = _split_site(
+            job, name, config, files=prefixed.files, inputs=inputs, features=features
+        )
+    lines = [f"{name}: {message}" for message in messages]
+    crossing = ids.add_parts(site, prefixed.prefix)
+    if prefixed.shared:
+        lines.append(
+            f"warning: {name}: {prefixed.shared:,} patients' ids are another site's "
+            "too: told apart; if they are the same people, "
+            f"{crossing:,} are trained on at one site and tested at another"
+        )
+    lines += [f"{name}: {message}" for message in part_messages]
+    return site, lines
+
+
+class _Prefixed(NamedTuple):
+    """The files of a site with ids that no other site has.
+
+    Attributes:
+        files: The files.
+        prefix: The prefix that ids got; "" if they are as in the files.
+        shared: Number of ids that another site has in its files, too.
+    """
+
+    files: SiteFiles
+    prefix: str
+    shared: int
+
+
+class _IdsOfSites:
+    """Recognises patients' ids that several sites have in their files."""
+
+    def __init__(self) -> None:
+        self._ids_in_files: set[str] = set()
+        self._ids: set[str] = set()  # with prefixes
+        self._trained: set[str] = set()  # ids in files
+        self._tested: set[str] = set()  # ids in files
+        self._test_parts: set[tuple[str, ...]] = set()
+
+    def add_site(
+        self, name: str, config: PatientsConfig, files: SiteFiles
+    ) -> _Prefixed:
+        """Add the ids of a site; they get a prefix if another site has one of them.
+
+        Args:
+            name: Name of the site.
+            config: The site's table.
+            files: What its files say.
+        """
+        # Sites that divide a corpus name the same test part. Its patients are one
+        # person each.
+        test_part = config.test or (config.labels,)
+        is_shared_part = test_part in self._test_parts
+        ids = set(files.patients)
+        if is_shared_part:
+            ids -= files.test
+        shared = len(self._ids_in_files & ids)
+        prefix = ""
+        if self._ids & ids:
+            prefix = f"{name}/"
+            files = files.with_prefix(prefix)
+        self._ids_in_files |= ids
+        self._ids.update(files.patients)
+        self._test_parts.add(test_part)
+        return _Prefixed(files, prefix, shared)
+
+    def add_parts(self, site: SitePatients, prefix: str) -> int:
+        """Add the parts of a site, and count ids that cross between sites.
+
+        Args:
+            site: The site.
+            prefix: The prefix that its ids got.
+
+        Returns:
+            The number of ids that are trained on at this site and tested at an earlier
+            one, or the reverse.
+        """
+        trained = {
+            patient.removeprefix(prefix)
+            for cohort in (site.train, site.valid)
+            for patient in cohort.patients
+        }
+        tested = {patient.removeprefix(prefix) for patient in site.test.patients}
+        crossing = (trained & self._tested) | (tested & self._trained)
+        self._trained |= trained
+        self._tested |= tested
+        return len(crossing)
+
+
+# ---- one site ------------------------------------------------------------------------
+
+
+def _split_site(
+    job: Job,
+    name: str,
+    config: PatientsConfig,
+    *,
+    files: SiteFiles,
+    inputs: PatientInputs,
     features: Features,
 ) -> tuple[SitePatients, list[str]]:
-    """A site's three parts, and what was counted on the way."""
+    """Return a site's patients in three parts, and messages about what was counted.
+
+    Args:
+        job: The job.
+        name: Name of the site.
+        config: The site's table.
+        files: What its files say.
+        inputs: The features of its patients.
+        features: What made them.
+
+    Raises:
+        ConfigError: The job protects patients, and the site uses a fraction of labels.
+        DataError: No patient with codes has notes, or a part would be empty.
+    """
     tables = tables_of(job)
-    lines = _counted(source, made, features)
-    labels, outputs = (
-        np.zeros((len(made.patients), 0), np.int8),
-        tuple(tables.phenotypes),
+    messages = _count_messages(files, inputs, features)
+    phenotypes, labels = _labels_of(inputs.patients, config, files, tables=tables)
+    cohort = Cohort(
+        name, inputs.patients, bags=inputs.values, labels=labels, outputs=phenotypes
     )
-    if outputs:
-        labels = phenotype_labels(made.patients, source.codes or {}, tables.phenotypes)
-    elif source.labels is not None:
-        labels = source.labels.matrix(made.patients, site.unmentioned)
-        outputs = source.labels.phenotypes
-    whole = Cohort(name, made.patients, made.values, labels, outputs)
-    codes = _known_codes(made.patients, source, tables, lines)
-    share = 0.0 if source.test else site.test_fraction
-    parts = {"train": 1 - site.valid_fraction - share, "valid": site.valid_fraction}
-    if source.test:  # it stays as it is
-        tested = np.array(
-            [patient in source.test for patient in whole.patients], dtype=bool
-        )
-        cohorts = {
-            **split(whole.take(~tested), parts, job.seed),
-            "test": whole.take(tested),
-        }
-    else:
-        cohorts = split(whole, parts | {"test": share}, job.seed)
-    if job.privacy and site.labelled < 1:
+    codes, code_messages = _codes_for_stage_1(inputs.patients, files, tables)
+    parts = _parts(cohort, config, files.test, seed=job.seed)
+    if job.privacy and config.labelled < 1:
         raise ConfigError(
-            f"site {name!r}: labelled = {site.labelled:g}: whose labels are used depends on who "
-            "else is there, so that [privacy] would promise nobody anything: leave it out"
+            f"site {name!r}: labelled = {config.labelled:g}: whose labels are used "
+            "depends on who else is there, so that [privacy] would promise nobody "
+            "anything: leave it out"
         )
-    train = _labelled(cohorts["train"], site.labelled, job.seed)
-    valid, test = cohorts["valid"], cohorts["test"]
-    return SitePatients(name, features.space, train, valid, test, codes), lines
-
-
-def _counted(source: Source, made: Made, features: Features) -> list[str]:
-    """What became of the site's patients."""
-    counts = made.counts
-    notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
-    lines = [f"{len(source.found):,} patients{notes}"]
-    what = (
-        "a concept of the dictionary"
-        if isinstance(features, ConceptFeatures)
-        else "a word"
+    site = SitePatients(
+        name,
+        features.space,
+        train=_with_fraction_of_labels(parts["train"], config.labelled, job.seed),
+        valid=parts["valid"],
+        test=parts["test"],
+        codes=codes,
     )
+    return site, messages + code_messages
+
+
+def _count_messages(
+    files: SiteFiles, inputs: PatientInputs, features: Features
+) -> list[str]:
+    """Return messages about what became of a site's patients."""
+    counts = inputs.counts
+    reads_concepts = isinstance(features, ConceptFeatures)
+    notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
+    messages = [f"{len(files.patients):,} patients{notes}"]
     if counts["without"]:
-        lines.append(
-            f"{counts['without']:,} patients without {what} in their notes: kept"
+        unit = "a concept of the dictionary" if reads_concepts else "a word"
+        messages.append(
+            f"{counts['without']:,} patients without {unit} in their notes: kept"
         )
     if counts["left_out"] and isinstance(features, ConceptFeatures):
-        lines.append(
-            f"{counts['left_out']:,} patients with more than {features.most:,} concepts: left out"
+        messages.append(
+            f"{counts['left_out']:,} patients with more than "
+            f"{features.max_concepts:,} concepts: left out"
         )
     if counts.get("unknown"):
-        lines.append(f"{counts['unknown']:,} CUIs are not in the dictionary: left out")
-    return lines
-
-
-def _known_codes(
-    patients: Sequence[str], source: Source, tables: PatientTables, lines: list[str]
-) -> dict[str, frozenset[str]]:
-    """The codes of a site's patients that stage 1 may see. `lines` gets what was left
-    out."""
-    known = source.codes
-    if known is None:
-        return {}
-    own = {patient: known[patient] for patient in patients if patient in known}
-    if known and not own:
-        raise DataError(
-            f"none of the {len(known):,} patients with codes has notes: are both of the same "
-            "patients, by the same ids?"
+        messages.append(
+            f"{counts['unknown']:,} CUIs are not in the dictionary: left out"
         )
-    if uncoded := len(patients) - len(own):
-        lines.append(
+    return messages
+
+
+def _labels_of(
+    patients: Sequence[str],
+    config: PatientsConfig,
+    files: SiteFiles,
+    *,
+    tables: PatientTables,
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return the phenotypes of a site and the labels of its patients.
+
+    Returns:
+        The names; and (patients, phenotypes) int8 labels.
+    """
+    if tables.phenotypes:
+        codes = files.codes or {}
+        labels = phenotype_labels(patients, codes, tables.phenotypes)
+        return tuple(tables.phenotypes), labels
+    if files.labels is not None:
+        labels = files.labels.matrix(patients, config.unmentioned)
+        return files.labels.phenotypes, labels
+    return (), np.zeros((len(patients), 0), np.int8)
+
+
+def _codes_for_stage_1(
+    patients: Sequence[str], files: SiteFiles, tables: PatientTables
+) -> tuple[dict[str, frozenset[str]], list[str]]:
+    """Return the codes that stage 1 may see, and messages about what was left out.
+
+    Raises:
+        DataError: No patient with codes has notes.
+    """
+    if files.codes is None:
+        return {}, []
+    codes = {
+        patient: files.codes[patient] for patient in patients if patient in files.codes
+    }
+    if files.codes and not codes:
+        raise DataError(
+            f"none of the {len(files.codes):,} patients with codes has notes: are both "
+            "of the same patients, by the same ids?"
+        )
+    messages = []
+    uncoded = len(patients) - len(codes)
+    if uncoded:
+        messages.append(
             f"{uncoded:,} patients without codes: kept, their codes are unknown"
         )
-    if noteless := len(known) - len(known.keys() & source.found.keys()):
-        lines.append(f"{noteless:,} patients with codes have no notes here: left out")
+    without_notes = sum(patient not in files.patients for patient in files.codes)
+    if without_notes:
+        messages.append(
+            f"{without_notes:,} patients with codes have no notes here: left out"
+        )
     if not tables.held_out:
-        return own
-    kept, counts = hold_out(own, tables.held_out)
-    shown = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
-    lines.append(
-        f"codes held out of stage 1, and who had them: {shown or 'none, nobody'}"
-    )
-    if nobody := [code for code, count in counts.items() if not count]:
-        lines.append(f"codes to hold out that no patient has: {', '.join(nobody)}")
-    return kept
+        return codes, messages
+    remaining, counts = hold_out(codes, tables.held_out)
+    return remaining, messages + _hold_out_messages(counts)
 
 
-def _labelled(cohort: Cohort, share: float, seed: int) -> Cohort:
-    """The cohort with the labels of a share of its annotated patients, those of lowest
-    hash."""
+def _hold_out_messages(counts: Mapping[str, int]) -> list[str]:
+    """Return messages about the codes that stage 1 does not see.
+
+    Args:
+        counts: Number of patients who had each code.
+    """
+    present = [f"{code} {count:,}" for code, count in counts.items() if count]
+    absent = [code for code, count in counts.items() if not count]
+    shown_codes = ", ".join(present) or "none, nobody"
+    messages = [f"codes held out of stage 1, and who had them: {shown_codes}"]
+    if absent:
+        messages.append(f"codes to hold out that no patient has: {', '.join(absent)}")
+    return messages
+
+
+def _parts(
+    cohort: Cohort, config: PatientsConfig, test: frozenset[str], *, seed: int
+) -> dict[str, Cohort]:
+    """Return the train, valid and test patients of a site.
+
+    Args:
+        cohort: All patients.
+        config: The site's table.
+        test: Patients of a separate test part; empty if a fraction is held out.
+        seed: Seed of the split.
+    """
+    test_fraction = 0.0 if test else config.test_fraction
+    fractions = {
+        "train": 1 - config.valid_fraction - test_fraction,
+        "valid": config.valid_fraction,
+    }
+    if not test:
+        return split(cohort, fractions | {"test": test_fraction}, seed)
+    is_tested = np.array([patient in test for patient in cohort.patients], dtype=bool)
+    parts = split(cohort.take(~is_tested), fractions, seed)
+    return {**parts, "test": cohort.take(is_tested)}
+
+
+def _with_fraction_of_labels(cohort: Cohort, fraction: float, seed: int) -> Cohort:
+    """Return a cohort in which a fraction of the annotated patients keep their labels.
+
+    These are the patients with the lowest hashes, so that those of a smaller fraction
+    are among those of a larger one.
+    """
     annotated = np.flatnonzero((cohort.labels != UNLABELLED).any(1))
-    if share >= 1 or not len(annotated):
+    if fraction >= 1 or not len(annotated):
         return cohort
     hashes = [
         seed_of(seed, "labelled", cohort.patients[row]) for row in annotated.tolist()
     ]
-    kept = annotated[
-        np.argsort(hashes, kind="stable")[: max(1, round(share * len(annotated)))]
-    ]
+    number = max(1, round(fraction * len(annotated)))
+    rows = annotated[np.argsort(hashes, kind="stable")[:number]]
     labels = np.full_like(cohort.labels, UNLABELLED)
-    labels[kept] = cohort.labels[kept]
+    labels[rows] = cohort.labels[rows]
     return replace(cohort, labels=labels)
 
 
-def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
-    """The sites' patients in `silo1` …; all of them judge everybody's test patients.
+# ---- all sites -----------------------------------------------------------------------
 
-    Raises ConfigError where a part has fewer patients than there are silos.
+
+def _deal_into_silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
+    """Return silos with the patients of all sites; all have the same test patients.
+
+    Raises:
+        ConfigError: A part has fewer patients than there are silos.
     """
     assert job.silos is not None
     number = job.silos.number
-    whole = pool_sites(sites)
+    pooled = pool_sites(sites)
     with within(f"[silos] number = {number}", DataError, become=ConfigError):
-        trains = deal(whole.train, number, job.seed)
-        valids = (
-            deal(whole.valid, number, job.seed)
-            if len(whole.valid)
-            else (whole.valid,) * number
-        )
-    made = []
-    for at, (train, valid) in enumerate(zip(trains, valids, strict=True), 1):
-        everyone = (p for part in (train, valid, whole.test) for p in part.patients)
-        billed = {p: whole.codes[p] for p in everyone if p in whole.codes}
-        name = f"silo{at}"
-        train, valid, test = (
-            replace(part, id=name) for part in (train, valid, whole.test)
-        )
-        made.append(
-            SitePatients(name, whole.space, train, valid, test, billed, whole.vectors)
-        )
-    return made
+        trains = deal(pooled.train, number, job.seed)
+        if len(pooled.valid):
+            valids = deal(pooled.valid, number, job.seed)
+        else:
+            valids = (pooled.valid,) * number
+    return [
+        _silo(f"silo{position}", pooled, train, valid)
+        for position, (train, valid) in enumerate(zip(trains, valids, strict=True), 1)
+    ]
+
+
+def _silo(
+    name: str, pooled: SitePatients, train: Cohort, valid: Cohort
+) -> SitePatients:
+    """Return a silo with these patients and all test patients."""
+    cohorts = (train, valid, pooled.test)
+    patients = [patient for cohort in cohorts for patient in cohort.patients]
+    return SitePatients(
+        name,
+        pooled.space,
+        train=replace(train, id=name),
+        valid=replace(valid, id=name),
+        test=replace(pooled.test, id=name),
+        codes={p: pooled.codes[p] for p in patients if p in pooled.codes},
+        vectors=pooled.vectors,
+    )
+
+
+def _silos_message(silos: Sequence[SitePatients]) -> str:
+    """Return a message about the numbers of patients in silos."""
+    train = sum(len(silo.train) for silo in silos)
+    valid = sum(len(silo.valid) for silo in silos)
+    return (
+        f"patients in {len(silos)} silos: train {train:,}, valid {valid:,}; each "
+        f"judges the same {len(silos[0].test):,} test patients"
+    )
 
 
 def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
-    """The public vectors of the dictionary's concepts, where the job names a file of
-    them.
+    """Return the public vectors of the dictionary's concepts; None without such a file.
 
-    Raises DataError where none is of a concept, ModelError for a bad file.
+    Raises:
+        DataError: No vector in the file is of a concept.
+        ModelError: The file cannot be read.
     """
-    concepts = tables_of(job).concepts
-    given = "" if concepts is None else concepts.vectors
-    if not given:
+    config = tables_of(job).features
+    if not isinstance(config, ConceptsConfig) or not config.vectors:
         return None
     assert isinstance(features, ConceptFeatures)  # they are what [concepts] makes
-    words = load_vectors(job.located(given, "[concepts] vectors"))
+    words = load_vectors(job.located(config.vectors, "[concepts] vectors"))
     names = features.matcher.dictionary.concepts
-    found = [
-        (at, words.index[name]) for at, name in enumerate(names) if name in words.index
-    ]
-    if not found:
+    concepts = [index for index, name in enumerate(names) if name in words.index]
+    if not concepts:
         raise DataError(
-            f"[concepts] vectors = {given!r}: no word in it is the id of a concept, such as "
-            f"{names[0]}: is it of another dictionary?"
+            f"[concepts] vectors = {config.vectors!r}: no word in it is the id of a "
+            f"concept, such as {names[0]}: is it of another dictionary?"
         )
-    concepts, rows = np.array(found, np.int64).T
-    return ConceptVectors.of(concepts, words.table.numpy()[rows])
-
-
-_SHOWN = ("present", "absent", "questionable", "unlabelled")
-
-
-def _label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
-    """Training labels: a line for each phenotype, and for each site that cannot learn
-    some."""
-    counts = {site.id: site.train.label_counts() for site in sites}
-    for at, phenotype in enumerate(sites[0].phenotypes):
-        own = ", ".join(
-            f"{site} {'/'.join(str(int(c[name][at])) for name in _SHOWN)}"
-            for site, c in counts.items()
-        )
-        yield f"{phenotype}: {'/'.join(_SHOWN)} of the training patients: {own}"
-    for site, c in counts.items():
-        of = [
-            [name for name in _SHOWN[:3] if c[name][at]]
-            for at in range(c["present"].size)
-        ]
-        named = list(zip(sites[0].phenotypes, of, strict=True))
-        few = [
-            f"{p} ({k[0]} only)" if k else f"{p} (no label)"
-            for p, k in named
-            if len(k) < 2
-        ]
-        if few:
-            yield f"{site}: phenotypes without two classes of training labels: {', '.join(few)}"
-
-
-def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
-    """Patients; of the test patients present/absent/questionable, at sites that have
-    labels.
-
-    coded: patients with billed codes, labelled: with a label of any phenotype.
-    concepts: of a patient, the mean and the most, where notes are read as concepts.
-    """
-    rows = []
-    for site in sites:
-        for place, part in enumerate(("train", "valid", "test")):
-            cohort = getattr(site, part)
-            coded = len(site.coded(cohort))
-            labelled = len(cohort.labelled())
-            cells = [f"{n:,}" for n in (len(cohort), coded, labelled)]
-            if isinstance(cohort.bags, Bags):
-                sizes = cohort.bags.sizes
-                cells += [f"{int((sizes == 0).sum()):,}"]
-                cells += (
-                    [f"{sizes.mean():,.1f}", f"{sizes.max():,}"]
-                    if len(sizes)
-                    else ["–", "–"]
-                )
-            rows.append(("" if place else site.id, part, *cells))
-    dense = any(site.space.dense for site in sites)
-    concepts = () if dense else ("without concepts", "concepts each", "most")
-    heads = ("site", "part", "patients", "coded", "labelled", *concepts)
-    found = [CountTable(heads, rows, words=2)]
-    if judged := [site for site in sites if (site.test.labels >= 0).any()]:
-        counts = [site.test.label_counts() for site in judged]
-        labels = [
-            (
-                name,
-                *("/".join(f"{of[kind][row]}" for kind in _SHOWN[:3]) for of in counts),
-            )
-            for row, name in enumerate(judged[0].phenotypes)
-        ]
-        ids = ("phenotype", *(site.id for site in judged))
-        found.append(
-            CountTable(ids, labels, title="test patients: present/absent/questionable")
-        )
-    return found
+    rows = [words.index[names[index]] for index in concepts]
+    return ConceptVectors.of(
+        np.array(concepts, np.int64), words.table.numpy()[np.array(rows, np.int64)]
+    )
 
 
 def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
-    """Two thirds of the patients, others each time: exact copies' mean would be the
-    site's own."""
+    """Return a copy of a site under another name, with two thirds of its patients.
+
+    They are others for each name: the mean over exact copies of a site would be the
+    site's own update.
+    """
     rng = rng_of(0, "stand in", name)
 
-    def some(cohort: Cohort, most: int) -> Cohort:
-        rows = rng.permutation(len(cohort))[: -(-2 * len(cohort) // 3)]
-        return cohort.take(np.sort(rows[:most]))
+    def take_two_thirds(cohort: Cohort) -> Cohort:
+        number = -(-2 * len(cohort) // 3)
+        rows = rng.permutation(len(cohort))[:number]
+        return cohort.take(np.sort(rows[:size]))
 
-    return replace(
-        site, id=name, train=some(site.train, size), valid=some(site.valid, size)
-    )
+    train = take_two_thirds(site.train)
+    valid = take_two_thirds(site.valid)
+    return replace(site, id=name, train=train, valid=valid)
 
 
 KIND = SiteKind(
     "patients",
     PatientsConfig,
     SyntheticPatientsConfig,
-    load_patient_sites,
-    fingerprint,
-    _counts,
+    load=load_patient_sites,
+    fingerprint=fingerprint,
+    counts=count_tables,
     needed=("notes", "concepts", "labels"),
     somewhere={"notes": "notes", "codes": "codes", "codes_format": "table"},
     tables=TABLES,

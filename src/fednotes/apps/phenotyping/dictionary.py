@@ -1,16 +1,12 @@
-"""Dictionaries of medical concepts: terms → concept ids, from files that users have.
+"""Dictionaries of medical concepts, from files that users have.
 
     umls     MRCONSO.RRF of the UMLS, with MRSTY.RRF beside it for the semantic types
     obo      an ontology such as the Disease Ontology
     table    two columns, an id and a term, separated by commas or tabs
 
-A dictionary's concepts are public and the same at every site, whatever occurs in its
-notes: their sorted ids are the vocabulary of all that is learnt from them. Files are
-read line by line; those that end in .gz as they are.
-
-Terms and texts are cut into the same words (`words_of`): folded, without accents,
-plurals as singulars. `plain_text` keeps a text's length wherever each character stands
-for one; `origin_of` leads back.
+The concepts of a dictionary are public and the same at every site, whatever occurs in
+its notes: their sorted ids are the vocabulary of everything that is learned from them.
+Files are read line by line; files in .gz are unpacked while they are read.
 """
 
 from __future__ import annotations
@@ -19,49 +15,60 @@ import csv
 import hashlib
 import re
 import tomllib
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from fednotes.apps.phenotyping.cohort import offsets_of
-from fednotes.apps.phenotyping.tables import Damaged, TableReport, cells_of, lines, rows
+from fednotes.apps.phenotyping.tables import (
+    Damaged,
+    Row,
+    TableReport,
+    cells_of,
+    read_lines,
+    split_lines,
+)
 from fednotes.core.errors import ConfigError, DataError, nearest
 
 _LISTS = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("dictionary.toml").read_text("utf-8")
 )
-AMBIGUOUS: Final[frozenset[str]] = frozenset(_LISTS["ambiguous"])
 LEFT_OUT_KINDS: Final[frozenset[str]] = frozenset(_LISTS["left_out_kinds"])
 TYPES: Final[frozenset[str]] = frozenset(
-    one for group in _LISTS["types"].values() for one in group
+    name for group in _LISTS["types"].values() for name in group
 )
 SOURCES: Final = ("SNOMEDCT_US", "RXNORM")
 SCOPES: Final = ("EXACT", "RELATED", "NARROW", "BROAD")
 
-_MRCONSO_FIELDS: Final = 18
 _CUI = re.compile(r"C\d{7}")
 _TUI = re.compile(r"T\d{3}")
-_Pairs = Iterator[tuple[str, str]]  # id, term
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """A term of a dictionary, and the id of a concept that it stands for."""
+
+    concept: str
+    term: str
 
 
 @dataclass(frozen=True, eq=False)
 class Dictionary:
-    """Terms of concepts.
+    """The terms of concepts.
 
-    concepts: ids such as C0011849 or DOID:1234, sorted; a concept's index is its
-        position.
-    terms: surface forms as the source writes them, each once, sorted. bounds: (terms +
-    1,) int64 into `members`; members: int32 indices of the concepts that a term stands
-    for, sorted.
+    Attributes:
+        concepts: Ids such as C0011849 or DOID:1234, sorted. The index of a concept is
+            its place here.
+        terms: Terms as the source writes them, sorted, each once.
+        bounds: (terms + 1,) int64 bounds of the terms in `members`.
+        members: int32 indices of the concepts that each term stands for, sorted.
     """
 
     concepts: tuple[str, ...]
@@ -70,321 +77,478 @@ class Dictionary:
     members: np.ndarray
 
     def __len__(self) -> int:
-        """The number of concepts."""
+        """Return the number of concepts."""
         return len(self.concepts)
 
     def of(self, term: int) -> tuple[int, ...]:
-        """The concepts of a term, both by index."""
+        """Return the indices of the concepts that a term stands for, by its index."""
         return tuple(self.members[self.bounds[term] : self.bounds[term + 1]].tolist())
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of concepts and terms: caches name it, and sites compare it before a
-        run."""
+        """A digest of concepts and terms, which caches name and sites compare."""
         state = hashlib.sha256()
         for names in (self.concepts, self.terms):
             state.update(len(names).to_bytes(8, "little"))
             for name in names:
                 data = name.encode("utf-8", "surrogatepass")
                 state.update(len(data).to_bytes(4, "little") + data)
-        for array in (self.bounds.astype("<i8"), self.members.astype("<i4")):
-            state.update(array.tobytes())
+        state.update(self.bounds.astype("<i8").tobytes())
+        state.update(self.members.astype("<i4").tobytes())
         return state.hexdigest()
 
 
-def dictionary_of(pairs: Iterable[tuple[str, str]]) -> Dictionary:
-    """A dictionary from (id, term) pairs, whatever their order."""
-    numbers: dict[str, int] = {}
-    found: dict[str, int | tuple[int, ...]] = {}  # most terms stand for one concept
-    for concept, term in pairs:
+def dictionary_of(entries: Iterable[tuple[str, str]]) -> Dictionary:
+    """Return a dictionary with these (concept, term) pairs, whatever their order."""
+    numbers: dict[str, int] = {}  # of each concept, in order of reading
+    # Most terms stand for one concept. A number takes less memory than a tuple.
+    numbers_of_term: dict[str, int | tuple[int, ...]] = {}
+    for concept, term in entries:
         number = numbers.setdefault(concept, len(numbers))
-        known = found.setdefault(term, number)
-        if isinstance(known, int):
-            known = (known,)
+        known = _as_tuple(numbers_of_term.setdefault(term, number))
         if number not in known:
-            found[term] = (*known, number)
-    concepts, terms = tuple(sorted(numbers)), tuple(sorted(found))
-    # (concepts,) order of reading → index
-    place = np.empty(len(concepts), dtype=np.int32)
-    place[[numbers[concept] for concept in concepts]] = np.arange(len(concepts))
-    lists = [(own,) if isinstance(own := found[term], int) else own for term in terms]
+            numbers_of_term[term] = (*known, number)
+
+    concepts = tuple(sorted(numbers))
+    terms = tuple(sorted(numbers_of_term))
+    index_of_number = np.empty(len(concepts), dtype=np.int32)
+    index_of_number[[numbers[concept] for concept in concepts]] = np.arange(
+        len(concepts)
+    )
+    lists = [_as_tuple(numbers_of_term[term]) for term in terms]
     members = np.fromiter(
-        (index for own in lists for index in sorted(place[list(own)].tolist())),
+        (
+            index
+            for numbers_of_one in lists
+            for index in sorted(index_of_number[list(numbers_of_one)].tolist())
+        ),
         np.int32,
     )
-    return Dictionary(concepts, terms, offsets_of([len(own) for own in lists]), members)
+    bounds = offsets_of([len(numbers_of_one) for numbers_of_one in lists])
+    return Dictionary(concepts, terms, bounds=bounds, members=members)
+
+
+def _as_tuple(numbers: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return one number or several as a tuple."""
+    return (numbers,) if isinstance(numbers, int) else numbers
 
 
 def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dictionary:
-    """A dictionary from a file; its name tells the format (.RRF, .obo, else a table).
+    """Read a dictionary.
 
-    options: what the format's reader takes. Raises ConfigError for an unknown option,
-    DataError for a file that is none or holds no term.
+    Args:
+        path: The file.
+        format: "umls", "obo" or "table"; recognised by the file's name if empty.
+        options: Options of the format. UMLS has `language`, `sources`, `types` and
+            `left_out_kinds`; an ontology `scopes` and `ids`.
+
+    Raises:
+        ConfigError: The format does not have an option.
+        DataError: The file is of another format, or contains no term.
     """
     path = Path(path)
-    if not format:
-        name = path.name.lower().removesuffix(".gz")
-        format = (
-            "umls"
-            if name.endswith(".rrf")
-            else "obo"
-            if name.endswith(".obo")
-            else "table"
-        )
-    readers: dict[str, Any] = {"umls": _umls, "obo": _obo, "table": _table}
-    known = readers[format].__kwdefaults__ or {}
+    format = format or _format_of(path)
+    reader = _READERS[format]
     for option in options:
-        if option not in known:
-            hint = nearest(option, known)
+        if option not in reader.options:
+            hint = nearest(option, reader.options)
             raise ConfigError(
                 f"dictionary option {option!r} is none of format {format}: {hint}"
             )
-    return dictionary_of(readers[format](path, **options))
+    return dictionary_of(reader.read(path, **options))
 
 
-def _sound_rows(
+def _format_of(path: Path) -> str:
+    """Return the format of a dictionary by the name of its file."""
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".rrf"):
+        return "umls"
+    return "obo" if name.endswith(".obo") else "table"
+
+
+# ---- rows ----------------------------------------------------------------------------
+
+
+def _usable_rows(
     path: Path,
-    what: str,
-    given: Iterable[tuple[int, Any]],
-    sound: Callable[[Any], Any],
-    whole: Callable[[Any], Any] = bool,
-) -> Iterator[Any]:
-    """The rows that are sound. Raises DataError where most are damaged, or there is
-    none.
+    kind: str,
+    rows: Iterable[tuple[int, T | None]],
+    is_usable: Callable[[T], object],
+    is_sound: Callable[[T], object] = bool,
+) -> Iterator[T]:
+    """Yield the rows that can be used.
 
-    given: line numbers and rows; None for a line that is no UTF-8. what: a row should
-        be.
-    whole: a sound row for which it is false is damaged, and yielded all the same.
+    Args:
+        path: The file.
+        kind: What a row should be, for messages.
+        rows: Line numbers and rows; None for a line that is not UTF-8.
+        is_usable: Whether a row can be used at all.
+        is_sound: Whether a usable row is sound. If it is not, it is counted as damaged
+            and yielded all the same.
+
+    Raises:
+        DataError: Most rows are damaged, or there is none.
     """
     report = TableReport(path)
-    for number, row in given:
+    for number, row in rows:
         report.rows += 1
-        usable = row is not None and sound(row)
-        if not usable or not whole(row):
-            report.damage(Damaged(number, f"this is no {what}"))
-        if usable:
-            yield row
+        if row is None or not is_usable(row):
+            report.add_damaged(Damaged(number, f"this is no {kind}"))
+            continue
+        if not is_sound(row):
+            report.add_damaged(Damaged(number, f"this is no {kind}"))
+        yield row
     if not report.rows:
-        raise DataError(f"{path}: there is no {what} in it: is it the right file?")
+        raise DataError(f"{path}: there is no {kind} in it: is it the right file?")
     report.require_sound(report.rows)
 
 
-def _visible(path: Path) -> Iterator[tuple[int, str | None]]:
-    return (
-        (number, line) for number, line in lines(path) if line is None or line.strip()
+def _nonblank_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+    """Yield the lines of a file that are not blank, with their numbers."""
+    for number, line in read_lines(path):
+        if line is None or line.strip():
+            yield number, line
+
+
+def _rrf_rows(path: Path) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield the rows of a file of the UMLS, with their line numbers."""
+    for number, line in _nonblank_lines(path):
+        yield number, None if line is None else line.rstrip("\r").split("|")
+
+
+# ---- UMLS ----------------------------------------------------------------------------
+
+_MRCONSO_FIELDS: Final = 18
+_SUPPRESSED: Final = ("E", "O", "Y")
+
+
+class _MrconsoRow(NamedTuple):
+    """The fields of a row of MRCONSO.RRF that are read."""
+
+    concept: str  # CUI
+    language: str  # LAT
+    source: str  # SAB
+    kind: str  # TTY
+    term: str  # STR
+    suppress: str  # SUPPRESS
+
+    @classmethod
+    def of(cls, fields: Sequence[str]) -> _MrconsoRow:
+        """Return the row with these fields."""
+        return cls(
+            concept=fields[0],
+            language=fields[1],
+            source=fields[11],
+            kind=fields[12],
+            term=fields[14],
+            suppress=fields[16],
+        )
+
+    @property
+    def is_synonym_of_rxnorm(self) -> bool:
+        """Whether it is a synonym of RxNorm, which cTAKES leaves out."""
+        return self.source == "RXNORM" and self.kind == "SY"
+
+
+def _is_mrconso(fields: Sequence[str]) -> bool:
+    """Return whether a row has the form of MRCONSO: each field ends in a bar."""
+    is_complete = len(fields) == _MRCONSO_FIELDS + 1 and not fields[-1]
+    return is_complete and bool(_CUI.fullmatch(fields[0]) and fields[14].strip())
+
+
+def _is_mrsty(fields: Sequence[str]) -> bool:
+    """Return whether a row has the form of MRSTY."""
+    return len(fields) >= 6 and bool(
+        _CUI.fullmatch(fields[0]) and _TUI.fullmatch(fields[1])
     )
 
 
-def _split(path: Path) -> Iterator[tuple[int, list[str] | None]]:
-    return (
-        (n, None if line is None else line.rstrip("\r").split("|"))
-        for n, line in _visible(path)
-    )
-
-
-# ---- formats -------------------------------------------------------------------------
-
-
-def _umls(
+def _read_umls(
     path: Path,
     *,
     language: str = "ENG",
     sources: Collection[str] = SOURCES,
     types: Collection[str] | None = None,
     left_out_kinds: Collection[str] = LEFT_OUT_KINDS,
-) -> _Pairs:
-    """The terms of MRCONSO.RRF, filtered as for cTAKES' fast dictionary.
+) -> Iterator[Entry]:
+    """Yield the terms of MRCONSO.RRF, filtered as for cTAKES' fast dictionary.
 
-    sources: vocabularies (SAB) whose terms are taken. types: semantic types (TUI) that
-    are taken; by default those of cTAKES where MRSTY.RRF lies beside, else all; an
-    empty list takes all. left_out_kinds: term types (TTY) that are not taken; nor are
-    RxNorm's synonyms (SY). Rows marked as suppressed (SUPPRESS of E, O or Y) are
-    dropped. (cTAKES also takes the terms of other vocabularies for a concept that one
-    of the sources has.)
+    Synonyms of RxNorm (SY) and suppressed rows (SUPPRESS of E, O or Y) are left out.
+    cTAKES also uses the terms of other vocabularies for a concept that one of the
+    sources has.
 
-    Raises DataError for a file that is no MRCONSO, or of which nothing is left, with
-    the sources that it has.
+    Args:
+        path: The file.
+        language: Language of the terms (LAT).
+        sources: Vocabularies (SAB) whose terms are used.
+        types: Semantic types (TUI) that are used. None means those of cTAKES where
+            MRSTY.RRF lies beside the file, else all. An empty list means all.
+        left_out_kinds: Term types (TTY) that are not used.
+
+    Raises:
+        DataError: The file is no MRCONSO; or no row is left, with the file's sources.
     """
-
-    def sound(row: Sequence[str]) -> bool:  # every field ends in |, the last one too
-        whole = len(row) == _MRCONSO_FIELDS + 1 and not row[-1]
-        return whole and bool(_CUI.fullmatch(row[0]) and row[14].strip())
-
-    wanted = _concepts_of_types(path, types)
-    seen, nothing = Counter[str](), True
-    what = f"row of MRCONSO ({_MRCONSO_FIELDS} fields separated by |)"
-    for row in _sound_rows(path, what, _split(path), sound):
-        concept, source, kind = row[0], row[11], row[12]
-        seen[source] += 1
-        other = (
-            row[1] != language or source not in sources or row[16] in ("E", "O", "Y")
+    concepts = _concepts_of_types(path, types)
+    rows_of_source = Counter[str]()
+    is_empty = True
+    kind = f"row of MRCONSO ({_MRCONSO_FIELDS} fields separated by |)"
+    for fields in _usable_rows(path, kind, _rrf_rows(path), is_usable=_is_mrconso):
+        row = _MrconsoRow.of(fields)
+        rows_of_source[row.source] += 1
+        is_wanted = (
+            row.language == language
+            and row.source in sources
+            and row.suppress not in _SUPPRESSED
+            and row.kind not in left_out_kinds
+            and not row.is_synonym_of_rxnorm
         )
-        other = other or kind in left_out_kinds or (source == "RXNORM" and kind == "SY")
-        if not other and (wanted is None or concept in wanted):
-            nothing = False
-            yield concept, cleaned(row[14])
-    if nothing:
-        present = ", ".join(source for source, _ in seen.most_common(10))
+        if is_wanted and (concepts is None or row.concept in concepts):
+            is_empty = False
+            yield Entry(row.concept, clean_term(row.term))
+    if is_empty:
+        present = ", ".join(source for source, _ in rows_of_source.most_common(10))
         raise DataError(
-            f"{path}: no row is left for language {language} and sources {', '.join(sources)}: "
-            f"the file has the sources {present or 'none'}"
+            f"{path}: no row is left for language {language} and sources "
+            f"{', '.join(sources)}: the file has the sources {present or 'none'}"
         )
 
 
 def _concepts_of_types(path: Path, types: Collection[str] | None) -> set[str] | None:
-    """The concepts of the semantic types in MRSTY.RRF beside MRCONSO; None takes all."""
+    """Return the concepts of semantic types; None stands for all concepts.
+
+    Args:
+        path: MRCONSO.RRF, beside which MRSTY.RRF is searched.
+        types: As of `_read_umls`.
+
+    Raises:
+        ConfigError: A type is no TUI.
+        DataError: MRSTY.RRF is needed and missing.
+    """
     for name in types or ():
         if not _TUI.fullmatch(name):
             raise ConfigError(f"semantic type {name!r}: give its number, such as T047")
-    beside = [path.with_name(f"MRSTY.RRF{end}") for end in ("", ".gz")]
+    candidates = [path.with_name(f"MRSTY.RRF{ending}") for ending in ("", ".gz")]
     if path.name.lower().endswith(".gz"):
-        beside.reverse()
-    given = next(filter(Path.is_file, beside), None)
-    if (types is not None and not types) or (types is None and given is None):
+        candidates.reverse()
+    table = next((file for file in candidates if file.is_file()), None)
+    if types is None and table is None:
         return None
-    if given is None:
+    if types is not None and not types:
+        return None
+    if table is None:
         raise DataError(
-            f"{beside[0]}: no such file: semantic types need it beside MRCONSO.RRF"
+            f"{candidates[0]}: no such file: semantic types need it beside MRCONSO.RRF"
         )
-
-    def sound(row: Sequence[str]) -> bool:
-        return len(row) >= 6 and bool(_CUI.fullmatch(row[0]) and _TUI.fullmatch(row[1]))
-
     chosen = TYPES if types is None else frozenset(types)
-    what = "row of MRSTY (6 fields separated by |, CUI and TUI first)"
-    return {
-        r[0] for r in _sound_rows(given, what, _split(given), sound) if r[1] in chosen
-    }
+    kind = "row of MRSTY (6 fields separated by |, CUI and TUI first)"
+    rows = _usable_rows(table, kind, _rrf_rows(table), is_usable=_is_mrsty)
+    return {fields[0] for fields in rows if fields[1] in chosen}
 
+
+# ---- ontologies ----------------------------------------------------------------------
 
 _SYNONYM = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(EXACT|RELATED|NARROW|BROAD)?')
 _ESCAPE = re.compile(r"\\(.)")
-_Stanza = dict[str, list[str]]  # tag → values
+# The values of each tag. The tag "" marks a line that cannot be read.
+_Stanza = dict[str, list[str]]
 
 
-def _obo(
+def _read_obo(
     path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own"
-) -> _Pairs:
-    """The terms of an ontology in OBO format: names and synonyms; obsolete ones are
-    dropped.
+) -> Iterator[Entry]:
+    """Yield the terms of an ontology in OBO format: names and synonyms.
 
-    scopes: of synonyms, among EXACT, RELATED, NARROW and BROAD. ids: "own" for the
-    ontology's ids, or the prefix of a cross reference ("UMLS_CUI"): a term then stands
-    for all ids that are given there, and one without any is left out. A synonym that is
-    none, and a line that is no UTF-8, is left out. Raises DataError where most terms
-    have one, or no term is sound.
+    Obsolete terms are left out; so are synonyms in another form, and lines that are not
+    UTF-8.
+
+    Args:
+        path: The file.
+        scopes: Scopes of the synonyms that are used, of `SCOPES`.
+        ids: "own" for the ontology's ids; or the prefix of a cross-reference such as
+            "UMLS_CUI". A term then stands for all ids of this kind, and is left out if
+            it has none.
+
+    Raises:
+        ConfigError: A scope is unknown.
+        DataError: Most terms are damaged, or no term can be used.
     """
     for scope in scopes:
         if scope not in SCOPES:
             raise ConfigError(
                 f"synonym scope {scope!r} is unknown: {nearest(scope, SCOPES)}"
             )
-
-    def sound(stanza: _Stanza) -> bool:
-        return all(stanza.get(tag, [""])[0].strip() for tag in ("id", "name"))
-
-    def obsolete(stanza: _Stanza) -> bool:
-        return stanza.get("is_obsolete", [""])[0].strip() == "true"
-
-    def whole(stanza: _Stanza) -> bool:
-        return obsolete(stanza) or ("" not in stanza and all(_synonyms(stanza)))
-
-    nothing, what = True, "stanza [Term] of OBO, with id and name"
-    for stanza in _sound_rows(path, what, _stanzas(path), sound, whole):
-        if obsolete(stanza):
+    is_empty = True
+    kind = "stanza [Term] of OBO, with id and name"
+    for stanza in _usable_rows(
+        path, kind, _stanzas(path), is_usable=_has_id_and_name, is_sound=_is_sound
+    ):
+        if _is_obsolete(stanza):
             continue
-        synonyms = _synonyms(stanza)
-        terms = [stanza["name"][0].strip()]
-        terms += [
-            f[1] for f in synonyms if f is not None and (f[2] or "RELATED") in scopes
-        ]
-        xrefs = [value.split()[0] for value in stanza.get("xref", ()) if value.strip()]
-        other = [x.partition(":")[2] for x in xrefs if x.startswith(f"{ids}:")]
-        concepts = [stanza["id"][0].strip()] if ids == "own" else filter(None, other)
+        concepts = _ids_of(stanza, ids)
         for concept in concepts:
-            for term in terms:
-                if visible := cleaned(_ESCAPE.sub(r"\1", term)):
-                    nothing = False
-                    yield concept, visible
-    if nothing:
+            for term in _terms_of(stanza, scopes):
+                is_empty = False
+                yield Entry(concept, term)
+    if is_empty:
         raise DataError(f"{path}: no term has a cross reference {ids}: give ids = own")
 
 
+def _has_id_and_name(stanza: _Stanza) -> bool:
+    """Return whether a stanza has an id and a name."""
+    return all(stanza.get(tag, [""])[0].strip() for tag in ("id", "name"))
+
+
+def _is_obsolete(stanza: _Stanza) -> bool:
+    """Return whether a term is obsolete."""
+    return stanza.get("is_obsolete", [""])[0].strip() == "true"
+
+
+def _is_sound(stanza: _Stanza) -> bool:
+    """Return whether all lines and synonyms of a term can be read."""
+    return _is_obsolete(stanza) or ("" not in stanza and all(_synonyms(stanza)))
+
+
 def _synonyms(stanza: _Stanza) -> list[re.Match[str] | None]:
+    """Return the synonyms of a term; None for one in another form."""
     return [_SYNONYM.match(value.lstrip()) for value in stanza.get("synonym", ())]
 
 
+def _terms_of(stanza: _Stanza, scopes: Collection[str]) -> list[str]:
+    """Return the name of a term, and its synonyms of some scopes."""
+    synonyms = [
+        synonym[1]
+        for synonym in _synonyms(stanza)
+        if synonym is not None and (synonym[2] or "RELATED") in scopes
+    ]
+    terms = [stanza["name"][0].strip(), *synonyms]
+    cleaned = (clean_term(_ESCAPE.sub(r"\1", term)) for term in terms)
+    return [term for term in cleaned if term]
+
+
+def _ids_of(stanza: _Stanza, kind: str) -> list[str]:
+    """Return the ids of a term: its own, or its cross-references of a kind."""
+    if kind == "own":
+        return [stanza["id"][0].strip()]
+    references = [value.split()[0] for value in stanza.get("xref", ()) if value.strip()]
+    prefix = f"{kind}:"
+    ids = [text.partition(":")[2] for text in references if text.startswith(prefix)]
+    return [id for id in ids if id]
+
+
 def _stanzas(path: Path) -> Iterator[tuple[int, _Stanza]]:
-    """The [Term] stanzas with their line numbers; "" is a tag where a line cannot be
-    read."""
-    kind, begin = "", 0
+    """Yield the [Term] stanzas of an ontology, with their line numbers."""
+    kind = ""
+    first_line = 0
     stanza: _Stanza = {}
-    for number, line in chain(_visible(path), [(0, "[]")]):
+    for number, line in _nonblank_lines(path):
         text = (line or "").strip()
         if text.startswith("["):
             if kind == "[Term]":
-                yield begin, stanza
-            kind, begin, stanza = text, number, {}
+                yield first_line, stanza
+            kind = text
+            first_line = number
+            stanza = {}
         tag, colon, value = text.partition(":")
         if colon or line is None:
             stanza.setdefault(tag, []).append(value)
+    if kind == "[Term]":
+        yield first_line, stanza
 
+
+# ---- tables --------------------------------------------------------------------------
 
 _ID_NAMES: Final = frozenset("id cui concept concept_id code identifier".split())
 _TERM_NAMES: Final = frozenset("term str name synonym label text string".split())
 
 
-def _table(path: Path) -> _Pairs:
-    """The terms of a table with two columns, id and term; tabs or commas separate them.
+def _read_table(path: Path) -> Iterator[Entry]:
+    """Yield the terms of a table with two columns, id and term.
 
-    A first row that names both columns (id, cui, concept, code; term, str, name,
-    synonym) gives their places, and others may stand beside them. Raises DataError
-    where no row is sound.
+    Tabs or commas separate the columns. If the first row names both columns (id, cui,
+    concept, code; term, str, name, synonym), they may stand at any place among others.
+
+    Raises:
+        DataError: No row is sound.
     """
-    first = next((line for _, line in _visible(path) if line is not None), "")
-    delimiter = "\t" if "\t" in first else ","
+    first_line = next((line for _, line in _nonblank_lines(path) if line), "")
+    delimiter = "\t" if "\t" in first_line else ","
     header: list[str] = []
     with suppress(csv.Error, StopIteration):
-        header = [cell.strip().lower() for cell in cells_of(first, delimiter)]
-    names = (_ID_NAMES, _TERM_NAMES)
-    places = [
-        next((at for at, name in enumerate(header) if name in of), -1) for of in names
-    ]
-    named = min(places) >= 0
-    id, term = places if named else (0, 1)
-    given = rows(
-        _visible(path), len(header) if named else 2, delimiter, delimiter != "\t"
-    )
-    pairs = (
-        (row.line, None)
-        if isinstance(row, Damaged)
-        else (row[0], (row[1][id], row[1][term]))
-        for row in given
-    )
-    if named:
-        next(pairs)
-    what = "row of a dictionary table, with two columns, id and term"
-    for concept, text in _sound_rows(
-        path, what, pairs, lambda p: p[0].strip() and cleaned(p[1])
-    ):
-        yield concept.strip(), cleaned(text)
+        header = [cell.strip().lower() for cell in cells_of(first_line, delimiter)]
+    id_column = _column_of(header, _ID_NAMES)
+    term_column = _column_of(header, _TERM_NAMES)
 
+    has_header = id_column is not None and term_column is not None
+    rows = split_lines(
+        _nonblank_lines(path),
+        len(header) if has_header else 2,
+        delimiter,
+        has_quotes=delimiter != "\t",
+    )
+    if id_column is not None and term_column is not None:
+        next(rows)
+        entries = _entries_of(rows, id_column, term_column)
+    else:
+        entries = _entries_of(rows, 0, 1)
+
+    kind = "row of a dictionary table, with two columns, id and term"
+    for concept, term in _usable_rows(path, kind, entries, is_usable=_is_entry):
+        yield Entry(concept.strip(), clean_term(term))
+
+
+def _entries_of(
+    rows: Iterable[Row | Damaged], id_column: int, term_column: int
+) -> Iterator[tuple[int, Entry | None]]:
+    """Yield the entries of a table with their lines; None for a damaged row."""
+    for row in rows:
+        if isinstance(row, Damaged):
+            yield row.line, None
+        else:
+            yield row.line, Entry(row.cells[id_column], row.cells[term_column])
+
+
+def _column_of(header: Sequence[str], names: Collection[str]) -> int | None:
+    """Return the first column of one of these names; None if there is none."""
+    return next((at for at, name in enumerate(header) if name in names), None)
+
+
+def _is_entry(entry: Entry) -> bool:
+    """Return whether a row has an id and a term."""
+    return bool(entry.concept.strip() and clean_term(entry.term))
+
+
+# ---- formats -------------------------------------------------------------------------
+
+
+class _Reader(NamedTuple):
+    """How a format is read, and the names of the reader's options."""
+
+    read: Callable[..., Iterator[Entry]]
+    options: tuple[str, ...] = ()
+
+
+_READERS: Final = {
+    "umls": _Reader(_read_umls, ("language", "sources", "types", "left_out_kinds")),
+    "obo": _Reader(_read_obo, ("scopes", "ids")),
+    "table": _Reader(_read_table),
+}
 
 _TAG = re.compile(
-    r"\s*\((?:disorder|finding|procedure|situation|event|observable entity|body structure|"
-    r"morphologic abnormality|morphology|qualifier value|substance|product|medicinal product|"
-    r"organism|regime/therapy|physical object|context-dependent category|cell|function)\)\s*$"
+    r"\s*\((?:disorder|finding|procedure|situation|event|observable entity|"
+    r"body structure|morphologic abnormality|morphology|qualifier value|substance|"
+    r"product|medicinal product|organism|regime/therapy|physical object|"
+    r"context-dependent category|cell|function)\)\s*$"
 )
 _AFFIX = re.compile(
     r"^\[[A-Z]{1,3}\]\s*|[\s,]+NOS$|[\s,]*\(NOS\)$|\s*\[NOS\]$", re.IGNORECASE
 )
 
 
-def cleaned(term: str) -> str:
-    """A term as notes would write it.
+def clean_term(term: str) -> str:
+    """Return a term as notes would write it.
 
-    Without SNOMED's tags "(disorder)", "(finding)" …, without "NOS" at its end and
-    "[X]" or "[D]" at its start; white space made single.
+    Removes the tags of SNOMED ("(disorder)", "(finding)" …), "NOS" at the end, and
+    "[X]" or "[D]" at the start. White space becomes single spaces.
     """
     term = " ".join(term.split())
     while True:
@@ -392,104 +556,3 @@ def cleaned(term: str) -> str:
         if shorter == term or not shorter:
             return term
         term = shorter
-
-
-# ---- words ---------------------------------------------------------------------------
-
-_SHORTEST: Final = 3
-_MOST_WORDS: Final = 20
-_ACCENTS: Final = range(0x300, 0x370)
-_APOSTROPHES: Final = "'’ʼ"
-
-
-class _Characters(dict[int, str]):
-    """Code point → what stands for it: letters and digits folded, an apostrophe, or a
-    space."""
-
-    def __missing__(self, code: int) -> str:
-        if chr(code) in _APOSTROPHES:
-            made = "'"
-        elif code in _ACCENTS:
-            made = ""  # an accent
-        else:
-            folded = unicodedata.normalize("NFKD", chr(code).casefold())
-            kept = [c for c in folded if ord(c) not in _ACCENTS]
-            made = "".join(c if _in_word(c) else " " for c in kept) or " "
-        self[code] = made
-        return made
-
-
-def _in_word(character: str) -> bool:
-    return character.isalnum() or unicodedata.category(character)[0] == "M"
-
-
-_CHARACTERS: Final = _Characters()
-
-
-def plain_text(text: str) -> str:
-    """Words parted by spaces, with one space at the end."""
-    plain = text.translate(_CHARACTERS) + " "
-    if "'" in plain:
-        plain = plain.replace("'s ", "   ").replace("'", " ")
-    return plain
-
-
-def words_of(text: str) -> list[str]:
-    """The normalised words of a text, plurals as they stand."""
-    return plain_text(text).split()
-
-
-def singular(word: str) -> str:
-    """A word without the ending of an English plural; four letters and fewer stay as
-    they are.
-
-    biopsies → biopsy, abscesses → abscess, reflexes → reflex, stenoses → stenosis, metastases →
-    metastasis, tumors → tumor; words in -ss, -us and -is stay. Both sides of a match go through
-    it, so what it makes need not be a word ("diabete").
-    """
-    if len(word) < 5 or word[-1] != "s":
-        return word
-    if word.endswith("ies"):
-        return word[:-3] + "y"
-    if word.endswith(("sses", "xes")):
-        return word[:-2]
-    if word.endswith("stases") or (word.endswith("oses") and len(word) > 6):
-        return word[:-2] + "is"
-    return word if word.endswith(("ss", "us", "is")) else word[:-1]
-
-
-def plurals_of(word: str) -> list[str]:
-    """All words that `singular` takes to this one."""
-    forms = [word, word + "s", word + "es", word[:-1] + "ies", word[:-2] + "es"]
-    return [form for form in dict.fromkeys(forms) if singular(form) == word]
-
-
-def unfit(words: Sequence[str]) -> str | None:
-    """Why a term of these words is not matched; None where it is."""
-    if not words or not any(c.isalpha() for word in words for c in word):
-        return "no letter"
-    if len(words) > _MOST_WORDS:
-        return "long"
-    if len(words) == 1 and len(words[0]) < _SHORTEST:
-        return "short"
-    return "ambiguous" if len(words) == 1 and words[0] in AMBIGUOUS else None
-
-
-def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
-    """Offsets in the plain text → in the text; None where they are the same."""
-    if text.isascii() or all(len(_CHARACTERS[ord(c)]) == 1 for c in set(text)):
-        return None
-    lengths = np.fromiter(
-        (len(_CHARACTERS[ord(c)]) for c in text), np.int64, count=len(text)
-    )
-    places = offsets_of(lengths)  # (characters + 1,) starts in the plain text
-
-    def origin(start: int, end: int) -> tuple[int, int]:
-        # The last character that begins there: those before it are dropped accents.
-        first = int(np.searchsorted(places, start, side="right")) - 1
-        last = int(np.searchsorted(places, end - 1, side="right"))
-        while last < len(text) and places[last] == end and not lengths[last]:
-            last += 1  # an accent on the last letter belongs to it
-        return first, last
-
-    return origin

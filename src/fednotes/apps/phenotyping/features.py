@@ -1,10 +1,9 @@
-"""Notes → what a patient is to the models: a bag of concepts, or a vector of an
-encoder.
+"""How the notes of a patient become a bag of concepts, or a vector of an encoder.
 
-    features_for   by a job's tables
-    load_features         by a recipe, which a saved model has: the same numbers of new notes
+    features_for    by the tables of a job
+    load_features   by the recipe of a saved model: the same features of new notes
 
-A recipe is JSON: it says which dictionary, or encoder, with which options, and its
+A recipe is JSON. It has the place of the dictionary or encoder, options and a
 fingerprint.
 """
 
@@ -13,10 +12,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge
@@ -24,16 +23,16 @@ from annotated_types import Ge
 from fednotes.apps.phenotyping import synthetic
 from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
 from fednotes.apps.phenotyping.concepts import (
-    MOST,
-    Made,
+    MAX_CONCEPTS,
     Matcher,
     Notes,
-    Option,
+    PatientInputs,
     Progress,
     bags,
-    kept_arrays,
-    told,
+    cached_arrays,
+    report_progress,
 )
+from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.dictionary import read_dictionary
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
 from fednotes.core.settings import build, checked, expand
@@ -42,7 +41,7 @@ from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
-# raise it when the same text gives another vector
+# Change it when the same text gives another vector.
 TEXT_RECIPE: Final = "mean-of-notes-1"
 
 
@@ -80,7 +79,7 @@ class ConceptsConfig:
     dictionary: str = ""
     format: Literal["", "umls", "obo", "table"] = ""
     context: Option = "drop"
-    most: Annotated[int, Ge(1)] = MOST
+    most: Annotated[int, Ge(1)] = MAX_CONCEPTS
     processes: Annotated[int, Ge(1)] = 1
     vectors: str = ""
     language: str | None = None
@@ -98,15 +97,21 @@ class ConceptsConfig:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the dictionary's reader that are given."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)[6:]}
-        return {name: value for name, value in given.items() if value is not None}
+        """The options of the dictionary's format that are set."""
+        options = {
+            "language": self.language,
+            "sources": self.sources,
+            "types": self.types,
+            "left_out_kinds": self.left_out_kinds,
+            "scopes": self.scopes,
+            "ids": self.ids,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
 
 @checked(frozen=True)
 class TextConfig:
-    """Patients as vectors: the mean over a patient's notes of each note's mean word
-    vector.
+    """Patients as vectors: the mean over notes of each note's mean word vector.
 
     Attributes:
         encoder: A frozen encoder: "minilm" or a directory, as `encoders/features.py`
@@ -118,188 +123,312 @@ class TextConfig:
 
 @dataclass(frozen=True, eq=False)
 class ConceptFeatures:
-    """Bags of concepts by one matcher, which all sites share."""
+    """Makes bags of concepts with one matcher, which all sites share.
+
+    Attributes:
+        matcher: Finds the concepts.
+        space: What the bags mean.
+        max_concepts: Patients with more concepts are left out.
+        processes: Number of processes that read notes.
+    """
 
     matcher: Matcher
     space: FeatureSpace
-    most: int
+    max_concepts: int
     processes: int = 1
 
     def make(
         self, notes: Notes, progress: Progress | None = None, cache: Path | None = None
-    ) -> Made:
-        """One bag a patient."""
-        return bags(notes, self.matcher, self.processes, progress, cache, self.most)
+    ) -> PatientInputs:
+        """Return one bag per patient.
+
+        Args:
+            notes: The texts of each patient.
+            progress: Receives the number of patients done, and of all patients.
+            cache: Folder for results; None keeps none.
+        """
+        return bags(
+            notes,
+            self.matcher,
+            processes=self.processes,
+            progress=progress,
+            cache=cache,
+            max_concepts=self.max_concepts,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class TextFeatures:
-    """Mean vectors of a frozen encoder."""
+    """Makes mean vectors with a frozen encoder.
+
+    Attributes:
+        encoder: The encoder.
+        space: What the vectors mean.
+    """
 
     encoder: FrozenEncoder
     space: FeatureSpace
 
     def make(
         self, notes: Notes, progress: Progress | None = None, cache: Path | None = None
-    ) -> Made:
-        """One vector a patient; zeros for a patient whose notes have no word."""
+    ) -> PatientInputs:
+        """Return one vector per patient; zeros for a patient without a word.
 
-        def vectors() -> dict[str, np.ndarray]:
-            means = told(map(self._mean_of, notes.values()), len(notes), progress)
-            return {
-                "vectors": np.array([*means], np.float32).reshape(-1, self.space.width)
-            }
+        Args:
+            notes: The texts of each patient.
+            progress: Receives the number of patients done, and of all patients.
+            cache: Folder for results; None keeps none.
+        """
 
-        values = kept_arrays(cache, notes, f"{self.space.fingerprint} 1", vectors)[
-            "vectors"
-        ]
+        def encode_all() -> dict[str, np.ndarray]:
+            means = report_progress(
+                map(self._mean_vector, notes.values()), len(notes), progress
+            )
+            vectors = np.array([*means], np.float32)
+            return {"vectors": vectors.reshape(-1, self.space.width)}
+
+        recipe = f"{self.space.fingerprint} 1"
+        values = cached_arrays(cache, notes, recipe, make=encode_all)["vectors"]
         if progress is not None:
             progress(len(notes), len(notes))
-        counts = {"notes": sum(map(len, notes.values())), "left_out": 0}
-        counts["without"] = int((~values.any(1)).sum())
-        return Made(tuple(notes), Vectors(values), counts)
+        counts = {
+            "notes": sum(map(len, notes.values())),
+            "left_out": 0,
+            "without": int((~values.any(1)).sum()),
+        }
+        return PatientInputs(tuple(notes), Vectors(values), counts)
 
-    def _mean_of(self, texts: Sequence[str]) -> np.ndarray:
-        """(layers × dim,) float64: the mean over notes of the mean over a note's words."""
+    def _mean_vector(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the mean over notes of the mean over a note's words.
+
+        Returns:
+            (layers × dim,) float64.
+        """
         means = []
         for text in texts:
-            parts = [
-                text[start:end] for start, end in split_sentences(Document("", text))
-            ]
-            passages = [Passage(part, tokenize(part)) for part in parts]
-            sentences = [passage for passage in passages if len(passage.words)]
-            if sentences:
-                vectors = self.encoder.encode(sentences)  # (words, layers, dim)
-                means.append(
-                    vectors.reshape(len(vectors), -1).mean(0, dtype=np.float64)
-                )
+            passages = _passages_of(text)
+            if passages:
+                vectors = self.encoder.encode(passages)  # (words, layers, dim)
+                flat = vectors.reshape(len(vectors), -1)
+                means.append(flat.mean(0, dtype=np.float64))
         mean: np.ndarray = np.mean(means, 0) if means else np.zeros(self.space.width)
         return mean
+
+
+def _passages_of(text: str) -> list[Passage]:
+    """Return the sentences of a text that have a word."""
+    sentences = [text[start:end] for start, end in split_sentences(Document("", text))]
+    passages = [Passage(sentence, tokenize(sentence)) for sentence in sentences]
+    return [passage for passage in passages if len(passage.words)]
 
 
 Features = ConceptFeatures | TextFeatures
 
 
-def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
-    """What a job's [concepts] or [text] says; relative paths are beside the job file.
+# ---- from a job ----------------------------------------------------------------------
 
-    Raises ConfigError, DataError, ModelError, each with the table.
+
+def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
+    """Return the features of a job's [concepts] or [text].
+
+    Args:
+        config: The table.
+        folder: Folder of the job file, to which paths are relative.
+
+    Raises:
+        ConfigError: A setting does not fit; with the table.
+        DataError: The dictionary cannot be read; with the table.
+        ModelError: The encoder cannot be loaded.
     """
     if isinstance(config, TextConfig):
         beside = folder / config.encoder
-        named = str(beside.resolve()) if beside.exists() else config.encoder
-        return _features(config, {"encoder": named}, expand(named, "[text] encoder"))
-    given = config.dictionary
-    # A variable stays one in the recipe: it may stand for another folder where the
-    # model goes.
-    fixed = (
-        given == SYNTHETIC
-        or "$" in given
-        or given.startswith("~")
-        or Path(given).is_absolute()
-    )
+        name = str(beside.resolve()) if beside.exists() else config.encoder
+        return _text_features({"encoder": name}, expand(name, "[text] encoder"))
+
+    options = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in config.options.items()
+    }
+    place = _place_for_recipe(config.dictionary, folder)
     recipe = {
         "kind": "concepts",
-        "dictionary": given if fixed else str((folder / given).resolve()),
+        "dictionary": place,
         "format": config.format,
-        **{
-            k: list(v) if isinstance(v, tuple) else v for k, v in config.options.items()
-        },
+        **options,
         "context": config.context,
         "most": config.most,
     }
     with within("[concepts] dictionary", DataError, ConfigError):
-        return _features(
-            config, recipe, expand(str(recipe["dictionary"]), "dictionary")
-        )
+        return _concept_features(config, recipe, expand(place, "dictionary"))
+
+
+def _place_for_recipe(dictionary: str, folder: Path) -> str:
+    """Return a dictionary's place as a recipe has it: an absolute path, or as written.
+
+    A variable stays one: it may stand for another folder where the model is used.
+    """
+    is_fixed = (
+        dictionary == SYNTHETIC
+        or "$" in dictionary
+        or dictionary.startswith("~")
+        or Path(dictionary).is_absolute()
+    )
+    return dictionary if is_fixed else str((folder / dictionary).resolve())
+
+
+# ---- from a recipe -------------------------------------------------------------------
+
+
+class _RecipeKind(NamedTuple):
+    """A kind of recipe.
+
+    Attributes:
+        settings: Class of the settings in it.
+        place: Key of the place of the dictionary or encoder.
+        option: Option of the commands that gives another place.
+    """
+
+    settings: type[ConceptsConfig | TextConfig]
+    place: str
+    option: str
+
+
+_RECIPE_KINDS: Final = {
+    "concepts": _RecipeKind(ConceptsConfig, "dictionary", "--dictionary"),
+    "text": _RecipeKind(TextConfig, "encoder", "--backbone"),
+}
+# Keys of a recipe that are no settings.
+_RECIPE_FACTS: Final = ("kind", "fingerprint", "names")
 
 
 def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
-    """What a recipe stands for, checked by its fingerprint.
+    """Return the features that a recipe stands for, checked by its fingerprint.
 
-    dictionary: where the dictionary (or the encoder) is now, if it has moved. Raises
-    ModelError where it is missing or another one, and for a value that no recipe can
-    have.
+    Args:
+        recipe: The recipe of a saved model.
+        dictionary: Where the dictionary or the encoder is now, if it has moved.
+
+    Raises:
+        ModelError: It is missing or another one, or no recipe has such a value.
     """
-    kinds: dict[Any, tuple[type[ConceptsConfig | TextConfig], str, str]] = {
-        "concepts": (ConceptsConfig, "dictionary", "--dictionary"),
-        "text": (TextConfig, "encoder", "--backbone"),
-    }
-    kind = recipe.get("kind")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ModelError(f"the model's features are of the unknown kind {kind!r}")
-    settings, what, option = kinds[kind]
-    facts = ("kind", "fingerprint", "names")
+    name = recipe.get("kind")
+    if not isinstance(name, str) or name not in _RECIPE_KINDS:
+        raise ModelError(f"the model's features are of the unknown kind {name!r}")
+    kind = _RECIPE_KINDS[name]
     with within("the model's features cannot be made", ConfigError, become=ModelError):
-        if not isinstance(recipe.get("fingerprint", ""), str):
-            raise ConfigError(
-                f"recipe fingerprint = {recipe['fingerprint']!r}: expected text"
-            )
-        if what not in recipe:
-            raise ConfigError(f"recipe: the key {what!r} is missing")
-        config = build(
-            settings, {n: v for n, v in recipe.items() if n not in facts}, "recipe"
-        )
-    named = recipe[what]
-    place = dictionary or named
+        config = _config_of(recipe, kind)
+
+    original = recipe[kind.place]
+    place = dictionary or original
     try:
-        made = _features(config, recipe, expand(place, what))
+        path = expand(place, kind.place)
+        if isinstance(config, TextConfig):
+            features: Features = _text_features(recipe, path)
+        else:
+            features = _concept_features(config, recipe, path)
     except (DataError, ConfigError, ModelError) as error:
         raise ModelError(
-            f"the model's {what} {named} cannot be read ({error}): give its place with {option}"
+            f"the model's {kind.place} {original} cannot be read ({error}): give its "
+            f"place with {kind.option}"
         ) from error
-    if made.space.fingerprint != recipe.get("fingerprint"):
+    if features.space.fingerprint != recipe.get("fingerprint"):
         raise ModelError(
-            f"the {what} {place} is not the one that the model was trained with ({named}): its "
-            f"content or fednotes' rules differ; give the same file with {option}"
+            f"the {kind.place} {place} is not the one that the model was trained with "
+            f"({original}): its content or fednotes' rules differ; give the same file "
+            f"with {kind.option}"
         )
-    return made
+    return features
 
 
-def _features(
-    config: ConceptsConfig | TextConfig, recipe: Mapping[str, Any], place: str
-) -> Features:
-    """What reads notes. place: of the dictionary or encoder."""
-    if isinstance(config, TextConfig):
-        encoder = load_encoder(place)
-        digest = hashlib.sha256(
-            f"{TEXT_RECIPE}\0{encoder.fingerprint}".encode()
-        ).hexdigest()
-        text = {"kind": "text", "encoder": recipe["encoder"], "fingerprint": digest}
-        return TextFeatures(
-            encoder, FeatureSpace(encoder.layers * encoder.dim, True, text)
+def _config_of(
+    recipe: Mapping[str, Any], kind: _RecipeKind
+) -> ConceptsConfig | TextConfig:
+    """Return the settings in a recipe.
+
+    Raises:
+        ConfigError: A value is missing or impossible.
+    """
+    if not isinstance(recipe.get("fingerprint", ""), str):
+        raise ConfigError(
+            f"recipe fingerprint = {recipe['fingerprint']!r}: expected text"
         )
+    if kind.place not in recipe:
+        raise ConfigError(f"recipe: the key {kind.place!r} is missing")
+    settings = {
+        name: value for name, value in recipe.items() if name not in _RECIPE_FACTS
+    }
+    return build(kind.settings, settings, "recipe")
+
+
+# ---- dictionaries and encoders -------------------------------------------------------
+
+
+def _text_features(recipe: Mapping[str, Any], place: str) -> TextFeatures:
+    """Return the features of an encoder.
+
+    Args:
+        recipe: A recipe that names the encoder.
+        place: Where the encoder is.
+    """
+    encoder = load_encoder(place)
+    digest = hashlib.sha256(f"{TEXT_RECIPE}\0{encoder.fingerprint}".encode())
+    complete = {
+        "kind": "text",
+        "encoder": recipe["encoder"],
+        "fingerprint": digest.hexdigest(),
+    }
+    width = encoder.layers * encoder.dim
+    return TextFeatures(encoder, FeatureSpace(width, dense=True, recipe=complete))
+
+
+def _concept_features(
+    config: ConceptsConfig, recipe: Mapping[str, Any], place: str
+) -> ConceptFeatures:
+    """Return the features of a dictionary.
+
+    Args:
+        config: How the dictionary is read.
+        recipe: The recipe, which gets the fingerprint.
+        place: Where the dictionary is.
+    """
     path = None if place == SYNTHETIC else Path(place)
-    stamps = () if path is None else _stamps(path)
-    options = tuple(config.options.items())
-    matcher = _matcher(path, config.format, options, config.context, stamps)
-    recipe = {
+    matcher = _matcher(
+        path,
+        config.format,
+        options=tuple(config.options.items()),
+        context=config.context,
+        stamps=() if path is None else _stamps(path),
+    )
+    complete = {
         **recipe,
         "names": len(matcher.dictionary),
         "fingerprint": matcher.fingerprint,
     }
-    space = FeatureSpace(matcher.vocabulary, False, recipe)
-    return ConceptFeatures(matcher, space, config.most, config.processes)
+    space = FeatureSpace(matcher.vocabulary, dense=False, recipe=complete)
+    return ConceptFeatures(
+        matcher, space, max_concepts=config.most, processes=config.processes
+    )
 
 
 def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes when the dictionary does, or its table of semantic types."""
-    found = []
+    """Return what changes when the dictionary or its semantic types do."""
+    stamps = []
     for file in (path, *sorted(path.parent.glob("MRSTY.RRF*"))):
-        with suppress(OSError):  # a missing file is its reader's to tell
-            stat = file.stat()
-            found.append((file.name, stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+        with suppress(OSError):  # the reader reports a missing file
+            status = file.stat()
+            stamps.append((file.name, status.st_mtime_ns, status.st_size))
+    return tuple(stamps)
 
 
-@lru_cache(maxsize=1)  # the UMLS takes a minute to build, a gigabyte to hold
+@lru_cache(maxsize=1)  # that of the UMLS takes a minute to build and a gigabyte to hold
 def _matcher(
     path: Path | None,
     format: str,
     options: tuple[tuple[str, Any], ...],
     context: Option,
-    stamps: tuple[Any, ...],
+    stamps: tuple[Any, ...],  # noqa: ARG001 - a changed file is another argument
 ) -> Matcher:
+    """Return the matcher of a dictionary; of the generated patients' if it is None."""
     if path is None:
         return Matcher(synthetic.dictionary(), context)
     return Matcher(read_dictionary(path, format, **dict(options)), context)

@@ -1,4 +1,4 @@
-"""What a run on patients says of its scores: why a number may be low, and what to try."""
+"""Hints on the scores of a run on patients: why they may be low, and what to try."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fednotes.jobs.results import some_of
 
 
 def score_hints(
-    scores: Mapping[str, Mapping[str, Any]], sites: Sequence[SitePatients]
+    scores: Mapping[str, Mapping[str, Any]],
+    sites: Sequence[SitePatients],  # noqa: ARG001 - part of the interface of SiteKind
 ) -> Iterator[str]:
-    """Yield a line for each model that misses diseases, or whose test patients are too
-    alike.
+    """Yield a line for each model that misses diseases, or lacks patients to test it.
 
     Args:
         scores: The scores of each site by condition.
@@ -22,21 +22,22 @@ def score_hints(
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
             by_disease = score.get("by_output", {}) if score else {}
-            if missed := _never_predicted(by_disease):
+            missed = _never_predicted(by_disease)
+            if missed:
                 yield (
-                    f"{site}, {condition}: predicts nobody to have {some_of(missed)}: train "
-                    "longer, or weigh classes"
+                    f"{site}, {condition}: predicts nobody to have {some_of(missed)}: "
+                    "train longer, or weigh classes"
                 )
-            if alike := _without_both_classes(by_disease):
+            alike = _without_both_classes(by_disease)
+            if alike:
                 yield (
-                    f"{site}, {condition}: the test patients are all present or all absent for "
-                    f"{some_of(alike)}: these have no AUROC"
+                    f"{site}, {condition}: the test patients are all present or all "
+                    f"absent for {some_of(alike)}: these have no AUROC"
                 )
 
 
 def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
-    """Return the diseases that some test patient has and that the model predicts for
-    nobody."""
+    """Return the diseases that test patients have and that the model never predicts."""
     return [
         disease
         for disease, score in by_disease.items()

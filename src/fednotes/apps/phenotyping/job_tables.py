@@ -1,10 +1,10 @@
 """The tables of a job on patients.
 
-[sites.NAME]   PatientsConfig
-[synthetic]    SyntheticPatientsConfig
+[sites.NAME]   PatientsConfig: where the patients of a site are
+[synthetic]    SyntheticPatientsConfig: generated patients
 [concepts]     ConceptsConfig: how notes become bags of concepts
-[text]         TextConfig, in place of it: patients as mean vectors of a frozen encoder
-[phenotypes]   name → codes, any of which makes it present, where no labels come from files
+[text]         TextConfig, in place of [concepts]: how notes become mean vectors
+[phenotypes]   the codes of each phenotype, where its labels do not come from files
 [hold_out]     HoldOutConfig: further codes that stage 1 must not see
 """
 
@@ -16,9 +16,17 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
+from fednotes.apps.phenotyping.code_tables import (
+    CodeSource,
+    CodeTable,
+    CodiespFolder,
+    MimicFolder,
+    OmopFolder,
+)
 from fednotes.apps.phenotyping.codes import parse, system_of
 from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
-from fednotes.apps.phenotyping.labels import Judgment, Unmentioned
+from fednotes.apps.phenotyping.labels import Unmentioned
+from fednotes.apps.phenotyping.obesity import Judgment
 from fednotes.core.errors import ConfigError, within
 from fednotes.core.settings import build, checked, over
 from fednotes.data.encodings import AUTO, encoding_of
@@ -43,15 +51,14 @@ class HoldOutConfig:
 
 @checked(frozen=True)
 class PatientsConfig:
-    """Where one site's patients are: notes, billed codes, labels. All but notes may be
-    absent.
+    """Where a site's notes, codes and labels are. Only notes are required.
 
     Attributes:
         notes: A file or folder of notes, or a list of them. Relative paths are relative
             to the job file; `$NAME` stands for an environment variable. A note without
             a patient is a patient of its own, named by its id.
         concepts: The output of cTAKES, in place of `notes`
-            (`apps/phenotyping/concepts.py`).
+            (`apps/phenotyping/ctakes.py`).
         format: Format of the notes; guessed from the content if empty.
         categories: Keeps only notes of these categories; all if empty.
         column: The column of a table, or the JSON key, that holds the text of a note;
@@ -61,8 +68,8 @@ class PatientsConfig:
         codes: A file or folder of billed codes, or a list of them; `codes_format` says
             what they are.
         codes_format: What `codes` is: "table", any CSV or tab-separated table with a
-            patient and a code in each row (`apps/phenotyping/tables.py`); or a folder
-            of tables: "mimic" (MIMIC-III), "omop" or "codiesp".
+            patient and a code in each row (`apps/phenotyping/code_tables.py`); or a
+            folder of tables: "mimic" (MIMIC-III), "omop" or "codiesp".
         system: Coding system of a table whose rows name none, such as "icd10".
         patient_column: Name of the column of patients in a table of codes or labels;
             guessed if empty.
@@ -93,7 +100,7 @@ class PatientsConfig:
             fraction are among those of a larger one.
     """
 
-    notes: Any = ()  # text or a list of texts: _paths checks it
+    notes: Any = ()  # text or a list of texts, as `_paths` checks
     concepts: str = ""
     format: str = ""
     categories: tuple[str, ...] = ()
@@ -122,46 +129,78 @@ class PatientsConfig:
         encoding_of(self.encoding)
         for name in ("notes", "codes", "test", "test_codes"):
             object.__setattr__(self, name, _paths(name, getattr(self, name)))
+        self._check_notes()
+        self._check_codes()
+        self._check_labels_and_test()
+
+    def _check_notes(self) -> None:
+        """Raise ConfigError unless the site has notes, and some are trained on."""
         if self.notes and self.concepts:
             raise ConfigError(
                 "give either `notes` or `concepts` (cTAKES output), not both"
             )
         if not (self.notes or self.concepts or self.labels):
             raise ConfigError(
-                "the site has no notes: give `notes`, `concepts` (cTAKES output) or `labels` (a "
-                "folder of the obesity challenge)"
+                "the site has no notes: give `notes`, `concepts` (cTAKES output) or "
+                "`labels` (a folder of the obesity challenge)"
             )
-        if self.valid_fraction + (0.0 if self.test else self.test_fraction) >= 1:
+        test_fraction = 0.0 if self.test else self.test_fraction
+        if self.valid_fraction + test_fraction >= 1:
             raise ConfigError(
                 "valid_fraction + test_fraction: 0 to below 1, or nothing is trained"
             )
+
+    def _check_codes(self) -> None:
+        """Raise ConfigError if a parameter does not belong to the codes' format."""
         if bool(self.codes) != bool(self.codes_format):
             raise ConfigError(
-                'codes and codes_format ("table", "mimic", "omop", "codiesp"): give both'
+                'codes and codes_format ("table", "mimic", "omop", "codiesp"): give '
+                "both"
             )
-        of_table = self.codes_format == "table"
-        if (self.system or self.code_column) and not of_table:
+        is_table = self.codes_format == "table"
+        if (self.system or self.code_column) and not is_table:
             raise ConfigError('system and code_column go with codes_format = "table"')
-        if self.patient_column and not (of_table or self.labels):
+        if self.patient_column and not (is_table or self.labels):
             raise ConfigError(
                 "patient_column is of a table of codes or of labels: give one"
             )
         if self.system:
             system_of(self.system)
-        for name, of in (("test_codes", "codes"), ("test_labels", "labels")):
-            if getattr(self, name) and not (self.test and getattr(self, of)):
-                raise ConfigError(f"{name} belong to `test`, and go with `{of}`")
+
+    def _check_labels_and_test(self) -> None:
+        """Raise ConfigError if codes or labels of the test part have no main part."""
+        if self.test_codes and not (self.test and self.codes):
+            raise ConfigError("test_codes belong to `test`, and go with `codes`")
+        if self.test_labels and not (self.test and self.labels):
+            raise ConfigError("test_labels belong to `test`, and go with `labels`")
+
+    def code_source(self) -> CodeSource | None:
+        """Return what reads the site's codes; None if the site has none."""
+        if self.codes_format == "table":
+            return CodeTable(self.system, self.patient_column, self.code_column)
+        if self.codes_format == "mimic":
+            return MimicFolder(self.tables)
+        if self.codes_format == "omop":
+            return OmopFolder(self.conditions, self.procedures)
+        if self.codes_format == "codiesp":
+            return CodiespFolder(self.kinds)
+        return None
 
 
 def _paths(name: str, value: Any) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) and value else value or ()
-    if not isinstance(given, list | tuple) or not all(
-        isinstance(p, str) and p for p in given
+    """Return the paths in a value of a job: one text, or a list of texts.
+
+    Raises:
+        ConfigError: It is something else, or names a path twice.
+    """
+    values = [value] if isinstance(value, str) and value else value or ()
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(path, str) and path for path in values
     ):
         raise ConfigError(f"{name} = {value!r}: expected a path or a list of paths")
-    if len(set(given)) < len(given):
+    if len(set(values)) < len(values):
         raise ConfigError(f"{name}: a path is named twice")
-    return tuple(given)
+    return tuple(values)
 
 
 @checked(frozen=True)
@@ -181,21 +220,23 @@ class SyntheticPatientsConfig:
 
 @dataclass(frozen=True)
 class PatientTables:
-    """What holds for all sites of a job on patients. One of concepts and text is given.
+    """What holds for all sites of a job on patients.
 
-    phenotypes: name → codes. hold_out: further codes that stage 1 must not see.
+    Attributes:
+        features: How notes are read: [concepts] or [text].
+        phenotypes: The codes of each phenotype.
+        hold_out: Further codes that stage 1 must not see.
     """
 
-    concepts: ConceptsConfig | None
-    text: TextConfig | None
+    features: ConceptsConfig | TextConfig
     phenotypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hold_out: tuple[str, ...] = ()
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        """All codes that are taken out of what stage 1 learns, each once."""
-        named = (code for codes in self.phenotypes.values() for code in codes)
-        return tuple(dict.fromkeys((*named, *self.hold_out)))
+        """All codes that are removed from what stage 1 learns, each once."""
+        of_phenotypes = (code for codes in self.phenotypes.values() for code in codes)
+        return tuple(dict.fromkeys((*of_phenotypes, *self.hold_out)))
 
 
 TABLES: Mapping[str, ConfigTable | ListsTable] = {
@@ -224,14 +265,12 @@ def tables_of(job: Job) -> PatientTables:
 def shown(job: Job) -> dict[str, Any]:
     """Return the values of the tables of a job on patients, by the tables' names."""
     tables = tables_of(job)
-    values: dict[str, Any] = {}
-    if tables.concepts is not None:
-        values["concepts"] = tables.concepts
-    if tables.text is not None:
-        values["text"] = tables.text
-    values["hold_out"] = {"codes": tables.hold_out}
-    values["phenotypes"] = tables.phenotypes
-    return values
+    name = "concepts" if isinstance(tables.features, ConceptsConfig) else "text"
+    return {
+        name: tables.features,
+        "hold_out": {"codes": tables.hold_out},
+        "phenotypes": tables.phenotypes,
+    }
 
 
 def patient_tables(
@@ -248,73 +287,103 @@ def patient_tables(
     Raises:
         ConfigError: Something is wrong in a table; with table and key.
     """
-    table = _with_concepts(table, preset)
     if table.get("silos", {}).get("by", "patient") != "patient":
         raise ConfigError(
             f"{where} [silos]: patients are dealt by patient: leave out `by`"
         )
-    if "concepts" in table and "text" in table:
-        raise ConfigError(f"{where}: give either [concepts] or [text], not both")
-    concepts = None
-    if "text" not in table:
-        given = dict(table.get("concepts", {}))
-        if "synthetic" in table:
-            given.setdefault("dictionary", SYNTHETIC)
-        elif "concepts" not in table:
-            raise ConfigError(
-                f"{where}: say how notes are read: [concepts] with a dictionary, or [text] with "
-                "an encoder"
-            )
-        concepts = build(ConceptsConfig, given, f"{where} [concepts]")
-    text = (
-        build(TextConfig, table["text"], f"{where} [text]") if "text" in table else None
-    )
+    features = _features_config(table, preset, where)
     phenotypes = _phenotypes(table.get("phenotypes", {}), where)
     if phenotypes and "synthetic" in table:
         raise ConfigError(
             f"{where} [phenotypes]: generated patients have their own: leave it out"
         )
-    out = build(HoldOutConfig, table.get("hold_out", {}), f"{where} [hold_out]")
+    hold_out = build(HoldOutConfig, table.get("hold_out", {}), f"{where} [hold_out]")
     for name, site in table.get("sites", {}).items():
-        if not isinstance(site, Mapping):
-            continue
-        if phenotypes and site.get("labels"):
-            raise ConfigError(
-                f"{where} [sites.{name}]: labels do not go with [phenotypes], which makes them of "
-                "codes: leave out one of the two"
+        if isinstance(site, Mapping):
+            _require_fitting_site(
+                site,
+                f"{where} [sites.{name}]",
+                has_phenotypes=bool(phenotypes),
+                reads_text=isinstance(features, TextConfig),
             )
-        if phenotypes and not site.get("codes"):
-            raise ConfigError(
-                f"{where} [sites.{name}]: [phenotypes] are made of codes: give them"
-            )
-        if text is not None and site.get("concepts"):
-            raise ConfigError(
-                f"{where} [sites.{name}]: concepts do not go with [text]: give notes"
-            )
-    return PatientTables(concepts, text, phenotypes, out.codes)
+    return PatientTables(features, phenotypes, hold_out.codes)
 
 
-def _with_concepts(
+def _features_config(
+    table: Mapping[str, Any], preset: Mapping[str, Any], where: str
+) -> ConceptsConfig | TextConfig:
+    """Return the job's [concepts], or its [text].
+
+    Raises:
+        ConfigError: The job has both or neither, or a wrong value.
+    """
+    table = _with_concepts_of_preset(table, preset)
+    if "concepts" in table and "text" in table:
+        raise ConfigError(f"{where}: give either [concepts] or [text], not both")
+    if "text" in table:
+        return build(TextConfig, table["text"], f"{where} [text]")
+    settings = dict(table.get("concepts", {}))
+    if "synthetic" in table:
+        settings.setdefault("dictionary", SYNTHETIC)
+    elif "concepts" not in table:
+        raise ConfigError(
+            f"{where}: say how notes are read: [concepts] with a dictionary, or [text] "
+            "with an encoder"
+        )
+    return build(ConceptsConfig, settings, f"{where} [concepts]")
+
+
+def _with_concepts_of_preset(
     table: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a job's tables with the preset's [concepts], where the job reads notes by
-    concepts."""
-    reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
-    if not reads or "text" in table or "concepts" not in preset:
+    """Return a job's tables over the preset's [concepts], if the job reads concepts."""
+    reads_concepts = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
+    if not reads_concepts or "text" in table or "concepts" not in preset:
         return table
     return {**table, "concepts": over(preset["concepts"], table.get("concepts", {}))}
 
 
 def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...]]:
-    made: dict[str, tuple[str, ...]] = {}
+    """Return the codes of each phenotype in [phenotypes].
+
+    Raises:
+        ConfigError: A value is no list of codes.
+    """
+    phenotypes: dict[str, tuple[str, ...]] = {}
     for name, codes in table.items():
         place = f"{where} [phenotypes] {name}"
         if not isinstance(codes, list | tuple) or not codes:
             raise ConfigError(
                 f'{place} = {codes!r}: expected a list of codes such as "icd10:I10"'
             )
+        names = tuple(map(str, codes))
         with within(place, ConfigError):
-            for code in codes:
-                parse(str(code))
-        made[name] = tuple(map(str, codes))
-    return made
+            for code in names:
+                parse(code)
+        phenotypes[name] = names
+    return phenotypes
+
+
+def _require_fitting_site(
+    site: Mapping[str, Any], where: str, *, has_phenotypes: bool, reads_text: bool
+) -> None:
+    """Check that a site's table fits the tables of all sites.
+
+    Args:
+        site: The table as it is in the job.
+        where: The table, as messages call it.
+        has_phenotypes: Whether the job has [phenotypes].
+        reads_text: Whether the job has [text].
+
+    Raises:
+        ConfigError: It does not fit.
+    """
+    if has_phenotypes and site.get("labels"):
+        raise ConfigError(
+            f"{where}: labels do not go with [phenotypes], which makes them of codes: "
+            "leave out one of the two"
+        )
+    if has_phenotypes and not site.get("codes"):
+        raise ConfigError(f"{where}: [phenotypes] are made of codes: give them")
+    if reads_text and site.get("concepts"):
+        raise ConfigError(f"{where}: concepts do not go with [text]: give notes")

@@ -1,4 +1,4 @@
-"""A saved phenotyping model in use, registered as a model of patients."""
+"""Use a saved phenotyping model; it is registered as a model of patients."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class PhenotypeModel(PatientModel):
 
     Attributes:
         reader: The model with its dictionary or encoder.
+        folder: Folder of the saved model; None if it was not read from one.
     """
 
     def __init__(self, reader: PatientReader, folder: Path | None = None) -> None:
@@ -30,13 +31,15 @@ class PhenotypeModel(PatientModel):
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu", place: str | None = None) -> Self:
+        """Read a saved model."""
         model = load_phenotyper(folder, device)
         return cls(PatientReader.of(folder, model, place), folder)
 
     @staticmethod
     def described_types(facts: Mapping[str, Any]) -> Sequence[str]:
-        found = facts.get("phenotypes") or facts.get("code_names")
-        return found if isinstance(found, list) else ()
+        """Return the phenotypes of a saved model; after stage 1 alone, the codes."""
+        names = facts.get("phenotypes") or facts.get("code_names")
+        return names if isinstance(names, list) else ()
 
     @staticmethod
     def read_notes(
@@ -47,23 +50,33 @@ class PhenotypeModel(PatientModel):
         column: str | None = None,
         encoding: str = AUTO,
     ) -> dict[str, list[str]]:
+        """Return the texts of each patient in a file or folder."""
         return notes_of(name, text, format=format, column=column, encoding=encoding)
 
     @property
     def types(self) -> tuple[str, ...]:
+        """The phenotypes that it predicts; after stage 1 alone, the codes."""
         model = self.reader.model
         return model.phenotypes or model.code_names
 
     @property
     def confidence(self) -> str:
+        """What the probabilities are, in words."""
         model = self.reader.model
         if not model.phenotypes:
             return "the network's probability of each billing code; not calibrated"
         if model.platt is None:
-            return "an order of patients from the classifier's margin, no chance: not calibrated"
-        return 'the probability of "present", calibrated on the training sites\' patients (Platt)'
+            return (
+                "an order of patients from the classifier's margin, no chance: not "
+                "calibrated"
+            )
+        return (
+            'the probability of "present", calibrated on the training sites\' patients '
+            "(Platt)"
+        )
 
     def find(self, notes: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
+        """Return a finding for each patient, in order."""
         if not notes:
             return []
         rows = {row["patient"]: row for row in self.reader.results(notes, told=False)}
@@ -81,6 +94,7 @@ class PhenotypeModel(PatientModel):
         return findings
 
     def written(self, notes: Mapping[str, Sequence[str]], format: str) -> str:
+        """Return the findings as JSON lines or CSV."""
         return self.reader.written(notes, format)
 
     def evaluate(
@@ -90,4 +104,5 @@ class PhenotypeModel(PatientModel):
         labels: Path | None = None,
         encoding: str = AUTO,
     ) -> Evaluation:
+        """Return the scores of the model on labelled patients."""
         return evaluate_patients(self.reader, path, label_map, labels, encoding)

@@ -1,12 +1,12 @@
-"""A phenotyping model: notes as concepts → features → one classifier per disease.
+"""The model of phenotyping: from a patient's concepts to one classifier per disease.
 
-    representation   a deep averaging network (stage 1), or TF-IDF, or the vectors themselves
-    classifiers      linear machines of all diseases (stage 2); none after stage 1 alone
+    representation  a deep averaging network (stage 1), TF-IDF, or vectors as they are
+    classifiers     linear machines of all diseases (stage 2); none after stage 1 alone
 
-As a folder it is `phenotyper.json` and `phenotyper.safetensors`. The dictionary or
-encoder that notes are read with is not copied: the folder names its place and
-fingerprint. Both files are under a checksum, so that a name or number that was lost is
-not taken for what was learnt.
+A saved model is a folder with `phenotyper.json` and `phenotyper.safetensors`. The
+dictionary or encoder that reads notes is not copied: the folder has its place and its
+fingerprint. Checksums protect both files, so that a lost name or number is not taken
+for what the model learned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +36,8 @@ from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import below, device_of, load_into, prefixed
 
-PHENOTYPER = "phenotyper"  # the stem of a phenotyping model's files
-FORMAT = 2  # 1 had no checksum of the facts
+PHENOTYPER: Final = "phenotyper"  # the name of a model's files, without their endings
+FORMAT: Final = 2  # format 1 had no checksum of the facts
 Inputs = Bags | Vectors
 Scale = Literal["none", "l2"]
 
@@ -63,7 +63,6 @@ class PhenotypeConfig:
     classifier: SvmConfig = field(default_factory=SvmConfig)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError without a representation."""
         if not self.representation:
             raise ConfigError(
                 'representation = "": "learn", "none" or the folder of a model'
@@ -72,12 +71,20 @@ class PhenotypeConfig:
 
 @dataclass(eq=False)
 class Phenotyper:
-    """What phenotyping ends with, and what a site uses afterwards.
+    """What phenotyping learns, and what a site uses afterwards.
 
-    space: what inputs mean. Patients' representation is that of network, stage 1's; or
-    of idf, (vocabulary,) float64; or neither, for vectors as they are. code_names: the
-    outputs of stage 1; empty where it was left out. phenotypes: the diseases; empty
-    after stage 1 alone. platt: (machines, 2) calibration.
+    A patient is represented by the network; without a network, by the TF-IDF of `idf`;
+    with neither, by the vector that the patient is.
+
+    Attributes:
+        space: What the inputs mean.
+        network: The network of stage 1.
+        idf: (vocabulary,) float64 inverse document frequencies.
+        scale: Scale of the network's representation, as in `PhenotypeConfig`.
+        code_names: The outputs of stage 1; empty if it was left out.
+        phenotypes: The diseases; empty after stage 1 alone.
+        machines: The classifiers of stage 2; None after stage 1 alone.
+        platt: (machines, 2) calibration; None if the classifiers are not calibrated.
     """
 
     space: FeatureSpace
@@ -95,15 +102,16 @@ class Phenotyper:
         return self.space.width if self.network is None else self.network.config.hidden
 
     def features(self, inputs: Inputs) -> Features:
-        """(patients, width).
+        """Return the (patients, width) features that the classifiers read.
 
-        Raises DataError for inputs of another kind or vocabulary.
+        Raises:
+            DataError: The inputs are of another kind or vocabulary.
         """
         if self.network is not None:
             dense = self.network.representation(inputs)
             if self.scale == "l2":
-                length = np.linalg.norm(dense, axis=1, keepdims=True)
-                dense = dense / np.where(length > 0, length, 1)
+                lengths = np.linalg.norm(dense, axis=1, keepdims=True)
+                dense = dense / np.where(lengths > 0, lengths, 1)
             return Features.of(dense)
         if isinstance(inputs, Bags) and self.idf is not None:
             return tfidf(inputs, self.idf)
@@ -114,63 +122,99 @@ class Phenotyper:
         )
 
     def classes(self, inputs: Inputs) -> np.ndarray:
-        """(patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 nothing
-        learnt."""
-        return self._machines().predict(self.features(inputs))
+        """Return the predicted labels of patients.
+
+        Returns:
+            (patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 where
+            nothing was learned.
+        """
+        return self._require_machines().predict(self.features(inputs))
 
     def probabilities(self, inputs: Inputs) -> np.ndarray:
-        """(patients, diseases, 3) of absent, present, questionable.
+        """Return the probabilities of labels.
 
-        Uncalibrated ones of the hinge loss give an order, not chances.
+        Without calibration, those of the hinge loss order patients and are no
+        probabilities.
+
+        Returns:
+            (patients, diseases, 3) of absent, present and questionable.
         """
-        return self._machines().probabilities(self.features(inputs), self.platt)
+        machines = self._require_machines()
+        return machines.probabilities(self.features(inputs), self.platt)
 
     def rank(self, inputs: Inputs) -> np.ndarray:
-        """(patients, diseases) scores of "present", see `LinearSVMs.ranking`."""
-        return self._machines().ranking(self.features(inputs))
+        """Return (patients, diseases) scores of "present", as `LinearSVMs.ranking`."""
+        return self._require_machines().ranking(self.features(inputs))
 
     def code_probabilities(self, inputs: Inputs) -> np.ndarray:
-        """(patients, codes) of stage 1's outputs; no column where there are none."""
+        """Return the (patients, codes) probabilities of stage 1's outputs.
+
+        There is no column if the model has no outputs.
+        """
         if self.network is None or not self.code_names:
             return np.zeros((len(inputs), 0), np.float32)
         return self.network.probabilities(inputs)
 
-    def _machines(self) -> LinearSVMs:
+    def _require_machines(self) -> LinearSVMs:
+        """Return the classifiers.
+
+        Raises:
+            ModelError: The model has none.
+        """
         if self.machines is None:
             raise ModelError(
-                "this model has a representation of patients and no classifiers: train them "
-                'with [model] representation = "its folder" and [phenotypes]'
+                "this model has a representation of patients and no classifiers: train "
+                'them with [model] representation = "its folder" and [phenotypes]'
             )
         return self.machines
 
     def save(self, directory: Path) -> None:
-        """Write the model; an earlier one in this folder stays whole until the new one
-        is.
+        """Write the model to a folder.
 
-        Raises ModelError if a number is not finite or the folder holds something else.
+        An earlier model in the folder stays complete until the new one is.
+
+        Raises:
+            ModelError: A number is not finite, or the folder contains something else.
         """
-        if (
-            directory.exists()
-            and not is_phenotyper(directory)
-            and any(directory.iterdir())
-        ):
+        is_other = directory.exists() and not is_phenotyper(directory)
+        if is_other and any(directory.iterdir()):
             raise ModelError(
                 f"{directory}: exists and is not a model's folder; name another one"
             )
-        network = self.network
-        given: dict[str, Tensor] = (
-            {} if self.machines is None else self.machines.trainable()
-        )
-        given |= {} if network is None else prefixed("network.", network.state())
-        arrays = {"idf": self.idf, "platt": self.platt}
-        given |= {n: torch.from_numpy(of) for n, of in arrays.items() if of is not None}
-        tensors = {n: v.detach().cpu().contiguous() for n, v in given.items()}
+        tensors = self._tensors()
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
                 raise ModelError(
                     f"{directory}: {name!r} is not finite, nothing was written"
                 )
         data = tensor_bytes(tensors)
+        facts = self._facts(data)
+
+        def fill(folder: Path) -> None:
+            (folder / f"{PHENOTYPER}.safetensors").write_bytes(data)
+            text = json.dumps(facts, indent=2, ensure_ascii=False)
+            (folder / f"{PHENOTYPER}.json").write_text(text + "\n", encoding="utf-8")
+
+        write_folder(directory, fill)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return all tensors of the model, on the CPU."""
+        tensors: dict[str, Tensor] = {}
+        if self.machines is not None:
+            tensors |= self.machines.trainable()
+        if self.network is not None:
+            tensors |= prefixed("network.", self.network.state())
+        if self.idf is not None:
+            tensors["idf"] = torch.from_numpy(self.idf)
+        if self.platt is not None:
+            tensors["platt"] = torch.from_numpy(self.platt)
+        return {
+            name: value.detach().cpu().contiguous() for name, value in tensors.items()
+        }
+
+    def _facts(self, data: bytes) -> dict[str, Any]:
+        """Return everything in a model but its tensors, of which `data` is the file."""
+        network, machines = self.network, self.machines
         facts: dict[str, Any] = {
             "kind": PHENOTYPER,
             "format": FORMAT,
@@ -180,68 +224,29 @@ class Phenotyper:
             "scale": self.scale,
             "code_names": self.code_names,
             "phenotypes": self.phenotypes,
-            "classes": None if self.machines is None else self.machines.classes,
-            "classifier": None
-            if self.machines is None
-            else asdict(self.machines.config),
+            "classes": None if machines is None else machines.classes,
+            "classifier": None if machines is None else asdict(machines.config),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        facts["checksum"] = _checksum(facts)
-
-        def fill(folder: Path) -> None:
-            (folder / f"{PHENOTYPER}.safetensors").write_bytes(data)
-            text = json.dumps(facts, indent=2, ensure_ascii=False)
-            (folder / f"{PHENOTYPER}.json").write_text(text + "\n", encoding="utf-8")
-
-        write_folder(directory, fill)
+        return {**facts, "checksum": _checksum(facts)}
 
 
-def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
-    """Read a saved model. Raises ModelError for one that is missing, damaged or of
-    another format.
-
-    The message names the folder.
-    """
-    device_of(device)
-    if not is_phenotyper(path):
-        raise ModelError(
-            f"{path}: no phenotyping model here (there is no {PHENOTYPER}.json)"
-        )
-    try:
-        given = read_json(path / f"{PHENOTYPER}.json")
-        if given["format"] != FORMAT:
-            raise ModelError(
-                f"format {given['format']}, this version reads {FORMAT}: use the version of "
-                "fednotes that wrote it, or train it again"
-            )
-        if given.get("checksum") != _checksum(given):
-            raise ModelError(
-                f"damaged (the checksum of {PHENOTYPER}.json does not match)"
-            )
-        facts = build(_Facts, given, f"{PHENOTYPER}.json")
-        data = (path / f"{PHENOTYPER}.safetensors").read_bytes()
-        if hashlib.sha256(data).hexdigest() != facts.sha256:
-            raise ModelError("damaged (the checksum of its tensors does not match)")
-        tensors = parse_tensors(data)
-        with bounded_allocation(sum(tensor.numel() for tensor in tensors.values())):
-            return _parsed(facts, tensors, device)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
-    except _UNREADABLE as error:
-        raise ModelError(
-            f"{path}: not a readable phenotyping model ({error})"
-        ) from error
+def is_phenotyper(path: Path) -> bool:
+    """Return whether a folder holds a phenotyping model."""
+    return (path / f"{PHENOTYPER}.json").is_file()
 
 
-_UNREADABLE = (
-    *(OSError, KeyError, TypeError, ValueError),
-    *(SafetensorError, ConfigError, TrainingError),
-)
+# ---- loading -------------------------------------------------------------------------
 
 
 @checked(frozen=True)
 class _Facts:
-    """phenotyper.json. sha256: of the tensors' file. checksum: of all the other facts."""
+    """The content of phenotyper.json.
+
+    Attributes:
+        sha256: Digest of the file of tensors.
+        checksum: Digest of all other facts.
+    """
 
     kind: Literal["phenotyper"]
     format: int
@@ -257,98 +262,243 @@ class _Facts:
     checksum: str
 
 
+# What reading a damaged model raises.
+_READ_ERRORS = (
+    OSError,
+    KeyError,
+    TypeError,
+    ValueError,
+    SafetensorError,
+    ConfigError,
+    TrainingError,
+)
+
+
+def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
+    """Read a saved model.
+
+    Args:
+        path: The model's folder.
+        device: As of torch.
+
+    Raises:
+        ModelError: The model is missing, damaged or of another format; with the folder.
+    """
+    device_of(device)
+    if not is_phenotyper(path):
+        raise ModelError(
+            f"{path}: no phenotyping model here (there is no {PHENOTYPER}.json)"
+        )
+    try:
+        facts = _read_facts(path)
+        data = (path / f"{PHENOTYPER}.safetensors").read_bytes()
+        if hashlib.sha256(data).hexdigest() != facts.sha256:
+            raise ModelError("damaged (the checksum of its tensors does not match)")
+        tensors = parse_tensors(data)
+        with bounded_allocation(sum(tensor.numel() for tensor in tensors.values())):
+            return _model_of(facts, tensors, device)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except _READ_ERRORS as error:
+        raise ModelError(
+            f"{path}: not a readable phenotyping model ({error})"
+        ) from error
+
+
+def _read_facts(path: Path) -> _Facts:
+    """Read and check phenotyper.json.
+
+    Raises:
+        ModelError: It is of another format, or its checksum does not match.
+    """
+    values = read_json(path / f"{PHENOTYPER}.json")
+    if values["format"] != FORMAT:
+        raise ModelError(
+            f"format {values['format']}, this version reads {FORMAT}: use the version "
+            "of fednotes that wrote it, or train it again"
+        )
+    if values.get("checksum") != _checksum(values):
+        raise ModelError(f"damaged (the checksum of {PHENOTYPER}.json does not match)")
+    return build(_Facts, values, f"{PHENOTYPER}.json")
+
+
 def _checksum(facts: Mapping[str, Any]) -> str:
-    """SHA-256 of the facts but for itself, however the file is laid out."""
-    rest = {key: value for key, value in facts.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 digest of all other facts, however the file is laid out."""
+    others = {key: value for key, value in facts.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
-def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
-    space, network = facts.space, None
+def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
+    """Return the model that facts and tensors describe.
+
+    Raises:
+        ModelError: They do not fit each other, or a number is not finite.
+    """
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ModelError(
                 f"not a whole model: {name!r} has a number that is not finite"
             )
+    network = None
     if facts.network is not None:
-        given = below(tensors, "network.")
-        settings, outputs, known = network_settings(given, facts.network, space)
-        if facts.code_names:
-            _same("codes", len(facts.code_names), "the network has outputs", outputs)
-        network = Dan(
-            settings, space.width, outputs, known=known, features=space.dense
-        ).to(device)
-        load_into(network.state(), given)
-        network.train(False)
-    for name in {"idf", "platt"} & tensors.keys():
-        if not tensors[name].is_floating_point():
-            raise ModelError(
-                f"not a whole model: {name!r} has type {tensors[name].dtype}"
-            )
-    idf, platt = (
-        tensors[n].numpy() if n in tensors else None for n in ("idf", "platt")
-    )
+        network = _network_of(facts, facts.network, tensors, device=device)
+    idf = _array_of(tensors, "idf")
+    platt = _array_of(tensors, "platt")
     if idf is not None:
         if idf.ndim != 1:
             raise ModelError(f"not a whole model: 'idf' of shape {idf.shape}")
-        _same(
-            "document frequencies", len(idf), "the dictionary has concepts", space.width
+        _require_equal(
+            "document frequencies",
+            len(idf),
+            "the dictionary has concepts",
+            facts.space.width,
         )
-    _same(
+    _require_equal(
         "phenotypes", len(facts.phenotypes), "classes are of", len(facts.classes or ())
     )
-    names = facts.code_names, facts.phenotypes
-    model = Phenotyper(space, network, idf, facts.scale, *names, platt=platt)
+    model = Phenotyper(
+        facts.space,
+        network,
+        idf=idf,
+        scale=facts.scale,
+        code_names=facts.code_names,
+        phenotypes=facts.phenotypes,
+        platt=platt,
+    )
     if facts.classes is not None:
         width = len(tensors["svm.weight"])
-        _same("features", model.width, "the classifiers read", width)
-        model.machines = machines = LinearSVMs(facts.classes, width, facts.classifier)
-        load_into(machines.trainable(), {n: tensors[n] for n in machines.trainable()})
+        _require_equal("features", model.width, "the classifiers read", width)
+        machines = LinearSVMs(facts.classes, width, facts.classifier)
+        targets = machines.trainable()
+        load_into(targets, {name: tensors[name] for name in targets})
+        model.machines = machines
         if platt is not None and platt.shape != (len(machines.machines), 2):
             raise ModelError(f"not a whole model: calibration of shape {platt.shape}")
     return model
 
 
-def _same(what: str, number: int, of: str, other: int) -> None:
+def _array_of(tensors: Mapping[str, Tensor], name: str) -> np.ndarray | None:
+    """Return a tensor of floating-point numbers as an array; None if it is missing.
+
+    Raises:
+        ModelError: It is of another type.
+    """
+    if name not in tensors:
+        return None
+    tensor = tensors[name]
+    if not tensor.is_floating_point():
+        raise ModelError(f"not a whole model: {name!r} has type {tensor.dtype}")
+    array: np.ndarray = tensor.numpy()
+    return array
+
+
+def _network_of(
+    facts: _Facts, config: DanConfig, tensors: Mapping[str, Tensor], *, device: str
+) -> Dan:
+    """Return the network of a saved model.
+
+    Raises:
+        ModelError: The tensors do not fit the facts.
+    """
+    parameters = below(tensors, "network.")
+    shape = network_settings(parameters, config, facts.space)
+    if facts.code_names:
+        _require_equal(
+            "codes", len(facts.code_names), "the network has outputs", shape.outputs
+        )
+    network = Dan(
+        shape.config,
+        facts.space.width,
+        shape.outputs,
+        known=shape.known,
+        features=facts.space.dense,
+    ).to(device)
+    load_into(network.state(), parameters)
+    network.eval()
+    return network
+
+
+def _require_equal(what: str, number: int, other_what: str, other: int) -> None:
+    """Raise ModelError if two numbers in a saved model differ."""
     if number != other:
-        raise ModelError(f"not a whole model: {number:,} {what}, {of} {other:,}")
+        raise ModelError(
+            f"not a whole model: {number:,} {what}, {other_what} {other:,}"
+        )
+
+
+class NetworkShape(NamedTuple):
+    """What a network's tensors say about it.
+
+    Attributes:
+        config: Its settings, with the widths of the tensors.
+        outputs: The number of its outputs.
+        known: (known concepts,) int64 indices into the vocabulary; None if it knows
+            all, or reads vectors.
+    """
+
+    config: DanConfig
+    outputs: int
+    known: np.ndarray | None
 
 
 def network_settings(
     parameters: Mapping[str, Tensor], config: DanConfig, space: FeatureSpace
-) -> tuple[DanConfig, int, np.ndarray | None]:
-    """The settings of a network of which `Dan.state` gave these tensors, whose widths
-    are theirs; its outputs; and its known concepts.
+) -> NetworkShape:
+    """Return what the tensors of `Dan.state` say about a network.
 
-    Raises ModelError where it reads another number of inputs than `space` has. Where
-    the model comes from is the caller's to say: `load_phenotyper` names the folder.
+    Args:
+        parameters: The tensors.
+        config: The settings of the network, whose widths may differ.
+        space: The inputs that the network should read.
+
+    Raises:
+        ModelError: The network reads another number of inputs. The caller adds where
+            the model comes from.
     """
-    hidden, reads = parameters["hidden_weight"].shape
-    width = reads if space.dense else len(parameters.get("embedding", ()))
-    odd = ("embedding" in parameters) == space.dense
-    known = parameters[KNOWN].numpy() if KNOWN in parameters else None
+    hidden, inputs = parameters["hidden_weight"].shape
+    has_table = "embedding" in parameters
+    known = _known_concepts(parameters)
+    fits = has_table != space.dense
+    if space.dense:
+        width = inputs
+    else:
+        width = len(parameters.get("embedding", ()))
     if known is not None:
-        rising = (
-            known.dtype == np.int64
-            and known.ndim == 1
-            and bool((np.diff(known) > 0).all())
-        )
-        if not rising or not len(known) or known[0] < 0 or width != len(known) + 1:
-            raise ModelError(
-                "not a whole model: its table and its known concepts do not agree"
-            )
-        odd, width = odd or bool(known[-1] >= space.width), space.width
-    if odd or width != space.width:
+        if width != len(known) + 1:
+            raise _unfitting_table()
+        fits = fits and int(known[-1]) < space.width
+        width = space.width
+    if not fits or width != space.width:
         raise ModelError(
-            f"the network reads {width:,} {'numbers' if space.dense else 'concepts'} and there "
-            f"are {space.width:,}: use the dictionary or encoder that it was trained with"
+            f"the network reads {width:,} {'numbers' if space.dense else 'concepts'} "
+            f"and there are {space.width:,}: use the dictionary or encoder that it was "
+            "trained with"
         )
-    found = replace(
-        config, hidden=hidden, embedding=config.embedding if space.dense else reads
+    embedding = config.embedding if space.dense else inputs
+    return NetworkShape(
+        replace(config, hidden=hidden, embedding=embedding),
+        outputs=len(parameters["output_bias"]),
+        known=known,
     )
-    return found, len(parameters["output_bias"]), known
 
 
-def is_phenotyper(path: Path) -> bool:
-    """Return whether a folder holds a phenotyping model."""
-    return (path / f"{PHENOTYPER}.json").is_file()
+def _known_concepts(parameters: Mapping[str, Tensor]) -> np.ndarray | None:
+    """Return the known concepts of a network; None if it has no list of them.
+
+    Raises:
+        ModelError: The list is not one of rising indices.
+    """
+    if KNOWN not in parameters:
+        return None
+    known: np.ndarray = parameters[KNOWN].numpy()
+    is_list = known.dtype == np.int64 and known.ndim == 1 and len(known) > 0
+    if not is_list or known[0] < 0 or not bool((np.diff(known) > 0).all()):
+        raise _unfitting_table()
+    return known
+
+
+def _unfitting_table() -> ModelError:
+    """Return the error for a table whose rows are not those of the known concepts."""
+    return ModelError(
+        "not a whole model: its table and its known concepts do not agree"
+    )

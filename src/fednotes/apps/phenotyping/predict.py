@@ -17,12 +17,8 @@ import numpy as np
 from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.apps.phenotyping.concepts import by_patient
 from fednotes.apps.phenotyping.features import Features, load_features
-from fednotes.apps.phenotyping.labels import (
-    read_gold,
-    read_gold_table,
-    read_texts,
-    rename_labels,
-)
+from fednotes.apps.phenotyping.gold import read_gold, read_gold_table, rename_labels
+from fednotes.apps.phenotyping.obesity import read_texts
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
 from fednotes.core.types import Document

@@ -1,14 +1,14 @@
-"""What an audit trains shadow models on: a site of patients, in units that may be left
-out.
+"""The patients of a site as the subject of an audit.
 
-A patient is judged by how likely his codes, or his labels, are under a model.
+An audit trains shadow models with and without some of the patients. It judges a patient
+by how likely the patient's codes, or labels, are under a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -17,9 +17,8 @@ from fednotes.apps.phenotyping.codes import output_matrix
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
 from fednotes.jobs.job import Job
 
-CONTROL_SETTINGS: dict[
-    str, Any
-] = {  # the models of the control remember their patients
+# With these settings the models of the control memorise their patients.
+CONTROL_SETTINGS: Final[dict[str, Any]] = {
     "cycles": 10,
     "local_epochs": 20,
     "local_steps": 0,
@@ -37,30 +36,38 @@ def audit_subject(
     scene: Any,
     data: SitePatients,
     rng: np.random.Generator,
-    most: int,
+    max_patients: int,
     control_of: str,
 ) -> tuple[Patients, Job]:
-    """Return a site's patients as the subject of an audit, and the job of its shadow
-    models.
+    """Return the subject of an audit, and the job of its shadow models.
 
     Args:
         scene: The audit's scene: the job, its sites and the audited site.
         data: The site's patients.
         rng: The generator that the choice of judged patients is drawn with.
-        most: Number of patients to judge at most.
+        max_patients: The most patients to judge.
         control_of: What the control judges by: "codes" or "labels".
     """
-    patients = Patients(scene, data, rng, most, control_of=control_of)
+    patients = Patients(scene, data, rng, max_patients, control_of=control_of)
     return patients, patients.job
 
 
 class Patients:
     """The subject of an audit (`SiteKind.audit_subject`), whose units are patients.
 
-    A patient counts if the site knows their codes or labels. No secrets are planted.
+    A patient can be judged if the site knows their codes or labels. No secrets are
+    planted among patients.
+
+    Args:
+        scene: The audit's scene: the job, its sites and the audited site.
+        data: The site's patients.
+        rng: The generator that the choice of judged patients is drawn with.
+        max_patients: The most patients to judge.
+        control_of: What the control judges by: "codes" or "labels".
 
     Attributes:
         job: The job that the models are trained with.
+        judged: (judged,) rows of the judged patients among those of training.
     """
 
     kinds: ClassVar[tuple[Any, ...]] = ()
@@ -71,19 +78,10 @@ class Patients:
         scene: Any,
         data: SitePatients,
         rng: np.random.Generator,
-        most: int,
+        max_patients: int,
         *,
         control_of: str,
     ) -> None:
-        """Choose the patients to judge.
-
-        Args:
-            scene: The audit's scene: the job, its sites and the audited site.
-            data: The site's patients.
-            rng: The generator that the choice is drawn with.
-            most: Number of patients to judge at most.
-            control_of: What the control judges by: "codes" or "labels".
-        """
         self.job = _job(scene, control_of)
         learns_codes = scene.training.config.learns
         has_codes = [patient in data.codes for patient in data.train.patients]
@@ -95,19 +93,22 @@ class Patients:
             # their labels.
             is_healthy = ~(data.train.labels[order] == PRESENT).any(1)
             order = order[np.argsort(is_healthy, kind="stable")]
-        self.judged, self._others = np.split(order, [most])
+        self.judged, self._others = np.split(order, [max_patients])
         self._data = data
         self._cohort = data.train.take(self.judged)
 
     def training_data(
-        self, is_member: np.ndarray, planted: Sequence[Any], repeats: int
+        self,
+        is_member: np.ndarray,
+        planted: Sequence[Any],  # noqa: ARG002 - part of the interface of subjects
+        repeats: int,
     ) -> SitePatients:
-        """Return the site with its members, each once; see `repeats`.
+        """Return the site with its members, each once.
 
         Args:
             is_member: (judged,) which patients the model is trained on.
-            planted: Unused: there are no secrets.
-            repeats: 1 if the patients who are not judged are trained on.
+            planted: Not used: there are no secrets.
+            repeats: 1 if the patients who are not judged are also trained on.
         """
         rows = self.judged[is_member]
         if repeats == 1:
@@ -125,7 +126,7 @@ class Patients:
                 cohort.patients,
                 self._data.codes,
                 learner.outputs,
-                learner.config.whole_causes,
+                whole_causes=learner.config.whole_causes,
             )
             signs = (labels == PRESENT) * 1 - (labels == ABSENT)
             logits = learner.network.eval()(cohort.bags).numpy()
@@ -137,22 +138,26 @@ class Patients:
             scores["labels"] = _log_likelihood(margins, machines.targets(cohort.labels))
         return scores
 
-    def guess_losses(self, site: Any, secret: Any) -> np.ndarray:
-        """Raise NotImplementedError: no secrets are planted among patients."""
-        raise NotImplementedError
+    def guess_losses(
+        self,
+        site: Any,  # noqa: ARG002 - part of the interface of subjects
+        secret: Any,  # noqa: ARG002
+    ) -> np.ndarray:
+        """Raise TypeError: no secret is planted among patients."""
+        raise TypeError("patients have no secrets to guess")
 
 
 def _job(scene: Any, control_of: str) -> Job:
     """Return the job that shadow models are trained with.
 
-    The control trains long on few patients and holds nothing back; judged by labels,
-    its classifiers read concepts themselves.
+    The control trains for long on few patients, without a defence. If it judges by
+    labels, its classifiers read the concepts themselves.
     """
     config = scene.training.config
     job: Job = scene.job
     settings: dict[str, Any] = {"least_occurrences": min(1, config.least_occurrences)}
     if config.learns and scene.observe():
-        # The codes that all sites agreed on, by counts that are public then.
+        # The codes that all sites agreed on, which are public by now.
         settings["outputs"] = scene.audited_site()._codes.outputs
         settings["minimum"] = 1
     if scene.is_control:
@@ -168,11 +173,14 @@ def _job(scene: Any, control_of: str) -> Job:
 
 
 def _log_likelihood(scores: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Return (patients,) log p of what each patient has; nan where nothing is known.
+    """Return the log-likelihood of what each patient has.
 
     Args:
         scores: (patients, things) log-odds or margins.
         signs: (patients, things) 1 if the patient has it, −1 if not, 0 if unknown.
+
+    Returns:
+        (patients,) log p; nan for a patient of whom nothing is known.
     """
     losses = np.logaddexp(0, -signs * scores) * np.abs(signs)
     return np.where(signs.any(1), -losses.sum(1), np.nan)

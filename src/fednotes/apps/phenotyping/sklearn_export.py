@@ -1,59 +1,69 @@
-"""A phenotyping model as a scikit-learn pipeline, saved by skops without a pickle.
+"""Export a phenotyping model as a scikit-learn pipeline, without a pickle.
 
-    pipeline.skops   counts of concepts (patients, concepts), sparse or not, or vectors of text →
-                     a list, a disease each, of (patients, classes) probabilities
+    pipeline.skops   (patients, concepts) counts, sparse or not, or vectors of text →
+                     a list with (patients, classes) probabilities for each disease
     fednotes.json    the diseases in their order, and what the columns are
 
-Its steps are scikit-learn's own, so it loads where nothing but that library is trusted:
-a network's mean of vectors and its dense layer are linear maps (`TruncatedSVD`), and
-its bias with the ReLU a `MinMaxScaler` that clips at zero.
+All steps are scikit-learn's own, so that the pipeline loads where only that library is
+trusted. The network's mean of vectors and its dense layer are linear maps
+(`TruncatedSVD`); its bias with the ReLU is a `MinMaxScaler` that clips at zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import LABELS
-from fednotes.apps.phenotyping.features import ConceptFeatures, load_features
+from fednotes.apps.phenotyping.dan import Dan
+from fednotes.apps.phenotyping.features import (
+    ConceptFeatures,
+    Features,
+    load_features,
+)
 from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import ConfigError, needs
 from fednotes.core.store import write_json
 from fednotes.jobs.export_forms import ExportForm
 
-_MOST = 1e30  # no value of a ReLU is larger
+_INFINITE: Final = 1e30  # an upper bound that no value reaches
+_Step = tuple[str, Any]  # of a pipeline: its name and its estimator
 
 
 def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]:
-    """What fills a folder with a saved phenotyping model.
+    """Return a function that writes a saved model into an empty folder.
 
-    dictionary: where the model's dictionary is, or its encoder, if it has moved. Raises
-    ConfigError for a model without classifiers, ModelError, MissingExtra without
-    scikit-learn or skops.
+    Args:
+        model: Folder of the saved model.
+        dictionary: Where the model's dictionary or encoder is, if it has moved.
+
+    Raises:
+        ConfigError: The model has no classifiers.
+        ModelError: The model is damaged, or its dictionary or encoder is not found.
+        MissingExtra: scikit-learn or skops is not installed.
     """
-    loaded = load_phenotyper(model)
-    if loaded.machines is None:
+    phenotyper = load_phenotyper(model)
+    machines = phenotyper.machines
+    if machines is None:
         raise ConfigError(
             f"{model}: ends with stage 1: it has no classifiers of phenotypes"
         )
     with needs("skops", "sklearn"):
         import skops.io
         from sklearn.pipeline import Pipeline
-    features = load_features(loaded.space.recipe, dictionary)
-    names: tuple[str, ...] = ()
-    if isinstance(features, ConceptFeatures):
-        names = features.matcher.dictionary.concepts
-        if features.space.width > len(
-            names
-        ):  # those of negated, family and hypothetical mentions
-            names += tuple(f"{name} (not the patient's)" for name in names)
-    pipeline = Pipeline([*_steps(loaded), ("diseases", _diseases(loaded))])
-    both = loaded.phenotypes, loaded.machines.classes
-    learnt = [name for name, of in zip(*both, strict=True) if of]
-    facts = {"phenotypes": learnt, "columns": names or features.space.width}
+    features = load_features(phenotyper.space.recipe, dictionary)
+    classifiers = _classifiers(phenotyper, machines)
+    pipeline = Pipeline([*_feature_steps(phenotyper), ("diseases", classifiers)])
+    learned = [
+        name
+        for name, classes in zip(phenotyper.phenotypes, machines.classes, strict=True)
+        if classes
+    ]
+    facts = {"phenotypes": learned, "columns": _columns(features)}
 
     def fill(folder: Path) -> None:
         skops.io.dump(pipeline, folder / "pipeline.skops")
@@ -62,120 +72,213 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
     return fill
 
 
-def _steps(model: Phenotyper) -> Iterator[tuple[str, Any]]:
-    """What makes a patient's features of counts or vectors."""
-    from sklearn.feature_extraction.text import TfidfTransformer
-    from sklearn.pipeline import FeatureUnion, Pipeline
-    from sklearn.preprocessing import Binarizer, MinMaxScaler, Normalizer
+def _columns(features: Features) -> tuple[str, ...] | int:
+    """Return the names of the input's columns; of vectors, their number."""
+    width = features.space.width
+    if not isinstance(features, ConceptFeatures):
+        return width
+    names = features.matcher.dictionary.concepts
+    if width > len(names):  # mentions that do not hold have columns of their own
+        names += tuple(f"{name} (not the patient's)" for name in names)
+    return names
 
-    network, width = model.network, model.space.width
-    if network is None:
-        if model.idf is not None:
-            yield "tfidf", _set(TfidfTransformer(), width, idf_=model.idf)
-        return
-    config, state = (
-        network.config,
-        {n: v.detach().numpy() for n, v in network.state().items()},
-    )
+
+# ---- features ------------------------------------------------------------------------
+
+
+def _feature_steps(model: Phenotyper) -> Iterator[_Step]:
+    """Yield the steps that make the classifiers' features of counts or vectors."""
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    if model.network is not None:
+        yield from _network_steps(model.network, model.space.width)
+        if model.scale == "l2":
+            yield "length", _normalizer("l2")
+    elif model.idf is not None:
+        yield "tfidf", _fitted(TfidfTransformer(), model.space.width, idf_=model.idf)
+
+
+def _network_steps(network: Dan, width: int) -> Iterator[_Step]:
+    """Yield the steps of a network.
+
+    Args:
+        network: The network.
+        width: Number of columns of the input.
+    """
+    from sklearn.preprocessing import MinMaxScaler
+
+    state = {name: value.detach().numpy() for name, value in network.state().items()}
     if network.embedding is not None:
-        rows = np.arange(width)
-        if network.known is not None:  # all others share row 0
-            rows[:] = 0
-            rows[network.known] = np.arange(1, network.rows)
-        if config.mean == "concepts":
-            yield "once", Binarizer()
-        table, fill = state["embedding"][rows], state["embedding"][:1]
-        if (
-            config.length
-        ):  # places = max(n, length), of which row 0 has those that are empty
-            at_least = MinMaxScaler(feature_range=(config.length, _MOST), clip=True)
-            at_least = _set(at_least, 1, scale_=np.ones(1), min_=np.zeros(1))
-            places = Pipeline(
-                [("n", _linear(np.ones((1, width)))), ("at_least", at_least)]
-            )
-            yield (
-                "places",
-                FeatureUnion([("places", places), ("counts", "passthrough")]),
-            )
-            yield (
-                "shares",
-                Normalizer("max"),
-            )  # of the places: 1; no count is above them
-            table = np.vstack((fill, table - fill))
-        else:
-            yield "shares", Normalizer("l1")
-        yield "mean", _linear(table.T)
+        yield from _mean_steps(network, state["embedding"], width)
     yield "dense", _linear(state["hidden_weight"])
     bias = state["hidden_bias"].astype(np.float64)
-    clip = config.layer == "rectified"
-    scaler = MinMaxScaler(feature_range=(0.0, _MOST), clip=clip)
-    yield "rectified", _set(scaler, len(bias), scale_=np.ones(len(bias)), min_=bias)
-    if model.scale == "l2":
-        yield "length", Normalizer("l2")
+    clips = network.config.layer == "rectified"
+    scaler = MinMaxScaler(feature_range=(0.0, _INFINITE), clip=clips)
+    yield (
+        "rectified",
+        _fitted(scaler, len(bias), scale_=np.ones(len(bias)), min_=bias),
+    )
+
+
+def _mean_steps(network: Dan, embedding: np.ndarray, width: int) -> Iterator[_Step]:
+    """Yield the steps that make the mean vector of a patient's concepts.
+
+    Args:
+        network: The network.
+        embedding: (rows, dim) vectors. Row 0 is that of unknown concepts, and fills
+            empty places.
+        width: Number of columns of the input.
+    """
+    from sklearn.pipeline import FeatureUnion
+    from sklearn.preprocessing import Binarizer
+
+    row_of_column = np.arange(width)
+    if network.known is not None:
+        row_of_column[:] = 0
+        row_of_column[network.known] = np.arange(1, network.rows)
+    table = embedding[row_of_column]
+
+    if network.config.mean == "concepts":
+        yield "once", Binarizer()
+    if network.config.length:
+        # A patient has max(n, length) places, of which row 0 fills the empty ones. The
+        # number of places is a column of its own. No count is above it, so dividing by
+        # the maximum makes it 1, and each count its share of the places.
+        places = _places(network.config.length, width)
+        union = FeatureUnion([("places", places), ("counts", "passthrough")])
+        yield "places", union
+        yield "shares", _normalizer("max")
+        fill = embedding[:1]
+        table = np.vstack((fill, table - fill))
+    else:
+        yield "shares", _normalizer("l1")
+    yield "mean", _linear(table.T)
+
+
+def _places(length: int, width: int) -> Any:
+    """Return an estimator of a patient's number of places, at least `length`."""
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import MinMaxScaler
+
+    scaler = MinMaxScaler(feature_range=(length, _INFINITE), clip=True)
+    at_least = _fitted(scaler, 1, scale_=np.ones(1), min_=np.zeros(1))
+    return Pipeline([("n", _linear(np.ones((1, width)))), ("at_least", at_least)])
+
+
+def _normalizer(norm: str) -> Any:
+    """Return an estimator that divides each row by its norm."""
+    from sklearn.preprocessing import Normalizer
+
+    return Normalizer(norm)
 
 
 def _linear(weight: np.ndarray) -> Any:
-    """weight (outputs, inputs): x → weight · x."""
+    """Return an estimator that multiplies by an (outputs, inputs) matrix."""
     from sklearn.decomposition import TruncatedSVD
 
-    made = TruncatedSVD(n_components=len(weight))
-    return _set(made, weight.shape[1], components_=weight.astype(np.float64))
+    svd = TruncatedSVD(n_components=len(weight))
+    return _fitted(svd, weight.shape[1], components_=weight.astype(np.float64))
 
 
-def _diseases(model: Phenotyper) -> Any:
-    """A classifier a disease; what nothing was learnt of is left out."""
+# ---- classifiers ---------------------------------------------------------------------
+
+
+class _Logit(NamedTuple):
+    """The coefficients of one binary classifier, with its calibration."""
+
+    coefficients: np.ndarray
+    intercept: float
+
+    def estimator(self, width: int, classes: np.ndarray) -> Any:
+        """Return the classifier of two classes.
+
+        Args:
+            width: Number of features.
+            classes: Names of the two classes, the predicted one last.
+        """
+        from sklearn.linear_model import LogisticRegression
+
+        return _fitted(
+            LogisticRegression(),
+            width,
+            classes_=classes,
+            coef_=self.coefficients[None],
+            intercept_=np.array([self.intercept]),
+            n_iter_=np.array([1]),
+        )
+
+
+def _classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
+    """Return a classifier with an estimator for each disease of which it learned."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multioutput import MultiOutputClassifier
+
+    logits = _logits(machines, model.platt)
+    estimators = []
+    for disease, classes in enumerate(machines.classes):
+        of_disease = [
+            logit
+            for logit, (owner, _) in zip(logits, machines.machines, strict=True)
+            if owner == disease
+        ]
+        if classes:
+            estimators.append(_classifier(classes, of_disease, model.width))
+    combined = MultiOutputClassifier(LogisticRegression())
+    combined.estimators_ = estimators
+    combined.n_features_in_ = model.width
+    combined.classes_ = [estimator.classes_ for estimator in estimators]
+    return combined
+
+
+def _logits(machines: LinearSVMs, platt: np.ndarray | None) -> list[_Logit]:
+    """Return each machine with its calibration: sigmoid(a (w·x + c) + b)."""
+    count = len(machines.machines)
+    calibration = np.broadcast_to((1.0, 0.0) if platt is None else platt, (count, 2))
+    return [
+        _Logit(a * machines.weight[:, number], a * machines.intercept[number] + b)
+        for number, (a, b) in enumerate(calibration)
+    ]
+
+
+def _classifier(classes: Sequence[int], logits: Sequence[_Logit], width: int) -> Any:
+    """Return the estimator of one disease.
+
+    Args:
+        classes: The classes that were learned.
+        logits: The machines of the disease: none for one class, one for two, and one
+            for each of three.
+        width: Number of features.
+    """
     from sklearn.dummy import DummyClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.multioutput import MultiOutputClassifier
 
-    machines, words = model.machines, {value: word for word, value in LABELS.items()}
-    assert machines is not None
-    count = len(machines.machines)
-    a, b = np.broadcast_to(
-        (1.0, 0.0) if model.platt is None else model.platt, (count, 2)
-    ).T
-    logits = []
-    for k in range(count):  # sigmoid(a (w·x + c) + b)
-        coef, intercept = (
-            a[k] * machines.weight[:, k],
-            a[k] * machines.intercept[k] + b[k],
-        )
-        binary = {"coef_": coef[None], "intercept_": np.array([intercept])}
-        logits.append((LogisticRegression(), {**binary, "n_iter_": np.array([1])}))
-    made, width = MultiOutputClassifier(LogisticRegression()), model.width
-    made.estimators_ = []
-    for disease, each in enumerate(machines.classes):
-        own = [
-            logits[k] for k, (of, _) in enumerate(machines.machines) if of == disease
-        ]
-        names = np.array([words[value] for value in each])
-        if len(each) == 1:
-            constant = DummyClassifier(strategy="constant", constant=names[0])
-            made.estimators_.append(constant.fit(np.zeros((1, width)), names))
-        elif len(each) == 2:
-            ((one, binary),) = own
-            made.estimators_.append(_set(one, width, classes_=names, **binary))
-        elif each:
-            several = OneVsRestClassifier(LogisticRegression()).fit(
-                np.zeros((3, 1)), names
-            )
-            several.estimators_ = [
-                _set(one, width, classes_=np.array([0, 1]), **binary)
-                for one, binary in own
-            ]
-            several.n_features_in_ = width
-            made.estimators_.append(several)
-    made.n_features_in_ = width
-    made.classes_ = [one.classes_ for one in made.estimators_]
-    return made
+    words = {value: word for word, value in LABELS.items()}
+    names = np.array([words[value] for value in classes])
+    if len(classes) == 1:
+        constant = DummyClassifier(strategy="constant", constant=names[0])
+        return constant.fit(np.zeros((1, width)), names)
+    if len(classes) == 2:
+        (logit,) = logits
+        return logit.estimator(width, names)
+    several = OneVsRestClassifier(LogisticRegression()).fit(np.zeros((3, 1)), names)
+    several.estimators_ = [logit.estimator(width, np.array([0, 1])) for logit in logits]
+    several.n_features_in_ = width
+    return several
 
 
-def _set(made: Any, width: int, **values: Any) -> Any:
-    """As if it were fitted, with these values."""
-    for name, value in {**values, "n_features_in_": width}.items():
-        setattr(made, name, value)
-    return made
+def _fitted(estimator: Any, width: int, **values: Any) -> Any:
+    """Return an estimator as if it were fitted with these values.
+
+    Args:
+        estimator: An estimator that is not fitted.
+        width: Number of features.
+        values: Attributes of the fitted estimator.
+    """
+    for name, value in values.items():
+        setattr(estimator, name, value)
+    estimator.n_features_in_ = width
+    return estimator
 
 
 FORM = ExportForm(writer, options=("dictionary",), of_patients=True)

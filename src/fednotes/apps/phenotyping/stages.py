@@ -186,8 +186,8 @@ class Config(Averaging):
     def candidates(self) -> tuple[str, ...]:
         """Categories of codes that may become outputs; public."""
         if self.outputs:
-            return categories_of_job(self.outputs, self.whole_causes)
-        return public_categories(self.systems, self.whole_causes)
+            return categories_of_job(self.outputs, whole_causes=self.whole_causes)
+        return public_categories(self.systems, whole_causes=self.whole_causes)
 
     @property
     def judges(self) -> bool:
@@ -228,7 +228,7 @@ def own_counts(
     """
     whole, labels = config.whole_causes, data.train.labels[rows]
     names = {
-        category(c, whole)
+        category(c, whole_causes=whole)
         for at in rows
         for c in data.codes.get(data.train.patients[at], ())
     }
@@ -441,7 +441,9 @@ class CodeLearner(AveragingSite):
         self, cohort: Cohort, site: SitePatients
     ) -> tuple[Cohort, np.ndarray]:
         whole = self.config.whole_causes
-        labels = output_matrix(cohort.patients, site.codes, self.outputs, whole)
+        labels = output_matrix(
+            cohort.patients, site.codes, self.outputs, whole_causes=whole
+        )
         if not self.config.require_output:
             return cohort, labels
         some = (labels == PRESENT).any(axis=1)

@@ -1,58 +1,61 @@
-"""Invented patients with notes, billed codes and phenotypes: a demonstration without
-any file.
+"""Generated patients with notes, billed codes and phenotypes, for trying without data.
 
-A patient has a few of 20 hidden conditions. Each condition favours concepts of its own,
-billed codes follow from the conditions, and so do six phenotypes; so what the notes say
-predicts both, and what is learnt of codes carries over to phenotypes. A phenotype is
-named in some notes of those who have it, in others negated or as a relative's. Words
-come from syllables and lists (`data/lexicon.toml`): no line of it is of a real patient,
-and that one way of learning does better on it says nothing of hospitals.
+A patient has a few of 20 hidden conditions. Each condition favours some concepts, and
+both billed codes and six phenotypes follow from the conditions. So notes predict codes
+and phenotypes, and what is learned from codes helps with phenotypes. A phenotype is
+named in some notes of the patients who have it; in other notes it is negated or a
+relative's.
 
-The dictionary is the same for every seed: a model that was trained on one can be used
-on another.
+Words come from syllables and lists (`data/lexicon.toml`). No line comes from a real
+patient, and results on these patients do not carry over to hospitals.
+
+The dictionary is the same for every seed, so a model that was trained on one seed can
+be used on another.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
-from fednotes.apps.phenotyping.dictionary import (
-    Dictionary,
-    dictionary_of,
-    singular,
-    unfit,
-    words_of,
-)
+from fednotes.apps.phenotyping.dictionary import Dictionary, dictionary_of
 from fednotes.apps.phenotyping.labels import PatientLabels
+from fednotes.apps.phenotyping.words import reason_not_matched, singular, words_of
 from fednotes.core.seeds import rng_of
 from fednotes.data.synthetic import make_lexicon
 
 _LISTS: Final = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("synthetic.toml").read_text("utf-8")
 )
+_SENTENCES: Final = _LISTS["sentences"]  # forms by what they say
 PHENOTYPES: Final = tuple(_LISTS["phenotypes"])
-_SAID: Final = _LISTS["sentences"]
-_UNCERTAIN: Final = "depression"  # judged questionable where little speaks for it
-_One = Callable[..., str]
-_CONDITIONS = 20
-_OTHERS = 300  # concepts besides the phenotypes'
-_OWN = 9  # concepts that a condition favours
-_CODES = 2  # categories of codes of each condition
+_UNCERTAIN: Final = "depression"  # questionable in patients near the threshold
+
+_CONDITIONS: Final = 20
+_OTHER_CONCEPTS: Final = 300  # concepts besides the phenotypes
+_FAVOURED: Final = 9  # concepts that a condition favours
+_CODES: Final = 2  # codes of a condition
+_NOISE: Final = 0.25  # standard deviation of what speaks for a phenotype
 
 
 @dataclass(frozen=True, eq=False)
 class GeneratedPatients:
-    """One site's patients: notes by patient, codes by patient, and labels.
+    """The patients of one site.
 
     A few patients have no codes, and a few pairs of patient and phenotype no label.
+
+    Attributes:
+        notes: The notes of each patient.
+        codes: The codes of each patient who was coded.
+        labels: The labels of the phenotypes.
     """
 
     notes: Mapping[str, tuple[str, ...]]
@@ -64,204 +67,282 @@ class GeneratedPatients:
 class _World:
     """What is the same for all sites and seeds.
 
-    terms: of each concept; the phenotypes' come first. own: (conditions, _OWN)
-        concepts.
-    codes: of each condition. weight: (conditions, phenotypes), how much a condition
-    speaks for a phenotype. common: (conditions,) shares of patients.
+    Attributes:
+        terms: The terms of each concept. The phenotypes come first.
+        favoured: (conditions, _FAVOURED) concepts of each condition.
+        codes: The codes of each condition.
+        weight: (conditions, phenotypes) how much a condition speaks for a phenotype.
+        frequency: (conditions,) fraction of the patients who have each condition.
     """
 
     terms: tuple[tuple[str, ...], ...]
-    own: np.ndarray
+    favoured: np.ndarray
     codes: tuple[tuple[str, ...], ...]
     weight: np.ndarray
-    common: np.ndarray
+    frequency: np.ndarray
+
+
+# ---- the world -----------------------------------------------------------------------
 
 
 def dictionary() -> Dictionary:
-    """The public dictionary of the generated notes: some 300 concepts with 1 to 3 terms
-    each."""
+    """Return the public dictionary: some 300 concepts with 1 to 3 terms each."""
     terms = _world().terms
     return dictionary_of(
-        (f"S{at:04d}", term) for at, names in enumerate(terms) for term in names
+        (f"S{concept:04d}", term)
+        for concept, names in enumerate(terms)
+        for term in names
     )
 
 
 @lru_cache(maxsize=1)
 def _world() -> _World:
+    """Return the world, which is drawn once."""
     rng = rng_of(0, "synthetic patients", "world")
-    terms = _terms(rng)
+    terms = _draw_terms(rng)
     others = np.arange(len(PHENOTYPES), len(terms))
-    own = rng.choice(others, (_CONDITIONS, _OWN), replace=False)
-    categories = np.sort(
-        rng.choice(np.arange(10, 1000), 2 * _CONDITIONS, replace=False)
-    )
-    codes = tuple(
-        tuple(f"icd9:{c:03d}{rng.integers(10)}" for c in pair)
-        for pair in rng.permutation(categories).reshape(_CONDITIONS, _CODES).tolist()
-    )
+    favoured = rng.choice(others, (_CONDITIONS, _FAVOURED), replace=False)
+    codes = _draw_codes(rng)
     weight = np.zeros((_CONDITIONS, len(PHENOTYPES)))
     for column in range(len(PHENOTYPES)):
         weight[rng.choice(_CONDITIONS, 3, replace=False), column] = (1.0, 0.8, 0.6)
-    return _World(terms, own, codes, weight, rng.uniform(0.06, 0.25, _CONDITIONS))
+    frequency = rng.uniform(0.06, 0.25, _CONDITIONS)
+    return _World(terms, favoured, codes=codes, weight=weight, frequency=frequency)
 
 
-def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
-    """Each concept's terms.
+def _draw_codes(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
+    """Return the codes of each condition, all of different categories."""
+    numbers = rng.choice(np.arange(10, 1000), _CODES * _CONDITIONS, replace=False)
+    categories = rng.permutation(np.sort(numbers)).reshape(_CONDITIONS, _CODES)
+    return tuple(
+        tuple(f"icd9:{category:03d}{rng.integers(10)}" for category in of_condition)
+        for of_condition in categories.tolist()
+    )
 
-    No two terms are the same words, and each can be matched.
+
+def _draw_terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
+    """Return the terms of each concept.
+
+    No two terms consist of the same words, and each can be matched.
     """
     lexicon = make_lexicon(rng, 800)
-    taken: set[str] = set()
+    used: set[str] = set()
 
-    def fresh(term: str) -> bool:
+    def is_new(term: str) -> bool:
         words = words_of(term)
         form = " ".join(map(singular, words))
-        if form in taken or unfit(words):
+        if form in used or reason_not_matched(words):
             return False
-        taken.add(form)
+        used.add(form)
         return True
 
-    made = [tuple(filter(fresh, names)) for _, *names in _LISTS["phenotypes"].values()]
-    pools = [
-        iter(names)
-        for names in map(lexicon.__getitem__, ("disease", "finding", "drug"))
+    concepts = [
+        tuple(filter(is_new, names)) for _, *names in _LISTS["phenotypes"].values()
     ]
-    for number in range(_OTHERS):
-        pool, synonyms = pools[number % len(pools)], int(rng.integers(1, 4))
-        found: list[str] = []
-        for term in pool:
-            if fresh(term):
-                found.append(term)
-            if len(found) == synonyms:
-                break
-        if found:
-            made.append(tuple(found))
-    return tuple(made)
-
-
-def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients:
-    """The patients of a site of this name; sites differ in number and in what they
-    have.
-
-    patients: roughly: from 0.6 to 1.4 times as many. A function of its arguments.
-    """
-    world = _world()
-    rng = rng_of(seed, "synthetic patients", name)
-    size = max(1, round(patients * rng.uniform(0.6, 1.4)))
-    odds = np.log(world.common / (1 - world.common)) + 0.5 * rng.standard_normal(
-        _CONDITIONS
-    )
-    # (patients, conditions)
-    has = rng.random((size, _CONDITIONS)) < 1 / (1 + np.exp(-odds))
-    said = has @ world.weight + 0.25 * rng.standard_normal((size, len(PHENOTYPES)))
-    truth = said > _thresholds()
-    labels = np.where(truth, PRESENT, ABSENT).astype(np.int8)
-    column = PHENOTYPES.index(_UNCERTAIN)
-    near = np.abs(said[:, column] - _thresholds()[column]) < 0.06
-    labels[near, column] = QUESTIONABLE
-    labels[rng.random(labels.shape) < 0.05] = UNLABELLED  # experts who disagreed
-    # this site's own words
-    favourite = [int(rng.integers(len(terms))) for terms in world.terms]
-    notes, codes = {}, {}
-    for row in range(size):
-        patient = f"{name}-{row + 1:05d}"
-        notes[patient] = _notes(world, has[row], truth[row], favourite, rng)
-        billed = _billed(world, has[row], rng)
-        if rng.random() >= 0.02:
-            codes[patient] = billed
-    values = {
-        patient: {p: v for p, v in zip(PHENOTYPES, own, strict=True) if v != UNLABELLED}
-        for patient, own in zip(notes, labels.tolist(), strict=True)
-    }
-    return GeneratedPatients(notes, codes, PatientLabels(PHENOTYPES, values))
+    pools = [iter(lexicon[kind]) for kind in ("disease", "finding", "drug")]
+    for number in range(_OTHER_CONCEPTS):
+        pool = pools[number % len(pools)]
+        synonyms = int(rng.integers(1, 4))
+        # `filter` takes no more terms from the pool than the concept needs.
+        terms = tuple(islice(filter(is_new, pool), synonyms))
+        if terms:
+            concepts.append(terms)
+    return tuple(concepts)
 
 
 @lru_cache(maxsize=1)
 def _thresholds() -> np.ndarray:
-    """(phenotypes,): what must speak for one, so that about its share of patients has
-    it."""
-    world, rng = _world(), rng_of(0, "synthetic patients", "thresholds")
-    has = rng.random((20_000, _CONDITIONS)) < world.common
-    said = has @ world.weight + 0.25 * rng.standard_normal((len(has), len(PHENOTYPES)))
+    """Return what must speak for a phenotype to give it its share of the patients.
+
+    Returns:
+        (phenotypes,) thresholds.
+    """
+    world = _world()
+    rng = rng_of(0, "synthetic patients", "thresholds")
+    has = rng.random((20_000, _CONDITIONS)) < world.frequency
+    evidence = _draw_evidence(world, has, rng)
     shares = [share for share, *_ in _LISTS["phenotypes"].values()]
     return np.array(
-        [np.quantile(said[:, c], 1 - share) for c, share in enumerate(shares)]
+        [
+            np.quantile(evidence[:, column], 1 - share)
+            for column, share in enumerate(shares)
+        ]
     )
 
 
-def _billed(world: _World, has: np.ndarray, rng: np.random.Generator) -> frozenset[str]:
-    """Codes of a patient's conditions, most of them, and now and then another one."""
-    every = [code for pair in world.codes for code in pair]
+def _draw_evidence(
+    world: _World, has: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return how much speaks for each phenotype of each patient.
+
+    Args:
+        world: The world.
+        has: (patients, conditions) which conditions a patient has.
+        rng: Draws the noise.
+
+    Returns:
+        (patients, phenotypes).
+    """
+    noise = rng.standard_normal((len(has), len(PHENOTYPES)))
+    evidence: np.ndarray = has @ world.weight + _NOISE * noise
+    return evidence
+
+
+# ---- patients ------------------------------------------------------------------------
+
+
+def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients:
+    """Return the patients of a site; the same ones for the same arguments.
+
+    Sites differ in their number of patients and in the conditions of these.
+
+    Args:
+        name: Name of the site.
+        patients: Approximate number of patients: there are 0.6 to 1.4 times as many.
+        seed: Seed of the patients.
+    """
+    world = _world()
+    rng = rng_of(seed, "synthetic patients", name)
+    size = max(1, round(patients * rng.uniform(0.6, 1.4)))
+    log_odds = np.log(world.frequency / (1 - world.frequency))
+    log_odds = log_odds + 0.5 * rng.standard_normal(_CONDITIONS)
+    # (patients, conditions)
+    has = rng.random((size, _CONDITIONS)) < 1 / (1 + np.exp(-log_odds))
+    evidence = _draw_evidence(world, has, rng)
+    truth = evidence > _thresholds()
+    labels = _draw_labels(evidence, truth, rng)
+
+    favourites = [int(rng.integers(len(terms))) for terms in world.terms]
+    writer = _NoteWriter(world, favourites, rng)
+    notes = {}
+    codes = {}
+    for row in range(size):
+        patient = f"{name}-{row + 1:05d}"
+        notes[patient] = writer.write_notes(has[row], truth[row])
+        billed = _draw_billed(world, has[row], rng)
+        if rng.random() >= 0.02:
+            codes[patient] = billed
+    values = {}
+    for patient, row_labels in zip(notes, labels.tolist(), strict=True):
+        pairs = zip(PHENOTYPES, row_labels, strict=True)
+        values[patient] = {
+            phenotype: label for phenotype, label in pairs if label != UNLABELLED
+        }
+    return GeneratedPatients(notes, codes, PatientLabels(PHENOTYPES, values))
+
+
+def _draw_labels(
+    evidence: np.ndarray, truth: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return (patients, phenotypes) int8 labels, of which some are missing."""
+    labels = np.where(truth, PRESENT, ABSENT).astype(np.int8)
+    column = PHENOTYPES.index(_UNCERTAIN)
+    distance = np.abs(evidence[:, column] - _thresholds()[column])
+    labels[distance < 0.06, column] = QUESTIONABLE
+    is_missing = rng.random(labels.shape) < 0.05  # as where experts disagree
+    labels[is_missing] = UNLABELLED
+    return labels
+
+
+def _draw_billed(
+    world: _World, has: np.ndarray, rng: np.random.Generator
+) -> frozenset[str]:
+    """Return most codes of a patient's conditions, and sometimes another one."""
+    every_code = [code for codes in world.codes for code in codes]
     billed = {
         code
-        for at in np.flatnonzero(has)
-        for code in world.codes[at]
+        for condition in np.flatnonzero(has)
+        for code in world.codes[condition]
         if rng.random() < 0.8
     }
-    return frozenset(
-        billed | {every[int(rng.integers(len(every)))] for _ in range(rng.poisson(1))}
-    )
+    others = rng.poisson(1)
+    billed |= {every_code[int(rng.integers(len(every_code)))] for _ in range(others)}
+    return frozenset(billed)
 
 
-def _notes(
-    world: _World,
-    has: np.ndarray,
-    truth: np.ndarray,
-    favourite: Sequence[int],
-    rng: np.random.Generator,
-) -> tuple[str, ...]:
-    if rng.random() < 0.01:  # nothing that the dictionary knows
-        return (" ".join(rng.choice(_SAID["noise"], 3).tolist()),)
+class _NoteWriter:
+    """Writes the notes of a site.
 
-    def term(concept: int) -> str:
-        names = world.terms[concept]
-        return names[
-            favourite[concept] if rng.random() < 0.7 else int(rng.integers(len(names)))
-        ]
+    Args:
+        world: The world.
+        favourites: The term of each concept that the site prefers.
+        rng: Draws everything.
+    """
 
-    def one(forms: Sequence[str], *concepts: int) -> str:
-        made = forms[int(rng.integers(len(forms)))].format(*map(term, concepts))
-        return made[0].upper() + made[1:]
+    def __init__(
+        self, world: _World, favourites: Sequence[int], rng: np.random.Generator
+    ) -> None:
+        self._world = world
+        self._favourites = favourites
+        self._rng = rng
 
-    return tuple(
-        _note(world, has, truth, one, rng) for _ in range(int(rng.integers(1, 4)))
-    )
+    def write_notes(self, has: np.ndarray, truth: np.ndarray) -> tuple[str, ...]:
+        """Return the notes of a patient.
 
+        Args:
+            has: (conditions,) which conditions the patient has.
+            truth: (phenotypes,) which phenotypes the patient has.
+        """
+        if self._rng.random() < 0.01:  # nothing that the dictionary has
+            return (" ".join(self._rng.choice(_SENTENCES["noise"], 3).tolist()),)
+        number = int(self._rng.integers(1, 4))
+        return tuple(self._write_note(has, truth) for _ in range(number))
 
-def _note(
-    world: _World,
-    has: np.ndarray,
-    truth: np.ndarray,
-    one: _One,
-    rng: np.random.Generator,
-) -> str:
-    """A note's sentences, in random order."""
-    sentences = [one(_SAID["noise"]) for _ in range(int(rng.integers(1, 4)))]
-    for at in np.flatnonzero(has):
-        own = world.own[at][rng.random(_OWN) < 0.3].tolist()
-        while own:
-            pair = len(own) > 1 and rng.random() < 0.4
-            sentences.append(
-                one(_SAID["more"], own.pop(), own.pop())
-                if pair
-                else one(_SAID["present"], own.pop())
-            )
-    for phenotype, present in enumerate(truth.tolist()):
-        draw = rng.random()
-        if present and draw < 0.35:
-            sentences.append(one(_SAID["present"], phenotype))
-        elif draw > 0.92:
-            sentences.append(one(_SAID["family"], phenotype))
-        elif not present and draw > 0.84:
-            sentences.append(one(_SAID["negated"], phenotype))
-        elif draw > 0.82:  # said of somebody who does not have it, or only once had it
-            sentences.append(one(_SAID["present"], phenotype))
-    for _ in range(int(rng.poisson(2))):
-        sentences.append(
-            one(_SAID["present"], int(rng.integers(len(PHENOTYPES), len(world.terms))))
-        )
-    for _ in range(int(rng.poisson(1.5))):
-        sentences.append(
-            one(_SAID["negated"], int(rng.integers(len(PHENOTYPES), len(world.terms))))
-        )
-    return " ".join(sentences[i] for i in rng.permutation(len(sentences)).tolist())
+    def _write_note(self, has: np.ndarray, truth: np.ndarray) -> str:
+        """Return the sentences of a note, in random order."""
+        rng = self._rng
+        sentences = [self._sentence("noise") for _ in range(int(rng.integers(1, 4)))]
+        for condition in np.flatnonzero(has).tolist():
+            sentences += self._sentences_of_condition(condition)
+        for phenotype, is_present in enumerate(truth.tolist()):
+            kind = self._kind_of_sentence(is_present=is_present)
+            if kind is not None:
+                sentences.append(self._sentence(kind, phenotype))
+        for _ in range(int(rng.poisson(2))):
+            sentences.append(self._sentence("present", self._any_concept()))
+        for _ in range(int(rng.poisson(1.5))):
+            sentences.append(self._sentence("negated", self._any_concept()))
+        return " ".join(sentences[i] for i in rng.permutation(len(sentences)).tolist())
+
+    def _sentences_of_condition(self, condition: int) -> list[str]:
+        """Return sentences on some of the concepts that a condition favours."""
+        is_named = self._rng.random(_FAVOURED) < 0.3
+        concepts = self._world.favoured[condition][is_named].tolist()
+        sentences = []
+        while concepts:
+            if len(concepts) > 1 and self._rng.random() < 0.4:
+                first, second = concepts.pop(), concepts.pop()
+                sentences.append(self._sentence("more", first, second))
+            else:
+                sentences.append(self._sentence("present", concepts.pop()))
+        return sentences
+
+    def _kind_of_sentence(self, *, is_present: bool) -> str | None:
+        """Return what a note says about a phenotype; None if it says nothing."""
+        draw = self._rng.random()
+        if is_present and draw < 0.35:
+            return "present"
+        if draw > 0.92:
+            return "family"
+        if not is_present and draw > 0.84:
+            return "negated"
+        # Some notes name a phenotype that the patient does not have, or no longer has.
+        return "present" if draw > 0.82 else None
+
+    def _any_concept(self) -> int:
+        """Return a random concept that is no phenotype."""
+        return int(self._rng.integers(len(PHENOTYPES), len(self._world.terms)))
+
+    def _sentence(self, kind: str, *concepts: int) -> str:
+        """Return a sentence of a kind on some concepts."""
+        forms = _SENTENCES[kind]
+        form = forms[int(self._rng.integers(len(forms)))]
+        text: str = form.format(*map(self._term, concepts))
+        return text[0].upper() + text[1:]
+
+    def _term(self, concept: int) -> str:
+        """Return a term of a concept, often the one that the site prefers."""
+        names = self._world.terms[concept]
+        if self._rng.random() < 0.7:
+            return names[self._favourites[concept]]
+        return names[int(self._rng.integers(len(names)))]

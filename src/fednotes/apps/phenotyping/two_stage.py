@@ -210,7 +210,9 @@ class Site(MethodSite):
     def count_codes(self, tensors: Tensors) -> Update:
         """Patients of each category of codes, over the public list of categories."""
         own = {patient: self.data.codes[patient] for patient in self._coded.patients}
-        counts = category_counts(own, self.config.candidates, self.config.whole_causes)
+        counts = category_counts(
+            own, self.config.candidates, whole_causes=self.config.whole_causes
+        )
         return Update({"patients": self._reported(counts)}, 1.0)
 
     def _reported(self, counts: np.ndarray) -> Tensor:

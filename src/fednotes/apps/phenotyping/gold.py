@@ -1,0 +1,153 @@
+"""The labels that a saved model is scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fednotes.apps.phenotyping.cohort import LABELS
+from fednotes.apps.phenotyping.concepts import by_patient
+from fednotes.apps.phenotyping.labels import read_labels
+from fednotes.apps.phenotyping.obesity import read_obesity
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.data.encodings import named_encoding
+from fednotes.data.formats.files import bounded_lines, open_text
+
+Gold = dict[str, dict[str, int]]  # labels by patient and phenotype
+
+_NO_JSON: Final = (
+    "no JSON: expected one whole object a line, or --labels with a table beside the "
+    "notes"
+)
+
+
+def rename_labels(
+    gold: Gold, label_map: Mapping[str, str]
+) -> tuple[Gold, tuple[str, ...], int]:
+    """Give phenotypes the names that the model has.
+
+    Args:
+        gold: The labels.
+        label_map: The model's name for a name in the file.
+
+    Returns:
+        The labels; the new names in the order of the file; and the number of pairs that
+        lost their label, because two names became one and their labels differ.
+    """
+    renamed: Gold = {}
+    names: dict[str, None] = {}
+    clashes = 0
+    for patient, labels in gold.items():
+        candidates: dict[str, set[int]] = {}
+        for name, label in labels.items():
+            candidates.setdefault(label_map.get(name, name), set()).add(label)
+        names |= dict.fromkeys(candidates)
+        renamed[patient] = {
+            name: label for name, (label, *others) in candidates.items() if not others
+        }
+        clashes += len(candidates) - len(renamed[patient])
+    return renamed, tuple(names), clashes
+
+
+def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
+    """Read labelled patients from JSON lines, or a folder of the obesity challenge.
+
+    Returns:
+        The texts and the labels of each patient.
+
+    Raises:
+        DataError: The file cannot be read; with file and line.
+    """
+    if path.is_dir():
+        summaries, labels = read_obesity(path)
+        gold = {note.id: labels.of(note.id) for note in summaries}
+        return by_patient(summaries), gold
+    notes: dict[str, list[str]] = {}
+    gold = {}
+    with open_text(path, named_encoding()) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
+            if not line.strip():
+                continue
+            record = _parse_record(path, number, line)
+            notes.setdefault(record.patient, []).append(record.text)
+            known = gold.setdefault(record.patient, {})
+            for name, word in record.labels.items():
+                if not isinstance(word, str) or word not in LABELS:
+                    expected = ", ".join(LABELS)
+                    raise DataError.at(path, number, f"a label is none of {expected}")
+                if known.setdefault(name, LABELS[word]) != LABELS[word]:
+                    raise DataError.at(
+                        path, number, f"two different labels of one {name!r}"
+                    )
+    return notes, gold
+
+
+class _Record(NamedTuple):
+    """A note in JSON lines, with its patient and labels."""
+
+    patient: str
+    text: str
+    labels: dict[str, Any]
+
+
+def _parse_record(path: Path, number: int, line: str) -> _Record:
+    """Return the note that a line stands for.
+
+    Raises:
+        DataError: The line is no JSON object, or has other keys or values.
+    """
+    try:
+        record = parse_json(line, strict=False)
+    except JsonError as error:
+        raise DataError.at(path, number, f"{_NO_JSON} ({error})") from None
+    if not isinstance(record, dict):
+        record = {}
+    text = record.get("text")
+    labels = record.get("labels") or {}
+    if not isinstance(text, str) or not isinstance(labels, dict):
+        raise DataError.at(
+            path, number, 'expected the keys "patient", "text" and "labels"'
+        )
+    patient = record.get("patient")
+    if not isinstance(patient, str | int):
+        raise DataError.at(path, number, 'the key "patient" is missing or no id')
+    return _Record(str(patient), text, labels)
+
+
+def read_gold_table(
+    notes: dict[str, list[str]], path: Path, labels: Path
+) -> tuple[dict[str, list[str]], Gold, tuple[str, ...]]:
+    """Read the labels of notes from a table.
+
+    Args:
+        notes: The texts of each patient.
+        path: Where the notes are, for messages.
+        labels: The table.
+
+    Returns:
+        The texts and the labels of the patients who have both; and a message about each
+        problem in the table and about patients who are left out.
+
+    Raises:
+        DataError: As of `read_labels`.
+    """
+    table = read_labels(labels)
+    messages = list(table.messages())
+    gold: Gold = {}
+    for patient in notes:
+        known = table.of(patient)
+        if known:
+            gold[patient] = known
+    without_notes = len(set(table.values) - set(notes))
+    if without_notes:
+        messages.append(
+            f"{without_notes} labelled patient(s) have no notes in {path}: left out"
+        )
+    without_labels = len(notes) - len(gold)
+    if without_labels:
+        messages.append(
+            f"{without_labels} patient(s) have notes and no label: left out"
+        )
+    return {patient: notes[patient] for patient in gold}, gold, tuple(messages)

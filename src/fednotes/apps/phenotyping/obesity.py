@@ -1,0 +1,187 @@
+"""The i2b2 2008 obesity challenge (Uzuner 2009): discharge summaries with judgments.
+
+The summaries are judged for 16 diseases. Each summary is a patient of its own, as in
+Liu, Dligach and Miller 2019. A folder has these files:
+
+    obesity_patient_records_training.xml, …_training2.xml, …_test.xml   doc[@id] > text
+    obesity_standoff_annotations_training.xml, …_addendum*.xml, …_test.xml
+        diseases[@source] > disease[@name] > doc[@id][@judgment]
+
+Two experts judged each summary twice: `textual`, what the text states, and `intuitive`,
+what a reader concludes, which the paper uses. In Table 1 of the paper the columns of
+presence and absence are exchanged; the labels here follow the files.
+
+Of two judgments of a pair in two files the later one holds, because an addendum
+corrects. Such pairs are counted and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from fednotes.apps.phenotyping.labels import (
+    LABEL_VALUES,
+    LabelCollector,
+    Pair,
+    PatientLabels,
+)
+from fednotes.apps.phenotyping.tables import Damaged
+from fednotes.apps.phenotyping.xml_files import read_elements
+from fednotes.core.errors import DataError, nearest
+from fednotes.data.formats.folders import list_files
+from fednotes.data.notes import Note
+
+Judgment = Literal["intuitive", "textual"]
+
+DISEASES: Final = (
+    "Asthma",
+    "CAD",
+    "CHF",
+    "Depression",
+    "Diabetes",
+    "GERD",
+    "Gallstones",
+    "Gout",
+    "Hypercholesterolemia",
+    "Hypertension",
+    "Hypertriglyceridemia",
+    "OA",
+    "OSA",
+    "Obesity",
+    "PVD",
+    "Venous Insufficiency",
+)
+_LETTERS: Final = ("y", "n", "q", "u")
+
+
+def read_obesity(
+    folder: Path, judgment: Judgment = "intuitive"
+) -> tuple[tuple[Note, ...], PatientLabels]:
+    """Read the summaries of a folder and their judgments.
+
+    Files are recognised by their names, `*patient_records*.xml` and `*annotations*.xml`
+    (.xml.gz too). Annotations are read in this order: training, addenda by name, test.
+
+    Args:
+        folder: The folder.
+        judgment: Which of the two judgments is read.
+
+    Raises:
+        DataError: A file is missing, or is no such XML; with the line.
+    """
+    notes = read_texts(_xml_files(folder, "patient_records", "records"))
+    collector = LabelCollector(later_holds=True)
+    for path in _xml_files(folder, "annotations", "annotations"):
+        collector.add_file(path, _judgments(path, judgment))
+    labels = collector.labels(DISEASES)
+    if not labels.values:
+        raise DataError(f"{folder}: there is no {judgment} judgment of a known disease")
+    return notes, labels
+
+
+def _xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
+    """Return the XML files of texts or of annotations, in the order to read them in.
+
+    Args:
+        folder: The folder.
+        mark: What the names of the files contain.
+        kind: What the files contain, for messages.
+
+    Raises:
+        DataError: There is no such folder or file.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    files = [
+        path
+        for path in list_files(folder)
+        if path.name.lower().endswith((".xml", ".xml.gz")) and mark in path.name.lower()
+    ]
+    if not files:
+        prefix = "obesity_standoff_" if kind == "annotations" else "obesity_"
+        raise DataError(
+            f"{folder}: no file of {kind}: their names are like {prefix}{mark}_*.xml"
+        )
+    # In the order of names an addendum follows the file that it corrects, because "."
+    # comes before "_" and digits.
+    return sorted(files, key=lambda path: "test" in path.name.lower())
+
+
+def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
+    """Read the summaries of one or more files.
+
+    The id of a document is that of the note and of the patient.
+
+    Raises:
+        DataError: A document has no id or no text, or its id is repeated.
+    """
+    notes: dict[str, Note] = {}
+    places: dict[str, str] = {}
+    for path in paths:
+        number = 0
+        for line, id, text in _documents(path):
+            number += 1
+            if not id:
+                raise DataError.at(path, line, "the document has no id")
+            if not text.strip():
+                raise DataError.at(path, line, "no text")
+            if id in notes:
+                reason = f"the document's id is also that at {places[id]}"
+                raise DataError.at(path, line, reason)
+            places[id] = f"{path}:{line}"
+            source = path.name.split(".")[0]
+            notes[id] = Note(id, text, id, "Discharge summary", source)
+        if not number:
+            raise DataError(
+                f"{path}: there is no doc element: these are no patient records"
+            )
+    return tuple(notes.values())
+
+
+def _documents(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the id and the first text of each document in a file."""
+    begin = 0
+    id = ""
+    first_text = ""
+    for line, name, attributes, text in read_elements(path, text_of="text"):
+        if name == "doc" and attributes is not None:
+            begin = line
+            id = attributes.get("id", "").strip()
+            first_text = ""
+        elif name == "doc":
+            yield begin, id, first_text
+        elif name == "text":
+            first_text = first_text or text
+
+
+def _judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
+    """Yield the judgments of one source in a file."""
+    source = ""
+    disease = ""
+    for line, name, attributes, _ in read_elements(path):
+        # An element that ends has no attributes, so it resets its name.
+        values = attributes or {}
+        if name == "diseases":
+            source = values.get("source", "").strip().lower()
+        elif name == "disease":
+            disease = values.get("name", "").strip()
+        elif name == "doc" and attributes is not None and disease and source == wanted:
+            document = values.get("id", "").strip()
+            letter = values.get("judgment", "").strip()
+            yield _judgment(line, document, disease, letter=letter)
+
+
+def _judgment(line: int, document: str, disease: str, *, letter: str) -> Pair | Damaged:
+    """Return the pair that a judgment of a document stands for."""
+    names = {name.casefold(): name for name in DISEASES}
+    name = names.get(disease.casefold())
+    if name is None:
+        hint = nearest(disease, DISEASES)
+        return Damaged(line, f"the disease is none of the challenge's: {hint}")
+    if letter.lower() not in _LETTERS:
+        return Damaged(line, "the judgment is none of Y, N, Q and U")
+    if not document:
+        return Damaged(line, "the judgment is of no document")
+    return Pair(line, document, name, LABEL_VALUES[letter.lower()])

@@ -1,0 +1,103 @@
+"""What a job shows of its sites' patients: tables of counts, and lines on labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
+from fednotes.jobs.job import CountTable
+
+_LABELS = ("present", "absent", "questionable")
+_WITH_UNLABELLED = (*_LABELS, "unlabelled")
+
+
+def label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
+    """Yield the labels of the training patients.
+
+    Yields:
+        A line for each phenotype; and a line for each site at which a phenotype does
+        not have two classes, so that it cannot be learned there.
+    """
+    counts = {site.id: site.train.label_counts() for site in sites}
+    phenotypes = sites[0].phenotypes
+    kinds = "/".join(_WITH_UNLABELLED)
+    for row, phenotype in enumerate(phenotypes):
+        by_site = ", ".join(
+            f"{site} {_joined(of_site, _WITH_UNLABELLED, row)}"
+            for site, of_site in counts.items()
+        )
+        yield f"{phenotype}: {kinds} of the training patients: {by_site}"
+    for site, of_site in counts.items():
+        lacking = [
+            _lack_of_classes(phenotype, of_site, row)
+            for row, phenotype in enumerate(phenotypes)
+        ]
+        described = ", ".join(text for text in lacking if text)
+        if described:
+            yield (
+                f"{site}: phenotypes without two classes of training labels: "
+                f"{described}"
+            )
+
+
+def _joined(counts: dict[str, np.ndarray], names: Sequence[str], row: int) -> str:
+    """Return the counts of a phenotype, one per label."""
+    return "/".join(str(int(counts[name][row])) for name in names)
+
+
+def _lack_of_classes(phenotype: str, counts: dict[str, np.ndarray], row: int) -> str:
+    """Return a phenotype with its only class of labels; "" if it has two or more."""
+    classes = [name for name in _LABELS if counts[name][row]]
+    if len(classes) > 1:
+        return ""
+    return f"{phenotype} ({classes[0]} only)" if classes else f"{phenotype} (no label)"
+
+
+def count_tables(sites: Sequence[SitePatients]) -> list[CountTable]:
+    """Return tables of the sites' patients, and of the test patients' labels.
+
+    The first table has the numbers of patients; of those with billed codes (`coded`)
+    and with a label of any phenotype (`labelled`); and, where notes are read as
+    concepts, the mean and the maximum number of concepts of a patient.
+    """
+    rows = []
+    for site in sites:
+        rows.append((site.id, *_row_of_part("train", site, site.train)))
+        rows.append(("", *_row_of_part("valid", site, site.valid)))
+        rows.append(("", *_row_of_part("test", site, site.test)))
+    heads = ["site", "part", "patients", "coded", "labelled"]
+    if not any(site.space.dense for site in sites):
+        heads += ["without concepts", "concepts each", "most"]
+    tables = [CountTable(tuple(heads), rows, words=2)]
+
+    labelled = [site for site in sites if (site.test.labels >= 0).any()]
+    if labelled:
+        tables.append(_table_of_labels(labelled))
+    return tables
+
+
+def _row_of_part(name: str, site: SitePatients, cohort: Cohort) -> tuple[str, ...]:
+    """Return the cells of one part of a site: its name and its counts."""
+    numbers = (len(cohort), len(site.coded(cohort)), len(cohort.labelled()))
+    cells = [name, *(f"{number:,}" for number in numbers)]
+    if isinstance(cohort.bags, Bags):
+        sizes = cohort.bags.sizes
+        cells.append(f"{int((sizes == 0).sum()):,}")
+        if len(sizes):
+            cells += [f"{sizes.mean():,.1f}", f"{sizes.max():,}"]
+        else:
+            cells += ["–", "–"]
+    return tuple(cells)
+
+
+def _table_of_labels(sites: Sequence[SitePatients]) -> CountTable:
+    """Return a table of the labels of the test patients, by phenotype and site."""
+    counts = [site.test.label_counts() for site in sites]
+    rows = []
+    for row, phenotype in enumerate(sites[0].phenotypes):
+        cells = [_joined(of_site, _LABELS, row) for of_site in counts]
+        rows.append((phenotype, *cells))
+    heads = ("phenotype", *(site.id for site in sites))
+    return CountTable(heads, rows, title="test patients: present/absent/questionable")

@@ -1,0 +1,373 @@
+"""Read the files of one site: notes, billed codes and labels.
+
+No message says anything about a patient: only paths and lines, names of codes and
+phenotypes, and counts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from fednotes.apps.phenotyping import synthetic
+from fednotes.apps.phenotyping.code_tables import CodeSource
+from fednotes.apps.phenotyping.concepts import PatientInputs, Progress, by_patient
+from fednotes.apps.phenotyping.ctakes import Mentions, bags_of_mentions, read_ctakes
+from fednotes.apps.phenotyping.features import ConceptFeatures, Features
+from fednotes.apps.phenotyping.job_tables import PatientsConfig
+from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
+from fednotes.apps.phenotyping.obesity import read_obesity
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.data.notes import Note, left_out, read_notes
+from fednotes.jobs.job import Job
+
+# ---- what files say ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Records(ABC):
+    """What files say of each patient, from which features are made.
+
+    Attributes:
+        by_patient: The records of each patient.
+    """
+
+    by_patient: Mapping[str, Any]
+
+    @abstractmethod
+    def inputs(
+        self, features: Features, progress: Progress | None, cache: Path
+    ) -> PatientInputs:
+        """Return the features of the patients.
+
+        Args:
+            features: Makes features of notes.
+            progress: Receives the number of patients done, and of all patients.
+            cache: Folder for results.
+        """
+
+    def of_both(self, other: Self) -> Self:
+        """Return the records of the patients of both."""
+        return replace(self, by_patient={**self.by_patient, **other.by_patient})
+
+
+class Texts(Records):
+    """The texts of each patient's notes."""
+
+    def inputs(
+        self, features: Features, progress: Progress | None, cache: Path
+    ) -> PatientInputs:
+        """Return the features of the notes."""
+        return features.make(self.by_patient, progress, cache)
+
+
+class Extracts(Records):
+    """The mentions of concepts that cTAKES found for each patient."""
+
+    def inputs(
+        self,
+        features: Features,
+        progress: Progress | None,  # noqa: ARG002 - mentions are read already
+        cache: Path,  # noqa: ARG002
+    ) -> PatientInputs:
+        """Return the bags of the mentions.
+
+        Raises:
+            DataError: No mention is of a concept of the dictionary.
+        """
+        # [text] with cTAKES output is refused when the job is read.
+        assert isinstance(features, ConceptFeatures)
+        matcher = features.matcher
+        inputs = bags_of_mentions(
+            self.by_patient,
+            matcher.dictionary.concepts,
+            context=matcher.context,
+            max_concepts=features.max_concepts,
+        )
+        unknown = inputs.counts["unknown"]
+        if unknown and not inputs.counts["mentions"]:
+            raise DataError(
+                f"none of the {unknown:,} CUIs is a concept of the dictionary: give "
+                'the UMLS, or an ontology with ids = "UMLS_CUI"'
+            )
+        return inputs
+
+
+@dataclass(frozen=True, eq=False)
+class SiteFiles:
+    """What the files of a site say, before features are made.
+
+    Attributes:
+        records: What the files say of each patient.
+        test: Patients of a separate test part; empty if there is none.
+        codes: The codes of each patient, also of patients without notes; None if the
+            site has no codes.
+        labels: Labels that are not made of codes.
+        messages: What was left out or counted.
+    """
+
+    records: Records
+    test: frozenset[str] = frozenset()
+    codes: Mapping[str, frozenset[str]] | None = None
+    labels: PatientLabels | None = None
+    messages: Sequence[str] = ()
+
+    @property
+    def patients(self) -> Collection[str]:
+        """The patients with notes, as a set."""
+        return self.records.by_patient.keys()
+
+    def with_prefix(self, prefix: str) -> SiteFiles:
+        """Return the same with a prefix before each patient's id."""
+
+        def rename(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {f"{prefix}{patient}": value for patient, value in values.items()}
+
+        labels = self.labels
+        if labels is not None:
+            labels = replace(labels, values=rename(labels.values))
+        return replace(
+            self,
+            records=replace(self.records, by_patient=rename(self.records.by_patient)),
+            test=frozenset(f"{prefix}{patient}" for patient in self.test),
+            codes=None if self.codes is None else rename(self.codes),
+            labels=labels,
+        )
+
+
+def generate_site(job: Job, name: str) -> SiteFiles:
+    """Return the generated patients of a site."""
+    patients = synthetic.generate(name, job.synthetic.patients, job.seed)
+    return SiteFiles(
+        Texts(dict(patients.notes)), codes=patients.codes, labels=patients.labels
+    )
+
+
+def read_site(job: Job, name: str, config: PatientsConfig) -> SiteFiles:
+    """Read the files of a site.
+
+    Args:
+        job: The job.
+        name: Name of the site.
+        config: The site's table.
+
+    Raises:
+        ConfigError: A setting does not fit the files.
+        DataError: A file cannot be read, or a patient of `test` is also trained on.
+    """
+    return _SiteReader(job, name, config).read()
+
+
+# ---- reading -------------------------------------------------------------------------
+
+
+class _SiteReader:
+    """Reads the files of one site, and collects messages."""
+
+    def __init__(self, job: Job, name: str, config: PatientsConfig) -> None:
+        self._job = job
+        self._name = name
+        self._config = config
+        self._messages: list[str] = []
+
+    def read(self) -> SiteFiles:
+        """Read all files of the site."""
+        labels, summaries = self._read_labels()
+        records = self._read_records(summaries)
+        if self._config.test:
+            test_records = self._read_test_records()
+            test = frozenset(test_records.by_patient)
+            shared = len(test & records.by_patient.keys())
+            if shared:
+                raise DataError(
+                    f"{shared} patients of `test` are among those of training: take "
+                    "them out"
+                )
+            records = records.of_both(test_records)
+        else:  # the obesity challenge has its own test part
+            test = frozenset(
+                note.id for note in summaries if "test" in note.source.lower()
+            )
+        if labels is not None:
+            self._compare_with_labels(records.by_patient, labels)
+        codes = self._read_codes()
+        return SiteFiles(
+            records, test, codes=codes, labels=labels, messages=self._messages
+        )
+
+    def _places(self, key: str) -> list[Path]:
+        """Return the paths that a key of the site's table names."""
+        value = getattr(self._config, key)
+        texts = [value] if isinstance(value, str) else value
+        where = f"sites.{self._name}.{key}"
+        return [self._job.located(text, where) for text in texts if text]
+
+    def _read_records(self, summaries: Sequence[Note]) -> Records:
+        """Read notes or cTAKES output; else return the challenge's summaries."""
+        if self._config.concepts:
+            return self._read_extracts("concepts")
+        if self._config.notes:
+            return self._read_notes("notes", name="notes")
+        return Texts(by_patient(summaries))
+
+    def _read_test_records(self) -> Records:
+        """Read the notes or the cTAKES output of the test part."""
+        if self._config.concepts:
+            return self._read_extracts("test")
+        return self._read_notes("test", name="test notes")
+
+    def _read_extracts(self, key: str) -> Extracts:
+        """Read the cTAKES output that a key names."""
+        mentions: Mentions = {}
+        for path in self._places(key):
+            part, report = read_ctakes(path)
+            mentions.update(part)
+            if report.damaged:
+                self._messages.append(
+                    f"{path}: {report.damaged:,} of {report.rows:,} lines are no CUIs: "
+                    "left out"
+                )
+        return Extracts(mentions)
+
+    def _read_notes(self, key: str, name: str) -> Texts:
+        """Read the notes that a key names.
+
+        Args:
+            key: The key of the site's table.
+            name: What the notes are called in messages.
+
+        Raises:
+            ConfigError: There is no note.
+        """
+        paths = self._places(key)
+        stream = read_notes(
+            paths,
+            self._config.format,
+            self._config.categories,
+            column=self._config.column or None,
+            source=self._name,
+            encoding=self._config.encoding,
+        )
+        without_patient = 0
+
+        def count_notes_without_patient() -> Iterator[Note]:
+            nonlocal without_patient
+            for note in stream:
+                without_patient += note.patient is None
+                yield note
+
+        texts = by_patient(count_notes_without_patient())
+        skipped = left_out(stream.counts)
+        if not texts:
+            places = ", ".join(map(str, paths))
+            but = f" but {skipped}" if skipped else ""
+            raise ConfigError(f"there is no note in {places}{but}")
+        if skipped:
+            self._messages.append(f"{name} left out: {skipped}")
+        if without_patient:
+            self._messages.append(
+                f"{without_patient:,} {name} name no patient: each is a patient's own, "
+                "by its id"
+            )
+        return Texts(texts)
+
+    def _read_labels(self) -> tuple[PatientLabels | None, Sequence[Note]]:
+        """Read labels from a table, or from a folder of the obesity challenge.
+
+        Returns:
+            The labels, and the summaries of the challenge.
+
+        Raises:
+            ConfigError: Another setting does not fit where the labels are.
+        """
+        paths = self._places("labels")
+        if not paths:
+            return None, ()
+        path = paths[0]
+        summaries: Sequence[Note] = ()
+        if path.is_dir():
+            if self._config.test_labels:
+                raise ConfigError(
+                    f"{path}: a folder of the obesity challenge has a test part: leave "
+                    "out test_labels"
+                )
+            summaries, labels = read_obesity(path, self._config.judgment)
+        else:
+            labels = self._read_table_of_labels(path)
+        self._messages += labels.messages()
+        return labels, summaries
+
+    def _read_table_of_labels(self, path: Path) -> PatientLabels:
+        """Read labels from a table, and from that of the test part.
+
+        Raises:
+            ConfigError: The site has no notes, or a setting of the challenge.
+        """
+        if not (self._config.notes or self._config.concepts):
+            raise ConfigError(
+                f"{path}: a table of labels has no notes: give `notes` or `concepts`"
+            )
+        if self._config.judgment != "intuitive":
+            raise ConfigError(
+                f"{path}: judgment is of the obesity challenge, not of a table"
+            )
+        return read_labels(
+            path,
+            *self._places("test_labels"),
+            patient_column=self._config.patient_column,
+        )
+
+    def _compare_with_labels(
+        self, patients: Collection[str], labels: PatientLabels
+    ) -> None:
+        """Count patients who have either notes or labels.
+
+        Raises:
+            DataError: No patient has both.
+        """
+        without_notes = sum(patient not in patients for patient in labels.values)
+        if without_notes == len(labels.values):
+            raise DataError(
+                f"{self._config.labels}: none of the {without_notes:,} labelled "
+                "patients has notes: are both of the same patients, by the same ids?"
+            )
+        if without_notes:
+            self._messages.append(
+                f"{without_notes:,} labelled patients have no notes here: left out"
+            )
+        unmentioned = self._config.unmentioned
+        without_label = sum(not labels.of(patient, unmentioned) for patient in patients)
+        if without_label:
+            self._messages.append(
+                f"{without_label:,} patients have no label of any phenotype: unlabelled"
+            )
+
+    def _read_codes(self) -> dict[str, frozenset[str]] | None:
+        """Read the codes of all paths; None if the site has none."""
+        source = self._config.code_source()
+        if source is None:
+            return None
+        codes: dict[str, frozenset[str]] = {}
+        for path in self._places("codes") + self._places("test_codes"):
+            for patient, billed in self._read_codes_of(source, path).items():
+                codes[patient] = codes.get(patient, frozenset()) | billed
+        return codes
+
+    def _read_codes_of(self, source: CodeSource, path: Path) -> dict[str, set[str]]:
+        """Read the codes of one path."""
+        result = source.read(path)
+        for table in result.tables:
+            self._messages += table.messages()
+            if table.empty:
+                self._messages.append(
+                    f"{table.path}: {table.empty:,} rows without a code: left out"
+                )
+            if table.unknown:
+                self._messages.append(
+                    f"{table.path}: {table.unknown:,} rows have a code that the "
+                    "dictionary of codes beside it does not know: kept"
+                )
+        return result.codes

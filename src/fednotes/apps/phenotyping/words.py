@@ -1,0 +1,138 @@
+"""The words of terms and texts, by which they are matched.
+
+Words are folded to lower case, without accents, and separated by anything but letters
+and digits. `plain_text` keeps the length of a text wherever each character stands for
+one character; otherwise `origin_of` leads back to the text. `singular` removes the
+endings of English plurals.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import unicodedata
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Final
+
+import numpy as np
+
+from fednotes.apps.phenotyping.cohort import offsets_of
+
+_LISTS = tomllib.loads(
+    files("fednotes.apps.phenotyping").joinpath("dictionary.toml").read_text("utf-8")
+)
+AMBIGUOUS: Final[frozenset[str]] = frozenset(_LISTS["ambiguous"])
+
+_SHORTEST: Final = 3  # characters of a term of one word
+_MAX_WORDS: Final = 20  # of a term
+_ACCENTS: Final = range(0x300, 0x370)
+_APOSTROPHES: Final = "'’ʼ"
+
+
+class _Characters(dict[int, str]):
+    """What stands for each character in plain text, by code point.
+
+    Folded letters and digits, nothing for an accent, an apostrophe, or a space.
+    """
+
+    def __missing__(self, code: int) -> str:
+        plain = _plain_character(chr(code))
+        self[code] = plain
+        return plain
+
+
+def _plain_character(character: str) -> str:
+    """Return what stands for a character in plain text."""
+    if character in _APOSTROPHES:
+        return "'"
+    if ord(character) in _ACCENTS:
+        return ""
+    folded = unicodedata.normalize("NFKD", character.casefold())
+    without_accents = [c for c in folded if ord(c) not in _ACCENTS]
+    return "".join(c if _is_in_word(c) else " " for c in without_accents) or " "
+
+
+def _is_in_word(character: str) -> bool:
+    """Return whether a character is a letter, a digit or a mark."""
+    return character.isalnum() or unicodedata.category(character)[0] == "M"
+
+
+_CHARACTERS: Final = _Characters()
+
+
+def plain_text(text: str) -> str:
+    """Return the words of a text separated by spaces, with one space at the end."""
+    plain = text.translate(_CHARACTERS) + " "
+    if "'" in plain:
+        plain = plain.replace("'s ", "   ").replace("'", " ")
+    return plain
+
+
+def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
+    """Return a function from places in the plain text to places in the text.
+
+    Returns:
+        A function of start and end; None if the places are the same.
+    """
+    if text.isascii() or all(len(_CHARACTERS[ord(c)]) == 1 for c in set(text)):
+        return None
+    lengths = np.fromiter(
+        (len(_CHARACTERS[ord(c)]) for c in text), np.int64, count=len(text)
+    )
+    places = offsets_of(lengths)  # (characters + 1,) starts in the plain text
+
+    def origin(start: int, end: int) -> tuple[int, int]:
+        # Several characters may begin at `start`. All but the last are accents, which
+        # stand for nothing.
+        first = int(np.searchsorted(places, start, side="right")) - 1
+        last = int(np.searchsorted(places, end - 1, side="right"))
+        # Accents on the last letter belong to it.
+        while last < len(text) and places[last] == end and not lengths[last]:
+            last += 1
+        return first, last
+
+    return origin
+
+
+def words_of(text: str) -> list[str]:
+    """Return the normalised words of a text, with plurals as they are."""
+    return plain_text(text).split()
+
+
+def singular(word: str) -> str:
+    """Return a word without the ending of an English plural.
+
+    biopsies → biopsy, abscesses → abscess, reflexes → reflex, stenoses → stenosis,
+    metastases → metastasis, tumors → tumor. Words in -ss, -us and -is do not change,
+    nor do words of four letters or fewer. Terms and texts are both changed, so the
+    result need not be a word ("diabete").
+    """
+    if len(word) < 5 or word[-1] != "s":
+        return word
+    if word.endswith("ies"):
+        return word[:-3] + "y"
+    if word.endswith(("sses", "xes")):
+        return word[:-2]
+    if word.endswith("stases") or (word.endswith("oses") and len(word) > 6):
+        return word[:-2] + "is"
+    return word if word.endswith(("ss", "us", "is")) else word[:-1]
+
+
+def plurals_of(word: str) -> list[str]:
+    """Return all words whose `singular` is this word."""
+    forms = [word, word + "s", word + "es", word[:-1] + "ies", word[:-2] + "es"]
+    return [form for form in dict.fromkeys(forms) if singular(form) == word]
+
+
+def reason_not_matched(words: Sequence[str]) -> str | None:
+    """Return why a term of these words is not matched; None if it is."""
+    has_letter = any(c.isalpha() for word in words for c in word)
+    if not has_letter:
+        return "no letter"
+    if len(words) > _MAX_WORDS:
+        return "long"
+    if len(words) == 1 and len(words[0]) < _SHORTEST:
+        return "short"
+    if len(words) == 1 and words[0] in AMBIGUOUS:
+        return "ambiguous"
+    return None

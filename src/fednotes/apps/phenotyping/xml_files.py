@@ -1,0 +1,157 @@
+"""Read XML files element by element, safely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from xml.sax import ContentHandler, SAXParseException
+
+from defusedxml import DefusedXmlException, DTDForbidden
+from defusedxml.sax import make_parser
+
+from fednotes.core import bounds
+from fednotes.core.errors import DataError
+from fednotes.data.formats.files import READ_ERRORS, incomplete_file, open_bytes
+
+_PIECE: Final = 1 << 16  # bytes that are read at once
+_ENTITIES: Final = (
+    "the file declares or uses entities of its own: replace them by their text"
+)
+
+
+class Element(NamedTuple):
+    """Where an element begins or ends.
+
+    Attributes:
+        line: The line, counted from 1.
+        name: Name of the element.
+        attributes: Its attributes where it begins; None where it ends.
+        text: Its text where it ends, if the text was asked for.
+    """
+
+    line: int
+    name: str
+    attributes: Mapping[str, str] | None
+    text: str
+
+
+class _Handler(ContentHandler):
+    """Collects elements while a file is parsed.
+
+    Args:
+        path: The file.
+        text_of: Name of the elements whose text is collected.
+        parser: The parser, which knows the current line.
+
+    Attributes:
+        elements: What was read since the caller last emptied it.
+        events: Number of everything that was read so far, runs of characters included.
+    """
+
+    def __init__(self, path: Path, text_of: str, parser: Any) -> None:
+        super().__init__()
+        self.elements: list[Element] = []
+        self.events = 0
+        self._path = path
+        self._text_of = text_of
+        self._parser = parser
+        self._pieces: list[str] | None = None  # of the text that is being read
+        self._length = 0
+
+    def error(self, message: str) -> DataError:
+        """Return an error at the current line."""
+        return DataError.at(self._path, self._line(), message)
+
+    def _line(self) -> int:
+        """Return the current line."""
+        return int(self._parser.getLineNumber() or 1)
+
+    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - name of sax
+        """Collect the start of an element."""
+        self.events += 1
+        self.elements.append(Element(self._line(), name, dict(attrs), ""))
+        if name == self._text_of:
+            self._pieces = []
+            self._length = 0
+
+    def characters(self, content: str) -> None:
+        """Collect text, if the element's text was asked for."""
+        self.events += 1
+        if self._pieces is None:
+            return
+        self._length += len(content)
+        if self._length > bounds.NOTE:
+            raise self.error(f"a text has more than {bounds.NOTE:,} characters")
+        self._pieces.append(content)
+
+    def endElement(self, name: str) -> None:  # noqa: N802 - name of sax
+        """Collect the end of an element, with its text."""
+        self.events += 1
+        text = ""
+        if name == self._text_of and self._pieces is not None:
+            text = "".join(self._pieces)
+            self._pieces = None
+        self.elements.append(Element(self._line(), name, None, text))
+
+    def skippedEntity(self, name: str) -> None:  # noqa: ARG002, N802 - name of sax
+        """Refuse an entity."""
+        raise self.error(_ENTITIES)
+
+
+def read_elements(
+    path: Path, text_of: str = "", *, can_have_doctype: bool = True
+) -> Iterator[Element]:
+    """Yield the starts and ends of the elements of an XML file while it is read.
+
+    Nothing else is fetched, and entities that the file declares are refused, so that it
+    can neither grow in memory nor read another file.
+
+    Args:
+        path: The file.
+        text_of: Name of the elements whose text is wanted.
+        can_have_doctype: Whether a DOCTYPE is permitted.
+
+    Raises:
+        DataError: The file is no XML, truncated or not safe; with the line.
+    """
+    parser = make_parser()
+    handler = _Handler(path, text_of, parser)
+    parser.forbid_dtd = not can_have_doctype
+    parser.forbid_external = False
+    parser.setContentHandler(handler)
+    parser.reset()
+    unread = 0  # bytes since the last element or character
+    with open_bytes(path) as file:
+        is_at_end = False
+        while not is_at_end:
+            events = handler.events
+            try:
+                data = file.read(_PIECE)
+                is_at_end = not data
+                if is_at_end:
+                    parser.close()
+                else:
+                    parser.feed(data)
+            except SAXParseException as error:
+                message = f"the file is no XML ({error.getMessage()})"
+                raise DataError.at(path, error.getLineNumber() or 1, message) from None
+            except DTDForbidden:
+                raise handler.error(
+                    "the file has a DOCTYPE, which its program never writes"
+                ) from None
+            except DefusedXmlException:
+                raise handler.error(_ENTITIES) from None
+            except READ_ERRORS as error:
+                raise incomplete_file(path, error) from None
+            except (LookupError, ValueError):
+                message = "the file's encoding is not known: write it as UTF-8"
+                raise DataError.at(path, 1, message) from None
+            unread = 0 if handler.events > events else unread + len(data)
+            if unread > bounds.MARKUP:
+                raise handler.error(
+                    f"a tag or a comment has more than {bounds.MARKUP:,} bytes: is "
+                    "this the right file?"
+                )
+            yield from handler.elements
+            handler.elements.clear()
