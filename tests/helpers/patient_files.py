@@ -23,13 +23,13 @@ SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
 
 def write(path: Path, header: str, rows: Iterable[str]) -> Path:
-    """A table; without a header where it is empty."""
+    """Write a table; without a header if it is empty."""
     path.write_text("\n".join([*([header] if header else []), *rows]) + "\n")
     return path
 
 
 def write_terms(folder: Path, *terms: str) -> None:
-    """A dictionary of concepts C0000000 …, in this order."""
+    """Write a dictionary with the concepts C0000000 and on, one per term."""
     write(
         folder / "terms.tsv",
         "",
@@ -38,7 +38,7 @@ def write_terms(folder: Path, *terms: str) -> None:
 
 
 def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
-    """Of phenotyping; of the terms unless it says another source."""
+    """Return a job of phenotyping, which reads terms.tsv unless a table says otherwise."""
     table = {"method": "phenotype", "seed": seed, **tables}
     if "text" not in tables and "synthetic" not in tables:
         table.setdefault("concepts", {"dictionary": "terms.tsv"})
@@ -46,22 +46,22 @@ def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
 
 
 def load(folder: Path, seed: int = 1, **tables: Any) -> Sites:
-    """Its patients."""
+    """Return the sites of such a job."""
     return load_sites(job(folder, seed, **tables), cache=folder / "cache")
 
 
 def parts(site: SitePatients) -> tuple[Cohort, Cohort, Cohort]:
-    """Train, valid and test patients."""
+    """Return the train, valid and test patients of a site."""
     return site.train, site.valid, site.test
 
 
 def everyone(site: SitePatients) -> list[str]:
-    """All their ids."""
+    """Return the ids of all patients of a site."""
     return [patient for part in parts(site) for patient in part.patients]
 
 
 def labels_of(site: SitePatients) -> dict[str, list[int]]:
-    """Patient → labels, of all parts."""
+    """Return the labels of all patients of a site."""
     return {
         p: c.labels[row].tolist()
         for c in parts(site)
@@ -70,7 +70,7 @@ def labels_of(site: SitePatients) -> dict[str, list[int]]:
 
 
 def save_model(folder: Path, dictionary: str, beside: Path, *terms: str) -> Path:
-    """A model whose diseases are present where the notes name them.
+    """Save a model that predicts the diseases that the notes name.
 
     Score = 10 · (the concept's TF-IDF) - 1, so any mention decides.
     """

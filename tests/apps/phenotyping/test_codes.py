@@ -74,7 +74,7 @@ def test_what_a_text_says(system: str) -> None:
 
 def test_the_rule_of_each_system() -> None:
     """External causes are whole on request."""
-    for code, expected, whole in (
+    for code, expected, whole_category in (
         ("icd9:0389", "icd9:038", None),
         ("icd9:401", "icd9:401", None),
         ("icd9:4019", "icd9:401", "icd9:401"),
@@ -88,14 +88,16 @@ def test_the_rule_of_each_system() -> None:
         ("condition:320128", "condition:320128", None),
     ):
         assert category(code) == category(category(code)) == expected
-        assert category(code, whole_causes=True) == (whole or expected)
+        assert category(code, whole_causes=True) == (whole_category or expected)
 
 
 def test_a_job_may_name_what_codes_begin_with() -> None:
     """Every text of up to three characters, and longer ones, against the codes written
     out."""
-    whole = [f"{n:03d}" for n in range(1000)] + [f"V{n:02d}" for n in range(100)]
-    codes = {code + more for code in whole for more in ("", *_digits(1), *_digits(2))}
+    categories = [f"{n:03d}" for n in range(1000)] + [f"V{n:02d}" for n in range(100)]
+    codes = {
+        code + more for code in categories for more in ("", *_digits(1), *_digits(2))
+    }
     codes |= {f"E{n:03d}" + more for n in range(1000) for more in ("", *_digits(1))}
     beginnings = {code[:n] for code in codes for n in range(1, 7)}
     rng = random.Random(4)
@@ -151,7 +153,7 @@ def test_names_that_no_code_begins_with(name: str) -> None:
 
 
 def test_the_outputs_that_a_job_names() -> None:
-    given = [
+    names = [
         "ICD9:401",
         "icd9:v45",
         "condition:316866",
@@ -159,7 +161,7 @@ def test_the_outputs_that_a_job_names() -> None:
         "cpt:99254",
         "icd9:E88",
     ]
-    assert categories_of_job(given) == (
+    assert categories_of_job(names) == (
         *(
             "icd9:401",
             "icd9:V45",
@@ -171,9 +173,9 @@ def test_the_outputs_that_a_job_names() -> None:
     )
     every = public_categories(("icd9", "icd9proc", "icd10"))
     assert categories_of_job(every) == every
-    whole = public_categories(("icd9",), whole_causes=True)
-    assert categories_of_job(whole, whole_causes=True) == whole
-    for name, told in (
+    with_whole_causes = public_categories(("icd9",), whole_causes=True)
+    assert categories_of_job(with_whole_causes, whole_causes=True) == with_whole_causes
+    for name, message in (
         ("icd9:4019", "below the category icd9:401"),
         ("icd9:E880", "below the category icd9:E88"),
         ("icd9:40", "begins several categories.* icd9:401$"),
@@ -181,7 +183,7 @@ def test_the_outputs_that_a_job_names() -> None:
         ("ICD9:401", "'ICD9:401' is repeated"),
         ("icd9:zz", "begins so"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             categories_of_job(["icd9:401", name])
     with pytest.raises(ConfigError, match="begins several"):
         categories_of_job(["icd9:E88"], whole_causes=True)
@@ -189,13 +191,13 @@ def test_the_outputs_that_a_job_names() -> None:
 
 def test_counts_are_of_patients_and_add_over_sites() -> None:
     """Against counting each patient in a loop; the parts of a random split add up."""
-    given = _patients(200, 0)
+    patients = _patients(200, 0)
     expected: dict[str, int] = {}
-    for codes in given.values():
+    for codes in patients.values():
         for name in {category(code) for code in codes}:
             expected[name] = expected.get(name, 0) + 1
     names = public_categories()
-    parts = [dict(list(given.items())[site::3]) for site in range(3)]
+    parts = [dict(list(patients.items())[site::3]) for site in range(3)]
     vectors = [category_counts(part, names) for part in parts]
     assert {
         n: int(c) for n, c in zip(names, sum(vectors), strict=True) if c
@@ -215,7 +217,7 @@ def test_the_chosen_outputs_depend_on_the_total_alone() -> None:
 
 
 def test_the_public_lists_hold_each_category_once() -> None:
-    for systems, whole, count in (
+    for systems, whole_causes, count in (
         (("icd9",), False, 1_200),
         (("icd9",), True, 2_100),
         (("icd9proc",), False, 100),
@@ -223,10 +225,10 @@ def test_the_public_lists_hold_each_category_once() -> None:
         (("icd10",), False, 8_840),
         (("icd10pcs",), False, 34**3),
     ):
-        names = public_categories(systems, whole_causes=whole)
+        names = public_categories(systems, whole_causes=whole_causes)
         assert len(names) == len(set(names)) == count
         for name in random.Random(0).sample(names, 50):
-            zero = "0" * (":E" in name and systems == ("icd9",) and not whole)
+            zero = "0" * (":E" in name and systems == ("icd9",) and not whole_causes)
             assert code_of(systems[0], name.partition(":")[2] + zero)
     assert "icd9:E880" in public_categories(("icd9",), whole_causes=True)
     with pytest.raises(ConfigError, match="no list of all categories of 'condition'"):
@@ -236,13 +238,13 @@ def test_the_public_lists_hold_each_category_once() -> None:
 def test_the_matrix_against_a_loop() -> None:
     """Present where any code is of the category, absent where others are, else
     unlabelled."""
-    given = _patients(150, 1)
-    patients = [*given, "uncoded"]
-    outputs = sorted({category(code) for codes in given.values() for code in codes})[2:]
-    labels = output_matrix(patients, given, outputs)
+    coded = _patients(150, 1)
+    patients = [*coded, "uncoded"]
+    outputs = sorted({category(code) for codes in coded.values() for code in codes})[2:]
+    labels = output_matrix(patients, coded, outputs)
     assert labels.dtype == np.int8
     for row, patient in zip(labels.tolist(), patients, strict=True):
-        known = given.get(patient)
+        known = coded.get(patient)
         wanted = [
             -1 if known is None else any(category(c) == o for c in known)
             for o in outputs
@@ -257,31 +259,31 @@ def test_the_matrix_against_a_loop() -> None:
 
 
 def test_held_out_codes_are_gone_and_their_patients_are_not() -> None:
-    given = {
+    codes = {
         "a": {"icd10:E119", "icd10:I10", "icd10:N448"},
         "b": {"icd10:E1165"},
         "c": {"icd10pcs:E119000", "icd10:I110"},
         "d": set[str](),
     }
-    kept, found = hold_out(given, ["icd10:E11", "icd10:i10", "icd10:F17"])
-    assert kept == given | {"a": {"icd10:N448"}, "b": set()}
-    assert found == {"icd10:E11": 2, "icd10:i10": 1, "icd10:F17": 0}
-    narrow, _ = hold_out(given, ["icd10:E11.9"])
+    remaining, counts = hold_out(codes, ["icd10:E11", "icd10:i10", "icd10:F17"])
+    assert remaining == codes | {"a": {"icd10:N448"}, "b": set()}
+    assert counts == {"icd10:E11": 2, "icd10:i10": 1, "icd10:F17": 0}
+    narrow, _ = hold_out(codes, ["icd10:E11.9"])
     assert narrow["b"] == {"icd10:E1165"}
-    assert given["b"] == {"icd10:E1165"}
+    assert codes["b"] == {"icd10:E1165"}
 
 
 @pytest.mark.parametrize("system", ["condition", "procedure"])
 def test_a_concept_is_itself_alone(system: str) -> None:
     """3 begins 316866 and has nothing to do with it; a CPT code is whole with five
     characters."""
-    given = {"a": {f"{system}:316866", "cpt:99254"}, "b": {f"{system}:3", "cpt:99255"}}
-    kept, found = hold_out(given, [f"{system}:3", "cpt:99254"])
-    assert kept == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
-    assert found == {f"{system}:3": 1, "cpt:99254": 1}
+    codes = {"a": {f"{system}:316866", "cpt:99254"}, "b": {f"{system}:3", "cpt:99255"}}
+    remaining, counts = hold_out(codes, [f"{system}:3", "cpt:99254"])
+    assert remaining == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
+    assert counts == {f"{system}:3": 1, "cpt:99254": 1}
     labels = phenotype_labels(
         ["a", "b"],
-        given,
+        codes,
         {"x": [f"{system}:3"], "y": [f"{system}:316866"], "z": ["cpt:9925"]},
     )
     assert labels.tolist() == [[0, 1, 1], [1, 0, 1]]
@@ -289,9 +291,9 @@ def test_a_concept_is_itself_alone(system: str) -> None:
 
 def test_phenotypes_by_codes() -> None:
     """One phenotype of two codes, one that nobody has: one class, counted, no failure."""
-    given = {"a": {"icd10:E119"}, "b": {"icd10:I10"}, "c": {"icd10:N448"}}
+    codes = {"a": {"icd10:E119"}, "b": {"icd10:I10"}, "c": {"icd10:N448"}}
     phenotypes = {"diabetes": ["icd10:E10", "icd10:E11"], "tobacco": ["icd10:F17"]}
-    labels = phenotype_labels(["a", "b", "c", "x"], given, phenotypes)
+    labels = phenotype_labels(["a", "b", "c", "x"], codes, phenotypes)
     assert labels.dtype == np.int8
     assert labels.tolist() == [[1, 0], [0, 0], [0, 0], [-1, -1]]
 
@@ -323,11 +325,13 @@ def test_held_out_phenotypes_of_codiesp(corpora: Path) -> None:
         "tobacco": ["icd10:F17"],
     }
     labels = phenotype_labels(list(codes), codes, held)
-    kept, found = hold_out(codes, [name for names in held.values() for name in names])
-    assert labels.sum(0).tolist() == list(found.values())
-    assert min(found.values()) > 20
+    remaining, counts = hold_out(
+        codes, [name for names in held.values() for name in names]
+    )
+    assert labels.sum(0).tolist() == list(counts.values())
+    assert min(counts.values()) > 20
     names = public_categories(("icd10",))
-    counted = dict(zip(names, category_counts(kept, names).tolist(), strict=True))
+    counted = dict(zip(names, category_counts(remaining, names).tolist(), strict=True))
     outputs = choose(counted, 20)
     assert not set(outputs) & {name for names in held.values() for name in names}
-    assert len(kept) == len(codes)
+    assert len(remaining) == len(codes)

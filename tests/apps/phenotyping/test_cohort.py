@@ -84,13 +84,13 @@ def test_take_is_indexing_of_lists(rows: Sequence[int]) -> None:
 def test_counts_are_those_of_a_counter() -> None:
     """Against `collections.Counter` a patient."""
     lists = _lists(60, 7, 4)
-    found = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
+    counts = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
     expected = [
         (r, c, n)
         for r, bag in enumerate(lists)
         for c, n in sorted(Counter(bag).items())
     ]
-    assert found == expected
+    assert counts == expected
 
 
 def test_no_patients_and_no_concepts() -> None:
@@ -115,7 +115,7 @@ def test_no_patients_and_no_concepts() -> None:
         ([1 << 40], [0, 1], "do not fit int32"),
     ],
 )
-def test_bags_that_cannot_be(
+def test_impossible_bags_are_refused(
     concepts: list[int], offsets: list[int], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -133,10 +133,14 @@ def test_bags_that_cannot_be(
         ({"labels": np.array([[3], [0]])}, "labels must be 1, 0, 2 or -1"),
     ],
 )
-def test_cohorts_that_cannot_be(change: dict[str, object], message: str) -> None:
-    given = Cohort("h", ("a", "b"), Bags.of([[1], []], 3), np.array([[1], [0]]), ("x",))
+def test_impossible_cohorts_are_refused(
+    change: dict[str, object], message: str
+) -> None:
+    cohort = Cohort(
+        "h", ("a", "b"), Bags.of([[1], []], 3), np.array([[1], [0]]), ("x",)
+    )
     with pytest.raises(DataError, match=message):
-        replace(given, **change)  # type: ignore[arg-type]
+        replace(cohort, **change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sites", [1, 3, 10, 37])
@@ -158,8 +162,8 @@ def test_a_deal_depends_on_patients_and_seed_not_on_their_order() -> None:
     cohort = _cohort()
     turned = cohort.take(np.arange(36, -1, -1))
 
-    def silos(given: Cohort, seed: int) -> list[set[str]]:
-        return [set(part.patients) for part in deal(given, 4, seed)]
+    def silos(cohort_to_deal: Cohort, seed: int) -> list[set[str]]:
+        return [set(part.patients) for part in deal(cohort_to_deal, 4, seed)]
 
     assert silos(cohort, 0) == silos(turned, 0)
     assert silos(cohort, 0) != silos(cohort, 1)
@@ -190,7 +194,7 @@ def test_a_split_has_the_shares_asked_for() -> None:
     assert list(parts["train"].patients) == order
 
 
-def test_settings_that_cannot_be() -> None:
+def test_impossible_deals_and_splits_are_refused() -> None:
     cohort = _cohort(3)
     with pytest.raises(DataError, match="3 patients of cohort h cannot fill 4 sites"):
         deal(cohort, 4)
@@ -202,13 +206,13 @@ def test_settings_that_cannot_be() -> None:
 
 def test_pooling_undoes_a_deal() -> None:
     cohort = _cohort()
-    whole = pool_cohorts(deal(cohort, 5, 1))
-    assert _rows(whole) == _rows(cohort)
-    assert whole.id == "pooled"
+    together = pool_cohorts(deal(cohort, 5, 1))
+    assert _rows(together) == _rows(cohort)
+    assert together.id == "pooled"
     assert pool_cohorts([cohort]).bags.offsets.tolist() == cohort.bags.offsets.tolist()
 
 
-def test_pooling_what_does_not_fit() -> None:
+def test_cohorts_that_differ_are_not_pooled() -> None:
     a, b = _cohort(5, id="a"), _cohort(6, id="b")
     for other, message in (
         (a, "5 patients of cohort a are in another one"),
@@ -230,18 +234,18 @@ def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
     labels[:, 0] = np.where(labels[:, 0] == 1, 0, labels[:, 0])
     labels[:, 1] = -1
     cohort = Cohort("h", cohort.patients, cohort.bags, labels, cohort.outputs)
-    found = {name: n.tolist() for name, n in cohort.label_counts().items()}
+    counts = {name: n.tolist() for name, n in cohort.label_counts().items()}
     for column in range(3):
         expected = Counter(labels[:, column].tolist())
         names = {"present": 1, "absent": 0, "questionable": 2, "unlabelled": -1}
-        assert {n: found[n][column] for n in names} == {
+        assert {n: counts[n][column] for n in names} == {
             n: expected[v] for n, v in names.items()
         }
-    assert found["present"][0] == 0
-    assert found["unlabelled"][1] == 30
+    assert counts["present"][0] == 0
+    assert counts["unlabelled"][1] == 30
     assert (
         sum(p.label_counts()["absent"] for p in deal(cohort, 4)).tolist()
-        == found["absent"]
+        == counts["absent"]
     )
 
 
@@ -273,27 +277,27 @@ def test_vectors_go_where_bags_go() -> None:
     values = (
         np.random.default_rng(5).standard_normal((len(plain), 4)).astype(np.float32)
     )
-    given = replace(plain, bags=Vectors(values))
-    own = dict(zip(given.patients, values.tolist(), strict=True))
-    halves = split(given, {"a": 0.5, "b": 0.5}, 2)
-    for made in (
-        pool_cohorts(deal(given, 3, 1)),
-        given.take([5, 2, 2][:2]),
+    dense = replace(plain, bags=Vectors(values))
+    vector_of = dict(zip(dense.patients, values.tolist(), strict=True))
+    halves = split(dense, {"a": 0.5, "b": 0.5}, 2)
+    for part in (
+        pool_cohorts(deal(dense, 3, 1)),
+        dense.take([5, 2, 2][:2]),
         *halves.values(),
     ):
-        assert isinstance(made.bags, Vectors)
-        assert (len(made.bags), made.bags.width) == (len(made), 4)
-        found = zip(made.patients, made.bags.values.tolist(), strict=True)
-        assert all(vector == own[patient] for patient, vector in found)
-    assert sum(map(len, halves.values())) == len(given)
-    assert given.fingerprint() != plain.fingerprint()
-    assert given.fingerprint() != replace(given, bags=Vectors(values + 1)).fingerprint()
+        assert isinstance(part.bags, Vectors)
+        assert (len(part.bags), part.bags.width) == (len(part), 4)
+        pairs = zip(part.patients, part.bags.values.tolist(), strict=True)
+        assert all(vector == vector_of[patient] for patient, vector in pairs)
+    assert sum(map(len, halves.values())) == len(dense)
+    assert dense.fingerprint() != plain.fingerprint()
+    assert dense.fingerprint() != replace(dense, bags=Vectors(values + 1)).fingerprint()
     with pytest.raises(DataError, match="give both one dictionary"):
-        pool_cohorts([given, _cohort(id="other")])
+        pool_cohorts([dense, _cohort(id="other")])
 
 
 @pytest.mark.parametrize("values", [np.zeros(3), np.full((2, 2), np.nan)])
-def test_vectors_that_cannot_be(values: np.ndarray) -> None:
+def test_impossible_vectors_are_refused(values: np.ndarray) -> None:
     with pytest.raises(DataError, match="a matrix of finite numbers"):
         Vectors(values)
 
@@ -321,13 +325,13 @@ def test_pooling_keeps_every_patient_once() -> None:
     """Sets and sums, by hand."""
     a = site("a", named("p", "q"), named("v"), named("t"))
     b = site("b", named("r"), named("w"), named("u"))
-    whole = pool_sites([a, b])
-    assert (whole.id, whole.space) == ("pooled", SPACE)
-    assert whole.train.patients == ("p", "q", "r")
-    assert whole.valid.patients == ("v", "w")
-    assert whole.test.patients == ("t", "u")
-    assert set(whole.codes) == {"p", "q", "r", "t", "u"}
-    assert whole.train.bags.concepts.tolist() == [1, 1] * 3
+    together = pool_sites([a, b])
+    assert (together.id, together.space) == ("pooled", SPACE)
+    assert together.train.patients == ("p", "q", "r")
+    assert together.valid.patients == ("v", "w")
+    assert together.test.patients == ("t", "u")
+    assert set(together.codes) == {"p", "q", "r", "t", "u"}
+    assert together.train.bags.concepts.tolist() == [1, 1] * 3
 
 
 def test_a_shared_test_part_is_pooled_once() -> None:

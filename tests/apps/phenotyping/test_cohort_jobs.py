@@ -62,8 +62,8 @@ SITE = {"notes": "notes.csv", "codes": ".", "codes_format": "mimic"}
 
 def test_notes_codes_and_phenotypes(place: Path) -> None:
     """Bags, labels and codes of each patient as the files were written."""
-    made = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES)
-    (site,) = made.data
+    sites = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES)
+    (site,) = sites.data
     assert sorted(everyone(site), key=int) == [str(i) for i in range(30)]
     assert [len(part) for part in parts(site)] == [21, 3, 6]
     assert site.phenotypes == ("hypertension", "gout")
@@ -72,8 +72,10 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
         assert isinstance(part.bags, Bags)
         for at, patient in enumerate(part.patients):
             i = int(patient)
-            own = part.bags.concepts[part.bags.offsets[at] : part.bags.offsets[at + 1]]
-            assert own.tolist() == list(range(i % 4))
+            concepts = part.bags.concepts[
+                part.bags.offsets[at] : part.bags.offsets[at + 1]
+            ]
+            assert concepts.tolist() == list(range(i % 4))
             expected = [-1, -1] if i < 5 else [int(i % 3 == 0), int(i == 7)]
             assert part.labels[at].tolist() == expected
     assert set(site.codes) == {str(i) for i in range(5, 30)}
@@ -81,14 +83,14 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
     assert all(site.codes[str(i)] == set() for i in range(6, 30, 3))
     held = [
         code
-        for given in site.codes.values()
-        for code in given
+        for billed in site.codes.values()
+        for code in billed
         if code.startswith("icd9:401")
     ]
     assert held == []
 
 
-def test_what_was_counted_is_told(place: Path) -> None:
+def test_counts_are_reported(place: Path) -> None:
     notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).notes
     assert notes[:8] == (
         f"a: {place / 'DIAGNOSES_ICD.csv'}:30: 2 columns instead of 3",
@@ -104,51 +106,51 @@ def test_what_was_counted_is_told(place: Path) -> None:
 
 
 def test_label_counts_are_of_the_training_patients(place: Path) -> None:
-    made = load(
+    sites = load(
         place,
         sites={"a": SITE},
         phenotypes={"hypertension": ["icd9:401"], "x": ["cpt:0"]},
     )
-    train = made.data[0].train
+    train = sites.data[0].train
     present, absent, none = (int((train.labels[:, 0] == v).sum()) for v in (1, 0, -1))
     line = "hypertension: present/absent/questionable/unlabelled of the training patients: "
-    assert made.notes[-3] == f"{line}a {present}/{absent}/0/{none}"
-    assert made.notes[-1].endswith(
+    assert sites.notes[-3] == f"{line}a {present}/{absent}/0/{none}"
+    assert sites.notes[-1].endswith(
         "without two classes of training labels: x (absent only)"
     )
 
 
 def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
-    made = load(place, sites={"a": SITE}, concepts={**CONCEPTS, "most": 2})
-    assert len(everyone(made.data[0])) == 30 - 7
-    assert "a: 7 patients with more than 2 concepts: left out" in made.notes
+    sites = load(place, sites={"a": SITE}, concepts={**CONCEPTS, "most": 2})
+    assert len(everyone(sites.data[0])) == 30 - 7
+    assert "a: 7 patients with more than 2 concepts: left out" in sites.notes
 
 
 def test_one_stage_alone(place: Path) -> None:
     """Without phenotypes there is no output, without codes nothing to learn in stage 1."""
     (codes_only,) = load(place, sites={"a": SITE}, hold_out={"codes": ["icd9:57"]}).data
     assert codes_only.phenotypes == ()
-    left = {code for given in codes_only.codes.values() for code in given}
+    left = {code for billed in codes_only.codes.values() for code in billed}
     assert left == {"icd9:4019", "icd9proc:8154", "cpt:99254"}
     (notes_only,) = load(place, sites={"a": {"notes": "notes.csv"}}).data
     assert (notes_only.codes, notes_only.phenotypes) == ({}, ())
 
 
-def test_silos_together_are_the_whole(place: Path) -> None:
+def test_silos_have_all_patients_together(place: Path) -> None:
     tables = {"sites": {"a": SITE}, "phenotypes": PHENOTYPES}
-    (whole,) = load(place, **tables).data
+    (site,) = load(place, **tables).data
     silos = load(place, **tables, silos={"number": 3}).data
     assert [s.id for s in silos] == ["silo1", "silo2", "silo3"]
     for part in ("train", "valid"):
         dealt = [p for s in silos for p in getattr(s, part).patients]
-        assert sorted(dealt) == sorted(getattr(whole, part).patients)
-    assert all(s.test.patients == whole.test.patients for s in silos)
-    assert all(set(s.codes) == set(everyone(s)) & set(whole.codes) for s in silos)
+        assert sorted(dealt) == sorted(getattr(site, part).patients)
+    assert all(s.test.patients == site.test.patients for s in silos)
+    assert all(set(s.codes) == set(everyone(s)) & set(site.codes) for s in silos)
     again = pool_sites(silos)
-    assert again.codes == whole.codes
-    assert again.test.patients == whole.test.patients
+    assert again.codes == site.codes
+    assert again.test.patients == site.test.patients
     one = load(place, **tables, silos={"number": 1}).data[0]
-    assert sorted(one.train.patients) == sorted(whole.train.patients)
+    assert sorted(one.train.patients) == sorted(site.train.patients)
     with pytest.raises(ConfigError, match=r"\[silos\] number = 4: the 3 patients"):
         load(place, **tables, silos={"number": 4})
 
@@ -157,31 +159,33 @@ def test_a_smaller_labelled_share_is_a_subset(place: Path) -> None:
     sets = []
     for share in (0.1, 0.3, 0.5, 1.0):
         site = {**SITE, "labelled": share}
-        (made,) = load(place, sites={"a": site}, phenotypes=PHENOTYPES).data
-        kept = (made.train.labels >= 0).any(1)
-        sets.append({p for p, k in zip(made.train.patients, kept, strict=True) if k})
+        (loaded,) = load(place, sites={"a": site}, phenotypes=PHENOTYPES).data
+        has_label = (loaded.train.labels >= 0).any(1)
+        sets.append(
+            {p for p, k in zip(loaded.train.patients, has_label, strict=True) if k}
+        )
     full = len(sets[-1])
     assert [len(s) for s in sets] == [round(x * full) for x in (0.1, 0.3, 0.5, 1.0)]
     assert all(a < b for a, b in itertools.pairwise(sets))
-    assert (made.test.labels >= 0).sum() == 2 * sum(
-        int(p) >= 5 for p in made.test.patients
+    assert (loaded.test.labels >= 0).sum() == 2 * sum(
+        int(p) >= 5 for p in loaded.test.patients
     )
 
 
 def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     (place / "b").mkdir()
     write_notes(place / "b" / "notes.csv", range(20, 40))
-    made = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
+    loaded = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
     assert any(
         "b: 10 patients' ids are another site's too: told" in line
-        for line in made.notes
+        for line in loaded.notes
     )
-    assert set(everyone(made.data[1])) == {f"b/{i}" for i in range(20, 40)}
-    assert set(made.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
-    assert len(everyone(pool_sites(made.data))) == 50
+    assert set(everyone(loaded.data[1])) == {f"b/{i}" for i in range(20, 40)}
+    assert set(loaded.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
+    assert len(everyone(pool_sites(loaded.data))) == 50
 
 
-def test_who_may_be_trained_on_and_tested_is_counted(
+def test_ids_that_cross_between_sites_are_counted(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By plain loops over ids: b shares ten ids with a, c ten with b, which are renamed
@@ -192,24 +196,24 @@ def test_who_may_be_trained_on_and_tested_is_counted(
         "c": range(40, 60),
         "d": range(60, 80),
     }
-    for name, own in numbers.items():
-        write_notes(place / f"{name}.csv", own)
+    for name, ids in numbers.items():
+        write_notes(place / f"{name}.csv", ids)
     sites = {name: {"notes": f"{name}.csv"} for name in numbers}
-    made = load(place, sites=sites)
+    loaded = load(place, sites=sites)
     ids = [
         [{int(p.rpartition("/")[2]) for p in c.patients} for c in parts(s)]
-        for s in made.data
+        for s in loaded.data
     ]
     crossed = []
     for (train, valid, test), (train2, valid2, test2) in itertools.pairwise(ids[:3]):
         crossed.append(len((train | valid) & test2 | test & (train2 | valid2)))
     assert min(crossed) > 0
-    assert [line for line in made.notes if line.startswith("warning: ")] == [
+    assert [line for line in loaded.notes if line.startswith("warning: ")] == [
         f"warning: {name}: 10 patients' ids are another site's too: told apart; if they are the "
         f"same people, {number} are trained on at one site and tested at another"
         for name, number in zip("bc", crossed, strict=True)
     ]
-    together = [p for site in made.data for p in everyone(site)]
+    together = [p for site in loaded.data for p in everyone(site)]
     assert len(together) == len(set(together)) == 100
     # a common test part is none
     apart = {name: {**sites[name], "test": "d.csv"} for name in "ac"}
@@ -223,38 +227,42 @@ def test_who_may_be_trained_on_and_tested_is_counted(
     monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])
     app.main()
     caught = capsys.readouterr()
-    told = (caught.out + caught.err).splitlines()
-    assert sum(line.startswith("warning: b: 10 patients' ids") for line in told) == 1
-    assert not any(line.startswith("note: warning") for line in told)
+    messages = (caught.out + caught.err).splitlines()
+    assert (
+        sum(line.startswith("warning: b: 10 patients' ids") for line in messages) == 1
+    )
+    assert not any(line.startswith("note: warning") for line in messages)
     assert SECRET not in caught.out + caught.err
 
 
 def test_generated_patients_need_no_file(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    given = job(tmp_path, synthetic={"sites": 2, "patients": 40})
-    made = load_sites(given, lambda done, total: told.append((done, total)), tmp_path)
-    assert [s.id for s in made.data] == ["site1", "site2"]
-    assert len(made.data[0].phenotypes) == 6
-    sizes = [len(everyone(s)) for s in made.data]
-    assert [t for t in told if t[0] == t[1]] == [(n, n) for n in sizes]
+    calls: list[tuple[int, int]] = []
+    generated_job = job(tmp_path, synthetic={"sites": 2, "patients": 40})
+    loaded = load_sites(
+        generated_job, lambda done, total: calls.append((done, total)), tmp_path
+    )
+    assert [s.id for s in loaded.data] == ["site1", "site2"]
+    assert len(loaded.data[0].phenotypes) == 6
+    sizes = [len(everyone(s)) for s in loaded.data]
+    assert [t for t in calls if t[0] == t[1]] == [(n, n) for n in sizes]
     again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
-    assert [fingerprint(s) for s in made.data] == [fingerprint(s) for s in again.data]
+    assert [fingerprint(s) for s in loaded.data] == [fingerprint(s) for s in again.data]
     dealt = load(tmp_path, synthetic={"sites": 2, "patients": 40}, silos={"number": 3})
     assert sorted(everyone(pool_sites(dealt.data))) == sorted(
-        p for s in made.data for p in everyone(s)
+        p for s in loaded.data for p in everyone(s)
     )
 
 
-def test_a_run_on_other_patients_is_not_gone_on_with(place: Path) -> None:
-    given, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
-    sites = load_sites(given, cache=place / "cache")
-    claim(given, out, sites, resume=False)
+def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
+    first_job, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
+    sites = load_sites(first_job, cache=place / "cache")
+    claim(first_job, out, sites, resume=False)
     assert recorded(out)["notes"] == {"a": fingerprint(sites.data[0])}
     (out / "metrics.jsonl").write_text("{}\n")
-    claim(given, out, load_sites(given, cache=None), resume=True)
+    claim(first_job, out, load_sites(first_job, cache=None), resume=True)
     (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")
     with pytest.raises(ConfigError, match="the notes of site 'a' changed"):
-        claim(given, out, load_sites(given, cache=place / "cache"), resume=True)
+        claim(first_job, out, load_sites(first_job, cache=place / "cache"), resume=True)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +311,7 @@ def test_a_run_on_other_patients_is_not_gone_on_with(place: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_mistakes_are_named_with_their_place(
     place: Path, tables: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     write_notes(place / "other.csv", range(100, 110))
@@ -339,8 +347,8 @@ def obesity(place: Path, train: int = 8) -> Path:
 def test_labels_of_the_obesity_challenge(place: Path) -> None:
     obesity(place)
     site = {"labels": "obesity", "valid_fraction": 0.25}
-    made = load(place, sites={"o": site})
-    (one,) = made.data
+    loaded = load(place, sites={"o": site})
+    (one,) = loaded.data
     assert one.test.patients == ("9", "10", "11", "12")
     assert (len(one.train), len(one.valid), one.codes) == (6, 2, {})
     at = one.phenotypes.index("Gout")
@@ -348,20 +356,20 @@ def test_labels_of_the_obesity_challenge(place: Path) -> None:
               for r, p in enumerate(c.patients)}  # fmt: skip
     values = {0: 1, 1: 0, 2: 2}
     assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
-    assert "o: 1 patients have no label of any phenotype: unlabelled" in made.notes
-    assert any("Asthma (no label)" in line for line in made.notes)
+    assert "o: 1 patients have no label of any phenotype: unlabelled" in loaded.notes
+    assert any("Asthma (no label)" in line for line in loaded.notes)
 
 
 def test_ctakes_output_in_place_of_notes(place: Path) -> None:
     rows = [f"{i} C0000000 -C0000001 C0000003 C0009999" for i in range(30)]
     (place / "found.txt").write_text("\n".join(rows) + "\n")
-    made = load(place, sites={"a": {**SITE, "notes": [], "concepts": "found.txt"}, "b": {
+    loaded = load(place, sites={"a": {**SITE, "notes": [], "concepts": "found.txt"}, "b": {
         "notes": "notes.csv"}})  # fmt: skip
-    (one, other) = made.data
+    (one, other) = loaded.data
     assert one.space == other.space
     assert isinstance(one.train.bags, Bags)
     assert one.train.bags.concepts.tolist() == [0, 3] * len(one.train)
-    assert "a: 30 CUIs are not in the dictionary: left out" in made.notes
+    assert "a: 30 CUIs are not in the dictionary: left out" in loaded.notes
     (place / "found.txt").write_text("1 C0099999\n2 C0099998\n")
     with pytest.raises(
         DataError, match="none of the 2 CUIs is a concept of the dictionary"
@@ -393,18 +401,24 @@ def test_codiesp(
         "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
     )
     assert line in both.notes
-    whole = pool_sites(both.data)
-    assert (len(whole.train), len(whole.valid), len(whole.test)) == (450, 50, 250)
-    present = [(c.labels == 1).sum(0) for c in (whole.train, whole.valid, whole.test)]
-    at = whole.phenotypes.index("hypertension")
+    together = pool_sites(both.data)
+    assert (len(together.train), len(together.valid), len(together.test)) == (
+        450,
+        50,
+        250,
+    )
+    present = [
+        (c.labels == 1).sum(0) for c in (together.train, together.valid, together.test)
+    ]
+    at = together.phenotypes.index("hypertension")
     assert (present[0][at] + present[1][at], present[2][at]) == (77, 39)
     assert min(present[2]) >= 10
     alone = pool_sites(codes.data)
     assert (len(codes.data), alone.phenotypes) == (10, ())
-    assert alone.codes == whole.codes
-    assert alone.space == whole.space
+    assert alone.codes == together.codes
+    assert alone.space == together.space
     assert not any(
-        c.startswith("icd10:I10") for given in whole.codes.values() for c in given
+        c.startswith("icd10:I10") for billed in together.codes.values() for c in billed
     )
 
 
@@ -428,13 +442,13 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("mimic", "obesity"):
         path = built_in_jobs()[f"phenotype/{name}"]
         table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
-        made = load_sites(
+        loaded = load_sites(
             parse_job(table, name, path.parent, str(path)), cache=place / "cache"
         )
-        whole = pool_sites(made.data)
-        parts = [len(part) for part in (whole.train, whole.valid, whole.test)]
-        sizes.append((len(made.data), parts, len(whole.codes)))
-        assert (whole.vectors is None) == (name == "obesity")
+        together = pool_sites(loaded.data)
+        parts = [len(part) for part in (together.train, together.valid, together.test)]
+        sizes.append((len(loaded.data), parts, len(together.codes)))
+        assert (together.vectors is None) == (name == "obesity")
     # nobody is held out of training
     assert sizes == [(10, [200, 0, 0], 28), (3, [40, 0, 4], 0)]
 
@@ -464,20 +478,20 @@ def of_vectors(
 def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
     """Indices and numbers as they were written, the dictionary's order; other words
     left out."""
-    given, made = of_vectors(place, LINES)
-    assert len(made.data) == 2
-    for site in made.data:
+    vectors_job, loaded = of_vectors(place, LINES)
+    assert len(loaded.data) == 2
+    for site in loaded.data:
         assert site.vectors.concepts.tolist() == [0, 2]
         assert site.vectors.values.tolist() == [[3, 4], [1, 2]]
     assert any(
-        "2 of the dictionary's concepts have a vector" in line for line in made.notes
+        "2 of the dictionary's concepts have a vector" in line for line in loaded.notes
     )
-    assert given.module.for_sites(given.config, made.data).vectors
+    assert vectors_job.module.for_sites(vectors_job.config, loaded.data).vectors
     other, without = of_vectors(place, LINES, "")
     assert all(site.vectors is None for site in without.data)
     assert not other.module.for_sites(other.config, without.data).vectors
     # Notes are read alike whatever training starts from.
-    assert made.data[0].space == without.data[0].space
+    assert loaded.data[0].space == without.data[0].space
     with pytest.raises(
         DataError, match=r"no word in it is the id of a concept, such as C0000000"
     ):
@@ -488,17 +502,17 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
 
 def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
     """By the digest that each describes itself with, before round 1."""
-    given, made = of_vectors(place, LINES)
-    own = describe(given, made.data[0])
-    assert own.vectors == made.data[0].vectors.digest
-    assert len(own.vectors) == 64
-    assert agreed_config(given, {"a": own, "b": own}).vectors
+    vectors_job, loaded = of_vectors(place, LINES)
+    description = describe(vectors_job, loaded.data[0])
+    assert description.vectors == loaded.data[0].vectors.digest
+    assert len(description.vectors) == 64
+    assert agreed_config(vectors_job, {"a": description, "b": description}).vectors
     _, others = of_vectors(place, [*LINES[:2], "C0000003 5 5"])
-    other = describe(given, others.data[0])
-    assert other.vectors != own.vectors
-    for theirs in (other, Description(**{**vars(own), "vectors": ""})):
+    other = describe(vectors_job, others.data[0])
+    assert other.vectors != description.vectors
+    for theirs in (other, Description(**{**vars(description), "vectors": ""})):
         with pytest.raises(DataError, match=r"different \[concepts\] vectors"):
-            agreed_config(given, {"a": own, "b": theirs})
+            agreed_config(vectors_job, {"a": description, "b": theirs})
 
 
 def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

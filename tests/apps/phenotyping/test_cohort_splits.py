@@ -28,8 +28,10 @@ def write_notes(path: Path, numbers: range, terms: bool = True) -> None:
     """Patient i has three terms; 0 and 1 of them where i is even."""
     rows = []
     for i in numbers:
-        own = [TERMS[(i + k) % 6 if i % 2 else k % 2 + 2 * (k > 1)] for k in range(3)]
-        rows.append(f"{i},Known {' and '.join(own) if terms else 'nothing'}.")
+        mentioned = [
+            TERMS[(i + k) % 6 if i % 2 else k % 2 + 2 * (k > 1)] for k in range(3)
+        ]
+        rows.append(f"{i},Known {' and '.join(mentioned) if terms else 'nothing'}.")
     write(path, "patient,text", rows)
 
 
@@ -81,7 +83,7 @@ def known(cohort: Cohort) -> set[str]:
 # ---- the job's seed
 
 
-def test_parts_hang_on_the_seed(place: Path) -> None:
+def test_parts_depend_on_the_seed(place: Path) -> None:
     """The same seed the same parts, another one others; of a test part of its own too."""
     for site in (SITE, {**SITE, "test": "test.csv", "valid_fraction": 0.3}):
         one, again, other = (
@@ -99,25 +101,27 @@ def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
     """`deal` with the job's seed; with another seed it gives other silos."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.4}
     for seed in (1, 2):
-        (whole,) = sites_of(place, seed, sites={"a": site})
+        (undealt,) = sites_of(place, seed, sites={"a": site})
         silos = sites_of(place, seed, sites={"a": site}, silos={"number": 3})
         for part in ("train", "valid"):
-            found = [getattr(silo, part).patients for silo in silos]
-            wanted, others = (deal(getattr(whole, part), 3, s) for s in (seed, 0))
-            assert found == [each.patients for each in wanted]
-            assert found != [each.patients for each in others]
+            dealt = [getattr(silo, part).patients for silo in silos]
+            wanted, others = (deal(getattr(undealt, part), 3, s) for s in (seed, 0))
+            assert dealt == [each.patients for each in wanted]
+            assert dealt != [each.patients for each in others]
 
 
 def test_only_training_patients_lose_their_labels(place: Path) -> None:
     """A third of the training labels, drawn by the seed; valid and test keep all of
     theirs."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.3}
-    (whole,) = sites_of(place, sites={"a": site})
+    (complete,) = sites_of(place, sites={"a": site})
     (part,) = sites_of(place, sites={"a": {**site, "labelled": 1 / 3}})
-    assert members(part) == members(whole)
-    assert (len(known(whole.train)), len(known(part.train))) == (42, 14)
+    assert members(part) == members(complete)
+    assert (len(known(complete.train)), len(known(part.train))) == (42, 14)
     for name in ("valid", "test"):
-        assert np.array_equal(getattr(part, name).labels, getattr(whole, name).labels)
+        assert np.array_equal(
+            getattr(part, name).labels, getattr(complete, name).labels
+        )
     few = {**site, "valid_fraction": 0.0, "labelled": 0.5}
     one, again, other = (
         known(sites_of(place, s, sites={"a": few})[0].train) for s in (1, 1, 2)
@@ -130,8 +134,8 @@ def test_only_training_patients_lose_their_labels(place: Path) -> None:
 
 
 def run(folder: Path, sites: dict[str, Any], **tables: Any) -> dict[str, Any]:
-    given = job(folder, sites=sites, **TABLES | tables)
-    return simulate(given, folder / "run")
+    small_job = job(folder, sites=sites, **TABLES | tables)
+    return simulate(small_job, folder / "run")
 
 
 def curves(folder: Path, part: str) -> list[dict[str, Any]]:
@@ -149,15 +153,15 @@ def judged_alone(place: Path) -> dict[str, dict[str, Any]]:
     write_labels(place / "some_labels.csv", range(100, 150))
     write_codes(place / "some_codes.csv", range(200, 250))
     write_labels(place / "late_labels.csv", range(230, 250))
-    made: dict[str, dict[str, Any]] = {"all": {**SITE, "test": "test.csv"}}
+    sites: dict[str, dict[str, Any]] = {"all": {**SITE, "test": "test.csv"}}
     for kind, codes, labels in (
         ("uncoded", "late", "some"),
         ("unjudged", "some", "late"),
     ):
         files = {"notes": f"{kind}.csv", "test": f"{kind}_test.csv"}
         files |= {"codes": f"{codes}_codes.csv", "labels": f"{labels}_labels.csv"}
-        made[kind] = SITE | files
-    return made
+        sites[kind] = SITE | files
+    return sites
 
 
 def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
@@ -201,6 +205,6 @@ def test_a_site_without_any_concept_trains_alone_and_with_others(place: Path) ->
     sites = {"all": SITE, "empty": {**SITE, **empty}}
     summary = run(place, sites, training={**TRAINING, "batch_size": 1})
     for condition in ("alone", "federated", "pooled"):
-        found = summary.sites["empty"][condition]
-        assert found["ranking"]["auroc"] == found["codes"]["auroc"] == 0.5
+        scores = summary.sites["empty"][condition]
+        assert scores["ranking"]["auroc"] == scores["codes"]["auroc"] == 0.5
         assert summary.sites["all"][condition]["ranking"]["auroc"] != 0.5

@@ -62,8 +62,8 @@ def expected(i: int) -> list[int]:
 
 def test_codes_and_labels_of_tables(place: Path) -> None:
     """From files to each patient's bag, codes and labels; what was counted is told."""
-    made = load(place, sites={"a": SITE})
-    (site,) = made.data
+    loaded = load(place, sites={"a": SITE})
+    (site,) = loaded.data
     assert site.phenotypes == ("asthma", "gout")
     assert labels_of(site) == {str(i): expected(i) for i in range(30)}
     assert site.codes == {
@@ -71,7 +71,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
     }
     codes, labels = place / "codes.csv", place / "labels.csv"
     twice = f"a label of the same pair is another one at {labels}:2: neither holds"
-    assert made.notes[:7] == (
+    assert loaded.notes[:7] == (
         f"a: {labels}:53: the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
         f"a: {labels}:50: {twice}",
         "a: 4 labelled patients have no notes here: left out",
@@ -80,18 +80,18 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
         "a: 2 patients without codes: kept, their codes are unknown",
         "a: 1 patients with codes have no notes here: left out",
     )
-    assert SECRET not in "".join(made.notes)
+    assert SECRET not in "".join(loaded.notes)
 
 
 def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
     """A wide table; who is in both is told by both. Patient 33 has no label at all."""
     (place / "judged.tsv").write_text("person_id\tgout\tasthma\n31\tN\tY\n32\tQ\t\n")
     site = {**SITE, "test": "test.csv", "test_labels": "judged.tsv"}
-    made = load(place, sites={"a": site})
-    (one,) = made.data
+    loaded = load(place, sites={"a": site})
+    (one,) = loaded.data
     assert one.test.patients == ("30", "31", "32", "33")
     assert one.test.labels.tolist() == [expected(30), [1, 0], [-1, 2], [-1, -1]]
-    assert "a: 1 patients have no label of any phenotype: unlabelled" in made.notes
+    assert "a: 1 patients have no label of any phenotype: unlabelled" in loaded.notes
     table = {k: v for k, v in site.items() if k != "test_labels"}
     (alone,) = load(place, sites={"a": table}).data
     assert alone.test.labels.tolist() == [expected(i) for i in range(30, 34)]
@@ -176,7 +176,7 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_mistakes_are_named_with_their_place(
     place: Path, site: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     (place / "odd.csv").write_text("patient,gout,asthma\n77,Y,N\n")
@@ -226,19 +226,19 @@ def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
     words = {-1: None, 0: "absent", 1: "present", 2: "questionable"}
     lines = []
     for i in range(30):
-        given = dict(
+        expected_labels = dict(
             zip(("asthma", "gout"), (words[x] for x in expected(i)), strict=True)
         )
-        labels = {name: word for name, word in given.items() if word}
+        labels = {name: word for name, word in expected_labels.items() if word}
         text = f"{SECRET} has {TERMS[i % 3]}."
         lines.append(json.dumps({"patient": str(i), "text": text, "labels": labels}))
     (place / "gold.jsonl").write_text("\n".join(lines))
     assert scores == evaluate(model, place / "gold.jsonl").scores
-    told = [line for line in err.splitlines() if line.startswith("note: ")]
-    assert told[0].startswith(f"note: {place / 'labels.csv'}:53: the label is none of")
+    notes = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert notes[0].startswith(f"note: {place / 'labels.csv'}:53: the label is none of")
     assert (
         f"note: 4 labelled patient(s) have no notes in {place / 'notes.csv'}: left out"
-        in told
+        in notes
     )
 
 
@@ -274,15 +274,15 @@ def test_clearing_the_cache_removes_concepts(
     folder = place / "own"
     monkeypatch.setenv("FEDNOTES_CACHE", str(folder))
     load_sites(job(place, sites={"a": SITE}), cache=folder / "concepts")
-    (made,) = (folder / "concepts").iterdir()
-    (made / "concepts.npy").write_bytes(bytes(2_500_000))
+    (entry,) = (folder / "concepts").iterdir()
+    (entry / "concepts.npy").write_bytes(bytes(2_500_000))
     left = folder / "concepts" / f".{'b' * 32}.{'0' * 16}.old"
-    kept = [
+    remaining = [
         folder / "concepts" / f".{'a' * 32}.{'0' * 16}.tmp",
         folder / "concepts" / "mine",
     ]
-    for each in (left, *kept):
+    for each in (left, *remaining):
         each.mkdir()
-    with try_lock_folder(kept[0]):
+    with try_lock_folder(remaining[0]):
         assert run("cache", "clear")[0] == f"2.5 MB freed in {folder}\n"
-    assert sorted((folder / "concepts").iterdir()) == sorted(kept)
+    assert sorted((folder / "concepts").iterdir()) == sorted(remaining)

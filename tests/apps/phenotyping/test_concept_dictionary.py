@@ -76,10 +76,10 @@ ROWS = [
 ]
 
 
-def test_umls(file: File) -> None:
-    made = read_dictionary(file("\n".join(ROWS) + "\n", "MRCONSO.RRF"))
-    assert made.concepts == ("C0000005", "C0004057", "C0011849", "C0020538")
-    assert terms(made) == {
+def test_terms_of_the_umls(file: File) -> None:
+    dictionary = read_dictionary(file("\n".join(ROWS) + "\n", "MRCONSO.RRF"))
+    assert dictionary.concepts == ("C0000005", "C0004057", "C0011849", "C0020538")
+    assert terms(dictionary) == {
         "Aspirin": ["C0004057"],
         "DM - Diabetes mellitus": ["C0011849"],
         "Diabetes mellitus": ["C0011849"],
@@ -121,8 +121,8 @@ def test_umls_semantic_types(file: File) -> None:
         "damaged",
     ]
     file("\n".join(types), "MRSTY.RRF")
-    made = read_dictionary(path)
-    assert made.concepts == ("C0004057", "C0011849", "C0020538")
+    dictionary = read_dictionary(path)
+    assert dictionary.concepts == ("C0004057", "C0011849", "C0020538")
     assert read_dictionary(path, types=["T109"]).concepts == ("C0004057",)
     assert len(read_dictionary(path, types=[])) == 4
     with pytest.raises(ConfigError, match="such as T047"):
@@ -211,10 +211,10 @@ name: part of
 """
 
 
-def test_obo(file: File) -> None:
-    made = read_dictionary(file(OBO, "d.obo"))
-    assert made.concepts == ("DOID:1", "DOID:2", "DOID:4")
-    assert terms(made) == {
+def test_terms_of_an_ontology(file: File) -> None:
+    dictionary = read_dictionary(file(OBO, "d.obo"))
+    assert dictionary.concepts == ("DOID:1", "DOID:2", "DOID:4")
+    assert terms(dictionary) == {
         "HTN": ["DOID:2", "DOID:4"],
         "flu": ["DOID:4"],
         "gout": ["DOID:1"],
@@ -230,8 +230,8 @@ def test_obo(file: File) -> None:
 def test_an_obo_file_of_broken_lines(file: File, line: bytes) -> None:
     """One is left out; where most terms have one, the file is another one or damaged."""
     first, others = b"[Term]\nid: D:1\nname: asthma\n", b"[Term]\nid: D:2\nname: gout\n"
-    made = read_dictionary(file(first + line + b"\n" + others, "d.obo"))
-    assert terms(made) == {"asthma": ["D:1"], "gout": ["D:2"]}
+    dictionary = read_dictionary(file(first + line + b"\n" + others, "d.obo"))
+    assert terms(dictionary) == {"asthma": ["D:1"], "gout": ["D:2"]}
     with pytest.raises(DataError, match=r"1: this is no stanza .* so are 1 of 1 rows"):
         read_dictionary(file(first + line + b"\n", "d.obo"))
 
@@ -258,9 +258,9 @@ def test_obo_options(file: File) -> None:
         ('Term,x,ID\nheart failure,1,C1\ngout,2,C2\n"failure, heart",3,C1', "t.csv"),
     ],
 )
-def test_table(content: str, name: str, file: File) -> None:
-    made = read_dictionary(file(content, name))
-    assert terms(made) == {
+def test_terms_of_a_table(content: str, name: str, file: File) -> None:
+    dictionary = read_dictionary(file(content, name))
+    assert terms(dictionary) == {
         "failure, heart": ["C1"],
         "gout": ["C2"],
         "heart failure": ["C1"],
@@ -268,10 +268,10 @@ def test_table(content: str, name: str, file: File) -> None:
 
 
 def test_table_damaged_rows(file: File) -> None:
-    made = read_dictionary(
+    dictionary = read_dictionary(
         file('C1,a\nC2\nC3,b,c\n,d\nC4,\nC5,e\nC6,"f\nC7,g\nC8,h\nC9,i\nC10,j\n')
     )
-    assert made.concepts == ("C1", "C10", "C5", "C7", "C8", "C9")
+    assert dictionary.concepts == ("C1", "C10", "C5", "C7", "C8", "C9")
 
 
 def test_unknown_options(file: File) -> None:
@@ -295,9 +295,9 @@ def test_tags_and_affixes_are_removed_from_terms() -> None:
 
 
 def test_dictionary_of_pairs() -> None:
-    made = dictionary_of([("B", "x"), ("A", "y"), ("A", "x"), ("A", "x")])
-    assert made.concepts == ("A", "B")
-    assert terms(made) == {"x": ["A", "B"], "y": ["A"]}
+    dictionary = dictionary_of([("B", "x"), ("A", "y"), ("A", "x"), ("A", "x")])
+    assert dictionary.concepts == ("A", "B")
+    assert terms(dictionary) == {"x": ["A", "B"], "y": ["A"]}
     assert len(dictionary_of([])) == 0
 
 
@@ -306,6 +306,6 @@ def test_the_disease_ontology(corpora: Path) -> None:
     """Numbers of stanzas as counted by grep: [Term] less is_obsolete."""
     path = corpora / "disease_ontology" / "HumanDO.obo"
     lines = path.read_text("utf-8").splitlines()
-    made = read_dictionary(path)
-    assert len(made) == lines.count("[Term]") - lines.count("is_obsolete: true")
-    assert "DOID:10763" in terms(made)["hypertension"]
+    dictionary = read_dictionary(path)
+    assert len(dictionary) == lines.count("[Term]") - lines.count("is_obsolete: true")
+    assert "DOID:10763" in terms(dictionary)["hypertension"]

@@ -54,15 +54,17 @@ def matcher(terms: list[tuple[str, str]] = TERMS, **options: object) -> Matcher:
     return Matcher(dictionary_of(terms), **({"context": "off"} | options))  # type: ignore[arg-type]
 
 
-def mentions(text: str, own: Matcher) -> list[tuple[int, int, tuple[int, ...]]]:
+def mentions(text: str, finder: Matcher) -> list[tuple[int, int, tuple[int, ...]]]:
     return [
-        (a, b, tuple(own.concepts_of([term])[0].tolist()))
-        for a, b, term in own.find(text)
+        (a, b, tuple(finder.concepts_of([term])[0].tolist()))
+        for a, b, term in finder.find(text)
     ]
 
 
-def found(text: str, own: Matcher) -> list[tuple[str, tuple[int, ...]]]:
-    return [(text[start:end], concepts) for start, end, concepts in mentions(text, own)]
+def found(text: str, finder: Matcher) -> list[tuple[str, tuple[int, ...]]]:
+    return [
+        (text[start:end], concepts) for start, end, concepts in mentions(text, finder)
+    ]
 
 
 # The brute-force program: characters folded one by one, words and their places by a
@@ -121,7 +123,7 @@ def test_finds_what_brute_force_finds(seed: int) -> None:
         (f"C{rng.randrange(20):07}", " ".join(rng.choices(words, k=rng.randint(1, 4))))
         for _ in range(rng.randint(1, 25))
     ]
-    own = Matcher(dictionary_of(terms), context="off")
+    finder = Matcher(dictionary_of(terms), context="off")
     parts = [
         *words,
         *words,
@@ -140,9 +142,9 @@ def test_finds_what_brute_force_finds(seed: int) -> None:
     text = "".join(
         rng.choice(parts) + rng.choice(("", " ", " ", ", ")) for _ in range(300)
     )
-    got = mentions(text, own)
-    assert got == brute(text, own.dictionary)
-    assert own.bag(text).tolist() == [c for _, _, concepts in got for c in concepts]
+    got = mentions(text, finder)
+    assert got == brute(text, finder.dictionary)
+    assert finder.bag(text).tolist() == [c for _, _, concepts in got for c in concepts]
 
 
 def test_terms_that_begin_and_end_alike() -> None:
@@ -161,14 +163,14 @@ def test_terms_that_begin_and_end_alike() -> None:
 
 def test_leftmost_longest_without_overlap() -> None:
     """Neighbours share no boundary; nothing is found inside words."""
-    own = matcher()
-    assert found("Congestive heart failure; heart  failures, failure.", own) == [
+    finder = matcher()
+    assert found("Congestive heart failure; heart  failures, failure.", finder) == [
         ("Congestive heart failure", (1,)),
         ("heart  failures", (0,)),
         ("failure", (2,)),
     ]
-    assert len(found("fever fever,heart failure fever", own)) == 4
-    assert found("feverish myfever fever_2 afever", own) == [("fever", (5, 6))]
+    assert len(found("fever fever,heart failure fever", finder)) == 4
+    assert found("feverish myfever fever_2 afever", finder) == [("fever", (5, 6))]
 
 
 @pytest.mark.parametrize(
@@ -187,14 +189,14 @@ def test_offsets_are_those_of_the_text(text: str, form: str) -> None:
 
 
 def test_a_mention_of_several_concepts() -> None:
-    own = matcher()
-    assert mentions("FEVERS", own) == [(0, 6, (5, 6))]
-    assert own.bag(["fever", "heart failure"]).tolist() == [5, 6, 0]
-    assert own.bag("").dtype == np.int32
-    assert own.bag([]).tolist() == []
+    finder = matcher()
+    assert mentions("FEVERS", finder) == [(0, 6, (5, 6))]
+    assert finder.bag(["fever", "heart failure"]).tolist() == [5, 6, 0]
+    assert finder.bag("").dtype == np.int32
+    assert finder.bag([]).tolist() == []
 
 
-def test_plurals() -> None:
+def test_plurals_become_singulars() -> None:
     for plural, one in {
         **{"biopsies": "biopsy", "abscesses": "abscess", "reflexes": "reflex"},
         **{"stenoses": "stenosis", "metastases": "metastasis", "tumors": "tumor"},
@@ -207,9 +209,9 @@ def test_plurals() -> None:
 
 def test_terms_that_are_not_matched() -> None:
     terms = [("C1", t) for t in ("MI", "all", "12 34", "word " * 21, "was it", "cold")]
-    own = matcher(terms)
-    assert own.dropped == {"short": 1, "ambiguous": 1, "no letter": 1, "long": 1}
-    assert [form for form, _ in found("mi all 12 34 was it cold", own)] == [
+    finder = matcher(terms)
+    assert finder.dropped == {"short": 1, "ambiguous": 1, "no letter": 1, "long": 1}
+    assert [form for form, _ in found("mi all 12 34 was it cold", finder)] == [
         "was it",
         "cold",
     ]
@@ -245,22 +247,22 @@ NOTES = {
 
 def test_bags_of_patients() -> None:
     seen: list[tuple[int, int]] = []
-    made = bags(
+    inputs = bags(
         NOTES, matcher(), progress=lambda n, m: seen.append((n, m)), max_concepts=20
     )
-    assert made.patients == ("p1", "p2", "p4", "p5")
-    assert made.values.offsets.tolist() == [0, 6, 6, 6, 9]
-    assert made.values.concepts.tolist() == [5, 6, 0, 3, 5, 6, 7, 7, 7]
-    counts = made.counts
+    assert inputs.patients == ("p1", "p2", "p4", "p5")
+    assert inputs.values.offsets.tolist() == [0, 6, 6, 6, 9]
+    assert inputs.values.concepts.tolist() == [5, 6, 0, 3, 5, 6, 7, 7, 7]
+    counts = inputs.counts
     characters = sum(len(text) for texts in NOTES.values() for text in texts)
     assert counts == {
         **{"patients": 5, "notes": 7, "characters": characters, "mentions": 69},
         **{"left_out": 1, "without": 2},
     }
     assert seen == [(n, 5) for n in range(1, 6)]
-    for most in (59, 60):  # exactly the limit stays
-        assert ("p3" in bags(NOTES, matcher(), max_concepts=most).patients) == (
-            most == 60
+    for limit in (59, 60):  # exactly the limit stays
+        assert ("p3" in bags(NOTES, matcher(), max_concepts=limit).patients) == (
+            limit == 60
         )
     nobody = bags({}, matcher(), processes=2)
     assert (nobody.patients, len(nobody.values)) == ((), 0)
@@ -282,11 +284,12 @@ def test_parallel_equals_serial() -> None:
 
 def test_a_spawned_process_builds_the_same() -> None:
     """`copy` rebuilds as the spawn method does: from what `__reduce__` gives."""
-    own = matcher(context="mark")
-    other = copy.copy(own)
-    assert other.fingerprint == own.fingerprint
+    finder = matcher(context="mark")
+    other = copy.copy(finder)
+    assert other.fingerprint == finder.fingerprint
     assert (
-        other.bag("No fever. Fevers.").tolist() == own.bag("No fever. Fevers.").tolist()
+        other.bag("No fever. Fevers.").tolist()
+        == finder.bag("No fever. Fevers.").tolist()
     )
 
 
@@ -319,7 +322,7 @@ def test_cache_is_used_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json", "manifest.json"])
-def test_a_damaged_cache_is_made_anew(name: str, tmp_path: Path) -> None:
+def test_a_damaged_cache_entry_is_made_again(name: str, tmp_path: Path) -> None:
     first = bags(NOTES, matcher(), cache=tmp_path)
     (entry,) = tmp_path.iterdir()
     (entry / name).write_bytes(b"{")
@@ -331,8 +334,8 @@ def test_a_damaged_cache_is_made_anew(name: str, tmp_path: Path) -> None:
 
 def test_the_cache_knows_texts_and_rules(tmp_path: Path) -> None:
     options: list[dict[str, object]] = [{}, {"context": "drop"}, {"context": "mark"}]
-    for count, given in enumerate(options, 1):
-        bags(NOTES, matcher(**given), cache=tmp_path)
+    for count, settings in enumerate(options, 1):
+        bags(NOTES, matcher(**settings), cache=tmp_path)
         assert len(list(tmp_path.iterdir())) == count
     moved = NOTES | {"p1": ["Fever and heart failure.Crohn disease, no fever."]}
     bags(moved, matcher(), cache=tmp_path)
@@ -346,7 +349,7 @@ def test_notes_by_patient() -> None:
     assert by_patient(notes) == {"p": ["a", "c"], "2": ["b"]}
 
 
-def test_words() -> None:
+def test_texts_are_divided_into_words() -> None:
     assert words_of("Crohn’s B12-deficiency, 5.5mg a_b O'Neill's") == (
         "crohn b12 deficiency 5 5mg a b o neill".split()
     )
@@ -449,13 +452,13 @@ Prophylaxis against [thrombosis]
 def cases(table: str) -> list[str]:
     """One case a line; a line that is indented or begins a new block belongs to the one
     before."""
-    found: list[str] = []
+    sentences: list[str] = []
     for line in table.strip().split("\n"):
-        if found and "[" not in found[-1]:
-            found[-1] += "\n" + line
+        if sentences and "[" not in sentences[-1]:
+            sentences[-1] += "\n" + line
         else:
-            found.append(line)
-    return found
+            sentences.append(line)
+    return sentences
 
 
 @pytest.mark.parametrize(
@@ -504,7 +507,9 @@ def test_saved_models_know_these_rules() -> None:
 
 def test_tables_hold_lower_case_words_alone() -> None:
     for table in phrases().values():
-        for phrase in (phrase for own in table.values() for phrase in own):
+        for phrase in (
+            phrase for phrases_of_kind in table.values() for phrase in phrases_of_kind
+        ):
             assert phrase == " ".join(phrase.lower().split())
             assert 0 < len(phrase.split()) <= 8
             assert phrase.replace(" ", "").replace("'", "").isalnum()
@@ -546,16 +551,16 @@ EXPECTED = [
 ]
 
 
-def test_xmi(file: File) -> None:
+def test_mentions_of_an_xmi_file(file: File) -> None:
     path = file(XMI.format(body=BODY), "notes/n1.txt.xmi")
     assert read_ctakes(path)[0] == {"n1": EXPECTED}
     holding = BODY.replace('"-1"', '"1"').replace("family_member", "Patient")
     spoken = read_ctakes(file(XMI.format(body=holding), "n3.xmi"))[0]["n3"]
-    assert [found.holds for found in spoken] == [True, True, False]
+    assert [mention.holds for mention in spoken] == [True, True, False]
     file(XMI.format(body=""), "notes/n2.xmi")
     file("a README", "notes/README.md")
-    made, report = read_ctakes(path.parent)
-    assert made == {"n1": EXPECTED, "n2": []}
+    by_note, report = read_ctakes(path.parent)
+    assert by_note == {"n1": EXPECTED, "n2": []}
     assert report.rows == 2
 
 
@@ -594,23 +599,23 @@ def test_xmi_that_is_refused(content: str, message: str, file: File) -> None:
     ],
 )
 def test_flat_lines(content: str, file: File) -> None:
-    made, report = read_ctakes(file(content, "cuis.txt"))
+    by_id, report = read_ctakes(file(content, "cuis.txt"))
     assert (report.rows, report.damaged) == (3, 0)
-    assert made["p1"] == [
+    assert by_id["p1"] == [
         Mention(("C0000001",)),
         Mention(("C0000002",)),
         Mention(("C0000001",), False),
         Mention(("C0000003",)),
     ]
-    assert made["p2"] == []
+    assert by_id["p2"] == []
 
 
 def test_flat_lines_that_are_damaged(file: File) -> None:
     path = file(
         b"p1 C0000001\np2 C1\n\xff C0000001\nC0000002 C0000003\np3 C0000001\np4 C0000001\n"
     )
-    made, report = read_ctakes(path)
-    assert sorted(made) == ["p1", "p3", "p4"]
+    by_id, report = read_ctakes(path)
+    assert sorted(by_id) == ["p1", "p3", "p4"]
     assert (report.rows, report.damaged) == (6, 3)
     with pytest.raises(
         DataError, match=r"other\.txt:2: 1 of 1 lines .* lines of an id and CUIs"
@@ -624,8 +629,12 @@ def test_a_folder_of_cui_files(file: File) -> None:
     path = file("C0000001 C0000002\n-C0000003\n", "flat/p1.txt")
     file("", "flat/p2.txt")
     file("C0000001\n???\n", "flat/p3.txt")
-    made, report = read_ctakes(path.parent)
-    assert [len(found) for found in made.values()] == [3, 0, 1]
+    by_id, report = read_ctakes(path.parent)
+    assert [len(mentions_of_one) for mentions_of_one in by_id.values()] == [
+        3,
+        0,
+        1,
+    ]
     assert (report.rows, report.damaged) == (4, 1)
     file("words of a note\nand more\nand more\n", "flat/p4.txt")
     with pytest.raises(DataError, match="4 of 7 lines are no CUIs"):
@@ -635,9 +644,9 @@ def test_a_folder_of_cui_files(file: File) -> None:
 def test_bags_of_ctakes_mentions() -> None:
     mentions = {"p1": EXPECTED, "p2": [], "p3": [Mention(("C0018099",))] * 9}
     vocabulary = ("C0015967", "C0018099")
-    patients, made, counts = bags_of_mentions(mentions, vocabulary, max_concepts=8)
+    patients, values, counts = bags_of_mentions(mentions, vocabulary, max_concepts=8)
     assert patients == ("p1", "p2")
-    assert made.concepts.tolist() == []
+    assert values.concepts.tolist() == []
     assert counts == {
         "patients": 3,
         "mentions": 9,
@@ -645,13 +654,13 @@ def test_bags_of_ctakes_mentions() -> None:
         "left_out": 1,
         "without": 2,
     }
-    patients, made, counts = bags_of_mentions(mentions, vocabulary, context="mark")
-    assert made.vocabulary == 4
-    assert made.take([0]).concepts.tolist() == [2, 3, 3]
-    assert made.take([2]).concepts.tolist() == [1] * 9
+    patients, values, counts = bags_of_mentions(mentions, vocabulary, context="mark")
+    assert values.vocabulary == 4
+    assert values.take([0]).concepts.tolist() == [2, 3, 3]
+    assert values.take([2]).concepts.tolist() == [1] * 9
     assert counts["unknown"] == 2
-    _, made, _ = bags_of_mentions(mentions, vocabulary, context="off")
-    assert made.take([0]).concepts.tolist() == [0, 1, 1]
+    _, values, _ = bags_of_mentions(mentions, vocabulary, context="off")
+    assert values.take([0]).concepts.tolist() == [0, 1, 1]
 
 
 @pytest.mark.corpora
@@ -664,11 +673,11 @@ def test_codiesp_cases_with_the_disease_ontology(corpora: Path) -> None:
     ]
     texts = {file.stem: [file.read_text("utf-8")] for file in sorted(files)}
     dictionary = read_dictionary(corpora / "disease_ontology" / "HumanDO.obo")
-    own = Matcher(dictionary, context="off")
+    finder = Matcher(dictionary, context="off")
     for name in sorted(texts)[:2]:
-        assert mentions(texts[name][0], own) == brute(texts[name][0], dictionary)
-    made = bags(texts, Matcher(dictionary, context="off"))
-    distinct = np.bincount(made.values.counts()[0], minlength=len(made.values))
-    assert made.counts["patients"] == 750
+        assert mentions(texts[name][0], finder) == brute(texts[name][0], dictionary)
+    inputs = bags(texts, Matcher(dictionary, context="off"))
+    distinct = np.bincount(inputs.values.counts()[0], minlength=len(inputs.values))
+    assert inputs.counts["patients"] == 750
     assert distinct.mean() == pytest.approx(2.99, abs=0.01)
-    assert made.counts["without"] == 86
+    assert inputs.counts["without"] == 86

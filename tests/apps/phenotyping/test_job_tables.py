@@ -27,20 +27,22 @@ def of_patients(**tables: Any) -> Job:
 
 def test_tables_of_patients_become_configs() -> None:
     site = {"notes": ["x", "y"], "codes": "z", "codes_format": "omop"}
-    made = of_patients(
+    parsed = of_patients(
         sites={"a": site, "b": {**site, "notes": "w"}},
         concepts={**CONCEPTS, "scopes": ["EXACT"], "most": 5},
         phenotypes=PHENOTYPES,
         hold_out={"codes": ["icd9:401", "icd9:250"]},
     )
-    assert made.data == "patients"
-    assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
-    assert made.sites["b"].notes == ("w",)
-    assert made.kind_tables.features == ConceptsConfig(
+    assert parsed.data == "patients"
+    assert parsed.sites["a"] == PatientsConfig(
+        ("x", "y"), codes="z", codes_format="omop"
+    )
+    assert parsed.sites["b"].notes == ("w",)
+    assert parsed.kind_tables.features == ConceptsConfig(
         "terms.tsv", scopes=("EXACT",), most=5
     )
-    assert made.kind_tables.features.options == {"scopes": ("EXACT",)}
-    assert made.kind_tables.held_out == (
+    assert parsed.kind_tables.features.options == {"scopes": ("EXACT",)}
+    assert parsed.kind_tables.held_out == (
         "icd9:401",
         "icd9:274",
         "icd9proc:81",

@@ -48,10 +48,10 @@ def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
                 writer.writerow(["a", words[x], names[column], patients[row]])
     order = [2, 1, 0]  # capitals come first
     for path in (wide, long):
-        found = read_labels(path)
-        assert found.phenotypes == ("CAD", "asthma", "gout")
-        assert found.matrix(patients).tolist() == drawn[:, order].tolist()
-        assert found.matrix(["p3", "?"]).tolist() == [
+        labels = read_labels(path)
+        assert labels.phenotypes == ("CAD", "asthma", "gout")
+        assert labels.matrix(patients).tolist() == drawn[:, order].tolist()
+        assert labels.matrix(["p3", "?"]).tolist() == [
             drawn[3, order].tolist(),
             [-1, -1, -1],
         ]
@@ -66,22 +66,22 @@ def test_every_way_to_write_a_label(file: File) -> None:
         2: ("Questionable", "q", "2"),
         -1: ("U", "unmentioned", ""),
     }
-    given = [(word, value) for value, every in words.items() for word in every]
-    rows = [f"{n},{word}" for n, (word, _) in enumerate(given)]
+    pairs = [(word, value) for value, every in words.items() for word in every]
+    rows = [f"{n},{word}" for n, (word, _) in enumerate(pairs)]
     table = "\n".join(["patient,gout", *rows])
-    found = read_labels(file(gzip.compress(table.encode()), "l.csv.gz"))
-    patients = [str(n) for n in range(len(given))]
-    assert found.matrix(patients)[:, 0].tolist() == [value for _, value in given]
-    stated = found.matrix(patients, "absent")[:, 0].tolist()
+    labels = read_labels(file(gzip.compress(table.encode()), "l.csv.gz"))
+    patients = [str(n) for n in range(len(pairs))]
+    assert labels.matrix(patients)[:, 0].tolist() == [value for _, value in pairs]
+    stated = labels.matrix(patients, "absent")[:, 0].tolist()
     assert stated == [
-        0 if word in ("U", "unmentioned") else value for word, value in given
+        0 if word in ("U", "unmentioned") else value for word, value in pairs
     ]
-    assert found.of("0") == {"gout": 1}
-    assert found.of("11") == {}
-    assert found.of("11", "absent") == {"gout": 0}
+    assert labels.of("0") == {"gout": 1}
+    assert labels.of("11") == {}
+    assert labels.of("11", "absent") == {"gout": 0}
 
 
-def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
+def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
     """The same twice holds; so does one beside an empty cell.
 
     Three labels are one conflict.
@@ -96,10 +96,10 @@ def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
         "3,gout,Q",
     ]
     first = file("\n".join(["patient,phenotype,label", *rows]), "a.csv")
-    found = read_labels(first)
-    assert found.matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
-    assert len(found.conflicts) == 1
-    assert found.messages() == (
+    labels = read_labels(first)
+    assert labels.matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
+    assert len(labels.conflicts) == 1
+    assert labels.messages() == (
         f"{first}: 1 pairs of patient and phenotype without a label",
         f"{first}:5: a label of the same pair is another one at {first}:3: neither holds",
     )
@@ -132,11 +132,11 @@ def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
     ]
     good = [f"{n},gout,Y" for n in range(2, 9)]
     path = file("\n".join(["patient,disease,judgment", *bad, *good]), "l.csv")
-    found = read_labels(path)
-    assert found.phenotypes == ("gout",)
-    assert found.values.keys() == {str(n) for n in range(2, 9)}
+    labels = read_labels(path)
+    assert labels.phenotypes == ("gout",)
+    assert labels.values.keys() == {str(n) for n in range(2, 9)}
     reason = "the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2"
-    assert found.messages() == (
+    assert labels.messages() == (
         f"{path}:2: 2 columns instead of 3",
         f"{path}:3: {reason}",
         f"{path}:4: no patient",
@@ -209,7 +209,7 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
         ("", "the table has no header"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(
+def test_unreadable_files_are_named_in_one_line(
     file: File, text: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as caught:
@@ -269,10 +269,10 @@ def challenge(file: File, tmp_path: Path) -> Path:
 
 
 def _labels(
-    found: tuple[Sequence[Note], PatientLabels], unmentioned: str = "unlabelled"
+    obesity: tuple[Sequence[Note], PatientLabels], unmentioned: str = "unlabelled"
 ) -> Any:
     """(notes, diseases) of all the notes that were read."""
-    notes, labels = found
+    notes, labels = obesity
     return labels.matrix([n.id for n in notes], unmentioned)  # type: ignore[arg-type]
 
 
@@ -287,7 +287,7 @@ def _judgments(tmp_path: Path, *files: str) -> PatientLabels:
 
 
 def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
-    notes, labels = found = read_obesity(challenge)
+    notes, labels = obesity = read_obesity(challenge)
     texts = ("Obese , BP < 140 & well .", "No asthma .", "Gout .", "Fine .")
     assert [n.text.strip() for n in notes] == [*texts]
     assert [n.id for n in notes] == [n.patient for n in notes] == ["1", "2", "3", "4"]
@@ -298,9 +298,9 @@ def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
         {"Gout": 1},
         {"Obesity": 0},
     ]
-    assert _labels(found).dtype == np.int8
+    assert _labels(obesity).dtype == np.int8
     expected = [[row.get(disease, -1) for disease in DISEASES] for row in rows]
-    assert _labels(found).tolist() == expected
+    assert _labels(obesity).tolist() == expected
     assert [n.id for n in notes if "test" in n.source] == ["4"]
     assert labels.of("99") == {"CAD": 1}  # judged without a text
     (line,) = labels.messages()
@@ -330,10 +330,10 @@ def test_a_file_that_contradicts_itself_holds_for_neither(tmp_path: Path) -> Non
 
 
 def test_unmentioned_is_no_label_unless_asked_for(challenge: Path) -> None:
-    found = read_obesity(challenge, "textual")
+    obesity = read_obesity(challenge, "textual")
     both = [DISEASES.index("Obesity"), DISEASES.index("Asthma")]
-    assert _labels(found)[:3, both].T.tolist() == [[1, -1, -1], [-1, 0, -1]]
-    assert _labels(found, "absent")[:3, both].T.tolist() == [[1, 0, -1], [-1, 0, -1]]
+    assert _labels(obesity)[:3, both].T.tolist() == [[1, -1, -1], [-1, 0, -1]]
+    assert _labels(obesity, "absent")[:3, both].T.tolist() == [[1, 0, -1], [-1, 0, -1]]
 
 
 def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> None:
@@ -432,7 +432,7 @@ def test_texts_that_cannot_be_read(file: File, content: str, message: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_missing_is_said(challenge: Path) -> None:
+def test_missing_files_are_named(challenge: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         read_obesity(challenge / "none")
     for path in challenge.glob("*annotations*"):

@@ -53,8 +53,8 @@ def test_a_patient_is_an_example_of_a_cohort(
     change: dict[str, Any], expected: tuple[int, int, int]
 ) -> None:
     names = ("patients", "patients with labels and codes", "patients with features")
-    found = differing(patients(), patients(**change))
-    assert found == dict(zip(names, expected, strict=True))
+    views = differing(patients(), patients(**change))
+    assert views == dict(zip(names, expected, strict=True))
 
 
 def test_a_patient_s_vector_is_a_feature() -> None:

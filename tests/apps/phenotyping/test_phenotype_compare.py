@@ -32,13 +32,13 @@ def compared(
 ) -> dict[str, Bootstrap]:
     """Each site's test, after a look at both sides' measures: their F1 is what is
     tested."""
-    found = compare_patients(a, b, samples, metric)
-    for each in found.values():
+    tests = compare_patients(a, b, samples, metric)
+    for each in tests.values():
         if each.scores is not None:
             first, second = each.scores
             assert first["f1"] == pytest.approx(each.test.f1_a)
             assert second["f1"] == pytest.approx(each.test.f1_b)
-    return {site: each.test for site, each in found.items()}
+    return {site: each.test for site, each in tests.items()}
 
 
 def machine(folder: Path, columns: dict[int, int]) -> None:
@@ -61,10 +61,10 @@ def shares(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
     out = np.zeros((len(cohort), 3))
     assert isinstance(cohort.bags, Bags)
     for row in range(len(cohort)):
-        own = cohort.bags.take([row]).concepts
-        length = np.linalg.norm(np.bincount(own, minlength=VOCABULARY)) or 1.0
+        concepts = cohort.bags.take([row]).concepts
+        length = np.linalg.norm(np.bincount(concepts, minlength=VOCABULARY)) or 1.0
         for disease, block in columns.items():
-            out[row, disease] = (own // 10 * 10 == block).sum() / length
+            out[row, disease] = (concepts // 10 * 10 == block).sum() / length
     return out
 
 
@@ -90,10 +90,10 @@ def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
     for site in sites:
         machine(tmp_path / f"run/alone/{site.id}/model", POOR)
     run = tmp_path / "run"
-    found = compared(side(run, sites, "federated"), side(run, sites, "alone"), 100)
-    assert list(found) == [site.id for site in sites]
+    tests = compared(side(run, sites, "federated"), side(run, sites, "alone"), 100)
+    assert list(tests) == [site.id for site in sites]
     for site in sites:
-        test, labels = found[site.id], site.test.labels
+        test, labels = tests[site.id], site.test.labels
         assert test.f1_a == pytest.approx(macro(labels, said(site.test, GOOD)))
         assert test.f1_b == pytest.approx(macro(labels, said(site.test, POOR)))
         assert test.difference == pytest.approx(test.f1_a - test.f1_b)
@@ -128,7 +128,7 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     assert each[ALL_SITES].f1_a == pytest.approx(each["s0"].f1_a)
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     sites, run = sites_of(2), tmp_path / "run"
     with pytest.raises(DataError, match="has no federated model of site 's0'"):
         compared(side(run, sites, "federated"), side(run, sites, "federated"), 10)
@@ -156,7 +156,7 @@ def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
     (site,) = sites_of(1)
     machine(tmp_path / "good" / "federated" / "model", GOOD)
     machine(tmp_path / "poor" / "federated" / "model", POOR)
-    found = compared(
+    tests = compared(
         side(tmp_path / "good", (site,), "federated"),
         side(tmp_path / "poor", (site,), "federated"),
         50,
@@ -172,5 +172,5 @@ def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
 
     # The last bit of a sum breaks ties here that it does not break there: half a pair
     # each.
-    assert (found.f1_a, found.f1_b) == pytest.approx((area(GOOD), area(POOR)), abs=2e-3)
-    assert found.difference > 0.05
+    assert (tests.f1_a, tests.f1_b) == pytest.approx((area(GOOD), area(POOR)), abs=2e-3)
+    assert tests.difference > 0.05

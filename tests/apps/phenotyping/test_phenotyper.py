@@ -40,11 +40,11 @@ BAGS = Bags.of([[0, 0, 4], [], [8, 1, 2, 3]], 9)
 
 
 def machines(width: int) -> LinearSVMs:
-    found = LinearSVMs([(0, 1), (0, 1, 2), (1,), ()], width)
+    classifiers = LinearSVMs([(0, 1), (0, 1, 2), (1,), ()], width)
     rng = np.random.default_rng(3)
-    found.weight[:] = rng.normal(size=found.weight.shape)
-    found.intercept[:] = rng.normal(size=found.intercept.shape)
-    return found
+    classifiers.weight[:] = rng.normal(size=classifiers.weight.shape)
+    classifiers.intercept[:] = rng.normal(size=classifiers.intercept.shape)
+    return classifiers
 
 
 def model(scale: str = "none") -> Phenotyper:
@@ -63,8 +63,8 @@ def model(scale: str = "none") -> Phenotyper:
 @pytest.mark.parametrize("scale", ["none", "l2"])
 def test_features_are_the_dense_layer(scale: str) -> None:
     """NumPy: mean of vectors, dense layer, ReLU; of length 1 where that is asked for."""
-    given = model(scale)
-    network = given.network
+    phenotyper = model(scale)
+    network = phenotyper.network
     assert network is not None
     assert network.embedding is not None
     table, weight, bias = (
@@ -78,27 +78,29 @@ def test_features_are_the_dense_layer(scale: str) -> None:
     if scale == "l2":
         length = np.linalg.norm(wanted, axis=1, keepdims=True)
         wanted = wanted / np.where(length > 0, length, 1)
-    found = given.features(BAGS)
+    features = phenotyper.features(BAGS)
     dense = np.zeros((3, 6))
-    dense[np.repeat(np.arange(3), np.diff(found.offsets)), found.columns] = found.values
+    dense[np.repeat(np.arange(3), np.diff(features.offsets)), features.columns] = (
+        features.values
+    )
     assert np.allclose(dense, wanted, atol=1e-6)
 
 
 def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
-    for given in (
+    for phenotyper in (
         model("l2"),
         Phenotyper(SPACE, idf=np.arange(9.0), phenotypes=("a", "b", "c", "d"),
                    machines=machines(9)),
     ):  # fmt: skip
-        given.save(tmp_path / "m")  # the second one replaces the first
+        phenotyper.save(tmp_path / "m")  # the second one replaces the first
         again = load_phenotyper(tmp_path / "m")
-        assert np.array_equal(again.probabilities(BAGS), given.probabilities(BAGS))
-        assert np.array_equal(again.classes(BAGS), given.classes(BAGS))
+        assert np.array_equal(again.probabilities(BAGS), phenotyper.probabilities(BAGS))
+        assert np.array_equal(again.classes(BAGS), phenotyper.classes(BAGS))
         assert np.array_equal(
-            again.code_probabilities(BAGS), given.code_probabilities(BAGS)
+            again.code_probabilities(BAGS), phenotyper.code_probabilities(BAGS)
         )
-        assert again.space == given.space
-        assert again.phenotypes == given.phenotypes
+        assert again.space == phenotyper.space
+        assert again.phenotypes == phenotyper.phenotypes
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
         "phenotyper.json",
         "phenotyper.safetensors",
@@ -120,7 +122,7 @@ def test_vectors_of_text(tmp_path: Path) -> None:
     assert np.allclose(plain.values.reshape(4, 3), values)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_inputs_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="vectors of text"):
         Phenotyper(SPACE, idf=np.ones(9)).features(
             Vectors(np.zeros((1, 9), np.float32))
@@ -155,10 +157,10 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         tmp_path / "m/phenotyper.safetensors",
         tmp_path / "m/phenotyper.json",
     )
-    whole = tensors.read_bytes()
+    complete = tensors.read_bytes()
     older = json.dumps(json.loads(facts.read_text()) | {"format": 1}).encode()
     for path, changed, message in (
-        (tensors, whole[:-1] + bytes([whole[-1] ^ 1]), "damaged"),
+        (tensors, complete[:-1] + bytes([complete[-1] ^ 1]), "damaged"),
         (facts, older, r"m: format 1, .* reads 2"),
         (facts, b"{", "not a readable"),
     ):
@@ -205,7 +207,7 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"phenotypes": ["asthma", "gout"]}, "2 phenotypes, classes are of 4"),
         ({"phenotypes": "asthma"}, "phenotypes = 'asthma': expected a list"),
@@ -230,8 +232,8 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
-def test_facts_that_cannot_be_are_named(
-    tmp_path: Path, changes: dict[str, Any], told: str
+def test_impossible_facts_are_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     """Under a checksum that fits, computed here: what is wrong is said, and in which
     folder."""
@@ -241,13 +243,13 @@ def test_facts_that_cannot_be_are_named(
     facts = without(json.loads(path.read_text()) | changes, "checksum")
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(facts | {"checksum": digest}))
-    with pytest.raises(ModelError, match=told) as error:
+    with pytest.raises(ModelError, match=message) as error:
         load_phenotyper(folder)
     assert str(error.value).startswith(f"{folder}: ")
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "told"),
+    ("name", "change", "message"),
     [
         (
             "svm.weight",
@@ -262,8 +264,11 @@ def test_facts_that_cannot_be_are_named(
         ("idf", lambda value: value[:, None], r"'idf' of shape \(9, 1\)"),
     ],
 )
-def test_numbers_that_cannot_be_are_named(
-    tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], told: str
+def test_impossible_numbers_are_named(
+    tmp_path: Path,
+    name: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    message: str,
 ) -> None:
     """Under checksums that fit."""
     folder = tmp_path / "m"
@@ -277,7 +282,7 @@ def test_numbers_that_cannot_be_are_named(
     facts["sha256"] = hashlib.sha256(data).hexdigest()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(facts | {"checksum": digest}))
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         load_phenotyper(folder)
 
 
@@ -381,21 +386,27 @@ def test_vectors_are_kept_and_named_by_their_encoder(
         "fednotes.apps.phenotyping.features.load_encoder", lambda spec: encoder
     )
     features = features_for(TextConfig("x"), tmp_path)
-    told: list[tuple[int, int]] = []
-    made = features.make(
-        {**NOTES, "e": [" "]}, lambda *n: told.append(n), tmp_path / "cache"
+    progress: list[tuple[int, int]] = []
+    inputs = features.make(
+        {**NOTES, "e": [" "]}, lambda *n: progress.append(n), tmp_path / "cache"
     )
-    assert isinstance(made.values, Vectors)
+    assert isinstance(inputs.values, Vectors)
     mean = ((3 + 4 + 3 + 1 + 5 + 1) / 6 + (2 + 4 + 1) / 3) / 2
-    assert made.values.values[0].tolist() == pytest.approx([mean, 1, mean, 1], rel=1e-3)
-    assert made.values.values[3].tolist() == [0] * 4
-    assert (made.counts["without"], made.counts["notes"], told[-1]) == (1, 5, (4, 4))
+    assert inputs.values.values[0].tolist() == pytest.approx(
+        [mean, 1, mean, 1], rel=1e-3
+    )
+    assert inputs.values.values[3].tolist() == [0] * 4
+    assert (inputs.counts["without"], inputs.counts["notes"], progress[-1]) == (
+        1,
+        5,
+        (4, 4),
+    )
     calls = encoder.calls
     again = features.make({**NOTES, "e": [" "]}, None, tmp_path / "cache").values
     assert isinstance(again, Vectors)
     assert (encoder.calls, again.values.tobytes()) == (
         calls,
-        made.values.values.tobytes(),
+        inputs.values.values.tobytes(),
     )
     (folder,) = (tmp_path / "cache").iterdir()
     assert {stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.iterdir())} == {
@@ -408,7 +419,7 @@ def test_vectors_are_kept_and_named_by_their_encoder(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"most": "5"}, "recipe most = '5': expected a whole number"),
         ({"most": 0}, "recipe: most = 0: at least 1"),
@@ -425,8 +436,8 @@ def test_vectors_are_kept_and_named_by_their_encoder(
     ],
 )
 def test_values_that_no_recipe_has(
-    table: Path, changes: dict[str, object], told: str
+    table: Path, changes: dict[str, object], message: str
 ) -> None:
     recipe = features_for(ConceptsConfig(str(table)), Path()).space.recipe
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         features_of({**recipe, **changes}, NOTES)

@@ -33,10 +33,10 @@ def space() -> FeatureSpace:
 
 def machines(width: int) -> LinearSVMs:
     rng = np.random.default_rng(1)
-    made = LinearSVMs(CLASSES, width)
-    made.weight[:] = rng.normal(size=made.weight.shape)
-    made.intercept[:] = rng.normal(size=made.intercept.shape)
-    return made
+    classifiers = LinearSVMs(CLASSES, width)
+    classifiers.weight[:] = rng.normal(size=classifiers.weight.shape)
+    classifiers.intercept[:] = rng.normal(size=classifiers.intercept.shape)
+    return classifiers
 
 
 def patients(width: int) -> Bags:
@@ -51,19 +51,22 @@ def counted(bags: Bags) -> Any:
 
 
 def networked(**settings: Any) -> Phenotyper:
-    given, known = space(), settings.pop("known", None)
+    feature_space, known = space(), settings.pop("known", None)
     config = DanConfig(embedding=5, hidden=7, **settings)
-    network = Dan(config, given.width, 3, seed=3, known=known)
+    network = Dan(config, feature_space.width, 3, seed=3, known=known)
     network.hidden_bias.data.uniform_(-0.02, 0.02)
     names = ("a", "b", "c")
-    return Phenotyper(given, network, None, "l2", names, NAMES, machines(7))
+    return Phenotyper(feature_space, network, None, "l2", names, NAMES, machines(7))
 
 
 def weighted() -> Phenotyper:
-    given, rng = space(), np.random.default_rng(4)
-    idf, own = rng.uniform(1, 3, given.width), machines(given.width)
+    feature_space, rng = space(), np.random.default_rng(4)
+    idf, classifiers = (
+        rng.uniform(1, 3, feature_space.width),
+        machines(feature_space.width),
+    )
     platt = np.stack([rng.uniform(0.5, 2, 5), rng.normal(size=5)], 1)
-    return Phenotyper(given, None, idf, "none", (), NAMES, own, platt)
+    return Phenotyper(feature_space, None, idf, "none", (), NAMES, classifiers, platt)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +97,11 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
     assert len(facts["columns"]) == model.space.width
     wanted = model.probabilities(bags)
     for counts in (counted(bags), counted(bags).toarray()):
-        found = pipeline.predict_proba(counts)
-        for disease, each in zip((0, 1, 2, 4), found, strict=True):
-            own = wanted[:, disease, list(CLASSES[disease])]
+        probabilities = pipeline.predict_proba(counts)
+        for disease, each in zip((0, 1, 2, 4), probabilities, strict=True):
+            expected = wanted[:, disease, list(CLASSES[disease])]
             np.testing.assert_allclose(
-                each, own, atol=1e-12 if model.network is None else 2e-5
+                each, expected, atol=1e-12 if model.network is None else 2e-5
             )
     assert [list(c) for c in pipeline.classes_][1] == [
         "absent",
@@ -107,7 +110,7 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
     ]
 
 
-def test_what_has_no_pipeline_is_named(tmp_path: Path) -> None:
+def test_models_without_a_pipeline_are_named(tmp_path: Path) -> None:
     replace(networked(), machines=None, phenotypes=()).save(tmp_path / "stage1")
     with pytest.raises(FednotesError, match="ends with stage 1"):
         export(tmp_path / "stage1", "sklearn", tmp_path / "out")

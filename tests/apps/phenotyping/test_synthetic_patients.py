@@ -12,7 +12,7 @@ from fednotes.apps.phenotyping.concepts import Matcher
 from fednotes.apps.phenotyping.synthetic import PHENOTYPES, dictionary, generate
 
 
-def test_equal_arguments_equal_patients() -> None:
+def test_equal_arguments_give_equal_patients() -> None:
     one, again = generate("site1", 60, 3), generate("site1", 60, 3)
     assert (one.notes, one.codes) == (again.notes, again.codes)
     assert one.labels.values == again.labels.values
@@ -27,8 +27,8 @@ def test_sizes_and_kinds() -> None:
     sizes = [len(s.notes) for s in sites]
     assert len(set(sizes)) == 3
     assert all(360 <= size <= 840 for size in sizes)
-    own = [s.labels.matrix(tuple(s.notes)) for s in sites]
-    labels = np.concatenate(own)
+    matrices = [s.labels.matrix(tuple(s.notes)) for s in sites]
+    labels = np.concatenate(matrices)
     assert set(np.unique(labels)) == {-1, 0, 1, 2}
     present = dict(zip(PHENOTYPES, (labels == 1).mean(0), strict=True))
     assert 0.005 < present["gout"] < 0.06
@@ -36,10 +36,10 @@ def test_sizes_and_kinds() -> None:
     assert [p for p, n in zip(PHENOTYPES, (labels == 2).sum(0), strict=True) if n] == [
         "depression"
     ]
-    rates = np.array([(of == 1).mean(0) for of in own])
+    rates = np.array([(of == 1).mean(0) for of in matrices])
     assert np.ptp(rates, axis=0).max() > 0.05
     counts = Counter(
-        code for s in sites for given in s.codes.values() for code in given
+        code for s in sites for billed in s.codes.values() for code in billed
     )
     assert len(counts) == 40
     assert len({code[: len("icd9:000")] for code in counts}) == 40
@@ -52,13 +52,13 @@ def test_sizes_and_kinds() -> None:
 
 def test_every_term_is_found() -> None:
     """A sentence with one term gives its concept, and no other term stands for two."""
-    given = dictionary()
-    assert len(given) > 250
-    assert dictionary().fingerprint == given.fingerprint
-    matcher = Matcher(given)
+    public = dictionary()
+    assert len(public) > 250
+    assert dictionary().fingerprint == public.fingerprint
+    matcher = Matcher(public)
     assert not matcher.dropped
-    for at, term in enumerate(given.terms):
-        assert matcher.bag(f"History of {term}.").tolist() == list(given.of(at))
+    for at, term in enumerate(public.terms):
+        assert matcher.bag(f"History of {term}.").tolist() == list(public.of(at))
         assert matcher.bag(f"Denies {term}.").tolist() == []
 
 
@@ -71,7 +71,7 @@ def test_notes_say_what_patients_have() -> None:
     labels, known = one.labels.matrix(tuple(one.notes)), dictionary()
     for column, name in enumerate(PHENOTYPES):
         (concept,) = known.of(known.terms.index(name))
-        said = np.array([concept in bag for bag in bags])
+        is_named = np.array([concept in bag for bag in bags])
         label = labels[:, column]
-        assert said[label == 1].mean() > 2 * said[label == 0].mean()
-        assert said[label == 0].any()
+        assert is_named[label == 1].mean() > 2 * is_named[label == 0].mean()
+        assert is_named[label == 0].any()

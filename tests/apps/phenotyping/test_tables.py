@@ -41,9 +41,9 @@ EXPECTED = {"7": {"icd10:I10", "icd10:E119"}, "8": {"icd10:E1165"}, "9": {"icd10
 )
 def test_any_header_and_delimiter(file: File, header: str, delimiter: str) -> None:
     lines = [header.replace(",", delimiter), *(delimiter.join(row) for row in ROWS)]
-    found = read_codes(file("\n".join(lines), "c.txt"), "icd10")
-    assert found.codes == EXPECTED
-    assert (found.tables[0].rows, found.tables[0].kept) == (4, 4)
+    result = read_codes(file("\n".join(lines), "c.txt"), "icd10")
+    assert result.codes == EXPECTED
+    assert (result.tables[0].rows, result.tables[0].kept) == (4, 4)
 
 
 def test_packed_with_other_columns_quotes_and_line_ends(file: File) -> None:
@@ -68,14 +68,14 @@ def test_each_row_may_name_its_system(file: File) -> None:
     ]
     rows = [f"{n},{system},{code}" for n, (system, code, _) in enumerate(named)]
     path = file("\n".join(["patient,System,code", *rows]), "c.csv")
-    found = read_codes(path, "icd9")
+    result = read_codes(path, "icd9")
     wanted = {
         str(n): {code or "cpt:A0428"}
         for n, (_, _, code) in enumerate(named)
         if code != ""
     }
-    assert found.codes == wanted
-    (bad,) = found.tables[0].examples
+    assert result.codes == wanted
+    (bad,) = result.tables[0].examples
     assert bad.line == 11
     assert bad.reason.startswith(
         "the coding system is none of icd9, icd9proc, cpt, icd10"
@@ -121,12 +121,12 @@ def test_versions_that_are_none_are_damage(file: File) -> None:
     odd = file(
         MIMIC_IV + "1,2,1,I10,11\n1,2,2,I10,10\n2,2,1,I10,\n3,2,1,I10,10\n", "odd.csv"
     )
-    found = read_codes(odd)
-    assert found.codes.keys() == {"1", "3"}
-    assert [d.line for d in found.tables[0].examples] == [2, 4]
+    result = read_codes(odd)
+    assert result.codes.keys() == {"1", "3"}
+    assert [d.line for d in result.tables[0].examples] == [2, 4]
 
 
-def test_as_the_csv_module_reads_it(tmp_path: Path) -> None:
+def test_random_rows_are_read_as_the_csv_module_reads_them(tmp_path: Path) -> None:
     """A thousand random rows, written and read by the csv module."""
     draw = random.Random(1)
     path = tmp_path / "c.csv"
@@ -151,8 +151,8 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
     for path, system, patient, code in tables:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                own = expected.setdefault(row[patient], set())
-                own.add(f"{system}:{row[code].replace('.', '')}")
+                codes = expected.setdefault(row[patient], set())
+                codes.add(f"{system}:{row[code].replace('.', '')}")
     return expected
 
 
@@ -189,7 +189,7 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
         ("patient\rx,code\n1,I10\n", {}, ":1: the columns' names cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(
+def test_unreadable_files_are_named_in_one_line(
     file: File, text: str, options: dict[str, str], message: str
 ) -> None:
     path = file(text, "c.csv")
@@ -199,12 +199,12 @@ def test_what_cannot_be_read_is_said_in_one_line(
     assert SECRET not in str(caught.value)
 
 
-def test_no_file_a_folder_a_broken_one(tmp_path: Path, file: File) -> None:
-    whole = gzip.compress(b"patient,code\n1,I10\n")
+def test_missing_and_broken_files_are_refused(tmp_path: Path, file: File) -> None:
+    complete = gzip.compress(b"patient,code\n1,I10\n")
     for path, message in (
         (tmp_path / "none.csv", "no such file"),
         (tmp_path, "a folder: name the table of codes"),
-        (file(whole[:-9], "c.csv.gz"), "cannot be read to its end"),
+        (file(complete[:-9], "c.csv.gz"), "cannot be read to its end"),
     ):
         with pytest.raises(DataError, match=message):
             read_codes(path, "icd10")
@@ -261,16 +261,16 @@ def test_tables_are_read_in_the_encoding_that_they_have(
 def test_a_line_of_another_encoding_harms_no_other(tmp_path: Path) -> None:
     path = tmp_path / "codes.csv"
     path.write_bytes(b"patient,name\n7,\xfc\n8,b\n")
-    damaged, whole = Table(path).rows()
-    told = "a byte is not of the file's encoding, or the row is too long"
-    assert damaged == Damaged(2, told)
-    assert whole == (3, ["8", "b"])
+    damaged, sound = Table(path).rows()
+    reason = "a byte is not of the file's encoding, or the row is too long"
+    assert damaged == Damaged(2, reason)
+    assert sound == (3, ["8", "b"])
 
 
 def test_codes_are_strings_and_of_their_system(hospital: Path) -> None:
-    found = read_mimic(hospital)
-    assert found.codes == OF_ALL
-    counts = [(t.rows, t.kept, t.damaged, t.empty) for t in found.tables]
+    result = read_mimic(hospital)
+    assert result.codes == OF_ALL
+    counts = [(t.rows, t.kept, t.damaged, t.empty) for t in result.tables]
     assert counts == [(n, n, 0, 0) for n in (4, 2, 3)]
     procedures = {"101": {"icd9proc:0331"}, "103": {"icd9proc:3605"}}
     assert read_mimic(hospital, ["procedures"]).codes == procedures
@@ -304,16 +304,16 @@ def test_damaged_rows_are_left_out_counted_and_named(
         b"\n"  # nothing
         b"12,106,2006,1,4019.0\n"  # a number of a spreadsheet: not 4019, and not 40190
     )
-    rest = "".join(f"{n},107,2007,{n},401.9\n" for n in range(20, 24))
-    path = file(DIAGNOSES.encode() + bad + rest.encode(), "h/DIAGNOSES_ICD.csv")
-    found = read_mimic(hospital, ["diagnoses"])
+    sound_rows = "".join(f"{n},107,2007,{n},401.9\n" for n in range(20, 24))
+    path = file(DIAGNOSES.encode() + bad + sound_rows.encode(), "h/DIAGNOSES_ICD.csv")
+    result = read_mimic(hospital, ["diagnoses"])
     known = {
         "101": {"icd9:4019", "icd9:0389"},
         "102": OF_ALL["102"],
         "107": {"icd9:4019"},
     }
-    assert found.codes == known
-    (report,) = found.tables
+    assert result.codes == known
+    (report,) = result.tables
     assert (report.rows, report.kept, report.empty, report.damaged) == (16, 8, 1, 7)
     assert report.messages() == (
         f"{path}:6: 4 columns instead of 5",
@@ -331,12 +331,12 @@ def test_only_the_first_damaged_rows_are_named(file: File, tmp_path: Path) -> No
     good = "".join(f"{n},1,1,1,4019\n" for n in range(100))
     endless = "5,9,1,1," + "1" * (5 << 19) + "\n6,9,1,1,4019\n"
     file(DIAGNOSES + endless + good + "1,2\n" * 29, "DIAGNOSES_ICD.csv")
-    found = read_mimic(tmp_path, ["diagnoses"])
-    (report,) = found.tables
+    result = read_mimic(tmp_path, ["diagnoses"])
+    (report,) = result.tables
     assert (report.damaged, report.examples[0].line) == (30, 6)
     assert len(report.examples) == EXAMPLES
     assert report.messages()[-1].endswith("20 more damaged rows")
-    assert found.codes["9"] == {"icd9:4019"}
+    assert result.codes["9"] == {"icd9:4019"}
 
 
 def test_codes_that_the_dictionary_does_not_know_are_kept_and_counted(
@@ -344,9 +344,9 @@ def test_codes_that_the_dictionary_does_not_know_are_kept_and_counted(
 ) -> None:
     rows = '1,"4019",x,"y, z"\n2,"0389",x,y\n3,V4581,x,y\n'
     file("ROW_ID,ICD9_CODE,SHORT_TITLE,LONG_TITLE\n" + rows, "h/D_ICD_DIAGNOSES.csv")
-    found = read_mimic(hospital)
-    assert [t.unknown for t in found.tables] == [1, 0, 0]
-    assert found.codes == OF_ALL
+    result = read_mimic(hospital)
+    assert [t.unknown for t in result.tables] == [1, 0, 0]
+    assert result.codes == OF_ALL
 
 
 HEADER = DIAGNOSES.split("\n")[0]
@@ -399,12 +399,12 @@ def test_omop_concepts_and_source_codes(file: File) -> None:
         "1,8,4336464,99254\n",
         "o/procedure_occurrence.csv",
     )
-    found = read_omop(folder)
-    assert found.codes == {
+    result = read_omop(folder)
+    assert result.codes == {
         "7": {"condition:320128"},
         "8": {"condition:201826", "procedure:4336464"},
     }
-    assert found.tables[0].empty == 1
+    assert result.tables[0].empty == 1
     source = read_omop(folder, "icd10", "cpt")
     assert source.codes == {
         "7": {"icd10:I10", "icd10:E119"},
@@ -421,13 +421,13 @@ def test_codiesp_diagnoses_and_procedures(file: File, tmp_path: Path) -> None:
     only = file("S1-1\tn44.8\nS1-1\tI10\nS2-1\tz20.818\n", "c/train/trainD.tsv")
     file("S1-1\tbw03zzz\nS3-1\tct13\nS3-1\n", "c/train/trainP.tsv")
     file("S1-1\tDIAGNOSTICO\tn44.8\tteste\t1 2\n", "c/train/trainX.tsv")
-    found = read_codiesp(tmp_path / "c")
-    assert found.codes == {
+    result = read_codiesp(tmp_path / "c")
+    assert result.codes == {
         "S1-1": {"icd10:N448", "icd10:I10", "icd10pcs:BW03ZZZ"},
         "S2-1": {"icd10:Z20818"},
         "S3-1": {"icd10pcs:CT13"},
     }
-    assert [t.damaged for t in found.tables] == [0, 1]
+    assert [t.damaged for t in result.tables] == [0, 1]
     assert read_codiesp(only, "D").codes.keys() == {"S1-1", "S2-1"}
     for path, message in ((only, r"end in P.tsv"), (tmp_path / "none", "no such file")):
         with pytest.raises(DataError, match=message):
@@ -448,16 +448,16 @@ def test_the_demo_tables_of_mimic(corpora: Path) -> None:
         ),
         "cpt": (folder / "CPTEVENTS.csv", "cpt", "SUBJECT_ID", "CPT_CD"),
     }
-    found, expected = read_mimic(folder), read_by_csv(*places.values())
-    assert found.codes == expected
+    result, expected = read_mimic(folder), read_by_csv(*places.values())
+    assert result.codes == expected
     assert len(expected) == 100
-    assert [(t.damaged, t.unknown > 0) for t in found.tables] == [
+    assert [(t.damaged, t.unknown > 0) for t in result.tables] == [
         (0, n < 2) for n in range(3)
     ]
     for kind in ("diagnoses", "cpt"):  # tables whose columns have usual names
-        own = read_codes(*places[kind][:2])
-        assert own.codes == read_mimic(folder, [kind]).codes
-        assert own.tables[0].damaged == 0
+        table_result = read_codes(*places[kind][:2])
+        assert table_result.codes == read_mimic(folder, [kind]).codes
+        assert table_result.tables[0].damaged == 0
 
 
 @pytest.mark.corpora
@@ -472,7 +472,7 @@ def test_the_cases_of_codiesp(corpora: Path) -> None:
                 expected.setdefault(case, set()).add(
                     f"{system}:{code.upper().replace('.', '')}"
                 )
-    found = read_codiesp(corpora / "codiesp")
-    assert found.codes == expected
+    result = read_codiesp(corpora / "codiesp")
+    assert result.codes == expected
     assert len(expected) == 750
-    assert sum(t.damaged for t in found.tables) == 0
+    assert sum(t.damaged for t in result.tables) == 0
