@@ -73,7 +73,7 @@ def test_what_a_text_says(system: str) -> None:
 
 
 def test_the_rule_of_each_system() -> None:
-    """External causes are whole on request."""
+    """External causes keep four characters on request."""
     for code, expected, whole_category in (
         ("icd9:0389", "icd9:038", None),
         ("icd9:401", "icd9:401", None),
@@ -140,7 +140,7 @@ def test_names_in_a_job() -> None:
      "condition:E11", "condition:0", "icd10pcs:OI1"],
 )  # fmt: skip
 def test_names_that_no_code_begins_with(name: str) -> None:
-    """Refused, with a code of the right form."""
+    """They are refused, and the message has a code in the right form."""
     system = name.partition(":")[0]
     example = f"{system}:{SYSTEMS[system].example}"
     assert code_of(*example.split(":")) == ":".join(parse(example))
@@ -190,7 +190,7 @@ def test_the_outputs_that_a_job_names() -> None:
 
 
 def test_counts_are_of_patients_and_add_over_sites() -> None:
-    """Against counting each patient in a loop; the parts of a random split add up."""
+    """Counted in a loop over patients; the counts of the parts of a split add up."""
     patients = _patients(200, 0)
     expected: dict[str, int] = {}
     for codes in patients.values():
@@ -290,7 +290,7 @@ def test_a_concept_is_itself_alone(system: str) -> None:
 
 
 def test_phenotypes_by_codes() -> None:
-    """One phenotype of two codes, one that nobody has: one class, counted, no failure."""
+    """A phenotype that nobody has gets a column with one class."""
     codes = {"a": {"icd10:E119"}, "b": {"icd10:I10"}, "c": {"icd10:N448"}}
     phenotypes = {"diabetes": ["icd10:E10", "icd10:E11"], "tobacco": ["icd10:F17"]}
     labels = phenotype_labels(["a", "b", "c", "x"], codes, phenotypes)

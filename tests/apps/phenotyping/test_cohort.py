@@ -28,7 +28,7 @@ from fednotes.core.errors import ConfigError, DataError
 
 
 def _lists(patients: int, vocabulary: int, seed: int) -> list[list[int]]:
-    """Random bags; some are empty, some repeat a concept."""
+    """Return random bags, of which some are empty and some repeat a concept."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 9, patients)
     return [rng.integers(0, vocabulary, n).tolist() for n in sizes]
@@ -53,7 +53,7 @@ def _cohort(
 
 
 def _rows(cohort: Cohort) -> dict[str, tuple[list[int], list[int]]]:
-    """Patient → concepts, labels: what must survive every deal."""
+    """Return concepts and labels by patient, which every deal must keep."""
     return {
         patient: (bag, labels)
         for patient, bag, labels in zip(
@@ -73,7 +73,7 @@ def test_bags_hold_what_the_lists_held() -> None:
 
 @pytest.mark.parametrize("rows", [[], [3], [4, 0, 4, 49], list(range(49, -1, -1))])
 def test_take_is_indexing_of_lists(rows: Sequence[int]) -> None:
-    """Also by a mask."""
+    """Rows may be indices or a mask."""
     lists = _lists(50, 11, 2)
     bags = Bags.of(lists, 11)
     assert _as_lists(bags.take(rows)) == [lists[r] for r in rows]
@@ -82,7 +82,7 @@ def test_take_is_indexing_of_lists(rows: Sequence[int]) -> None:
 
 
 def test_counts_are_those_of_a_counter() -> None:
-    """Against `collections.Counter` a patient."""
+    """The expected counts are those of `collections.Counter`."""
     lists = _lists(60, 7, 4)
     counts = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
     expected = [
@@ -170,7 +170,7 @@ def test_a_deal_depends_on_patients_and_seed_not_on_their_order() -> None:
 
 
 def test_a_deal_is_of_random_patients() -> None:
-    """A patient's silo is uniform: the hypergeometric mean of 200 deals within 5 σ."""
+    """The mean of 200 deals is the hypergeometric mean within 5 σ."""
     cohort = _cohort(12)
     hits = sum(
         cohort.patients[0] in deal(cohort, 3, seed)[0].patients for seed in range(200)
@@ -228,7 +228,7 @@ def test_cohorts_that_differ_are_not_pooled() -> None:
 
 
 def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
-    """Against counting in Python; one output is never present, one has no label at all."""
+    """Counted in Python; one output is never present, another has no label."""
     cohort = _cohort(30)
     labels = cohort.labels.copy()
     labels[:, 0] = np.where(labels[:, 0] == 1, 0, labels[:, 0])
@@ -272,7 +272,7 @@ def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
 
 
 def test_vectors_go_where_bags_go() -> None:
-    """A patient's vector follows its row through deal, pool, split, take: by indexing."""
+    """A patient's vector stays with the patient through deal, pool, split and take."""
     plain = _cohort()
     values = (
         np.random.default_rng(5).standard_normal((len(plain), 4)).astype(np.float32)
@@ -322,7 +322,7 @@ def site(name: str, train: Cohort, valid: Cohort, test: Cohort) -> SitePatients:
 
 
 def test_pooling_keeps_every_patient_once() -> None:
-    """Sets and sums, by hand."""
+    """The expected values are worked out by hand."""
     a = site("a", named("p", "q"), named("v"), named("t"))
     b = site("b", named("r"), named("w"), named("u"))
     together = pool_sites([a, b])

@@ -61,7 +61,7 @@ SITE = {"notes": "notes.csv", "codes": ".", "codes_format": "mimic"}
 
 
 def test_notes_codes_and_phenotypes(place: Path) -> None:
-    """Bags, labels and codes of each patient as the files were written."""
+    """Bags, labels and codes are those that the files were written with."""
     sites = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES)
     (site,) = sites.data
     assert sorted(everyone(site), key=int) == [str(i) for i in range(30)]
@@ -127,7 +127,7 @@ def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
 
 
 def test_one_stage_alone(place: Path) -> None:
-    """Without phenotypes there is no output, without codes nothing to learn in stage 1."""
+    """Without phenotypes there is no output; without codes stage 1 has nothing to learn."""
     (codes_only,) = load(place, sites={"a": SITE}, hold_out={"codes": ["icd9:57"]}).data
     assert codes_only.phenotypes == ()
     left = {code for billed in codes_only.codes.values() for code in billed}
@@ -323,7 +323,7 @@ def test_mistakes_are_named_with_their_place(
 
 
 def obesity(place: Path, train: int = 8) -> Path:
-    """Summaries of the challenge, four more in its test part, judged for gout."""
+    """Write summaries of the challenge, four of them in its test part, judged for gout."""
     folder = place / "obesity"
     folder.mkdir(exist_ok=True)
     for part, first, last in (("training", 1, train), ("test", train + 1, train + 4)):
@@ -423,7 +423,7 @@ def test_codiesp(
 
 
 def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On invented files: 200 patients of MIMIC-III, 44 summaries, a UMLS of one term."""
+    """Invented files: 200 patients of MIMIC-III, 44 summaries, a UMLS with one term."""
     rows = [f"{i},{i},Nursing,,{SECRET} has gout" for i in range(200)]
     head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
     (place / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")
@@ -459,7 +459,7 @@ LINES = ["C0000002 1 2", "C0000000 3 4", "C9999999 7 7"]
 def of_vectors(
     place: Path, lines: Sequence[str], vectors: str = "cuis.txt"
 ) -> tuple[Job, Sites]:
-    """Two silos whose job names a file of public vectors of concepts."""
+    """Load two silos of a job that names a file of public concept vectors."""
     write(place / "cuis.txt", "", lines)
     tables = {
         **{"preset": "paper", "silos": {"number": 2}, "sites": {"a": SITE}},
@@ -501,7 +501,7 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
 
 
 def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
-    """By the digest that each describes itself with, before round 1."""
+    """Sites compare digests before round 1."""
     vectors_job, loaded = of_vectors(place, LINES)
     description = describe(vectors_job, loaded.data[0])
     assert description.vectors == loaded.data[0].vectors.digest

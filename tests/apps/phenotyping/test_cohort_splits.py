@@ -25,7 +25,7 @@ PARTS = ("train", "valid", "test")
 
 
 def write_notes(path: Path, numbers: range, terms: bool = True) -> None:
-    """Patient i has three terms; 0 and 1 of them where i is even."""
+    """Write notes: patient i has three terms, of which an even i has only 0 and 1."""
     rows = []
     for i in numbers:
         mentioned = [
@@ -47,7 +47,7 @@ def write_labels(path: Path, numbers: range) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """60 training patients, 12 test patients, codes and labels of all of them."""
+    """Write 60 training and 12 test patients with codes and labels."""
     write_terms(tmp_path, *TERMS)
     write_notes(tmp_path / "notes.csv", range(60))
     write_notes(tmp_path / "test.csv", range(60, 72))
@@ -84,7 +84,7 @@ def known(cohort: Cohort) -> set[str]:
 
 
 def test_parts_depend_on_the_seed(place: Path) -> None:
-    """The same seed the same parts, another one others; of a test part of its own too."""
+    """The same seed gives the same parts, another seed others, also with a test part."""
     for site in (SITE, {**SITE, "test": "test.csv", "valid_fraction": 0.3}):
         one, again, other = (
             sites_of(place, seed, sites={"a": site})[0] for seed in (1, 1, 2)
@@ -98,7 +98,7 @@ def test_parts_depend_on_the_seed(place: Path) -> None:
 
 
 def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
-    """`deal` with the job's seed; with another seed it gives other silos."""
+    """They are dealt by the job's seed; another seed gives other silos."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.4}
     for seed in (1, 2):
         (undealt,) = sites_of(place, seed, sites={"a": site})
@@ -182,7 +182,7 @@ def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["uncoded", "unjudged"])
 def test_a_site_with_nothing_to_train_cannot_be_alone(place: Path, name: str) -> None:
-    """A clear error and no summary; the same site is trained with the others above."""
+    """The error is clear and there is no summary; with others the site can train."""
     sites = judged_alone(place)
     lacks = "with billing codes" if name == "uncoded" else "labelled"
     with pytest.raises(
@@ -193,7 +193,7 @@ def test_a_site_with_nothing_to_train_cannot_be_alone(place: Path, name: str) ->
 
 
 def test_a_site_without_any_concept_trains_alone_and_with_others(place: Path) -> None:
-    """One patient a batch; who says the same of everybody has an AUROC of 1/2."""
+    """With one patient per batch; equal scores for all patients have an AUROC of 1/2."""
     write_notes(place / "empty.csv", range(100, 160), terms=False)
     write_codes(place / "empty_codes.csv", range(100, 160))
     write_labels(place / "empty_labels.csv", range(100, 160))

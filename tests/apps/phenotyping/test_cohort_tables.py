@@ -55,13 +55,13 @@ SITE = {"notes": "notes.csv", **CODES, "labels": "labels.csv"}
 
 
 def expected(i: int) -> list[int]:
-    """asthma, gout of the patient; 0's gout is judged twice and differently."""
+    """Return a patient's labels of asthma and gout; 0's gout has two different labels."""
     asthma = i % 3 if i % 2 == 0 and i < 32 else -1
     return [asthma, -1 if i == 0 or i >= 32 else int(i % 3 == 2)]
 
 
 def test_codes_and_labels_of_tables(place: Path) -> None:
-    """From files to each patient's bag, codes and labels; what was counted is told."""
+    """Files become each patient's bag, codes and labels; counts are reported."""
     loaded = load(place, sites={"a": SITE})
     (site,) = loaded.data
     assert site.phenotypes == ("asthma", "gout")
@@ -84,7 +84,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
 
 
 def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
-    """A wide table; who is in both is told by both. Patient 33 has no label at all."""
+    """A wide table; both tables label some patients; patient 33 has no label."""
     (place / "judged.tsv").write_text("person_id\tgout\tasthma\n31\tN\tY\n32\tQ\t\n")
     site = {**SITE, "test": "test.csv", "test_labels": "judged.tsv"}
     loaded = load(place, sites={"a": site})
@@ -98,7 +98,7 @@ def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
 
 
 def test_sites_with_other_files_agree_by_name(place: Path) -> None:
-    """One long, one wide in another order; with the same ids they are told apart."""
+    """One table is long, one wide in another order; equal ids get different names."""
     rows = [f"{i},{i % 2},{'U' if i % 2 else 'Q'}" for i in range(30)]
     write(place / "wide.csv", "patient,gout,asthma", rows)
     other = {"notes": "notes.csv", "labels": "wide.csv", "unmentioned": "absent"}
@@ -201,7 +201,7 @@ def test_labels_of_another_test_part_than_the_challenges(place: Path) -> None:
 
 @pytest.fixture
 def run(give: Callable[..., tuple[int, str, str]]) -> Run:
-    """Give a command; returns stdout and stderr."""
+    """Return a function that runs a command and returns stdout and stderr."""
 
     def given(*arguments: object) -> tuple[str, str]:
         _, out, err = give(*arguments)
@@ -217,7 +217,7 @@ def model(place: Path) -> Path:
 
 
 def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
-    """The same as with the labels in the notes' own lines; gout is always right."""
+    """Scores equal those with labels in the lines of notes; gout is always right."""
     out, err = run("evaluate", model, place / "notes.csv", "--labels", place / "labels.csv",
                    "--json")  # fmt: skip
     scores = json.loads(out)
@@ -270,7 +270,7 @@ def test_evaluate_refuses_what_has_no_labels(
 def test_clearing_the_cache_removes_concepts(
     run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not what another process is writing, nor what is none of ours."""
+    """Entries that another process writes stay, and so do other files."""
     folder = place / "own"
     monkeypatch.setenv("FEDNOTES_CACHE", str(folder))
     load_sites(job(place, sites={"a": SITE}), cache=folder / "concepts")

@@ -52,7 +52,7 @@ def conso(
 
 
 def terms(dictionary: Dictionary) -> dict[str, list[str]]:
-    """Term → ids."""
+    """Return the ids of each term."""
     return {
         term: [dictionary.concepts[c] for c in dictionary.of(at)]
         for at, term in enumerate(dictionary.terms)
@@ -228,7 +228,7 @@ def test_terms_of_an_ontology(file: File) -> None:
     "line", [b'synonym: "bronchial', b"synonym: broken", b"def: a\xff"]
 )
 def test_an_obo_file_of_broken_lines(file: File, line: bytes) -> None:
-    """One is left out; where most terms have one, the file is another one or damaged."""
+    """A broken line is left out; if most terms have one, the file is refused."""
     first, others = b"[Term]\nid: D:1\nname: asthma\n", b"[Term]\nid: D:2\nname: gout\n"
     dictionary = read_dictionary(file(first + line + b"\n" + others, "d.obo"))
     assert terms(dictionary) == {"asthma": ["D:1"], "gout": ["D:2"]}
@@ -303,7 +303,7 @@ def test_dictionary_of_pairs() -> None:
 
 @pytest.mark.corpora
 def test_the_disease_ontology(corpora: Path) -> None:
-    """Numbers of stanzas as counted by grep: [Term] less is_obsolete."""
+    """The number of terms is that of [Term] without is_obsolete, counted in the text."""
     path = corpora / "disease_ontology" / "HumanDO.obo"
     lines = path.read_text("utf-8").splitlines()
     dictionary = read_dictionary(path)

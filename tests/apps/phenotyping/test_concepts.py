@@ -116,7 +116,7 @@ def brute(text: str, dictionary: Dictionary) -> list[tuple[int, int, tuple[int, 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_finds_what_brute_force_finds(seed: int) -> None:
-    """`brute` is the independent program; it shares `singular` alone with the matcher."""
+    """`brute` is an independent program that shares only `singular` with the matcher."""
     rng = random.Random(seed)
     words = "renal cysts cyst Straße strasse café cafe\u0301 ﬁbroma fibromas β12 İ Crohn abcd".split()
     terms = [
@@ -162,7 +162,7 @@ def test_terms_that_begin_and_end_alike() -> None:
 
 
 def test_leftmost_longest_without_overlap() -> None:
-    """Neighbours share no boundary; nothing is found inside words."""
+    """Neighbouring mentions do not overlap; no term is found inside a word."""
     finder = matcher()
     assert found("Congestive heart failure; heart  failures, failure.", finder) == [
         ("Congestive heart failure", (1,)),
@@ -283,7 +283,7 @@ def test_parallel_equals_serial() -> None:
 
 
 def test_a_spawned_process_builds_the_same() -> None:
-    """`copy` rebuilds as the spawn method does: from what `__reduce__` gives."""
+    """`copy` rebuilds from `__reduce__`, as a spawned process does."""
     finder = matcher(context="mark")
     other = copy.copy(finder)
     assert other.fingerprint == finder.fingerprint
@@ -481,7 +481,7 @@ def cases(table: str) -> list[str]:
     ],
 )
 def test_what_the_definitions_say(sentence: str, expected: str) -> None:
-    """The last ones: how many words may stand between a trigger and a mention."""
+    """The last cases test how many words may stand between a trigger and a mention."""
     text, spans = parsed(sentence)
     assert spans
     assert [kinds(context) for context in contexts(text, spans)] == [expected] * len(
@@ -665,7 +665,7 @@ def test_bags_of_ctakes_mentions() -> None:
 
 @pytest.mark.corpora
 def test_codiesp_cases_with_the_disease_ontology(corpora: Path) -> None:
-    """Counts measured when this was written; two cases against `brute`."""
+    """The counts are those at the time of writing; two cases are checked by `brute`."""
     files = [
         f
         for part in ("train", "dev")

@@ -82,7 +82,7 @@ def test_every_way_to_write_a_label(file: File) -> None:
 
 
 def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
-    """The same twice holds; so does one beside an empty cell.
+    """The same label twice holds; so does a label beside an empty cell.
 
     Three labels are one conflict.
     """
@@ -229,7 +229,7 @@ def _texts(*documents: tuple[str, str]) -> str:
 
 
 def _judged(**sources: dict[str, dict[str, str]]) -> str:
-    """Annotations: source → disease → document → letter; one `doc` a line."""
+    """Return annotations: letters by source, disease and document; one `doc` per line."""
     lines = ["<diseaseset>"]
     for source, diseases in sources.items():
         lines.append(f'<diseases source="{source}">')
@@ -271,13 +271,13 @@ def challenge(file: File, tmp_path: Path) -> Path:
 def _labels(
     obesity: tuple[Sequence[Note], PatientLabels], unmentioned: str = "unlabelled"
 ) -> Any:
-    """(notes, diseases) of all the notes that were read."""
+    """Return the (notes, diseases) labels of all notes."""
     notes, labels = obesity
     return labels.matrix([n.id for n in notes], unmentioned)  # type: ignore[arg-type]
 
 
 def _judgments(tmp_path: Path, *files: str) -> PatientLabels:
-    """The labels of annotations, file by file, beside one summary."""
+    """Read annotations, file by file, beside one summary."""
     folder = tmp_path / "judged"
     folder.mkdir(exist_ok=True)
     (folder / "patient_records.xml").write_text(_texts(("1", "a")))
@@ -337,7 +337,7 @@ def test_unmentioned_is_no_label_unless_asked_for(challenge: Path) -> None:
 
 
 def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> None:
-    """Every pair of a file with both sources, read by ElementTree."""
+    """ElementTree reads every pair of a file with both sources."""
     rng = np.random.default_rng(0)
     sources = {
         source: {
@@ -388,7 +388,7 @@ OUTSIDE = '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/hostname">]>\n'
     "prolog", [BOMB, OUTSIDE, OUTSIDE.replace("<!ENTITY x", "<!ENTITY % x")]
 )
 def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
-    """A plain DOCTYPE is fine."""
+    """A DOCTYPE without entities is accepted."""
     text = file(prolog + '<root><doc id="1"><text>&b;&x;</text></doc></root>', "t.xml")
     with pytest.raises(DataError, match=r"t.xml:1: the file declares or uses entities"):
         read_texts([text])

@@ -62,7 +62,7 @@ def model(scale: str = "none") -> Phenotyper:
 
 @pytest.mark.parametrize("scale", ["none", "l2"])
 def test_features_are_the_dense_layer(scale: str) -> None:
-    """NumPy: mean of vectors, dense layer, ReLU; of length 1 where that is asked for."""
+    """Expected in NumPy: mean of vectors, dense layer, ReLU, length 1 on request."""
     phenotyper = model(scale)
     network = phenotyper.network
     assert network is not None
@@ -108,7 +108,7 @@ def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
 
 
 def test_vectors_of_text(tmp_path: Path) -> None:
-    """A network over vectors, and vectors as they are."""
+    """Inputs are vectors, with a network and as they are."""
     space = FeatureSpace(3, dense=True, recipe={"fingerprint": "three"})
     values = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
     network = Dan(DanConfig(hidden=6), 3, 2, features=True)
@@ -180,7 +180,7 @@ def without(facts: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
-    """Any of them, even to one that could be; the file may be laid out anew."""
+    """Any change is damage, even to a possible value; another layout is none."""
     folder = tmp_path / "m"
     model().save(folder)
     path = folder / "phenotyper.json"
@@ -270,7 +270,7 @@ def test_impossible_numbers_are_named(
     change: Callable[[torch.Tensor], torch.Tensor],
     message: str,
 ) -> None:
-    """Under checksums that fit."""
+    """The checksums fit, so the numbers themselves are checked."""
     folder = tmp_path / "m"
     model().save(folder)
     tensors = load_file(folder / "phenotyper.safetensors")
@@ -311,7 +311,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("context", ["drop", "off", "mark"])
 def test_a_recipe_gives_the_same_bags(table: Path, context: str) -> None:
-    """Through JSON, as a saved model has it; the bags are read off the texts."""
+    """The recipe passes through JSON; the expected bags are read off the texts."""
     config = ConceptsConfig("terms.tsv", context=context, most=5)  # type: ignore[arg-type]
     features = features_for(config, table.parent)
     recipe = json.loads(json.dumps(dict(features.space.recipe)))
@@ -363,7 +363,7 @@ def test_the_generated_dictionary_by_its_name(tmp_path: Path) -> None:
 
 
 class Encoder:
-    """Each word is (its number of letters, 1) in both of two layers; counts its calls."""
+    """Makes each word (its number of letters, 1) in two layers, and counts its calls."""
 
     fingerprint, layers, dim = "letters", 2, 2
 

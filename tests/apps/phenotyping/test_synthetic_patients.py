@@ -51,7 +51,7 @@ def test_sizes_and_kinds() -> None:
 
 
 def test_every_term_is_found() -> None:
-    """A sentence with one term gives its concept, and no other term stands for two."""
+    """A sentence with one term has its concept; no term stands for two concepts."""
     public = dictionary()
     assert len(public) > 250
     assert dictionary().fingerprint == public.fingerprint
@@ -63,7 +63,7 @@ def test_every_term_is_found() -> None:
 
 
 def test_notes_say_what_patients_have() -> None:
-    """Who has a phenotype is told so more often: shares counted from the bags."""
+    """Notes name a phenotype more often for patients who have it."""
     one = generate("site1", 600, 2)
     matcher = Matcher(dictionary())
     bags = [set(matcher.bag(texts).tolist()) for texts in one.notes.values()]

@@ -146,7 +146,7 @@ def test_random_rows_are_read_as_the_csv_module_reads_them(tmp_path: Path) -> No
 
 
 def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
-    """Patient → codes, of tables (path, system, columns of patients and of codes)."""
+    """Return codes by patient of tables (path, system, columns of patient and code)."""
     expected: dict[str, set[str]] = {}
     for path, system, patient, code in tables:
         with path.open(newline="") as file:
@@ -248,7 +248,7 @@ def hospital(file: File, tmp_path: Path) -> Path:
 def test_tables_are_read_in_the_encoding_that_they_have(
     tmp_path: Path, encoding: str
 ) -> None:
-    """By its mark, or as it was named; all of them have the same rows."""
+    """The byte-order mark or the user names the encoding; the rows are the same."""
     path = tmp_path / "codes.csv"
     text = 'patient,größe\r\n7,"a,ü"\r\n8,b\r\n'
     path.write_bytes(text.encode(encoding))
@@ -292,7 +292,7 @@ def test_packed_lower_case_tables_with_other_line_ends_are_the_same(
 def test_damaged_rows_are_left_out_counted_and_named(
     hospital: Path, file: File
 ) -> None:
-    """Lines 6 to 12 are damaged or empty; the rows after them are read as ever."""
+    """Lines 6 to 12 are damaged or empty; the rows after them are read."""
     bad = (
         b"5,105,2005,1\n"  # a column too few
         b"6,105,2005,1,4019,x\n"  # one too many
@@ -327,7 +327,7 @@ def test_damaged_rows_are_left_out_counted_and_named(
 
 
 def test_only_the_first_damaged_rows_are_named(file: File, tmp_path: Path) -> None:
-    """A row of no end is one of them."""
+    """A row that is too long is one of them."""
     good = "".join(f"{n},1,1,1,4019\n" for n in range(100))
     endless = "5,9,1,1," + "1" * (5 << 19) + "\n6,9,1,1,4019\n"
     file(DIAGNOSES + endless + good + "1,2\n" * 29, "DIAGNOSES_ICD.csv")
@@ -436,7 +436,7 @@ def test_codiesp_diagnoses_and_procedures(file: File, tmp_path: Path) -> None:
 
 @pytest.mark.corpora
 def test_the_demo_tables_of_mimic(corpora: Path) -> None:
-    """Against csv.DictReader: 100 patients and every row's code."""
+    """The expected codes are read by csv.DictReader: 100 patients."""
     folder = corpora / "mimic_iii_demo"
     places = {
         "diagnoses": (folder / "DIAGNOSES_ICD.csv", "icd9", "SUBJECT_ID", "ICD9_CODE"),
@@ -462,7 +462,7 @@ def test_the_demo_tables_of_mimic(corpora: Path) -> None:
 
 @pytest.mark.corpora
 def test_the_cases_of_codiesp(corpora: Path) -> None:
-    """Against splitting the lines: 750 cases with at least one code."""
+    """The expected codes are read by splitting lines: 750 cases with a code."""
     expected: dict[str, set[str]] = {}
     for part in ("train", "dev"):
         for kind, system in (("D", "icd10"), ("P", "icd10pcs")):
