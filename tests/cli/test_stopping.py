@@ -76,7 +76,7 @@ def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(
     tmp_path: Path,
 ) -> None:
     _, told = interrupted(STARTS, tmp_path)
-    assert told == "stopped; nothing was handed in\n"
+    assert told == "stopped; nothing was submitted\n"
     source = Path(app.__file__).read_text()
     assert source.index("end_while_importing(sys") < source.index("import typer")
 

@@ -140,6 +140,6 @@ def end_while_importing(words: list[str]) -> None:
         words: The command line, with the program's name first.
     """
     is_run = words[1:2] == ["run"]
-    line = "stopped; nothing was handed in" if is_run else "stopped"
+    line = "stopped; nothing was submitted" if is_run else "stopped"
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, Interrupt(line).end)

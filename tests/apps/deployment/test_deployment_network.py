@@ -154,7 +154,7 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     (base / "next.toml").write_text(JOB.replace("seed = 1", "seed = 2"))
     waits = place.begin("run", "next.toml", "--on", "kits/admin", "--out", "next")
     until(lambda: (base / "kits/sites/posts/rules/pending.json").exists())
-    assert "hands it in no more" in place.give("run", "--abort", "--out", "next")
+    assert "does not resubmit it" in place.give("run", "--abort", "--out", "next")
     told, _ = waits.communicate(timeout=60)
     assert waits.returncode == 2
     assert "was aborted by a person" in told

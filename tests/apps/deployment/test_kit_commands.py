@@ -242,7 +242,7 @@ def test_a_site_s_status_says_whether_the_server_answers(
     assert f"next: fednotes preflight {kit}" in told
     monkeypatch.setattr("fednotes.apps.deployment.preflight.preflight", lambda kit: [])
     told = said("preflight", kit)  # which does not send back to `status`
-    assert "a revoked kit" in told
+    assert "it has revoked this kit" in told
     assert f"fednotes kit trust {kit} trust.pem" in told
     told = heard(7, now)
     assert "connected to localhost:" in told

@@ -15,8 +15,8 @@ from places import opened
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import provision
-from fednotes.apps.deployment.preflight import before_start
-from fednotes.apps.deployment.runs import admin_kit
+from fednotes.apps.deployment.preflight import problems_before_start
+from fednotes.apps.deployment.runs import open_admin_kit
 from fednotes.core.errors import ConfigError
 
 
@@ -29,9 +29,9 @@ def test_an_admins_kit_whose_key_others_can_open_hands_in_nothing(
     with pytest.raises(
         ConfigError, match=r"client\.key: others can read it: chmod -R go-rwx"
     ):
-        admin_kit(kits["admin"])
+        open_admin_kit(kits["admin"])
     key.chmod(0o600)
-    assert admin_kit(kits["admin"])[0] == kits["admin"].resolve()
+    assert open_admin_kit(kits["admin"])[0] == kits["admin"].resolve()
 
 
 @pytest.mark.parametrize("who", ["a", "server"])
@@ -40,7 +40,11 @@ def test_a_kit_whose_key_others_can_read_does_not_start(
 ) -> None:
     key = min((kits[who] / "startup").glob("*.key"))
     key.chmod(0o604)
-    told = [check.told for check in before_start(kits[who]) if check.what == "key"]
+    told = [
+        check.message
+        for check in problems_before_start(kits[who])
+        if check.subject == "key"
+    ]
     assert told == [f"{key}: others can read it: chmod 600 {key}"]
 
 

@@ -24,16 +24,16 @@ from proxy import proxy
 from fednotes.apps.deployment.nvflare.authority import provision
 from fednotes.apps.deployment.preflight import (
     Check,
-    answer_of,
-    await_answer,
-    port_check,
+    await_server,
+    check_port,
+    explain_other_listener,
     preflight,
     proxy_of,
 )
 
 
 def checks(kit: Path, what: str) -> list[Check]:
-    return [check for check in preflight(kit) if check.what == what]
+    return [check for check in preflight(kit) if check.subject == what]
 
 
 def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
@@ -62,15 +62,15 @@ def test_files_of_another_kit_are_wrong(
     shutil.copyfile(kits["h2"] / "startup" / Path(file).name, kits[who] / file)
     (found,) = checks(kits[who], "certificate")
     assert found.ok is False
-    assert said in found.told
-    assert "ask for a new kit" in found.told
+    assert said in found.message
+    assert "ask for a new kit" in found.message
 
 
 @pytest.mark.parametrize("who", ["h1", "server"])
 def test_a_file_that_nvflare_needs_is_missed(kits: dict[str, Path], who: str) -> None:
     path = kits[who] / "local" / "authorization.json"
     path.unlink()
-    wrong = [check.told for check in checks(kits[who], "kit") if check.ok is False]
+    wrong = [check.message for check in checks(kits[who], "kit") if check.ok is False]
     assert wrong == [f"{path} is missing: ask for a new kit"]
 
 
@@ -117,12 +117,14 @@ def test_the_server_is_reached_through_the_proxy_of_the_environment(
         monkeypatch.setenv("https_proxy", hospital.url)
         found = to_server(made["h1"])
         assert found.ok
-        assert f"through the proxy {hospital.url.removeprefix('http://')}" in found.told
+        assert (
+            f"through the proxy {hospital.url.removeprefix('http://')}" in found.message
+        )
         assert hospital.asked == [f"localhost:{PROJECT.port}"]
         hospital.refuses = True
         found = to_server(made["h1"])
         assert found.ok is False
-        assert "407 Proxy Authentication Required" in found.told
+        assert "407 Proxy Authentication Required" in found.message
         monkeypatch.setenv("no_proxy", "elsewhere.org, localhost")
         assert to_server(made["h1"]).ok
         assert len(hospital.asked) == 2
@@ -132,16 +134,16 @@ def test_the_server_is_reached_through_the_proxy_of_the_environment(
 def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
     made: dict[str, Path], tmp_path: Path
 ) -> None:
-    assert answer_of(made["server"]) == ""
-    assert port_check(made["server"]).ok
+    assert explain_other_listener(made["server"]) == ""
+    assert check_port(made["server"]).ok
     other = intruders.copied(made["server"], tmp_path / "other")
     (other / "startup/server.crt").write_bytes(
         (made["h1"] / "startup/client.crt").read_bytes()
     )
-    assert answer_of(other) == "another server of this project answers"
+    assert explain_other_listener(other) == "another server of this project answers"
     stranger = provision(PROJECT, tmp_path / "stranger")["server"]
-    assert "it shows another certificate" in answer_of(stranger)
-    assert port_check(stranger).ok is False
+    assert "it shows another certificate" in explain_other_listener(stranger)
+    assert check_port(stranger).ok is False
 
 
 @pytest.fixture
@@ -163,17 +165,17 @@ def no_tls(made: dict[str, Path]) -> Iterator[None]:
 def test_another_program_on_the_port_is_named_as_such(made: dict[str, Path]) -> None:
     found = to_server(made["h1"])
     assert found.ok is False
-    assert "answers, but not with TLS" in found.told
-    found = port_check(made["server"])
+    assert "answers, but not with TLS" in found.message
+    found = check_port(made["server"])
     assert found.ok is False
-    assert "in use by another program (it does not speak TLS)" in found.told
-    assert await_answer(made["server"], 0.0, lambda: True) == "it does not speak TLS"
+    assert "in use by another program (it does not speak TLS)" in found.message
+    assert await_server(made["server"], 0.0, lambda: True) == "it does not speak TLS"
 
 
 def test_nobody_answers(made: dict[str, Path]) -> None:
-    assert port_check(made["server"]).told.endswith("is free")
+    assert check_port(made["server"]).message.endswith("is free")
     looks = iter([True, True, False])
-    assert await_answer(made["server"], 60.0, lambda: next(looks)) == "nothing answers"
+    assert await_server(made["server"], 60.0, lambda: next(looks)) == "nothing answers"
     assert next(looks, None) is None  # it ended with the process
 
 
@@ -182,11 +184,11 @@ def test_a_server_that_is_not_there_is_said_with_the_way(
 ) -> None:
     found = to_server(made["h1"])
     assert found.ok is False
-    assert "does not answer" in found.told
+    assert "does not answer" in found.message
     monkeypatch.setenv("https_proxy", f"127.0.0.1:{intruders.free_port()}")
     found = to_server(made["h1"])
     assert found.ok is False
-    assert "through the proxy 127.0.0.1:" in found.told
+    assert "through the proxy 127.0.0.1:" in found.message
 
 
 def test_which_proxy_is_grpcs() -> None:

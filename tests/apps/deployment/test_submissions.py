@@ -21,13 +21,13 @@ from fednotes.apps.deployment.commands import deploy
 from fednotes.apps.deployment.runs import (
     Follower,
     Run,
-    abort,
-    claim,
-    facts_of,
-    hand_in,
-    prepare,
+    abort_run,
+    claim_folder,
+    prepare_run,
     read_run,
-    release,
+    release_folder,
+    run_facts,
+    submit_run,
 )
 from fednotes.core.errors import (
     ConfigError,
@@ -100,7 +100,7 @@ class Server:
 
 def ended(server: Any, out: Path) -> None:
     clock = Clock()
-    abort(server, RUN, out, clock, clock.sleep)
+    abort_run(server, RUN, out, now=clock, sleep=clock.sleep)
 
 
 # abort
@@ -200,7 +200,9 @@ def prepared(tmp_path: Path) -> tuple[Run, Table, int]:
     path = tmp_path / "job.toml"
     path.write_text('method = "distill"\n[sites.h1]\n[sites.h2]\n[sites.h3]\n')
     parsed, declared = load_declared(path)
-    run, least = prepare(parsed, declared, tmp_path / "admin", tmp_path / "out", 0.0)
+    run, least = prepare_run(
+        parsed, declared, tmp_path / "admin", tmp_path / "out", 0.0
+    )
     return run, declared, least
 
 
@@ -208,30 +210,33 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
     tmp_path: Path, prepared: tuple[Run, Table, int]
 ) -> None:
     (run, declared, least), out, server = prepared, tmp_path / "out", Server()
-    claim(run, declared, out)
+    claim_folder(run, declared, out)
     assert json.loads((out / "run.json").read_text())["submitting"] is True
     assert read_run(out) == run
     with pytest.raises(ConfigError, match="another run has just taken it"):
-        claim(run, declared, out)  # both may have found it empty
+        claim_folder(run, declared, out)  # both may have found it empty
     with pytest.raises(
         ConfigError, match="stopped before it reached the server: delete"
     ):
-        abort(Server(), run, out)  # type: ignore[arg-type]
+        abort_run(Server(), run, out)  # type: ignore[arg-type]
     for error, match in (
-        (TrainingError("lost"), f"is not known: fednotes run --attach --out {out}"),
+        (
+            TrainingError("lost"),
+            f"not known whether the server has run .* --attach --out {out}",
+        ),
         (RefusedError("the server refuses this"), "the server refuses this"),
     ):
         server.refuses = error
         with pytest.raises(type(error), match=match):
-            hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
+            submit_run(server, run, declared, least=least, out=out)  # type: ignore[arg-type]
         # nobody knows whether the server has it; --attach asks
         assert read_run(out) == run
     server.refuses = None
-    hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
+    submit_run(server, run, declared, least=least, out=out)  # type: ignore[arg-type]
     assert server.asked == [("submit", run.name)]
     assert "submitting" not in json.loads((out / "run.json").read_text())
     assert read_run(out) == run
-    release(out)
+    release_folder(out)
     assert not out.exists()
 
 
@@ -239,8 +244,8 @@ def test_a_folder_that_cannot_be_written_is_told_before(
     tmp_path: Path, prepared: tuple[Run, Table, int]
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written .*nothing was handed in"):
-        claim(prepared[0], prepared[1], tmp_path / "file" / "out")
+    with pytest.raises(ConfigError, match=r"cannot be written .*nothing was submitted"):
+        claim_folder(prepared[0], prepared[1], tmp_path / "file" / "out")
 
 
 # follow
@@ -302,8 +307,8 @@ def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
     way: NVFlare goes on to call it running."""
     server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
     assert followed(server, tmp_path, fresh=True)[1] == [
-        "waits behind run first (fednotes run --abort --out its folder ends it)",
-        "a site that has not approved it is asked to: there, fednotes site approve KIT",
+        "waits behind run first (to abort that one: fednotes run --abort --out its folder)",
+        "a site that has not approved the job must do so first; run there: fednotes site approve KIT",
     ]
     assert followed(Script((BEHIND, []), OVER, alive=False), tmp_path)[1] == []
 
@@ -317,7 +322,7 @@ def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
         [plan(3), *map(round_line, range(6))],
     )
     server = Script(([FIRST], lines), again, again, OVER)
-    assert followed(server, tmp_path) == ([0, 1, 2, 3, 4, 5], ["goes on from round 3"])
+    assert followed(server, tmp_path) == ([0, 1, 2, 3, 4, 5], ["resumes from round 3"])
 
 
 def test_missing_approvals_are_said(tmp_path: Path) -> None:
@@ -336,10 +341,10 @@ def test_who_attaches_later_sees_all_rounds(tmp_path: Path) -> None:
 
 
 def test_a_run_is_known_to_be_handed_in_once_the_server_has_it(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(facts_of(RUN, submitting=True)))
+    (tmp_path / "run.json").write_text(json.dumps(run_facts(RUN, submitting=True)))
     followed(Script(OVER), tmp_path)
     assert "submitting" not in json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps(facts_of(RUN, submitting=True)))
+    (tmp_path / "run.json").write_text(json.dumps(run_facts(RUN, submitting=True)))
     follower = Follower(RUN, tmp_path, mock.Mock(), print)
     with pytest.raises(ConfigError, match="before it reached the server"):
         follower.follow(Script(([job("other", "x", "RUNNING")], [])))  # type: ignore[arg-type]
@@ -358,7 +363,7 @@ def test_what_a_model_is_good_for(
     """One that was trained on words finds no entities yet."""
     (tmp_path / "model").mkdir()
     with mock.patch("fednotes.report.html.write_report"):
-        deploy._told(tmp_path, "job-1", RunResult(method=method))
+        deploy._say_results(tmp_path, "job-1", RunResult(method=method))
     told = capsys.readouterr().out
     assert hint.format(out=tmp_path) in told
     assert ("predict" in told) == (method == "distill")

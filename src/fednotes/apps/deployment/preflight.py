@@ -1,7 +1,7 @@
-"""Before a kit is used: what would stop it, each with the remedy.
+"""Checks of a kit before it is used; each problem comes with its remedy.
 
-The only connection that is tried is the one that the kit will use: to the server's one
-port, with the kit's own certificate.
+The only connection that is tried is the one that the kit will use: to the one port of
+the server, with the kit's own certificate.
 """
 
 from __future__ import annotations
@@ -41,154 +41,208 @@ from fednotes.apps.deployment.site_file import (
 from fednotes.core.errors import FednotesError
 from fednotes.core.settings import expand
 
-SECONDS = 10.0  # to reach the server
-_PLAIN = (
+CONNECT_SECONDS = 10.0  # to reach the server
+_NOT_TLS = (
     "WRONG_VERSION_NUMBER",
     "HTTP_REQUEST",
     "RECORD_LAYER_FAILURE",
     "UNKNOWN_PROTOCOL",
 )
+_PATH_KEYS = (
+    "path",
+    "paths",
+    "train",
+    "valid",
+    "test",
+    "notes",
+    "codes",
+    "labels",
+    "concepts",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. ok: None is for a person to judge."""
+    """The result of one check.
 
-    what: str
+    Attributes:
+        subject: What was checked, in a word or two.
+        ok: Whether it is in order; None if a person has to judge.
+        message: What was found, with the remedy of a problem.
+    """
+
+    subject: str
     ok: bool | None
-    told: str
+    message: str
 
 
 def preflight(kit: Path) -> list[Check]:
-    """All checks of a kit. Raises ConfigError if the folder is no kit."""
-    facts = read_kit(kit)
-    checks = [
-        Check("kit", True, f"{facts.role} {facts.name!r} of project {facts.project!r}"),
-        *_own(kit, facts),
-        *_certificate(kit),
-        *(site_checks(kit) if facts.role == SITE else ()),
-    ]
-    return [*checks, port_check(kit) if facts.role == SERVER else reached(kit)]
+    """Return all checks of a kit.
 
-
-def before_start(kit: Path, source: Path | None = None) -> list[Check]:
-    """What is wrong with a kit itself, before a process is started with it.
-
-    source: a site's file that is to be taken over; the kit's own if None.
+    Raises:
+        ConfigError: The folder is not a kit.
     """
     facts = read_kit(kit)
-    site = site_checks(kit, source) if facts.role == SITE else ()
-    return [check for check in (*_own(kit, facts), *site) if check.ok is False]
+    checks = [
+        Check(
+            "kit",
+            ok=True,
+            message=f"{facts.role} {facts.name!r} of project {facts.project!r}",
+        )
+    ]
+    checks.extend(_check_folder(kit, facts))
+    checks.extend(_check_certificate(kit))
+    if facts.role == SITE:
+        checks.extend(check_site(kit))
+    checks.append(check_port(kit) if facts.role == SERVER else check_server(kit))
+    return checks
 
 
-def _own(kit: Path, facts: Kit) -> Iterator[Check]:
-    """What a kit's process would not begin without; the keys' contents are
-    `_certificate`'s."""
+def problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
+    """Return the problems of a kit itself, before a process is started with it.
+
+    Args:
+        kit: The kit.
+        source: A site's file that is to be installed; None for the one in the kit.
+    """
+    facts = read_kit(kit)
+    checks = list(_check_folder(kit, facts))
+    if facts.role == SITE:
+        checks.extend(check_site(kit, source))
+    return [check for check in checks if check.ok is False]
+
+
+def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
+    """Check what a process of the kit needs, except the contents of its keys."""
     for name in kit_files(facts, kit):
-        if (
-            name.startswith("local/")
-            and name not in RENEWED
-            and not (kit / name).is_file()
-        ):
-            yield Check("kit", False, f"{kit / name} is missing: ask for a new kit")
-    yield _installed()
+        is_needed = name.startswith("local/") and name not in RENEWED
+        if is_needed and not (kit / name).is_file():
+            yield Check(
+                "kit", ok=False, message=f"{kit / name} is missing: ask for a new kit"
+            )
+    yield _check_nvflare()
     if " " in str(kit.resolve()):
         yield Check(
-            "folder", False, "a space in its path: NVFlare cannot run there, move it"
+            "folder",
+            ok=False,
+            message="its path has a space, with which NVFlare cannot run: move the kit",
         )
     for key in loose_keys(kit):
-        yield Check("key", False, f"{key}: others can read it: chmod 600 {key}")
+        yield Check(
+            "key", ok=False, message=f"{key}: others can read it: chmod 600 {key}"
+        )
 
 
-def _installed() -> Check:
+def _check_nvflare() -> Check:
     try:
         version = importlib.metadata.version("nvflare")
     except importlib.metadata.PackageNotFoundError:
-        return Check("nvflare", False, "not installed: pip install 'fednotes[deploy]'")
-    fits = version.startswith("2.9.")
-    return Check("nvflare", fits, version if fits else f"{version}, 2.9 is needed")
+        return Check(
+            "nvflare", ok=False, message="not installed: pip install 'fednotes[deploy]'"
+        )
+    if version.startswith("2.9."):
+        return Check("nvflare", ok=True, message=version)
+    return Check(
+        "nvflare",
+        ok=False,
+        message=f"{version}, 2.9 is needed: pip install 'fednotes[deploy]'",
+    )
 
 
-def _certificate(kit: Path) -> Iterator[Check]:
+def _check_certificate(kit: Path) -> Iterator[Check]:
     try:
-        warnings, until = check_kit(kit), min(valid_until(kit).values())
+        warnings = check_kit(kit)
+        until = min(valid_until(kit).values())
     except FednotesError as error:
-        yield Check("certificate", False, str(error))
+        yield Check("certificate", ok=False, message=str(error))
         return
-    yield from (Check("certificate", None, warning) for warning in warnings)
+    for warning in warnings:
+        yield Check("certificate", ok=None, message=warning)
     if not warnings:
-        yield Check("certificate", True, f"valid until {until:%Y-%m-%d}")
+        yield Check("certificate", ok=True, message=f"valid until {until:%Y-%m-%d}")
 
 
-def site_checks(kit: Path, source: Path | None = None) -> Iterator[Check]:
-    """A site's file, what it names, and its decisions. source: as in `before_start`."""
+def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
+    """Check a site's file, the files that it names, and the site's decisions.
+
+    Args:
+        kit: The site's kit.
+        source: A site's file that is to be installed; None for the one in the kit.
+    """
     if source is None and not (kit / SITE_FILE).exists():
-        remedy = f"none yet: `fednotes site start {kit} --site FILE` takes it over"
-        yield Check("site file", None, remedy)
+        yield Check(
+            "site file",
+            ok=None,
+            message=f"none yet: `fednotes site start {kit} --site FILE` installs one",
+        )
         return
     try:
         file = read_kit_site_file(kit) if source is None else read_site_file(source)
     except FednotesError as error:
-        yield Check("site file", False, str(error))
+        yield Check("site file", ok=False, message=str(error))
         return
     policy = file.policy
-    told = (
-        f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}"
+    yield Check(
+        "site file",
+        ok=True,
+        message=f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}",
     )
-    yield Check("site file", True, told)
-    places = [
-        (key, file.folder / expand(value, key)) for key, value in _places(file.data)
+
+    missing = [
+        f"{key} = {path}"
+        for key, path in _named_paths(file.data, file.folder)
+        if not path.exists()
     ]
-    missing = [f"{key} = {place}" for key, place in places if not place.exists()]
-    told = (
-        f"not there: {', '.join(missing)}"
-        if missing
-        else "the files that it names are there"
-    )
-    yield Check("data", not missing, told)
+    if missing:
+        yield Check("data", ok=False, message=f"not there: {', '.join(missing)}")
+    else:
+        yield Check("data", ok=True, message="the files that it names are there")
     try:
         approvals_of(kit).decisions()
     except FednotesError as error:
-        yield Check("approvals", False, str(error))
+        yield Check("approvals", ok=False, message=str(error))
 
 
-def _places(data: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    names = (
-        "path",
-        "paths",
-        "train",
-        "valid",
-        "test",
-        "notes",
-        "codes",
-        "labels",
-        "concepts",
-    )
+def _named_paths(
+    data: Mapping[str, Any], folder: Path, prefix: str = ""
+) -> Iterator[tuple[str, Path]]:
+    """Yield the files that a site's [data] names, each with its key."""
     for key, value in data.items():
         if isinstance(value, dict):
-            yield from _places(value, f"{key}.")
-        elif key in names:
-            for text in value if isinstance(value, list) else [value]:
-                if text:
-                    yield f"{where}{key}", str(text)
+            yield from _named_paths(value, folder, f"{prefix}{key}.")
+        elif key in _PATH_KEYS:
+            names = value if isinstance(value, list) else [value]
+            for name in names:
+                if name:
+                    full_key = f"{prefix}{key}"
+                    yield full_key, folder / expand(str(name), full_key)
 
 
-def port_check(kit: Path) -> Check:
-    """Whether the server can listen at its port, or does."""
+# ---- a server's own port -------------------------------------------------------------
+
+
+def check_port(kit: Path) -> Check:
+    """Check whether the server can listen at its port, or does so already."""
     port = read_kit(kit).port
     if asyncio.run(_is_free(port)):
-        return Check("port", True, f"{port} is free")
-    problem = answer_of(kit)
+        return Check("port", ok=True, message=f"{port} is free")
+    problem = explain_other_listener(kit)
     if not problem:
-        return Check("port", True, f"{port}: this server runs and answers there")
-    told = f"{port} is in use by another program ({problem}): stop that, or make kits of another"
-    return Check("port", False, f"{told} port")
+        return Check(
+            "port", ok=True, message=f"{port}: this server runs and answers there"
+        )
+    return Check(
+        "port",
+        ok=False,
+        message=f"{port} is in use by another program ({problem}): stop that program, or make "
+        "kits with another port",
+    )
 
 
 async def _is_free(port: int) -> bool:
     try:
         server = await asyncio.start_server(
-            lambda reader, writer: None, "0.0.0.0", port
+            lambda _reader, _writer: None, "0.0.0.0", port
         )
     except OSError:
         return False
@@ -196,94 +250,155 @@ async def _is_free(port: int) -> bool:
     return True
 
 
-def answer_of(kit: Path) -> str:
-    """Why nothing at the port of a server's kit is this server; empty if it is.
+def explain_other_listener(kit: Path) -> str:
+    """Return why what listens at a server's port is not this server; empty if it is.
 
-    It is asked from its own machine, by the identity that it has for that.
+    The question is asked from the server's own machine, with the certificate that the
+    server has for that.
     """
     facts = read_kit(kit)
     startup = kit / WATCH / "startup"
-    shown, wrong, told = _shown(startup, ("127.0.0.1", facts.port), facts.server, None)
-    if wrong:
-        says = {
-            "certificate": "it shows another certificate: ",
+    try:
+        shown = _fetch_certificate(
+            startup, ("127.0.0.1", facts.port), name=facts.server, proxy=None
+        )
+    except _ConnectionFailure as failure:
+        explanations = {
+            "certificate": f"it shows another certificate: {failure.reason}",
             "plain": "it does not speak TLS",
+            "TLS": f"TLS: {failure.reason}",
+            "silent": "nothing answers",
         }
-        return {**says, "TLS": "TLS: ", "silent": "nothing answers"}[wrong] + told
+        return explanations[failure.kind]
     path = kit / "startup" / "server.crt"
-    own = path.exists() and shown == ssl.PEM_cert_to_DER_cert(path.read_text("ascii"))
-    return "" if own else "another server of this project answers"
+    is_this_server = path.exists() and shown == ssl.PEM_cert_to_DER_cert(
+        path.read_text("ascii")
+    )
+    return "" if is_this_server else "another server of this project answers"
 
 
-def await_answer(kit: Path, seconds: float, alive: Callable[[], bool]) -> str:
-    """`answer_of`, until it is the server, `seconds` have passed, or its process has
-    ended."""
+def await_server(kit: Path, seconds: float, is_alive: Callable[[], bool]) -> str:
+    """Wait until a server answers at its port, and return why it does not.
+
+    Args:
+        kit: The server's kit.
+        seconds: How long to wait.
+        is_alive: Returns whether the server's process still runs.
+
+    Returns:
+        The explanation of `explain_other_listener`; empty if the server answers.
+    """
     end = time.monotonic() + seconds
-    while (problem := answer_of(kit)) and alive() and time.monotonic() < end:
+    problem = explain_other_listener(kit)
+    while problem and is_alive() and time.monotonic() < end:
         time.sleep(0.3)
+        problem = explain_other_listener(kit)
     return problem
 
 
-def reached(kit: Path) -> Check:
-    """Whether the server answers a site's or the admin's kit."""
+# ---- the way to the server -----------------------------------------------------------
+
+
+def check_server(kit: Path) -> Check:
+    """Check whether the server answers a kit of a site or the admin."""
     facts = read_kit(kit)
-    host, port = facts.server, facts.port
+    host = facts.server
+    port = facts.port
     proxy = proxy_of(host, os.environ)
     through = f" through the proxy {proxy[0]}:{proxy[1]}" if proxy else ""
     where = f"{host}:{port}{through}"
-    shown, wrong, problem = _shown(kit / "startup", (host, port), host, proxy)
-    if wrong:
-        plain = "answers, but not with TLS: another program has that port, or a proxy is between"
-        silent = f"does not answer: is it started, and does a firewall let {port} out?"
-        says = {
-            "certificate": f"{where} is not this project's: {problem}",
-            "plain": f"{where} {plain}",
-            "TLS": f"{where} refuses this kit ({problem})",
-            "proxy": f"{host}:{port}: the proxy {problem}; no_proxy = {host} goes past it",
-            "silent": f"{where} {silent}",
+    try:
+        shown = _fetch_certificate(
+            kit / "startup", (host, port), name=host, proxy=proxy
+        )
+    except _ConnectionFailure as failure:
+        reason = failure.reason
+        explanations = {
+            "certificate": f"{where} is not the server of this project: {reason}",
+            "plain": f"{where} answers, but not with TLS: another program has that "
+            "port, or a proxy is in between",
+            "TLS": f"{where} refuses this kit ({reason})",
+            "proxy": f"{host}:{port}: the proxy {reason}; to bypass it, set "
+            f"no_proxy = {host}",
+            "silent": f"{where} does not answer: is it started, and does a firewall "
+            f"let connections to port {port} out?",
         }
-        return Check("server", False, says[wrong])
-    if problem := shown_problem(kit, shown):
-        return Check("server", False, f"{where} shows a certificate that {problem}")
-    told = f"{host}:{port} answers{through}, with this project's certificate"
-    return Check("server", True, told)
+        return Check("server", ok=False, message=explanations[failure.kind])
+    problem = shown_problem(kit, shown)
+    if problem:
+        return Check(
+            "server", ok=False, message=f"{where} shows a certificate that {problem}"
+        )
+    return Check(
+        "server",
+        ok=True,
+        message=f"{host}:{port} answers{through}, with this project's certificate",
+    )
 
 
 def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The proxy through which gRPC reaches a host: these variables in this order, in
-    small letters, unless a name or ending in no_grpc_proxy or no_proxy is the host's.
+    """Return host and port of the proxy through which gRPC reaches a host, if any.
+
+    gRPC reads these variables in this order and in lower case only. It uses no proxy if
+    an entry of no_grpc_proxy or no_proxy is the end of the host's name.
     """
-    around = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
-    if any(host.endswith(end.strip()) for end in around.split(",") if end.strip()):
+    exceptions = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
+    endings = [ending.strip() for ending in exceptions.split(",") if ending.strip()]
+    if any(host.endswith(ending) for ending in endings):
         return None
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        if value := environment.get(name):
+        value = environment.get(name)
+        if value:
             parts = urlsplit(value if "://" in value else f"http://{value}")
             return (parts.hostname or "", parts.port or 80)
     return None
 
 
-def _shown(
-    startup: Path, where: tuple[str, int], name: str, proxy: tuple[str, int] | None
-) -> tuple[bytes, str, str]:
-    """The certificate that the server shows, as DER; what is wrong if it shows none
-    (certificate, plain, TLS, proxy or silent), and the words for it. name: that it must
-    have."""
+class _ConnectionFailure(Exception):
+    """No certificate was received.
+
+    Attributes:
+        kind: `certificate`, `plain` (no TLS), `TLS`, `proxy` or `silent`.
+        reason: The other side's words, if any.
+    """
+
+    def __init__(self, kind: str, reason: str = "") -> None:
+        super().__init__(f"{kind}: {reason}")
+        self.kind = kind
+        self.reason = reason
+
+
+def _fetch_certificate(
+    startup: Path, where: tuple[str, int], *, name: str, proxy: tuple[str, int] | None
+) -> bytes:
+    """Return the certificate that the server shows, in DER.
+
+    Args:
+        startup: The folder of the kit's own certificate.
+        where: Host and port.
+        name: The name that the server's certificate must have.
+        proxy: Host and port of a proxy, if any.
+
+    Raises:
+        _ConnectionFailure: The server shows no certificate that fits.
+    """
     try:
-        shaking = asyncio.wait_for(_shake_hands(startup, where, name, proxy), SECONDS)
-        return asyncio.run(shaking), "", ""
-    except ssl.SSLCertVerificationError as error:
-        return b"", "certificate", error.verify_message
-    except ssl.SSLError as error:
-        return (
-            (b"", "plain", "") if error.reason in _PLAIN else (b"", "TLS", error.reason)
+        return asyncio.run(
+            asyncio.wait_for(_shake_hands(startup, where, name, proxy), CONNECT_SECONDS)
         )
+    except ssl.SSLCertVerificationError as error:
+        raise _ConnectionFailure("certificate", error.verify_message) from error
+    except ssl.SSLError as error:
+        if error.reason in _NOT_TLS:
+            raise _ConnectionFailure("plain") from error
+        raise _ConnectionFailure("TLS", error.reason) from error
     except ConnectionRefusedError as error:
-        # by the proxy in words, else by the other machine
-        told = str(error) if error.errno is None else ""
-        return b"", "proxy" if told else "silent", told
-    except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        return b"", "silent", ""
+        # `_shake_hands` raises it with the proxy's words; else the machine refused.
+        if error.errno is None:
+            raise _ConnectionFailure("proxy", str(error)) from error
+        raise _ConnectionFailure("silent") from error
+    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        raise _ConnectionFailure("silent") from error
 
 
 async def _shake_hands(
@@ -296,9 +411,8 @@ async def _shake_hands(
     reader, writer = await asyncio.open_connection(*(proxy or where))
     try:
         if proxy:
-            writer.write(
-                f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
-            )
+            request = f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+            writer.write(request.encode())
             answer = await reader.readuntil(b"\r\n\r\n")
             status = answer.split(b"\r\n", 1)[0].decode("latin-1")
             if " 200 " not in f"{status} ":

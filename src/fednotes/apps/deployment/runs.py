@@ -1,14 +1,12 @@
-"""A run between real sites as the admin has it: claim a folder, hand it in, watch it,
-end it.
+"""A run between real sites as its admin sees it: submit it, watch it, abort it.
 
-    OUT/run.json     which run, by which kit: `fednotes run --attach` goes on watching by it;
-                     written before the job is handed in, so that no run is without one
-    OUT/job.json     the declared job
-    OUT/metrics.jsonl, OUT/summary.json, OUT/model/     fetched when it is done
+    OUT/run.json        which run this folder belongs to, and the admin's kit; written
+                        before the job is submitted, so that every submitted run has one
+    OUT/job.json        the declared job
+    OUT/metrics.jsonl, OUT/summary.json, OUT/model/     fetched when the run is done
 
-The run does not need this process: it may end, and be attached again. A submission that
-fails or is paused is handed in again by the server's watch, and this follows the
-newest.
+The run does not need this process, which may end and attach again. The server's watch
+resubmits a job that failed or was paused; the code here follows the newest submission.
 """
 
 from __future__ import annotations
@@ -46,22 +44,39 @@ from fednotes.jobs.simulate import Display, Part
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.server import Admin
 
-
 POLL_SECONDS = 1.0
-# NVFlare gives a job's processes ten to end, a busy server takes longer
+# NVFlare gives the processes of a job ten seconds to end; a busy server takes longer.
 ABORT_SECONDS = 120.0
-PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
+PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it resubmits a run
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
-_FACTS = frozenset(  # of a line; all else are metrics
-    {"kind", "part", "condition", "round", "evaluated"}
-    | {"took_part", "bytes_up", "bytes_down", "seconds"}
+# The keys of a round's line that are not metrics.
+_NOT_METRICS = frozenset(
+    {
+        "kind",
+        "part",
+        "condition",
+        "round",
+        "evaluated",
+        "took_part",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+    }
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was handed in. kit: the admin's. sites: in the job's order."""
+    """A run that was submitted, or is about to be.
+
+    Attributes:
+        name: The run's name, which all its submissions share.
+        kit: The admin's kit.
+        title: The job's title.
+        sites: The names of its sites, in the job's order.
+        fingerprint: The fingerprint of the job that sites approve.
+    """
 
     name: str
     kit: Path
@@ -70,8 +85,8 @@ class Run:
     fingerprint: str
 
 
-def admin_kit(path: Path) -> tuple[Path, str]:
-    """Return an admin's kit and the person whose it is.
+def open_admin_kit(path: Path) -> tuple[Path, str]:
+    """Return the path of an admin's kit and the person to whom it belongs.
 
     Raises:
         ConfigError: It is another participant's kit, or others can read its key.
@@ -79,32 +94,44 @@ def admin_kit(path: Path) -> tuple[Path, str]:
     facts = read_kit(path)
     if facts.role != ADMIN:
         raise ConfigError(
-            f"{path}: is the kit of {facts.name} ({facts.role}); a run is handed in with the "
-            "kit `admin`"
+            f"{path}: is the kit of {facts.name} ({facts.role}); use the kit `admin` "
+            "to submit a run"
         )
-    if loose := loose_keys(path):
+    loose = loose_keys(path)
+    if loose:
         raise ConfigError(
-            f"{loose[0]}: others can read it: chmod -R go-rwx {path}; if other people use this "
-            "machine, ask for another kit"
+            f"{loose[0]}: others can read it: chmod -R go-rwx {path}; if other people "
+            "use this machine, ask for another kit"
         )
     return path.resolve(), facts.person
 
 
-def prepare(
-    job: Job, declared: Mapping[str, Any], kit: Path, out: Path, when: float
+def prepare_run(
+    job: Job, declared: Mapping[str, Any], kit: Path, *, out: Path, when: float
 ) -> tuple[Run, int]:
-    """A new run that OUT is free for; it and the least number of sites.
+    """Name a new run and check that it can be submitted.
 
-    Raises ConfigError if OUT holds another run, or the job's numbers of sites cannot
-        be.
+    Args:
+        job: The job.
+        declared: The job as it travels.
+        kit: The admin's kit.
+        out: The folder for what the run makes; it must be free.
+        when: The present, in seconds since the epoch.
+
+    Returns:
+        The run, and the least number of sites that it needs.
+
+    Raises:
+        ConfigError: `out` is not free, or the job has too few sites.
     """
     if (out / "run.json").exists():
         raise ConfigError(
-            f"{out} holds run {read_run(out).name} already: `fednotes run --attach --out {out}` "
-            "goes on watching it; or give another --out"
+            f"{out} holds run {read_run(out).name} already: watch it with `fednotes "
+            f"run --attach --out {out}`, or give another --out"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not empty: give another --out")
+
     sites = tuple(job.sites)
     least = job.federation.min_sites or len(sites)
     if least > len(sites):
@@ -113,50 +140,68 @@ def prepare(
         )
     if job.federation.secure_sum and len(sites) < MIN_SECURE_SITES:
         raise ConfigError(
-            f"[federation] secure_sum: takes 3 sites, the job has {len(sites)}"
+            f"[federation] secure_sum: needs {MIN_SECURE_SITES} sites or more, the job "
+            f"has {len(sites)}"
         )
+
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
-    key = table_fingerprint(table_to_approve(declared, sites, least))
-    return Run(f"{stem}-{stamp}", kit.resolve(), job.title, sites, key), least
+    run = Run(
+        name=f"{stem}-{stamp}",
+        kit=kit.resolve(),
+        title=job.title,
+        sites=sites,
+        fingerprint=table_fingerprint(table_to_approve(declared, sites, least)),
+    )
+    return run, least
 
 
-def claim(run: Run, declared: Mapping[str, Any], out: Path) -> None:
-    """Make OUT this run's, before anything is handed in.
+def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
+    """Reserve a folder for a run, before anything is submitted.
 
-    Raises ConfigError if another run has it, or it cannot be written.
+    Raises:
+        ConfigError: Another run has it, or it cannot be written.
     """
-    with on_disk(out, ConfigError, "; nothing was handed in"):
+    with on_disk(out, ConfigError, "; nothing was submitted"):
         private_folder(out)
         out.chmod(0o700)
         try:
             with open(
                 out / "run.json", "x", encoding="utf-8", opener=open_private
             ) as file:
-                json.dump(facts_of(run, submitting=True), file)
+                json.dump(run_facts(run, submitting=True), file)
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError as error:
-            told = "another run has just taken it: give another --out"
-            raise ConfigError(f"{out}: {told}") from error
+            raise ConfigError(
+                f"{out}: another run has just taken it: give another --out"
+            ) from error
     write_json(out / "job.json", {**declared, "fingerprint": run.fingerprint})
 
 
-def release(out: Path) -> None:
-    """Undo `claim`: nothing was handed in."""
+def release_folder(out: Path) -> None:
+    """Undo `claim_folder` if nothing was submitted."""
     with suppress(OSError):
         for name in ("job.json", "run.json"):
             (out / name).unlink(missing_ok=True)
         out.rmdir()
 
 
-def hand_in(
-    server: Admin, run: Run, declared: Mapping[str, Any], least: int, out: Path
+def submit_run(
+    server: Admin, run: Run, declared: Mapping[str, Any], *, least: int, out: Path
 ) -> None:
-    """Submit the job of a run that has claimed OUT.
+    """Submit the job of a run that has claimed its folder.
 
-    Raises TrainingError where nobody can say whether the server has it, RefusedError
-        where not.
+    Args:
+        server: A session with the server.
+        run: The run.
+        declared: The job as it travels.
+        least: The least number of sites that the run needs.
+        out: The folder that the run has claimed.
+
+    Raises:
+        TrainingError: The connection was lost, and the server may have the job or not.
+        RefusedError: The server refused the job.
     """
     with tempfile.TemporaryDirectory() as folder:
         packed = job_folder(
@@ -166,81 +211,115 @@ def hand_in(
             server.submit(packed)
         except TrainingError as error:
             raise TrainingError(
-                f"{error}; whether it has run {run.name} is not known: "
+                f"{error}; it is not known whether the server has run {run.name}: "
                 f"fednotes run --attach --out {out} tells"
             ) from error
-    write_json(out / "run.json", facts_of(run))
+    write_json(out / "run.json", run_facts(run))
 
 
-def facts_of(run: Run, **more: Any) -> dict[str, Any]:
-    """As run.json has it. submitting: whether the server may not have it yet."""
-    return {
-        **{"run": run.name, "kit": str(run.kit), "title": run.title},
-        **{"sites": list(run.sites), "fingerprint": run.fingerprint, **more},
+def run_facts(run: Run, *, submitting: bool = False) -> dict[str, Any]:
+    """Return the contents of run.json.
+
+    Args:
+        run: The run.
+        submitting: Whether the server may not have received the run yet.
+    """
+    facts: dict[str, Any] = {
+        "run": run.name,
+        "kit": str(run.kit),
+        "title": run.title,
+        "sites": list(run.sites),
+        "fingerprint": run.fingerprint,
     }
+    if submitting:
+        facts["submitting"] = True
+    return facts
 
 
 def read_run(out: Path) -> Run:
-    """The run that a folder is of. Raises ConfigError if it is of none."""
+    """Return the run to which a folder belongs.
+
+    Raises:
+        ConfigError: The folder belongs to no run.
+    """
     try:
-        kept = read_json(out / "run.json")
-        name, title, key = (
-            str(kept["run"]),
-            str(kept["title"]),
-            str(kept["fingerprint"]),
+        facts = read_json(out / "run.json")
+        return Run(
+            name=str(facts["run"]),
+            kit=Path(facts["kit"]),
+            title=str(facts["title"]),
+            sites=tuple(facts["sites"]),
+            fingerprint=str(facts["fingerprint"]),
         )
-        return Run(name, Path(kept["kit"]), title, tuple(kept["sites"]), key)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{out}: no run was handed in from here (no whole run.json)"
+            f"{out}: no run was submitted from here (run.json is missing or incomplete)"
         ) from error
 
 
-def _unknown(run: Run, out: Path) -> NoReturn:
-    """Raises ConfigError: why the server does not know a run."""
+def _raise_unknown(run: Run, out: Path) -> NoReturn:
+    """Raise ConfigError that says why the server does not know a run."""
     if read_json_table(out / "run.json").get("submitting"):
         raise ConfigError(
-            f"run {run.name} was stopped before it reached the server: delete {out} and give the "
-            "job again"
+            f"run {run.name} was stopped before it reached the server: delete {out} "
+            "and submit the job again"
         )
     raise ConfigError(
-        f"the server of {run.kit} does not know run {run.name}: it was deleted, or this is "
-        "another server"
+        f"the server of {run.kit} does not know run {run.name}: it was deleted, or "
+        "this is another server"
     )
 
 
-# ---- the end, for good ---------------------------------------------------------------
+# ---- aborting ------------------------------------------------------------------------
 
 
-def abort(
+def abort_run(
     server: Admin,
     run: Run,
     out: Path,
+    *,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """End a run for good: no submission of it goes on, and the watch hands in no other.
+    """Abort a run permanently: no submission of it goes on, and none follows.
 
-    NVFlare's word for it is kept by the server, also over a restart. Raises ConfigError
-    if the server does not know the run or has its result, TrainingError if it does not
-    end.
+    NVFlare keeps the mark of the abort at the server, also over a restart.
+
+    Args:
+        server: A session with the server.
+        run: The run.
+        out: The run's folder.
+        now: Returns the present, in seconds.
+        sleep: Waits for some seconds.
+
+    Raises:
+        ConfigError: The server does not know the run, or has its result already.
+        TrainingError: The run did not end in time.
     """
-    end, told = now() + ABORT_SECONDS, dict[str, bool]()
-    while now() < end:
-        ours = [job for job in in_order(server.jobs()) if job.get("name") == run.name]
-        if not ours:
-            _unknown(run, out)
-        _require_unfinished(server, ours[-1], out)
-        going = [job for job in ours if not str(job["status"]).startswith("FINISHED")]
-        for job in going:
-            if job["status"] != "DISPATCHED" and job["job_id"] not in told:
-                told[job["job_id"]] = _aborted(server, str(job["job_id"]))
-        ending = any(told.get(job["job_id"], True) for job in going)
-        if not ending and any(job["status"] == ABORTED for job in ours):
-            return
-        # between two submissions, or its server was killed: one that ends at once
-        if not ending:
-            server.abort(server.resubmit(str(ours[-1]["job_id"])))
+    deadline = now() + ABORT_SECONDS
+    running: dict[str, bool] = {}  # submission -> whether it had a process to abort
+    while now() < deadline:
+        submissions = [
+            job for job in in_order(server.jobs()) if job.get("name") == run.name
+        ]
+        if not submissions:
+            _raise_unknown(run, out)
+        newest = submissions[-1]
+        _require_unfinished(server, newest, out)
+
+        unfinished = [
+            job for job in submissions if not str(job["status"]).startswith("FINISHED")
+        ]
+        for job in unfinished:
+            if job["status"] != "DISPATCHED" and job["job_id"] not in running:
+                running[job["job_id"]] = _abort_submission(server, str(job["job_id"]))
+        is_ending = any(running.get(job["job_id"], True) for job in unfinished)
+        if not is_ending:
+            if any(job["status"] == ABORTED for job in submissions):
+                return
+            # The run is between two submissions, or its process was killed. Only a
+            # submission can carry the mark of the abort, so make one.
+            server.abort(server.resubmit(str(newest["job_id"])))
         sleep(POLL_SECONDS)
     raise TrainingError(
         f"run {run.name} was told to end and has not yet: look again with "
@@ -249,20 +328,21 @@ def abort(
 
 
 def _require_unfinished(server: Admin, newest: Mapping[str, Any], out: Path) -> None:
-    done = (out / "summary.json").exists()
-    if not done and newest["status"] == "FINISHED:COMPLETED":
+    """Raise ConfigError if a run is done."""
+    is_done = (out / "summary.json").exists()
+    if not is_done and newest["status"] == "FINISHED:COMPLETED":
         with tempfile.TemporaryDirectory() as folder, suppress(TrainingError):
-            made = server.fetch(str(newest["job_id"]), Path(folder))
-            done = (made / "fednotes" / "summary.json").exists()
-    if done:
+            fetched = server.fetch(str(newest["job_id"]), Path(folder))
+            is_done = (fetched / "fednotes" / "summary.json").exists()
+    if is_done:
         raise ConfigError(
             f"run {newest['name']} is done, there is nothing to abort: "
-            f"fednotes run --attach --out {out} fetches what it made"
+            f"fednotes run --attach --out {out} fetches its results"
         )
 
 
-def _aborted(server: Admin, job_id: str) -> bool:
-    """Tell a submission to end; False where the server has no process of it any more."""
+def _abort_submission(server: Admin, job_id: str) -> bool:
+    """Abort a submission; return False if the server has no process of it any more."""
     try:
         server.abort(job_id)
     except TrainingError as error:
@@ -277,9 +357,16 @@ def _aborted(server: Admin, job_id: str) -> bool:
 
 @dataclass
 class Follower:
-    """Shows a run until it is done, and fetches what it made.
+    """Shows a run until it is done, and fetches its results.
 
-    say: one line for a person. fresh: it was handed in just now. now, sleep: for tests.
+    Attributes:
+        run: The run.
+        out: The run's folder.
+        display: Shows rounds and their metrics.
+        say: Shows one line to a person.
+        fresh: Whether the run was submitted just now.
+        now: Returns the present, in seconds; tests replace it.
+        sleep: Waits for some seconds; tests replace it.
     """
 
     run: Run
@@ -289,148 +376,190 @@ class Follower:
     fresh: bool = False
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    _job_id: str = ""
-    _since: int = 0
-    _state: str = ""
-    _changed: float = 0.0
-    # finished submissions that were looked into
-    _judged: set[str] = field(default_factory=set)
-    _planned: tuple[int, int] | None = None
-    _shown: int = 0  # rounds
-    _again: bool = False  # another submission of a run that was shown
-    _ahead: str = ""  # the run that this one waits behind
+    _job_id: str = ""  # the newest submission
+    _lines: int = 0  # lines of that submission that were read
+    _status: str = ""
+    _changed_at: float = 0.0
+    _examined: set[str] = field(default_factory=set)  # finished submissions
+    _plan: tuple[int, int] | None = None
+    _rounds_shown: int = 0
+    _is_resumed: bool = False  # a new submission of a run whose rounds were shown
+    _blocked_by: str = ""  # the run that this one waits behind
 
     def follow(self, server: Admin) -> RunResult:
-        """Returns what the run left.
+        """Show the run until it is done, and return its results.
 
-        Raises TrainingError if the connection is lost, FednotesError if the run stays
-            stopped.
+        Raises:
+            TrainingError: The connection was lost.
+            FednotesError: The run was aborted or stays stopped.
         """
-        self._changed = self.now()
+        self._changed_at = self.now()
         while True:
             newest = {str(job["name"]): job for job in in_order(server.jobs())}
-            job = newest.pop(self.run.name, None) or _unknown(self.run, self.out)
+            job = newest.pop(self.run.name, None)
+            if job is None:
+                _raise_unknown(self.run, self.out)
             if read_json_table(self.out / "run.json").get("submitting"):
-                write_json(self.out / "run.json", facts_of(self.run))
+                write_json(self.out / "run.json", run_facts(self.run))
+
             status = str(job["status"])
-            if str(job["job_id"]) != self._job_id:
-                self._job_id, self._since, self._state = str(job["job_id"]), 0, ""
-                self._again = self._shown > 0
-            if status != self._state:
-                self._state, self._changed = status, self.now()
-                if status in QUEUED:
-                    self._starting(server)
+            self._note_status(server, str(job["job_id"]), status)
             if status == "SUBMITTED":
-                self._queued(server, newest)
+                self._say_who_is_ahead(server, newest)
             if status == "RUNNING":
-                self._listen(server)
+                self._show_progress(server)
             elif status.startswith("FINISHED"):
-                done = self._finished(server, job)
-                if done is not None:
-                    return done
+                result = self._examine_finished(server, job)
+                if result is not None:
+                    return result
             self.sleep(POLL_SECONDS)
 
-    def _queued(self, server: Admin, others: Mapping[str, dict[str, Any]]) -> None:
-        """The server runs one job at a time. others: run → its newest submission."""
-        for ahead, job in others.items():
-            if job["status"] in ("RUNNING", "DISPATCHED"):
-                # one that does not answer was killed: the watch hands it in again
-                if ahead != self._ahead and server.tell(str(job["job_id"])) is not None:
-                    self._ahead = ahead
-                    told = "fednotes run --abort --out its folder ends it"
-                    self.say(f"waits behind run {ahead} ({told})")
-                return
+    def _note_status(self, server: Admin, job_id: str, status: str) -> None:
+        if job_id != self._job_id:
+            self._job_id = job_id
+            self._lines = 0
+            self._status = ""
+            self._is_resumed = self._rounds_shown > 0
+        if status != self._status:
+            self._status = status
+            self._changed_at = self.now()
+            if status in QUEUED:
+                self._say_who_is_absent(server)
 
-    def _starting(self, server: Admin) -> None:
+    def _say_who_is_ahead(
+        self, server: Admin, others: Mapping[str, dict[str, Any]]
+    ) -> None:
+        """Name the run that this one waits behind; the server runs one job at a time.
+
+        Args:
+            server: A session with the server.
+            others: Name of each other run to its newest submission.
+        """
+        for name, job in others.items():
+            if job["status"] not in ("RUNNING", "DISPATCHED"):
+                continue
+            # A job that does not answer was killed; the watch resubmits it later, so it
+            # blocks nobody now.
+            if name != self._blocked_by and server.tell(str(job["job_id"])) is not None:
+                self._blocked_by = name
+                self.say(
+                    f"waits behind run {name} (to abort that one: fednotes run --abort "
+                    "--out its folder)"
+                )
+            return
+
+    def _say_who_is_absent(self, server: Admin) -> None:
         absent = [site for site in self.run.sites if site not in server.sites()]
         if absent:
             self.say(
-                f"waiting for {', '.join(absent)}: not connected; there: fednotes site start KIT"
+                f"waiting for {', '.join(absent)}: not connected; run there: fednotes "
+                "site start KIT"
             )
 
-    def _listen(self, server: Admin) -> None:
+    def _show_progress(self, server: Admin) -> None:
         if self.fresh:
             self.fresh = False
             self.say(
-                "a site that has not approved it is asked to: there, fednotes site approve KIT"
+                "a site that has not approved the job must do so first; run there: "
+                "fednotes site approve KIT"
             )
-        reply = server.tell(self._job_id, since=self._since) or {}
+        reply = server.tell(self._job_id, since=self._lines) or {}
         for line in reply.get("lines", ()):
-            self._since += 1
+            self._lines += 1
             self._show(line)
 
     def _show(self, line: Mapping[str, Any]) -> None:
         kind = line.get("kind")
         if kind == "plan":
-            plan = int(line["rounds"]), int(line["examples"])
-            if self._again:
-                self._again = False
-                done = int(line.get("done", 0))
-                self.say(
-                    f"goes on from round {done}"
-                    if done
-                    else "begins anew: no checkpoint yet"
-                )
-            if plan != self._planned:
-                self._planned = plan
-                self.display.begin(Part("federated", self.run.sites, None), *plan)
-        elif (
-            kind == "round"
-            and self._planned is not None
-            and line["round"] >= self._shown
-        ):
-            self._shown = int(line["round"]) + 1
-            metrics = {k: v for k, v in line.items() if k not in _FACTS}
-            sites, up, down = (
-                int(line[key]) for key in ("took_part", "bytes_up", "bytes_down")
-            )
-            seconds, judged = float(line["seconds"]), bool(line["evaluated"])
-            self.display.round(
-                RoundResult(self._shown - 1, metrics, sites, up, down, seconds, judged)
-            )
+            self._show_plan(line)
+        elif kind == "round":
+            self._show_round(line)
         elif kind in ("event", "approvals"):
             self.say(str(line["text"]))
 
-    def _finished(self, server: Admin, job: Mapping[str, Any]) -> RunResult | None:
-        """What a finished submission means: the end, or that another one follows."""
-        if self._state == ABORTED:
+    def _show_plan(self, line: Mapping[str, Any]) -> None:
+        if self._is_resumed:
+            self._is_resumed = False
+            done = int(line.get("done", 0))
+            if done:
+                self.say(f"resumes from round {done}")
+            else:
+                self.say("starts again from the beginning: there is no checkpoint yet")
+        plan = int(line["rounds"]), int(line["examples"])
+        if plan != self._plan:
+            self._plan = plan
+            rounds, examples = plan
+            self.display.begin(
+                Part("federated", self.run.sites, None), rounds, examples
+            )
+
+    def _show_round(self, line: Mapping[str, Any]) -> None:
+        """Show a round that was not shown by an earlier submission."""
+        number = int(line["round"])
+        if self._plan is None or number < self._rounds_shown:
+            return
+        self._rounds_shown = number + 1
+        metrics = {key: value for key, value in line.items() if key not in _NOT_METRICS}
+        self.display.round(
+            RoundResult(
+                number,
+                metrics,
+                sites=int(line["took_part"]),
+                bytes_up=int(line["bytes_up"]),
+                bytes_down=int(line["bytes_down"]),
+                seconds=float(line["seconds"]),
+                evaluated=bool(line["evaluated"]),
+            )
+        )
+
+    def _examine_finished(
+        self, server: Admin, job: Mapping[str, Any]
+    ) -> RunResult | None:
+        """Return the results of a finished submission, None if another one follows.
+
+        Raises:
+            FednotesError: The run was aborted, failed for good, or is not resubmitted.
+        """
+        if self._status == ABORTED:
             raise FednotesError(f"run {self.run.name} was aborted by a person")
-        if self._job_id not in self._judged:
+        if self._job_id not in self._examined:
             result = self._fetch(server, job)
-            self._judged.add(self._job_id)
+            self._examined.add(self._job_id)
             if result is not None:
                 self.display.end()
                 return result
-        if self.now() - self._changed > PATIENCE_SECONDS:
+        if self.now() - self._changed_at > PATIENCE_SECONDS:
             raise FednotesError(
-                f"run {self.run.name}: {self._state}, and the server's watch does not hand it in "
-                "again: look at `fednotes server status KIT` and its log"
+                f"run {self.run.name}: {self._status}, and the server does not "
+                "resubmit it: look at `fednotes server status KIT` and its log"
             )
         return None
 
     def _fetch(self, server: Admin, job: Mapping[str, Any]) -> RunResult | None:
-        """Take over a submission's folder.
+        """Fetch a submission's files; return the run's results if it has any.
 
-        Raises FednotesError if it failed for good.
+        Raises:
+            FednotesError: The run failed, and another submission will not help.
         """
         with tempfile.TemporaryDirectory(dir=self.out) as folder:
             try:
-                made = server.fetch(self._job_id, Path(folder)) / "fednotes"
+                fetched = server.fetch(self._job_id, Path(folder)) / "fednotes"
             except TrainingError:
                 details = "; ".join(map(str, job.get("job_deploy_detail") or ()))
-                self.say(f"{self._state} ({details or 'nothing to fetch'})")
+                self.say(f"{self._status} ({details or 'nothing to fetch'})")
                 return None
-            problem = read_json_table(made / PROBLEM)
+            problem = read_json_table(fetched / PROBLEM)
             if problem and not problem.get("again"):
                 raise FednotesError(
                     f"run {self.run.name} stays stopped: {problem['problem']}"
                 )
             if problem:
-                self.say(f"stopped: {problem['problem']}; the server hands it in again")
-            if not (made / SUMMARY).exists():
+                self.say(f"stopped: {problem['problem']}; the server resubmits it")
+            if not (fetched / SUMMARY).exists():
                 return None
-            make_private(made)
-            for path in sorted(made.iterdir()):
+
+            make_private(fetched)
+            for path in sorted(fetched.iterdir()):
                 target = self.out / path.name
                 if target.is_dir():
                     shutil.rmtree(target)
@@ -438,19 +567,25 @@ class Follower:
             return read_result(self.out)
 
 
-def watched(follower: Follower, connected: Callable[[], Any]) -> RunResult:
-    """`follow`, connected again whenever the server was away. connected: makes a
-    session."""
-    lost = False
+def follow_with_reconnects(follower: Follower, connect: Callable[[], Any]) -> RunResult:
+    """Follow a run until it is done; reconnect whenever the connection is lost.
+
+    Args:
+        follower: Shows the run.
+        connect: Opens a session with the server, as a context manager.
+    """
+    is_lost = False
     while True:
         try:
-            with connected() as server:
-                if lost:
+            with connect() as server:
+                if is_lost:
                     follower.say("connected again")
-                lost = False
+                is_lost = False
                 return follower.follow(server)
         except TrainingError as error:
-            if not lost:
-                follower.say(f"{error}; trying again (Ctrl-C ends this, not the run)")
-            lost = True
+            if not is_lost:
+                follower.say(
+                    f"{error}; trying again (Ctrl-C stops watching, not the run)"
+                )
+            is_lost = True
             follower.sleep(5 * POLL_SECONDS)

@@ -1,19 +1,19 @@
-"""The server's part of a deployed job: the method's `train` over the engine of real
-sites.
+"""The server's part of a deployed job: the method's `train` over a real network.
 
-STATE/server/ holds checkpoints, STATE/agreement.json what the sites said of themselves,
-STATE/metrics.jsonl a line per evaluation; the folder that is fetched gets a copy,
-summary.json and, where all sites end with one model, model/. Nothing here knows what
-carries the frames: `engines/launch.py` says what both ends start from.
+STATE/server/ holds checkpoints, STATE/agreement.json holds how the sites described
+themselves, and STATE/metrics.jsonl has a line for each evaluation. The folder that the
+admin fetches gets a copy of the metrics, summary.json and, where all sites end with one
+model, model/. Nothing here depends on what carries the frames; `engines/launch.py`
+defines what both ends start from.
 
-Whoever watches gets lines, tables with `kind`:
+Whoever watches the run receives lines, which are tables with a `kind`:
 
-    plan      rounds (0: not known), examples of a round (0: not known), the job's title, and
-              done: rounds that a run has which goes on from a checkpoint
-    round     a committed round; numbers are of sums over sites
-    event     something that a person may want to know, such as a site that is waited for
-    approvals the sites that have not approved the job, with the time since when (`waiting.py`)
-    end       the run is done
+    plan       rounds and examples of a round (0: not known), the job's title, and done:
+               the rounds that a resumed run has already made
+    round      a committed round; its numbers are of sums over sites
+    event      something that a person may want to know, such as a site that is missing
+    approvals  the sites that have not approved the job, and since when (`waiting.py`)
+    end        the run is finished
 """
 
 from __future__ import annotations
@@ -76,73 +76,86 @@ from fednotes.jobs.results import (
 )
 from fednotes.jobs.simulate import versions
 
-# in the server's kit: [files] of this machine, if it needs any
+# In the server's kit: [files] of this machine, if the job names any.
 SERVER_FILE = "server.toml"
-PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
+PROBLEM = "problem.json"  # in the folder that the admin fetches, of a run that failed
 _PART = "federated"
-REPEATS = 3  # of one failure at one place, before a run stays stopped
-MOST_SCORES = 2**17  # numbers of a site's scores
+MAX_ATTEMPTS = (
+    3  # failures with one message after one round, before a run stays stopped
+)
+MAX_SCORES = 2**17  # numbers of a site's scores
 _REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
-# of the server's own files: what sites meet comes otherwise
-_HERE = (ModelError, MissingExtra)
-_TOLD = ("waiting", "missing", "joined", "refused")  # kinds of events that travel
+# These errors are about files of the server; errors of sites are of other classes.
+_SERVER_ERRORS = (ModelError, MissingExtra)
+_PUBLISHED_EVENTS = ("waiting", "missing", "joined", "refused")
 logger = logging.getLogger("fednotes.apps.deployment.site")
 
 
 class Pipe(Transport, Protocol):
-    """A transport that also carries lines of progress
-    (`apps/deployment/nvflare/server.py`)."""
+    """A transport that also carries lines of progress.
+
+    `apps/deployment/nvflare/server.py` implements it.
+
+    Attributes:
+        pause: An event that is set when the run should stop at its next checkpoint.
+    """
 
     pause: Any
 
-    def publish(self, line: Mapping[str, Any]) -> None: ...
+    def publish(self, line: Mapping[str, Any]) -> None:
+        """Send a line of progress to whoever watches the run."""
 
 
 def server_main(setup: Setup, transport: Pipe) -> None:
-    """Run a job to its end, or to a pause; go on from its checkpoint if there is one.
+    """Run a job until it ends or is paused; resume from its checkpoint if there is one.
 
-    Raises TrainingError where another submission may help, another FednotesError where
-        not.
+    Raises:
+        TrainingError: The run failed, and another submission may help.
+        FednotesError: The run failed, and no submission will help.
     """
     progress: Progress | None = None
     try:
         job = job_of_server(setup)
         torch.set_num_threads(job.threads)
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(mode=True)
         progress = Progress(setup, transport, job)
         _run(setup, job, progress)
     except Paused:
-        logger.info("paused; it goes on from the last checkpoint")
-    except FednotesError as found:
-        error = (
-            ModelError(f"at the server: {found}") if isinstance(found, _HERE) else found
+        logger.info("paused; the run resumes from its last checkpoint")
+    except FednotesError as original:
+        error = original
+        if isinstance(original, _SERVER_ERRORS):
+            error = ModelError(f"at the server: {original}")
+        rounds = progress.rounds if progress else 0
+        is_final = _is_final(setup.state, rounds, error)
+        write_json(
+            setup.folder / PROBLEM, {"problem": str(error), "again": not is_final}
         )
-        last = _is_last(setup.state, progress.rounds if progress else 0, error)
-        write_json(setup.folder / PROBLEM, {"problem": str(error), "again": not last})
-        if last and isinstance(error, TrainingError):
+        if is_final and isinstance(error, TrainingError):
             raise ConfigError(
-                f"{error} (and so again: the run stays stopped)"
-            ) from found
-        raise error from found.__cause__
+                f"{error} (failed {MAX_ATTEMPTS} times in the same way: the run stays "
+                "stopped)"
+            ) from original
+        raise error from original.__cause__
 
 
 def job_of_server(setup: Setup) -> Job:
-    """The job with this machine's places of the files that it names.
+    """Return the job, with this machine's paths of the files that it names.
 
-    Raises ModelError where one is not there, before any site is asked, ConfigError for
-    another job's sites.
+    Raises:
+        ModelError: One of the files does not exist; no site has been asked yet.
+        ConfigError: The job was submitted for other sites than its own.
     """
     path = setup.kit / SERVER_FILE
     declared: Mapping[str, Any] = setup.job
     if path.exists():
-        declared = {
-            **declared,
-            "job": with_local_files(read_site_file(path), declared["job"]),
-        }
+        table = with_local_files(read_site_file(path), declared["job"])
+        declared = {**declared, "job": table}
     job = parse_declared(declared, setup.kit, f"job {declared.get('name')}")
     if tuple(job.sites) != setup.sites:
         raise ConfigError(
-            f"the job is for {', '.join(job.sites)}, it was handed in for {', '.join(setup.sites)}"
+            f"the job is for {', '.join(job.sites)}, but it was submitted for "
+            f"{', '.join(setup.sites)}"
         )
     try:
         encoder_of(job)
@@ -155,38 +168,43 @@ def job_of_server(setup: Setup) -> Job:
 
 
 def _require_files(model: Any) -> None:
-    """What the server builds the first model of.
+    """Raise ModelError if a file from which the server builds the model is missing.
 
-    Dictionaries and text encoders are the sites'.
+    Dictionaries and text encoders are needed at the sites only.
     """
     for key in ("word_vectors", "backbone", "representation"):
-        place = getattr(model, key, "")
-        if place not in ("", "learn", "none") and not Path(place).expanduser().exists():
-            raise ModelError(f"{key} {place!r}: there is no such file or folder")
+        name = getattr(model, key, "")
+        if name not in ("", "learn", "none") and not Path(name).expanduser().exists():
+            raise ModelError(f"{key} {name!r}: there is no such file or folder")
 
 
-def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
-    """Whether no further submission is to be tried: a failure that comes back at the
-    same place, or that no submission mends."""
+def _is_final(state: Path, rounds: int, error: FednotesError) -> bool:
+    """Return whether the run should not be submitted again, and count the failure.
+
+    A failure is final if no submission can mend it, or if it occurred `MAX_ATTEMPTS`
+    times after the same round.
+    """
     if not isinstance(error, TrainingError):
         return True
-    path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
-    kept = read_json_table(path)
-    times = 1 + (int(kept.get("times", 0)) if {**kept, **here} == kept else 0)
-    write_json(path, {**here, "times": times})
-    return times >= REPEATS
+    path = state / "failure.json"
+    failure = {"rounds": rounds, "problem": str(error)}
+    previous = read_json_table(path)
+    times = 1
+    if {**previous, **failure} == previous:
+        times += int(previous.get("times", 0))
+    write_json(path, {**failure, "times": times})
+    return times >= MAX_ATTEMPTS
 
 
 class _Engine(Deployed):
-    """Tells how long the run will take once a sum says how many examples all sites
-    have."""
+    """Announces the run's length once a sum says how many examples all sites have."""
 
     progress: Progress
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """As the federation's own."""
+        """Return the total of all sites, as the federation does."""
         total = super().sum(task, tensors, **options)
         if task == "count":
             self.progress.plan([int(total.metric("examples"))])
@@ -194,48 +212,24 @@ class _Engine(Deployed):
 
 
 def _run(setup: Setup, job: Job, progress: Progress) -> None:
-    asked, pipe = job.federation, progress.pipe
-    key = table_fingerprint(table_to_approve(setup.job, setup.sites, setup.min_sites))
-    engine = _Engine(
-        progress,
-        setup.sites,
-        setup.state / "server",
-        job=key,
-        patience=Patience(
-            min_sites=setup.min_sites,
-            timeout=asked.timeout,
-            knock=min(5.0, asked.timeout),
-            grace=asked.grace or math.inf,
-            pause=asked.pause,
-            knock_every=asked.knock_every,
-            checkpoint_seconds=asked.checkpoint_seconds,
-        ),
-        summing=SecureSum(
-            setup.sites,
-            job=key,
-            threshold=threshold(job, setup),
-            record=setup.state / OPENED,
-        )
-        if asked.secure_sum
-        else None,
-        observer=progress.round,
-        notify=progress.event,
-        max_norm=asked.max_norm,
-        stop=pipe.pause.is_set,
-    )
-    engine.progress = progress
+    engine = _create_engine(setup, job, progress)
     config = _agree(setup, job, engine, progress)
-    # sizes stay at the sites
+
+    # The sizes of the sites are not known here.
     warnings = job.module.size_warnings(config, [1] * len(setup.sites))
     for text in warnings:
         progress.warn(text)
     progress.begin(config, engine.resume())
     final = job.module.train(engine, config)
-    progress.trained = True
-    shared = _shared_scores(engine)
+    progress.is_trained = True
+
+    shared_scores = _fetch_shared_scores(engine)
     promise = job.module.promise(config)
-    spent = {"seconds": engine.seconds, "bytes_up": engine.bytes_up}
-    spent |= {"bytes_down": engine.bytes_down, "rounds": final.round}
+    notes = list(warnings)
+    privacy = {}
+    if promise is not None:
+        notes.append(str(promise))
+        privacy["federated"] = promise.told()
     result = RunResult(
         version=VERSION,
         title=job.title,
@@ -246,36 +240,91 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         seconds=engine.seconds,
         bytes_up=engine.bytes_up,
         bytes_down=engine.bytes_down,
-        # Of sites whose policy shares them.
-        sites={s: {"federated": shared[s]} if s in shared else {} for s in setup.sites},
-        privacy={} if promise is None else {"federated": promise.told()},
+        # Only scores of sites whose policy shares them.
+        sites={
+            site: {"federated": shared_scores[site]} if site in shared_scores else {}
+            for site in setup.sites
+        },
+        privacy=privacy,
         metrics=dict(progress.metrics),
-        conditions={"federated": spent},
+        conditions={
+            "federated": {
+                "seconds": engine.seconds,
+                "bytes_up": engine.bytes_up,
+                "bytes_down": engine.bytes_down,
+                "rounds": final.round,
+            }
+        },
         config=dict(setup.job["job"]),
         versions=versions(),
-        notes=[*warnings, *([] if promise is None else [str(promise)])],
+        notes=notes,
     )
     job.module.save(config, final, setup.folder / "model")
     result.write(setup.folder)
     write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
     engine.end()
-    pipe.publish({"kind": "end", "rounds": progress.rounds})
+    progress.pipe.publish({"kind": "end", "rounds": progress.rounds})
+
+
+def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
+    settings = job.federation
+    key = table_fingerprint(table_to_approve(setup.job, setup.sites, setup.min_sites))
+    summing = None
+    if settings.secure_sum:
+        summing = SecureSum(
+            setup.sites,
+            job=key,
+            threshold=threshold(job, setup),
+            record=setup.state / OPENED,
+        )
+    engine = _Engine(
+        progress,
+        setup.sites,
+        setup.state / "server",
+        job=key,
+        patience=Patience(
+            min_sites=setup.min_sites,
+            timeout=settings.timeout,
+            knock=min(5.0, settings.timeout),
+            grace=settings.grace or math.inf,
+            pause=settings.pause,
+            knock_every=settings.knock_every,
+            checkpoint_seconds=settings.checkpoint_seconds,
+        ),
+        summing=summing,
+        observer=progress.round,
+        notify=progress.event,
+        max_norm=settings.max_norm,
+        stop=progress.pipe.pause.is_set,
+    )
+    engine.progress = progress
+    return engine
 
 
 def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
-    """The method's configuration, which all the sites have too."""
+    """Return the method's configuration, on which all sites have agreed.
+
+    Raises:
+        ConfigError: A site differs from the job, or refuses what the others agree on.
+    """
     path = setup.state / "agreement.json"
     if engine.resume() is not None:
         with readable(path, ConfigError):
             return agreed_config(job, from_text(path.read_text(encoding="utf-8")))
-    found = {s: from_tensors(s, t) for s, t in engine.public(DESCRIBE).items()}
-    require_as_declared(job, found)
-    config = agreed_config(job, found)
-    write_text(path, as_text(found))
+
+    descriptions = {
+        site: from_tensors(site, tensors)
+        for site, tensors in engine.public(DESCRIBE).items()
+    }
+    require_as_declared(job, descriptions)
+    config = agreed_config(job, descriptions)
+    text = as_text(descriptions)
+    write_text(path, text)
+
     progress.refusals.clear()
     try:
         total = engine.sum(
-            AGREE, descriptions=as_text(found), agreed=agreement_of(job, found)
+            AGREE, descriptions=text, agreed=agreement_of(job, descriptions)
         )
     except TrainingError as error:
         if progress.refusals:
@@ -286,47 +335,62 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     return config
 
 
-def _shared_scores(engine: Deployed) -> dict[str, Any]:
-    """The scores of those sites whose policy lets them go."""
-    found = {}
+def _fetch_shared_scores(engine: Deployed) -> dict[str, Any]:
+    """Return the scores of the sites whose policy shares them."""
+    scores = {}
     for site, tensors in engine.public(SCORES, all_sites=False).items():
         try:
-            found[site] = dict(
-                unpacked(tensors["scores"], most_values=MOST_SCORES, strict=False)
+            scores[site] = dict(
+                unpacked(tensors["scores"], most_values=MAX_SCORES, strict=False)
             )
         except (KeyError, ValueError, TypeError):
             logger.warning("site %r: its scores are not readable", site)
-    return found
+    return scores
 
 
 class Progress:
-    """What a server's run tells, and the transport of its engine, which sees replies
-    alone: here is noted why sites have no answer."""
+    """What a run publishes, and the transport of its engine.
+
+    The engine sees only replies; this wraps the pipe to note why sites do not answer.
+
+    Attributes:
+        path: The file of metrics, in the run's state.
+        pipe: The transport below.
+        metrics: Metrics of the newest round.
+        rounds: Number of committed rounds.
+        refusals: What sites refused, in the order in which they did.
+        is_trained: Whether training has ended. The server then asks for the sites' own
+            scores, which many of them refuse to send; these refusals are not published.
+    """
 
     def __init__(self, setup: Setup, pipe: Pipe, job: Job) -> None:
-        self.path, self.pipe = setup.state / METRICS, pipe
-        self._job, self._sites = job, len(setup.sites)
-        self._least = max(threshold(job, setup), setup.min_sites)  # are needed to go on
-        self._config: Any = None  # until all have agreed, which takes all of them
-        # site, kind → what was told of it last
-        self._said: dict[tuple[str, str], str] = {}
-        self._silent: dict[str, str] = {}  # site → why it gave no answer
-        self._rejected: dict[str, str] = {}  # site → its words
-        self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
+        self.path = setup.state / METRICS
+        self.pipe = pipe
         self.metrics: dict[str, float] = {}
         self.rounds = 0
         self.refusals: list[str] = []
-        # sites are asked for their own scores then, which most of them keep
-        self.trained = False
+        self.is_trained = False
+        self._job = job
+        self._sites = len(setup.sites)
+        # The sites that are needed to go on; all of them are needed to agree, and until
+        # then there is no configuration.
+        self._least = max(threshold(job, setup), setup.min_sites)
+        self._config: Any = None
+        self._published: dict[tuple[str, str], str] = {}  # (site, kind) -> newest text
+        self._silent: dict[str, str] = {}  # site -> why it gave no answer
+        self._rejected: dict[str, str] = {}  # site -> the text of its rejection
+        self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, Frame]]:
-        """As in `Transport`.
+        """Send each site its frame and yield replies, as `Transport.exchange` does.
 
-        Raises Paused if the run was asked to stop and waits for sites: one that was
-        lost can only come back with another submission. Raises ConfigError where so
-        many sites have rejected the job that the others are too few.
+        Raises:
+            Paused: The run was asked to stop while it waits for sites. A site that was
+                lost can only come back with another submission.
+            ConfigError: So many sites have rejected the job that the others are too
+                few.
         """
         silent = dict.fromkeys(frames, "not connected, or still busy")
         replies = self.pipe.exchange(
@@ -334,83 +398,97 @@ class Progress:
         )
         for site, reply in replies:
             silent.pop(site, None)
-            self._rejected.pop(site, None)  # if the reply is a refusal, `event` follows
-            self._approvals.remove(site)  # likewise
+            # If the reply is a refusal, `event` notes it again.
+            self._rejected.pop(site, None)
+            self._approvals.remove(site)
             yield site, reply
         if len(frames) - len(silent) < enough and self.pipe.pause.is_set():
             raise Paused
-        before, self._silent = (
-            self._silent,
-            silent | dict(getattr(self.pipe, "failed", {})),
-        )
+
+        before = self._silent
+        self._silent = silent | dict(getattr(self.pipe, "failed", {}))
         for site, reason in self._silent.items():
-            self._judge(site, reason)
-            if before.get(site) != reason:  # the same reason is told once
-                named = reason.startswith(f"site {site!r}")
-                text = reason if named else f"no answer from site {site!r}: {reason}"
+            self._note_decision(site, reason)
+            if before.get(site) != reason:  # each reason is published once
+                text = f"no answer from site {site!r}: {reason}"
+                if reason.startswith(f"site {site!r}"):
+                    text = reason
                 logger.info("%s", text)
-                self._tell(site, "silent", text)
+                self._publish_event(site, "silent", text)
         self._publish_approvals()
-        self._require_willing()
+        self._require_willing_sites()
 
     def begin(self, config: Any, resumed: State | None) -> None:
-        """The run starts, or goes on: what was told before is told again."""
+        """Publish the plan, and the earlier rounds of a run that resumes."""
         self._config = config
         self.rounds = resumed.round if resumed else 0
-        kept = rewound(self.path, _PART, self.rounds)
+        earlier = rewound(self.path, _PART, self.rounds)
         examples = resumed.facts.get("examples", 0) if resumed else 0
         self.plan([examples] if examples else [])
-        for entry in kept:
+        for entry in earlier:
             self.pipe.publish({"kind": "round", "evaluated": True, **entry})
 
     def warn(self, text: str) -> None:
-        """Say what a person should know before training."""
+        """Publish a warning that a person should read before training."""
         logger.warning("%s", text)
         self.pipe.publish({"kind": "event", "text": f"warning: {text}", "site": ""})
 
     def plan(self, sizes: list[int]) -> None:
-        """How long it will take. sizes: of the sites, or of all together; [] if not
-        known."""
+        """Publish how many rounds and examples the run will take.
+
+        Args:
+            sizes: Number of examples of each site, or of all together; empty if they
+                are not known.
+        """
         if sizes:
-            rounds, each = self._job.module.planned(self._config, sizes)
+            rounds, examples = self._job.module.planned(self._config, sizes)
         else:
-            rounds, each = planned_rounds(self._job, self._config) or 0, 0
-        line = {
-            "kind": "plan",
-            "title": self._job.title,
-            "rounds": rounds,
-            "examples": each,
-        }
-        self.pipe.publish({**line, "done": self.rounds})
+            rounds = planned_rounds(self._job, self._config) or 0
+            examples = 0
+        self.pipe.publish(
+            {
+                "kind": "plan",
+                "title": self._job.title,
+                "rounds": rounds,
+                "examples": examples,
+                "done": self.rounds,
+            }
+        )
 
     def round(self, result: RoundResult) -> None:
-        """A round was committed."""
-        self.rounds, self.metrics = result.round + 1, dict(result.metrics)
-        self._said.pop(("", "waiting"), None)
+        """Publish a committed round, and write its metrics if it was evaluated."""
+        self.rounds = result.round + 1
+        self.metrics = dict(result.metrics)
+        self._published.pop(("", "waiting"), None)
         entry = line_of(result, _PART, _PART, took_part=result.sites)
         if result.evaluated:
             add_line(self.path, entry)
         self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
     def event(self, event: Event) -> None:
-        """Something went wrong, or is well again."""
-        text = event.text  # a site's own words may leave out its name
+        """Note an event of the engine, and publish it if a person may want to know."""
+        text = event.text
+        # A site's own words may leave out its name.
         if event.site and repr(event.site) not in text:
             text = f"site {event.site!r}: {text}"
         if event.kind == "refused":
             self.refusals.append(text)
-            self._judge(event.site, text)
-        if event.kind == "waiting" and (missing := self._approvals.text):
-            text = f"{text}; {missing}"
-        if event.kind == "joined":  # what it says from now on is news
-            self._said.pop((event.site, "refused"), None)
-        if event.kind in _TOLD and not (self.trained and event.kind == "refused"):
-            self._tell(event.site, event.kind, text)
+            self._note_decision(event.site, text)
+        if event.kind == "waiting" and self._approvals.text:
+            text = f"{text}; {self._approvals.text}"
+        if event.kind == "joined":  # its next refusal is news, even with the same text
+            self._published.pop((event.site, "refused"), None)
+
+        is_withheld_score = self.is_trained and event.kind == "refused"
+        if event.kind in _PUBLISHED_EVENTS and not is_withheld_score:
+            self._publish_event(event.site, event.kind, text)
         logger.info("%s", text if event.kind == "waiting" else event.text)
 
-    def _judge(self, site: str, text: str) -> None:
-        """Note from a site's words whether people there have rejected or not approved
-        the job."""
+    def _note_decision(self, site: str, text: str) -> None:
+        """Note from a site's message whether people there rejected the job.
+
+        A site where nobody has decided yet is noted as one whose approval is missing.
+        """
         if f"site {site!r} {REJECTED}" in text:
             self._rejected[site] = text.removesuffix("; asked again")
             self._approvals.remove(site)
@@ -418,25 +496,25 @@ class Progress:
             self._approvals.add(site)
 
     def _publish_approvals(self) -> None:
-        """Say which approvals are missing, where that is news, here and to whoever
-        watches."""
+        """Log and publish which approvals are missing, if that is news."""
         line = self._approvals.news()
         if line is not None:
             logger.info("%s", line["text"])
             self.pipe.publish(line)
 
-    def _require_willing(self) -> None:
-        """Raises ConfigError where people at sites said no, and the others are too few."""
+    def _require_willing_sites(self) -> None:
+        """Raise ConfigError if sites rejected the job and the others are too few."""
         needed = self._sites if self._config is None else self._least
         if self._rejected and self._sites - len(self._rejected) < needed:
-            said = "; ".join(text for _, text in sorted(self._rejected.items()))
-            begin = " to begin" if self._config is None else ""
+            rejections = "; ".join(text for _, text in sorted(self._rejected.items()))
+            purpose = " to begin" if self._config is None else ""
             raise ConfigError(
-                f"{said}. {needed} of {self._sites} sites are needed{begin}, so this run is over; "
-                "once the job is approved, hand it in again"
+                f"{rejections}. {needed} of {self._sites} sites are needed{purpose}, "
+                "so this run is over; once the job is approved, submit it again"
             )
 
-    def _tell(self, site: str, kind: str, text: str) -> None:
-        if text != self._said.get((site, kind)):
-            self._said[site, kind] = text
+    def _publish_event(self, site: str, kind: str, text: str) -> None:
+        """Publish an event unless the same was published last for this site."""
+        if text != self._published.get((site, kind)):
+            self._published[site, kind] = text
             self.pipe.publish({"kind": "event", "text": text, "site": site})

@@ -11,14 +11,19 @@ from fednotes.core.parsing import number, read_json_table
 from fednotes.core.store import write_json
 
 APPROVALS_FILE = "approvals.json"  # in the state of a run at the server
-REPEAT_SECONDS = 300.0  # a list that has not changed is published again after so long
+REPEAT_SECONDS = 300.0  # a list that has not changed is published again after this
 
 
 class PendingApprovals:
     """The sites whose approval a run waits for.
 
-    The names are those of the run's own list: what a site sends decides only whether it
-    is on it. The times are kept on disk, so they survive a restart of the server.
+    The names come from the run's own list of sites: what a site sends decides only
+    whether it is waited for. The times are kept on disk, so they survive a restart of
+    the server.
+
+    Attributes:
+        since: Site to the seconds since the epoch at which it was first known not to
+            have approved.
 
     Args:
         path: The file in which the times are kept.
@@ -29,9 +34,11 @@ class PendingApprovals:
     def __init__(
         self, path: Path, sites: Collection[str], clock: Callable[[], float] = time.time
     ) -> None:
-        self._path, self._sites, self._clock = path, tuple(sites), clock
-        kept = read_json_table(path)
-        times = {site: number(kept, site) for site in self._sites}
+        self._path = path
+        self._sites = tuple(sites)
+        self._clock = clock
+        saved = read_json_table(path)
+        times = {site: number(saved, site) for site in self._sites}
         self.since = {site: since for site, since in times.items() if since is not None}
         self._published: tuple[str, ...] = ()
         self._published_at = 0.0
@@ -48,34 +55,40 @@ class PendingApprovals:
             write_json(self._path, self.since)
 
     def news(self) -> dict[str, Any] | None:
-        """Return a line of progress where the list has changed or has stood for a
-        while."""
+        """Return a line of progress if the list changed or was last published long ago.
+
+        An unchanged list is published again after `REPEAT_SECONDS`.
+        """
         names = tuple(site for site in self._sites if site in self.since)
         now = self._clock()
         stale = bool(names) and now - self._published_at >= REPEAT_SECONDS
         if names == self._published and not stale:
             return None
-        self._published, self._published_at = names, now
+        self._published = names
+        self._published_at = now
         text = waiting_text(self.since, now) or "no approval is missing any more"
         return {
             "kind": "approvals",
-            "since": {n: self.since[n] for n in names},
+            "since": {name: self.since[name] for name in names},
             "text": text,
         }
 
     @property
     def text(self) -> str:
-        """The list in words; "" where no approval is missing."""
+        """The list as a sentence; empty if no approval is missing."""
         return waiting_text(self.since, self._clock())
 
 
 def waiting_text(since: Mapping[str, float], now: float) -> str:
-    """Return whose approval is missing and for how long; "" for nobody's.
+    """Return a sentence that says whose approval is missing, and for how long.
 
     Args:
         since: Site to the seconds since the epoch at which it was first known not to
             have approved.
         now: The present, in seconds since the epoch.
+
+    Returns:
+        The sentence; empty if no approval is missing.
     """
     if not since:
         return ""
@@ -84,6 +97,7 @@ def waiting_text(since: Mapping[str, float], now: float) -> str:
 
 
 def _minutes(seconds: float) -> str:
+    """Return a duration, such as "2 h 05 min"."""
     minutes = max(0, int(seconds // 60))
     if minutes < 1:
         return "less than 1 min"

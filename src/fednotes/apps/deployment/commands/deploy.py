@@ -1,6 +1,6 @@
-"""The commands of a network: its kits, their check, and runs.
+"""The commands `provision`, `preflight` and `run`.
 
-Each ends with what to do next.
+Each ends with a hint about what to do next.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError, Train
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.authority import ProjectConfig, Secret
+    from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.runs import Run
     from fednotes.core.stopping import Interrupt
     from fednotes.jobs.results import RunResult
@@ -72,89 +73,117 @@ def provision(
         typer.Option(
             "--passphrase-file",
             metavar="FILE",
-            help="Read the passphrase from here, /dev/fd/3 too; with --protect a new one from the "
-            "next line. Without it the terminal asks.",
+            help="Read the passphrase from this file, such as /dev/fd/3, instead of "
+            "asking in the terminal; with --protect, the next line is the new one.",
         ),
     ] = None,
 ) -> None:
     """Create the kits of a network's server, sites and admin.
 
-    Also what its authority does later: revoke kits, renew them, replace the root.
+    Later, the same command revokes kits, renews them and replaces the root certificate.
     """
     from fednotes.apps.deployment.nvflare.authority import ProjectConfig, folders
-    from fednotes.apps.deployment.nvflare.authority import provision as make
+    from fednotes.apps.deployment.nvflare.authority import provision as create_kits
     from fednotes.apps.deployment.nvflare.certificates import TRUST
     from fednotes.core.settings import build, read_toml
 
     network = build(ProjectConfig, read_toml(project), str(project))
-    secret = _passphrase(passphrase)
+    secret = _passphrase_reader(passphrase)
     if sign is not None or new_root or protect or revoke:
-        _at_authority(network, out, secret, sign, overlap if new_root else 0, protect)
+        _change_authority(
+            network,
+            out,
+            secret,
+            request=sign,
+            overlap=overlap if new_root else 0,
+            protect=protect,
+        )
         if not (revoke or again):
             return
-    there = {name for name, folder in folders(network, out).items() if folder.exists()}
-    kits = make(network, out, tuple(again or ()), tuple(revoke or ()), secret)
+
+    existing = {
+        name for name, folder in folders(network, out).items() if folder.exists()
+    }
+    kits = create_kits(network, out, tuple(again or ()), tuple(revoke or ()), secret)
     for name, folder in kits.items():
-        kept = (
-            "kept"
-            if folder.exists()
-            else "handed over earlier; to replace it: --again " + name
-        )
-        say(
-            f"{name}: {folder} ({kept if name in there or not folder.exists() else 'new'})"
-        )
+        if not folder.exists():
+            state = f"handed over earlier; to replace it: --again {name}"
+        elif name in existing:
+            state = "kept"
+        else:
+            state = "new"
+        say(f"{name}: {folder} ({state})")
     if revoke or again:
         names = ", ".join([*(revoke or ()), *(again or ())])
-        say(f"{names}: what is on record as made before counts no more")
-        where = f"{out / TRUST} to the server, and to who is offline"
-        say(f"next: {where}: fednotes kit trust KIT FILE")
-    say(f"{out / 'authority'} signs new kits: keep it offline, hand it to nobody")
+        say(f"{names}: every earlier kit of this name is revoked")
+        say(
+            f"next: give {out / TRUST} to the server, and to sites that are offline; "
+            "run there: fednotes kit trust KIT FILE"
+        )
+    say(f"{out / 'authority'} signs new kits: keep it offline and share it with nobody")
     say(
-        "next: give each its folder over a channel you trust; there: fednotes preflight KIT"
+        "next: give each participant its folder over a channel you trust; run there: "
+        "fednotes preflight KIT"
     )
 
 
-def _at_authority(
+def _change_authority(
     network: ProjectConfig,
     out: Path,
     secret: Secret,
-    sign: Path | None,
+    *,
+    request: Path | None,
     overlap: int,
     protect: bool,
 ) -> None:
-    """What changes the authority itself, and answers requests. overlap: 0 keeps its
-    root."""
+    """Change the authority itself, and sign a request.
+
+    Args:
+        network: The project.
+        out: The folder of the kits and of the authority.
+        secret: Returns a passphrase, given what it is for.
+        request: A kit's request for a new certificate; None for no request.
+        overlap: Days for which a replaced root stays valid; 0 keeps the root.
+        protect: Whether to encrypt the authority's key.
+    """
     from fednotes.apps.deployment.nvflare.authority import authority_of
     from fednotes.apps.deployment.nvflare.certificates import TRUST, bytes_of
     from fednotes.core.store import write_out
 
-    authority, answer = authority_of(network, out, secret), b""
+    authority = authority_of(network, out, secret)
+    certificates = b""
     if overlap:
         authority.replace(overlap)
     if protect:
         authority.protect()
-    if sign is not None:
+    if request is not None:
         try:
-            answer = authority.renew(bytes_of(sign), network.kit_of)
+            certificates = authority.renew(bytes_of(request), network.kit_of)
         except RefusedError as error:
-            raise ConfigError(f"{sign}: {error}; nothing was signed") from error
+            raise ConfigError(f"{request}: {error}; nothing was signed") from error
     authority.keep()
-    if sign is not None:
-        path = sign.with_suffix(".signed.pem")
-        write_out(path, answer.decode())
+
+    if request is not None:
+        path = request.with_suffix(".signed.pem")
+        write_out(path, certificates.decode())
         say(
-            f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE"
+            f"next: give {path} to the kit's owner; run there: fednotes kit renew KIT "
+            "--take FILE"
         )
     if protect:
-        say("the authority's key has a passphrase now; without it nobody can sign kits")
+        say("the authority's key now has a passphrase; without it nobody can sign kits")
     if overlap:
         say(f"next: {out / TRUST} to the server first: fednotes kit trust KIT {TRUST}")
         say("      sites that connect get it by themselves; then renew each kit within")
         say(f"      {overlap} days: fednotes kit renew KIT")
 
 
-def _passphrase(path: Path | None) -> Secret:
-    """What asks for passphrases: a line of a file each, or the terminal."""
+def _passphrase_reader(path: Path | None) -> Secret:
+    """Return a function that asks for a passphrase once and then remembers it.
+
+    Args:
+        path: A file with a passphrase on each line; None to ask in the terminal.
+    """
     from fednotes.apps.deployment.nvflare.certificates import bytes_of
 
     lines = None if path is None else iter(bytes_of(path).splitlines())
@@ -162,16 +191,20 @@ def _passphrase(path: Path | None) -> Secret:
     @cache
     def ask(what: str) -> bytes:
         if lines is not None:
-            if not (line := next(lines, b"")):
+            line = next(lines, b"")
+            if not line:
                 raise ConfigError(f"{path}: has no line for {what}")
             return line
         if not sys.stdin.isatty():
             raise ConfigError(
-                f"{what} is needed: run this in a terminal, or --passphrase-file FILE"
+                f"{what} is needed: run this in a terminal, or give --passphrase-file "
+                "FILE"
             )
-        new = what.startswith("a new")
         text: str = typer.prompt(
-            what, hide_input=True, confirmation_prompt=new, err=True
+            what,
+            hide_input=True,
+            confirmation_prompt=what.startswith("a new"),
+            err=True,
         )
         return text.encode()
 
@@ -183,41 +216,59 @@ def preflight(kit: Kit) -> None:
     """Check whether a kit can run, with a remedy for each problem."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.nvflare.processes import status
-    from fednotes.apps.deployment.preflight import preflight as check
-    from fednotes.apps.deployment.status import connection
+    from fednotes.apps.deployment.preflight import preflight as check_kit
     from fednotes.cli.display import sheet
 
-    checks = check(kit)
+    checks = check_kit(kit)
     table = sheet("check", "", "finding", left=3)
     marks = {True: ("ok", ""), False: ("wrong", "bold red"), None: ("look", "yellow")}
-    for found in checks:
-        mark, style = marks[found.ok]
+    for check in checks:
+        mark, style = marks[check.ok]
         table.add_row(
-            found.what, mark, Text(clean(found.told), overflow="fold"), style=style
+            check.subject,
+            mark,
+            Text(clean(check.message), overflow="fold"),
+            style=style,
         )
     console.print(table)
-    wrong = [found for found in checks if found.ok is False]
-    if wrong:
+    failures = sum(check.ok is False for check in checks)
+    if failures:
         raise FednotesError(
-            f"{kit}: {len(wrong)} of the checks above must be mended first"
+            f"{kit}: {failures} of the checks above must be mended first"
         )
+
     role = read_kit(kit).role
-    if role != "admin" and (process := status(kit)).running:
-        up, told = connection(kit, process) if role == "site" else (True, "")
-        if up:
-            say(f"next: it runs; fednotes {role} status {kit}")
-        else:
-            say(f"{told}, but its port does: as while it starts, and for a revoked kit")
-            say(
-                f"next: for the coordinator's trust.pem: fednotes kit trust {kit} trust.pem"
-            )
+    process = status(kit)
+    if role != "admin" and process.running:
+        _say_how_it_runs(kit, role, process)
         return
-    following = {
+    next_commands = {
         "server": f"fednotes server start {kit}",
         "site": f"fednotes site start {kit} --site FILE",
         "admin": f"fednotes run JOB --on {kit} --out RUN",
     }
-    say(f"next: {following[role]}")
+    say(f"next: {next_commands[role]}")
+
+
+def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
+    """Say whether a running process is connected, and what to do next."""
+    from fednotes.apps.deployment.status import connection
+
+    is_connected = True
+    message = ""
+    if role == "site":
+        is_connected, message = connection(kit, process)
+    if is_connected:
+        say(f"next: it runs; fednotes {role} status {kit}")
+        return
+    say(
+        f"{message}, although the server's port answers: the server is still starting, "
+        "or it has revoked this kit"
+    )
+    say(
+        "next: if it stays so, ask the coordinator for the newest trust.pem: "
+        f"fednotes kit trust {kit} trust.pem"
+    )
 
 
 @in_panel(DEPLOY)
@@ -242,121 +293,141 @@ def run(
 
     if attach + abort + bool(job) != 1:
         raise ConfigError(
-            "give a job to hand in, or --attach --out RUN to go on watching one, or --abort "
-            "--out RUN to end one"
+            "give a job to submit, --attach --out RUN to watch a run again, or --abort "
+            "--out RUN to abort one"
         )
-    with end_at_once("stopped; nothing was handed in") as farewell:
+    with end_at_once("stopped; nothing was submitted") as farewell:
         if abort:
             farewell.line = (
                 f"stopped; the run may go on: fednotes run --abort --out {out}"
             )
             _abort(out, on)
         elif attach:
-            farewell.line = _goes_on(out)
-            _watch(_known(out, on), out)
+            farewell.line = _attach_hint(out)
+            _watch(_read_run(out, on), out)
         else:
-            _watch(_handed_in(job, on, out, settings, farewell), out, fresh=True)
+            submitted = _submit(job, on, out, settings=settings, farewell=farewell)
+            _watch(submitted, out, fresh=True)
 
 
-def _goes_on(out: Path) -> str:
+def _attach_hint(out: Path) -> str:
     return f"the run goes on; to watch it again: fednotes run --attach --out {out}"
 
 
-def _known(out: Path, on: Path | None) -> Run:
+def _read_run(out: Path, on: Path | None) -> Run:
+    """Return the run of a folder, with the kit that the command names, if any."""
     from fednotes.apps.deployment.runs import read_run
 
-    known = read_run(out)
-    return known if on is None else replace(known, kit=on.resolve())
+    run = read_run(out)
+    return run if on is None else replace(run, kit=on.resolve())
 
 
-def _handed_in(
+def _submit(
     job: str,
     on: Path | None,
     out: Path,
+    *,
     settings: list[str] | None,
     farewell: Interrupt,
 ) -> Run:
-    """Hand a job in as a run that has OUT; no run is at the server that no folder
-    knows."""
+    """Submit a job as a new run.
+
+    The run claims its folder first, so that each run at the server has one.
+    """
     from fednotes.apps.deployment.runs import (
-        admin_kit,
-        claim,
-        hand_in,
-        prepare,
-        release,
+        claim_folder,
+        open_admin_kit,
+        prepare_run,
+        release_folder,
+        submit_run,
     )
     from fednotes.jobs.declaration import load_declared
 
     if on is None:
         raise ConfigError("--on KIT: the admin's kit is needed")
-    kit, person = admin_kit(on)
+    kit, person = open_admin_kit(on)
     parsed, declared = load_declared(job, tuple(settings or ()))
-    known, least = prepare(parsed, declared, kit, out, time.time())
+    run, least = prepare_run(parsed, declared, kit, out=out, when=time.time())
     for text in parsed.module.warnings(parsed.config):
         say(f"warning: {text}")
     from fednotes.apps.deployment.nvflare.server import connect
 
-    claim(known, declared, out)
-    farewell.undo = lambda: release(out)
-    handing = False
+    claim_folder(run, declared, out)
+    farewell.undo = lambda: release_folder(out)
+    is_submitting = False
     try:
         with connect(kit, person) as session:
-            handing, farewell.undo = True, None
-            farewell.line = f"stopped while it was handed in; whether it was: fednotes run --attach --out {out}"
-            hand_in(session, known, declared, least, out)
+            is_submitting = True
+            farewell.undo = None
+            farewell.line = (
+                "stopped while the job was submitted; to see whether the server has "
+                f"it: fednotes run --attach --out {out}"
+            )
+            submit_run(session, run, declared, least=least, out=out)
     except BaseException as error:
-        if not handing or not isinstance(error, TrainingError):
-            release(out)  # the server has nothing
+        if not is_submitting or not isinstance(error, TrainingError):
+            release_folder(out)  # the server does not have the job
         raise
-    farewell.line = _goes_on(out)
-    say(f"handed in as run {known.name}, job {known.fingerprint[:12]}")
-    return known
+    farewell.line = _attach_hint(out)
+    say(f"submitted as run {run.name}, job {run.fingerprint[:12]}")
+    return run
 
 
-def _watch(known: Run, out: Path, fresh: bool = False) -> None:
+def _watch(run: Run, out: Path, *, fresh: bool = False) -> None:
     from fednotes.apps.deployment.nvflare.server import connect
-    from fednotes.apps.deployment.runs import Follower, admin_kit, watched
+    from fednotes.apps.deployment.runs import (
+        Follower,
+        follow_with_reconnects,
+        open_admin_kit,
+    )
     from fednotes.cli.display import RichDisplay
 
-    kit, person = admin_kit(known.kit)
+    kit, person = open_admin_kit(run.kit)
     with RichDisplay(console) as display:
-        follower = Follower(replace(known, kit=kit), out, display, say, fresh)
-        result = watched(follower, partial(connect, kit, person))
-    _told(out, known.name, result)
+        follower = Follower(
+            replace(run, kit=kit), out, display=display, say=say, fresh=fresh
+        )
+        result = follow_with_reconnects(follower, partial(connect, kit, person))
+    _say_results(out, run.name, result)
 
 
 def _abort(out: Path, on: Path | None) -> None:
     from fednotes.apps.deployment.nvflare.server import connect
-    from fednotes.apps.deployment.runs import abort, admin_kit
+    from fednotes.apps.deployment.runs import abort_run, open_admin_kit
 
-    known = _known(out, on)
-    kit, person = admin_kit(known.kit)
+    run = _read_run(out, on)
+    kit, person = open_admin_kit(run.kit)
     with connect(kit, person) as session:
-        abort(session, known, out)
-    say(f"run {known.name} was aborted; the server hands it in no more")
+        abort_run(session, run, out)
+    say(f"run {run.name} was aborted; the server does not resubmit it")
     say(
-        f"each site keeps what it has of it: KIT/state/{known.name}, and its ledger and decisions"
+        f"each site keeps its files of this run: KIT/state/{run.name}, its ledger and "
+        "its decisions"
     )
-    say("next: what waited behind it begins by itself; another job takes another --out")
+    say("next: runs that waited begin by themselves; another job needs another --out")
 
 
-def _told(out: Path, name: str, result: RunResult) -> None:
+def _say_results(out: Path, name: str, result: RunResult) -> None:
+    """Write the report and model cards of a finished run, and say where they are."""
     from fednotes.jobs.card import write_cards
     from fednotes.report.html import write_report
 
     f1 = result.metrics.get("valid_f1")
-    judged = f", F1 {f1:.3f} on all sites' validation data" if f1 is not None else ""
+    score = f", F1 {f1:.3f} on all sites' validation data" if f1 is not None else ""
     rounds = result.conditions.get("federated", {}).get("rounds")
-    say(f"done: {rounds} rounds in {result.seconds or 0:.0f} s{judged}")
+    say(f"done: {rounds} rounds in {result.seconds or 0:.0f} s{score}")
     say(*result.notes)
-    for sharing, scores in result.sites.items():
+    for site, scores in result.sites.items():
         if scores:
-            say(f"{sharing} shares its scores: {json.dumps(scores['federated'])[:200]}")
+            say(f"{site} shares its scores: {json.dumps(scores['federated'])[:200]}")
     write_cards(out)
     say(f"report: {write_report(out)}")
     say(f"each site has its model and its own scores in KIT/results/{name}")
-    made = out / "model"
-    place = made if made.exists() else Path("KIT") / "results" / name / "model"
-    where = "" if made.exists() else "at a site: "
-    first, *more = (line.format(place=place) for line in result.words["next"])
-    say(f"next: {where}{first}", *(f"      {line}" for line in more))
+
+    model = out / "model"
+    place = ""
+    if not model.exists():
+        model = Path("KIT") / "results" / name / "model"
+        place = "at a site: "
+    first, *more = (line.format(place=model) for line in result.words["next"])
+    say(f"next: {place}{first}", *(f"      {line}" for line in more))

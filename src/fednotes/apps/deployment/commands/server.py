@@ -75,10 +75,10 @@ def require_ready(
 
 def require_sound(kit: Path, source: Path | None = None) -> None:
     """Raises ConfigError for what `preflight` finds wrong with the kit itself."""
-    from fednotes.apps.deployment.preflight import before_start
+    from fednotes.apps.deployment.preflight import problems_before_start
 
-    if wrong := before_start(kit, source):
-        raise ConfigError(f"{kit}: {'; '.join(check.told for check in wrong)}")
+    if wrong := problems_before_start(kit, source):
+        raise ConfigError(f"{kit}: {'; '.join(check.message for check in wrong)}")
 
 
 def begin(kit: Path) -> Status:
@@ -136,14 +136,14 @@ def _ready(kit: Path, files: Path | None) -> None:
 
     Raises ConfigError for what is in its way.
     """
-    from fednotes.apps.deployment.preflight import port_check
+    from fednotes.apps.deployment.preflight import check_port
     from fednotes.apps.deployment.server import SERVER_FILE
     from fednotes.apps.deployment.site_file import install
 
     require_ready(kit, "server")
-    port = port_check(kit)
-    if "is free" not in port.told:
-        raise ConfigError(f"{kit}: port {port.told}")
+    port = check_port(kit)
+    if "is free" not in port.message:
+        raise ConfigError(f"{kit}: port {port.message}")
     if files is not None:
         install(files, kit, SERVER_FILE)
 
@@ -162,12 +162,12 @@ def server_start(kit: Kit, files: Files = None) -> None:
     """Start the server in the background and resume its runs."""
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.apps.deployment.preflight import await_answer
+    from fednotes.apps.deployment.preflight import await_server
     from fednotes.apps.deployment.status import last_words
 
     _ready(kit, files)
     begun, port = begin(kit), read_kit(kit).port
-    problem = await_answer(kit, START_SECONDS, lambda: processes.status(kit).running)
+    problem = await_server(kit, START_SECONDS, lambda: processes.status(kit).running)
     if problem:
         said = last_words(kit)
         processes.stop(kit)

@@ -99,12 +99,12 @@ def _say_contact(kit: Path, begun: Status) -> None:
     Raises FednotesError if it does not.
     """
     from fednotes.apps.deployment.nvflare import processes
-    from fednotes.apps.deployment.preflight import reached
+    from fednotes.apps.deployment.preflight import check_server
     from fednotes.apps.deployment.status import await_contact, connection, last_words
 
-    way = reached(kit)
-    if not way.ok:
-        say(f"not connected yet: {way.told}; it goes on trying")
+    connection_check = check_server(kit)
+    if not connection_check.ok:
+        say(f"not connected yet: {connection_check.message}; it keeps trying")
         say(f"next: fednotes preflight {kit}")
         return
     known = await_contact(kit, begun.pid, START_SECONDS)
