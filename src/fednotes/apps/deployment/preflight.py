@@ -185,7 +185,8 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
     yield Check(
         "site file",
         ok=True,
-        message=f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}",
+        message=f"sums over {policy.min_sites} sites and more, "
+        f"secure sum {policy.secure_sum}",
     )
 
     missing = [
@@ -234,8 +235,8 @@ def check_port(kit: Path) -> Check:
     return Check(
         "port",
         ok=False,
-        message=f"{port} is in use by another program ({problem}): stop that program, or make "
-        "kits with another port",
+        message=f"{port} is in use by another program ({problem}): stop that program, "
+        "or make kits with another port",
     )
 
 
