@@ -48,7 +48,7 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     kits, h1 = base / "kits", base / "kits/sites/h1"
     told = provisioned(base, "--revoke", "h2")
     assert "h2: every earlier kit of this name is revoked" in told
-    assert f"next: {kits / 'trust.pem'} to the server" in told
+    assert f"next: give {kits / 'trust.pem'} to the server" in told
     first = (kits / "trust.pem").read_bytes()
     (base / "first.pem").write_bytes(first)
     provisioned(base, "--revoke", "admin")
@@ -138,7 +138,7 @@ def test_the_end_is_warned_of_sixty_days_before(
 def test_the_root_is_replaced_and_all_kits_are_renewed(base: Path) -> None:
     kits = base / "kits"
     told = provisioned(base, "--new-root", "--overlap", "30")
-    assert f"next: {kits / 'trust.pem'} to the server first" in told
+    assert f"next: give {kits / 'trust.pem'} to the server first" in told
     assert "is being replaced until" in provisioned(base, "--new-root")
     for kit in (kits / "server", kits / "admin", kits / "sites/h1"):
         given("kit", "renew", kit, "--out", "request.pem")

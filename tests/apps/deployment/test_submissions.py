@@ -201,7 +201,7 @@ def prepared(tmp_path: Path) -> tuple[Run, Table, int]:
     path.write_text('method = "distill"\n[sites.h1]\n[sites.h2]\n[sites.h3]\n')
     parsed, declared = load_declared(path)
     run, least = prepare_run(
-        parsed, declared, tmp_path / "admin", tmp_path / "out", 0.0
+        parsed, declared, tmp_path / "admin", out=tmp_path / "out", when=0.0
     )
     return run, declared, least
 
