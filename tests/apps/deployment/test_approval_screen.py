@@ -163,7 +163,10 @@ def test_a_job_s_words_cannot_show_another_job(
     for module in (shared, kit_cli):
         monkeypatch.setattr(module, "console", console)
     kit_cli._show_job(
-        kit, forged, table_fingerprint(forged), read_policy(kit).quorum("h1")
+        kit,
+        forged,
+        key=table_fingerprint(forged),
+        quorum=read_policy(kit).quorum("h1"),
     )
     rows = screen.getvalue().split("\n")
     assert rows[0] == f"fingerprint {table_fingerprint(forged)}"
@@ -299,7 +302,9 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
 
     assert "there is no audit of this job" in approve(None, 2)
     for change in ({"site": "h2"}, {"fingerprint": "0" * 64}):
-        assert "are asked about" in approve(right.model_copy(update=change), 2)
+        assert "are needed: fednotes audit" in approve(
+            right.model_copy(update=change), 2
+        )
     untried = Leak(attack="b", why="could not be tried: x")
     # or of a version with fewer
     for some in ([fine, *others, untried], [], others[1:]):
@@ -314,7 +319,7 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
         "approve", kit, table_fingerprint(table), "--audit", kit, code=2
     )
     asked(kit, fewer := {**table, "sites": SITES[:2]})  # of which a sum tells more
-    assert "not of the sites that the job's table has" in approve(right, 2)
+    assert "not those of the job's table" in approve(right, 2)
     assert not (kit / RULES / "audits" / table_fingerprint(fewer)).exists()
 
 

@@ -53,12 +53,12 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     (base / "first.pem").write_bytes(first)
     provisioned(base, "--revoke", "admin")
     told = given("kit", "trust", h1, kits / "trust.pem")
-    assert "taken in as number 3: 2 certificates count no more" in told
+    assert "installed as number 3: 2 certificates are revoked" in told
     assert "nothing new" in given("kit", "trust", h1, kits / "trust.pem")
     told = given("kit", "trust", h1, base / "first.pem")
     assert told == (
-        f"error: {base / 'first.pem'}: number 2 is not newer than 3, this kit's own; the kit is as "
-        "it was"
+        f"error: {base / 'first.pem'}: number 2 is not newer than 3, this kit's own; the kit is "
+        "unchanged"
     )
     (base / "cut.pem").write_bytes((kits / "trust.pem").read_bytes()[:-100])
     assert "cut short" in given("kit", "trust", h1, base / "cut.pem")
@@ -66,7 +66,9 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     assert "not a kit" in given("kit", "trust", base, kits / "trust.pem")
     assert "'h9' is no kit of this project" in provisioned(base, "--revoke", "h9")
     given("kit", "trust", kits / "sites/h2", kits / "trust.pem")
-    assert "this kit cannot work any more" in given("site", "status", kits / "sites/h2")
+    assert "this kit does not work any more" in given(
+        "site", "status", kits / "sites/h2"
+    )
     assert any(
         "was revoked on" in check.message for check in preflight(kits / "sites/h2")
     )
@@ -102,7 +104,7 @@ def test_a_kit_is_renewed_by_two_files(
         )
     assert processes.status is real
     assert "nothing was signed" in provisioned(base, "--sign", base / "project.toml")
-    assert "the kit is as it was" in given(
+    assert "the kit is unchanged" in given(
         "kit", "renew", h1, "--take", base / "project.toml"
     )
     until = datetime.now(UTC) + timedelta(360)
@@ -129,7 +131,7 @@ def test_the_end_is_warned_of_sixty_days_before(
     provisioned(base, "--new-root", "--overlap", days)
     h2 = kits / "sites/h2"
     assert "expires" not in given("site", "status", h2)
-    assert "a new root; the one before counts until" in given(
+    assert "a new root; the replaced one is valid until" in given(
         "kit", "trust", h2, kits / "trust.pem"
     )
     assert ("the certificate expires on" in given("site", "status", h2)) is warned

@@ -129,7 +129,7 @@ def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
         in told
     )
     told = given("reject", kit, key[:8])
-    assert f"({key[:12]}), an approval is taken back" in told
+    assert f"({key[:12]}), its approval is taken back" in told
     assert approvals_of(kit).last_approved() is None
     assert f"approved: job ({key[:12]})" in given(
         "approve", kit, key[:6].upper(), "--yes"

@@ -15,7 +15,7 @@ import pytest
 from fednotes.apps.deployment.agreement import Description, agreed_config
 from fednotes.apps.deployment.nvflare.processes import RateLimit
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
-from fednotes.apps.deployment.status import last_problem
+from fednotes.apps.deployment.status import find_last_problem
 from fednotes.cli import app, shared
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Reply, WireError, decode_reply, encode
@@ -68,7 +68,7 @@ def test_a_log_has_one_line(tmp_path: Path) -> None:
     handler.close()
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert plain(line)
-    problem = last_problem(tmp_path / "log")
+    problem = find_last_problem(tmp_path / "log")
     assert problem is not None
     assert problem.text.startswith("site 1")
 

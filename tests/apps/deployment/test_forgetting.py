@@ -82,7 +82,7 @@ def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
     (kit / "state" / "link").symlink_to(kit / "rules")
     before = files_of(kit)
     told = given("forget", "--", kit, name, code=2)
-    assert f"keeps nothing of a run {name!r}; it does of: run1, run2" in told
+    assert f"keeps nothing of a run {name!r}; its runs are: run1, run2" in told
     assert files_of(kit) == before
 
 
@@ -90,12 +90,12 @@ def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """By the lock that its process holds, and by the process, before it has the lock."""
     before = files_of(kit)
     with hold_state(kit / "state" / "run1"):
-        assert "run run1 is alive, and nothing was deleted" in given(
+        assert "run run1 is in progress, and nothing was deleted" in given(
             "forget", kit, "run1", code=2
         )
     running = processes.Status("posts", "site", 7, (JOB_ID,), kit / "log")
     monkeypatch.setattr(processes, "status", lambda kit: running)
-    assert "run run1 is alive, and nothing was deleted" in given(
+    assert "run run1 is in progress, and nothing was deleted" in given(
         "forget", kit, "run1", code=2
     )
     assert files_of(kit) == before

@@ -254,7 +254,7 @@ def test_a_site_s_status_says_whether_the_server_answers(
 
 def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
     log = tmp_path / "fednotes.log"
-    assert kit_status.last_problem(log) is None
+    assert kit_status.find_last_problem(log) is None
     when = datetime.now().replace(microsecond=0) - timedelta(seconds=30)
     log.write_text(
         f"{when},001 ERROR nvflare.x: not ours\n"
@@ -263,9 +263,9 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
         f"{when},003 INFO fednotes.contact: connected to the server\n"
         f"{when},004 INFO fednotes.apps.deployment.rules: refused @scores (9): this site's scores stay here\n"
     )
-    found = kit_status.last_problem(log)
+    found = kit_status.find_last_problem(log)
     assert found == kit_status.LoggedProblem(when, "refused give (7): no room")
-    assert found.recent
+    assert found.is_recent
 
 
 def test_how_runs_stand_is_what_the_server_kept(tmp_path: Path) -> None:
@@ -277,9 +277,9 @@ def test_how_runs_stand_is_what_the_server_kept(tmp_path: Path) -> None:
         "r4": {"status": "running", "problem": ""},
     }.items():
         write_json(tmp_path / "state" / run / "outcome.json", outcome)
-    assert sorted(kit_status.from_files(tmp_path)) == [
+    assert sorted(kit_status.describe_saved_runs(tmp_path)) == [
         "run r1: done",
         "run r2: waits for h2",
         "run r3: failed: no room",
-        "run r4: running, goes on when the server is started",
+        "run r4: running, resumes when the server is started",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fednotes.apps.deployment.status import progress_text
+from fednotes.apps.deployment.status import describe_progress
 from fednotes.apps.deployment.waiting import (
     APPROVALS_FILE,
     PendingApprovals,
@@ -79,13 +79,13 @@ def test_the_status_of_a_server_counts_to_the_present() -> None:
         "site": "discharge",
         "text": "site 'discharge' has not approved",
     }
-    told = progress_text({"lines": [silent, published], "sites": ["reports"]})
+    told = describe_progress({"lines": [silent, published], "sites": ["reports"]})
     begin, waiting = told.split("; ")
     assert begin == "before round 1, with reports"
     assert waiting.startswith("waiting for the approval of: discharge (")
     assert int(waiting.split("(")[1].split(" h")[0]) > 480_000  # hours since 1970
     over = {"kind": "approvals", "since": {}, "text": "no approval is missing any more"}
-    told = progress_text({"lines": [published, over], "sites": ["reports"]})
+    told = describe_progress({"lines": [published, over], "sites": ["reports"]})
     assert told == "before round 1, with reports"
 
 

@@ -1,9 +1,8 @@
-"""What `site status` and `server status` know of processes, connection and runs; and
-`site forget`.
+"""What `site status` and `server status` show, and what `site forget` deletes.
 
-A site's own process writes whether the server answers, its ledger says which run it
-serves, its log what went wrong. The server is asked itself, by the identity that it has
-for that.
+A site's own process writes down whether the server answers, its ledger tells which run
+it serves, and its log tells what went wrong. The server is asked itself, with the
+certificate that it has for that.
 """
 
 from __future__ import annotations
@@ -37,60 +36,76 @@ from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.token_cache import clear_caches
-from fednotes.engines.launch import hold_state, read_outcome
+from fednotes.engines.launch import read_outcome
 
-TAIL = 200_000  # bytes of a log or a ledger that are looked at
+TAIL_BYTES = 200_000  # of a log or a ledger that are read
 RECENT = timedelta(minutes=2)
-SEEN_SECONDS = 15.0  # a site that is up tells the server so every 5 s
-SHOWN_RUNS = 5
-STATE = "state"  # of a kit: what it keeps of runs
+SEEN_SECONDS = 15.0  # a site that is up reports to the server every 5 s
+MAX_FINISHED_RUNS = 5  # that are shown
+STATE = "state"  # folder in a kit: states of runs
+_SECONDS_A_DAY = 86_400
 _LINE = re.compile(
-    r"(\S+ \S+?)(?:,\d+)? (INFO|WARNING|ERROR|CRITICAL) (fednotes\.\S+): (.*)"
+    r"(?P<time>\S+ \S+?)(?:,\d+)? (?P<level>INFO|WARNING|ERROR|CRITICAL) "
+    r"fednotes\.\S+: (?P<text>.*)"
 )
 
-# Of these a line of their own tells how it stands now; that scores stay here is no
-# problem.
-_KNOWN = re.compile(
-    r"fednotes site approve|the server has not answered|has not been heard of|refused @scores"
+# The status has a line of its own for each of these, with the present state. That a site
+# does not share its scores is not a problem.
+_SHOWN_ELSEWHERE = re.compile(
+    r"fednotes site approve|the server has not answered|has not been heard of"
+    r"|refused @scores"
+)
+
+# A kind of scores, the score of that kind to show, and its label.
+_SHOWN_SCORES = (
+    ("strict", "f1", "strict F1"),
+    ("phenotypes", "f1", "macro F1"),
+    ("codes", "auroc", "AUROC of codes"),
+    ("masked", "accuracy", "masked words guessed"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedProblem:
-    """The newest line of a log that says that something went wrong. when: local time."""
+    """The newest line of a log that reports a problem.
+
+    Attributes:
+        when: Time of the line, in local time.
+        text: Its message.
+    """
 
     when: datetime
     text: str
 
     @property
-    def recent(self) -> bool:
+    def is_recent(self) -> bool:
+        """Whether it was logged within the last minutes."""
         return datetime.now() - self.when < RECENT
 
 
-def last_problem(log: Path) -> LoggedProblem | None:
-    """What our own part of a kit's processes complained of last."""
-    for line in reversed(_tail(log)):
-        found = _LINE.fullmatch(line)
-        if (
-            found
-            and not _KNOWN.search(line)
-            and (found[2] != "INFO" or "refused " in found[4])
-        ):
-            with suppress(ValueError):
-                return LoggedProblem(datetime.fromisoformat(found[1]), found[4])
+def find_last_problem(log: Path) -> LoggedProblem | None:
+    """Return the newest problem that fednotes itself wrote to the log of a kit."""
+    for line in reversed(_read_tail(log)):
+        match = _LINE.fullmatch(line)
+        if match is None or _SHOWN_ELSEWHERE.search(line):
+            continue
+        if match["level"] == "INFO" and "refused " not in match["text"]:
+            continue
+        with suppress(ValueError):
+            return LoggedProblem(datetime.fromisoformat(match["time"]), match["text"])
     return None
 
 
-def last_words(kit: Path) -> str:
-    """The last line that a process printed, which is why it ended."""
-    lines = [line.strip() for line in _tail(kit / OUTPUT_FILE) if line.strip()]
+def read_last_words(kit: Path) -> str:
+    """Return the last line that a process printed, which tells why it ended."""
+    lines = [line.strip() for line in _read_tail(kit / OUTPUT_FILE) if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"
 
 
-def _tail(path: Path) -> list[str]:
+def _read_tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
@@ -99,85 +114,99 @@ def _tail(path: Path) -> list[str]:
 # ---- a site --------------------------------------------------------------------------
 
 
-def connection(kit: Path, found: Status) -> tuple[bool, str]:
-    """Whether a site's process hears of the server, and a line for a person."""
+def describe_connection(kit: Path, process: Status) -> tuple[bool, str]:
+    """Return whether the server answers a site's process, and a line about it.
+
+    Args:
+        kit: The site's kit.
+        process: Its process.
+    """
     facts = read_kit(kit)
     where = f"{facts.server}:{facts.port}"
-    known = contact_of(kit, found.pid)
-    if not found.running:
+    contact = contact_of(kit, process.pid)
+    if not process.running:
         return False, f"not connected to {where}"
-    if known is not None and known.refused:
-        return False, f"not connected: {where} refuses this site: {known.refused}"
-    if known is None or not known.last:
+    if contact is not None and contact.refused:
+        return False, f"not connected: {where} refuses this site: {contact.refused}"
+    if contact is None or not contact.last:
         return False, f"not connected to {where}: it has not answered yet"
-    if not connected(known, time.time()):
-        return (
-            False,
-            f"not connected: {where} has not answered since {_clock(known.last)}",
-        )
-    return True, f"connected to {where} since {_clock(known.since)}"
+    if not connected(contact, time.time()):
+        since = _format_time(contact.last)
+        return False, f"not connected: {where} has not answered since {since}"
+    return True, f"connected to {where} since {_format_time(contact.since)}"
 
 
 def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | None:
-    """What a site's new process knows, once the server has answered or refused it."""
+    """Wait until the server has answered or refused a site's new process.
+
+    Args:
+        kit: The site's kit.
+        pid: The process.
+        seconds: How long to wait.
+
+    Returns:
+        What the process knows of the server; None if it has not answered in time.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        known = contact_of(kit, pid)
-        if known is not None and (known.last or known.refused):
-            return known
+        contact = contact_of(kit, pid)
+        if contact is not None and (contact.last or contact.refused):
+            return contact
         time.sleep(0.3)
     return None
 
 
-def serving(kit: Path, found: Status) -> list[str]:
-    """The runs whose processes are here, and how far the newest message was."""
-    runs = [run_of(kit, job) for job in found.jobs]
-    lines = dict.fromkeys(runs, "its process is here")
-    newest = (line.encode() + b"\n" for line in reversed(_tail(ledger_of(kit).path)))
-    last = next(filter(None, map(parsed, newest)), None)
-    if last is not None:
-        when = datetime.fromisoformat(str(last["time"])).timestamp()
-        told = (
-            f"last message in round {int(last.get('round', 0)) + 1:,}, {_clock(when)}"
-        )
-        here = (
-            f"; {lines.pop(str(last.get('run')))}" if last.get("run") in lines else ""
-        )
-        lines[str(last.get("run"))] = told + here
-    return [f"run {run}: {told}" for run, told in lines.items()]
+def describe_served_runs(kit: Path, process: Status) -> list[str]:
+    """Return a line for each run that a site serves, with its newest message."""
+    runs = [read_run_name(kit, job) for job in process.jobs]
+    states = dict.fromkeys(runs, "its process is here")
+    newest = _newest_message(kit)
+    if newest is not None:
+        run = str(newest.get("run"))
+        sent_at = datetime.fromisoformat(str(newest["time"])).timestamp()
+        round_number = int(newest.get("round", 0)) + 1
+        state = f"last message in round {round_number:,}, {_format_time(sent_at)}"
+        if run in states:
+            # Show this run last.
+            state = f"{state}; {states.pop(run)}"
+        states[run] = state
+    return [f"run {run}: {state}" for run, state in states.items()]
 
 
-def run_of(kit: Path, job: str) -> str:
-    """The run that a job of NVFlare's is a submission of, as far as its folder says."""
+def _newest_message(kit: Path) -> dict[str, Any] | None:
+    """Return the newest readable line of a site's ledger."""
+    for line in reversed(_read_tail(ledger_of(kit).path)):
+        message = parsed(line.encode() + b"\n")
+        if message:
+            return message
+    return None
+
+
+def read_run_name(kit: Path, job: str) -> str:
+    """Return the name of the run to which a job of NVFlare belongs."""
     declared = next((kit / job).glob("app*/config/job.json"), kit / job / "none")
     return str(read_json_table(declared).get("run", f"of job {job}"))
 
 
-def _clock(when: float) -> str:
-    """A time of this machine's clock, with the day where it is not today."""
-    there = datetime.fromtimestamp(when)
-    return (
-        f"{there:%H:%M:%S}"
-        if there.date() == datetime.now().date()
-        else f"{there:%F %H:%M}"
-    )
+def _format_time(when: float) -> str:
+    """Return a local time, with the date if that is not today."""
+    local = datetime.fromtimestamp(when)
+    if local.date() == datetime.now().date():
+        return f"{local:%H:%M:%S}"
+    return f"{local:%F %H:%M}"
 
 
-def headline(path: Path) -> str:
-    """A site's scores in a few words."""
+def describe_scores(path: Path) -> str:
+    """Return a site's scores in a few words."""
     try:
         scores = read_json(path, strict=False)
     except (OSError, ValueError):
         return f"{path} is not readable"
-    shown = (
-        *(("strict", "f1", "strict F1"), ("phenotypes", "f1", "macro F1")),
-        *(
-            ("codes", "auroc", "AUROC of codes"),
-            ("masked", "accuracy", "masked words guessed"),
-        ),
-    )
-    found = [(label, scores.get(kind, {}).get(name)) for kind, name, label in shown]
-    parts = [f"{label} {value:.3f}" for label, value in found if value is not None]
+    parts = []
+    for kind, name, label in _SHOWN_SCORES:
+        value = scores.get(kind, {}).get(name)
+        if value is not None:
+            parts.append(f"{label} {value:.3f}")
     return "test " + ", ".join(parts) if parts else f"scores: {path}"
 
 
@@ -186,143 +215,188 @@ def headline(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a server tells of itself. lines: of runs. busy: whether a run is under way."""
+    """What a server reports of itself.
+
+    Attributes:
+        sites: The connected sites.
+        lines: A line for each run.
+        is_busy: Whether a run is in progress.
+    """
 
     sites: tuple[str, ...]
     lines: tuple[str, ...]
-    busy: bool
+    is_busy: bool
 
 
-def network(kit: Path) -> Network:
-    """Ask the server of a kit. Raises FednotesError if it does not answer."""
+def ask_server(kit: Path) -> Network:
+    """Ask the server of a kit for its sites and runs.
+
+    Raises:
+        FednotesError: It does not answer.
+    """
     from fednotes.apps.deployment.nvflare.server import connect
 
     with connect(kit / WATCH, read_kit(kit).person) as server:
         newest = {str(job["name"]): job for job in in_order(server.jobs())}
         sites = server.sites(within=SEEN_SECONDS)
-        over = [
+        finished = [
             run
             for run, job in newest.items()
             if str(job["status"]).startswith("FINISHED")
         ]
+        hidden = finished[:-MAX_FINISHED_RUNS]
         lines = []
-        for run in (run for run in newest if run not in over[:-SHOWN_RUNS]):
-            status, job_id = str(newest[run]["status"]), str(newest[run]["job_id"])
+        for run, job in newest.items():
+            if run in hidden:
+                continue
+            status = str(job["status"])
+            job_id = str(job["job_id"])
             if status == "RUNNING":
-                state = progress_text(server.tell(job_id) or {})
+                state = describe_progress(server.tell(job_id) or {})
             else:
-                known = (
-                    status.replace("FINISHED:ABORTED", "aborted")
-                    if run in over
-                    else "starts"
-                )
-                state = _stands(read_outcome(kit / STATE / run, job_id), known)
+                otherwise = "starts"
+                if run in finished:
+                    otherwise = status.replace("FINISHED:ABORTED", "aborted")
+                outcome = read_outcome(kit / STATE / run, job_id)
+                state = _describe_outcome(outcome, otherwise)
             lines.append(f"run {run}: {state}")
-    return Network(sites, tuple(lines), len(over) < len(newest))
+    return Network(sites, tuple(lines), is_busy=len(finished) < len(newest))
 
 
-def _stands(outcome: Mapping[str, Any], otherwise: str) -> str:
-    """How a run stands that is not under way, as the server's watch or the run itself
-    kept it."""
-    status, problem = str(outcome.get("status", otherwise)), outcome.get("problem")
-    between = " " if status == "waits" else ": "  # "waits for h2", "failed: …"
-    return f"{status}{between}{problem}" if problem else status
+def _describe_outcome(outcome: Mapping[str, Any], otherwise: str) -> str:
+    """Return the state of a run that is not in progress, from its outcome file.
+
+    Args:
+        outcome: What the run or the server's watch wrote.
+        otherwise: The state of a run without such a file.
+    """
+    status = str(outcome.get("status", otherwise))
+    problem = outcome.get("problem")
+    if not problem:
+        return status
+    separator = " " if status == "waits" else ": "  # "waits for h2", "failed: …"
+    return f"{status}{separator}{problem}"
 
 
-def progress_text(reply: Mapping[str, Any]) -> str:
-    """Return the rounds, who takes part, whose approval is missing, and what was said
-    last of a run that is under way."""
-    plan, done, said = 0, 0, ""
+def describe_progress(reply: Mapping[str, Any]) -> str:
+    """Return how a run in progress stands.
+
+    The text says the rounds, the sites that take part, the sites whose approval is
+    missing, and the newest event.
+
+    Args:
+        reply: The lines of progress and the names of the sites, as the run sends them.
+    """
+    planned = 0
+    done = 0
+    event = ""
     unapproved: Mapping[str, float] = {}
     for line in reply.get("lines", ()):
-        if line.get("kind") == "plan":
-            plan = int(line.get("rounds") or 0)
-        elif line.get("kind") == "round":
-            done, said = int(line["round"]) + 1, ""
-        elif line.get("kind") == "event":
-            said = str(line.get("text", ""))
-        elif line.get("kind") == "approvals":
-            unapproved, said = line["since"], ""
-    rounds = (
-        f"round {done:,}" + (f"/{plan:,}" if plan else "") if done else "before round 1"
-    )
+        kind = line.get("kind")
+        if kind == "plan":
+            planned = int(line.get("rounds") or 0)
+        elif kind == "round":
+            done = int(line["round"]) + 1
+            event = ""
+        elif kind == "event":
+            event = str(line.get("text", ""))
+        elif kind == "approvals":
+            unapproved = line["since"]
+            event = ""
+
+    rounds = "before round 1"
+    if done:
+        rounds = f"round {done:,}/{planned:,}" if planned else f"round {done:,}"
     present = ", ".join(reply.get("sites", ())) or "no site yet"
     missing = waiting_text(unapproved, time.time())
-    return "; ".join(filter(None, (f"{rounds}, with {present}", missing, said)))
+    return "; ".join(filter(None, (f"{rounds}, with {present}", missing, event)))
 
 
-def from_files(kit: Path) -> list[str]:
-    """How runs stood when the server ran last."""
+def describe_saved_runs(kit: Path) -> list[str]:
+    """Return how runs stood when the server last ran, a line each."""
     lines = []
     paths = sorted(
         (kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime
     )
-    for path in paths[-SHOWN_RUNS:]:
-        if told := _stands(read_json_table(path), ""):
-            again = (
-                ", goes on when the server is started"
-                if told.startswith("running")
-                else ""
-            )
-            lines.append(f"run {path.parent.name}: {told}{again}")
+    for path in paths[-MAX_FINISHED_RUNS:]:
+        state = _describe_outcome(read_json_table(path), "")
+        if state.startswith("running"):
+            state = f"{state}, resumes when the server is started"
+        if state:
+            lines.append(f"run {path.parent.name}: {state}")
     return lines
 
 
-def second_processes(kit: Path) -> list[str]:
-    """Sites of which a second process was turned away today or lately."""
+def describe_refused_copies(kit: Path) -> list[str]:
+    """Return a line for each site of which a second process was refused lately."""
+    refused_at = read_json_table(kit / STATE / "second.json")
     return [
-        f"site {site!r}: a second process in its name was refused at {_clock(when)}: is there "
-        "a copy of its kit?"
-        for site, when in read_json_table(kit / STATE / "second.json").items()
-        if when > time.time() - 86_400
+        f"site {site!r}: a second process in its name was refused at "
+        f"{_format_time(when)}: is there a copy of its kit?"
+        for site, when in refused_at.items()
+        if when > time.time() - _SECONDS_A_DAY
     ]
 
 
-def forget(kit: Path, run: str) -> dict[Path, int]:
-    """Delete a run's journals and states, its model and scores, and what was computed
-    from the site's notes beforehand (its cache). Folder → bytes freed.
+# ---- deleting ------------------------------------------------------------------------
 
-    Raises ConfigError for a run that is not known or is alive, FednotesError where
-    something cannot be deleted: what is left is deleted when this is called again.
+
+def forget_run(kit: Path, run: str) -> dict[Path, int]:
+    """Delete a run's journals, states, model and scores, and the site's cache.
+
+    The cache holds what was computed from the site's notes beforehand.
+
+    Returns:
+        Each deleted folder, with the bytes that this freed.
+
+    Raises:
+        ConfigError: The run is not known, or it is in progress.
+        FednotesError: Something cannot be deleted; another call deletes the remainder.
     """
-    known = _folders(kit)
+    known = _folders_of_runs(kit)
     if run not in known:
         names = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"{kit}: keeps nothing of a run {run!r}; it does of: {names}")
-    alive = ConfigError(
-        f"{kit}: run {run} is alive, and nothing was deleted: end it (fednotes run --abort, by "
-        f"its admin), or fednotes site stop {kit}"
+        raise ConfigError(
+            f"{kit}: keeps nothing of a run {run!r}; its runs are: {names}"
+        )
+    in_progress = ConfigError(
+        f"{kit}: run {run} is in progress, and nothing was deleted: its admin can end "
+        f"it (fednotes run --abort), or stop this site (fednotes site stop {kit})"
     )
-    if run in (run_of(kit, job) for job in processes.status(kit).jobs):
-        raise alive
+    if run in (read_run_name(kit, job) for job in processes.status(kit).jobs):
+        raise in_progress
     try:
-        with hold_state(kit / STATE / run):
-            freed = {folder: _delete(folder) for folder in _folders(kit)[run]}
+        with only_one(kit / STATE / run):
+            freed = {folder: _delete(folder) for folder in _folders_of_runs(kit)[run]}
     except TrainingError as error:
-        raise alive from error
-    cache = (
-        read_kit_site_file(kit).cache if (kit / SITE_FILE).exists() else None
-    ) or default_cache()
+        raise in_progress from error
+
+    cache = None
+    if (kit / SITE_FILE).exists():
+        cache = read_kit_site_file(kit).cache
+    cache = cache or default_cache()
     return freed | {cache: clear_caches(cache)}
 
 
-def _folders(kit: Path) -> dict[str, list[Path]]:
-    """Run → what there is of it."""
-    found: dict[str, list[Path]] = {}
+def _folders_of_runs(kit: Path) -> dict[str, list[Path]]:
+    """Return the folders that a kit has of each run."""
+    folders: dict[str, list[Path]] = {}
     for place in (kit / STATE, kit / RESULTS):
         for folder in sorted(place.iterdir()) if place.is_dir() else []:
             if folder.is_dir() and not folder.is_symlink():
-                found.setdefault(folder.name, []).append(folder)
+                folders.setdefault(folder.name, []).append(folder)
     for folder in processes.job_folders(kit):
-        found.setdefault(run_of(kit, folder.name), []).append(folder)
-    return found
+        folders.setdefault(read_run_name(kit, folder.name), []).append(folder)
+    return folders
 
 
 def _delete(folder: Path) -> int:
-    files = (
-        path for path in folder.rglob("*") if not path.is_dir() and path.name != LOCK
+    """Delete a folder and return the size of its files, in bytes."""
+    size = sum(
+        path.lstat().st_size
+        for path in folder.rglob("*")
+        if not path.is_dir() and path.name != LOCK
     )
-    size = sum(path.lstat().st_size for path in files)
     try:
         shutil.rmtree(folder)
     except OSError as error:

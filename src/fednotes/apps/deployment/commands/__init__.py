@@ -1,0 +1,1 @@
+"""Commands of deployments between real sites."""

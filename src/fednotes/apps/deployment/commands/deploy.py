@@ -173,7 +173,10 @@ def _change_authority(
     if protect:
         say("the authority's key now has a passphrase; without it nobody can sign kits")
     if overlap:
-        say(f"next: {out / TRUST} to the server first: fednotes kit trust KIT {TRUST}")
+        say(
+            f"next: give {out / TRUST} to the server first; run there: fednotes kit "
+            f"trust KIT {TRUST}"
+        )
         say("      sites that connect get it by themselves; then renew each kit within")
         say(f"      {overlap} days: fednotes kit renew KIT")
 
@@ -252,12 +255,12 @@ def preflight(kit: Kit) -> None:
 
 def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
     """Say whether a running process is connected, and what to do next."""
-    from fednotes.apps.deployment.status import connection
+    from fednotes.apps.deployment.status import describe_connection
 
     is_connected = True
     message = ""
     if role == "site":
-        is_connected, message = connection(kit, process)
+        is_connected, message = describe_connection(kit, process)
     if is_connected:
         say(f"next: it runs; fednotes {role} status {kit}")
         return

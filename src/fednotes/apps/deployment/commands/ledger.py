@@ -1,4 +1,4 @@
-"""The commands that look at a site's ledger."""
+"""The command `ledger`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ledger = typer.Typer(
 )
 
 
-def _ledger(kit: Path) -> Path:
+def _ledger_path(kit: Path) -> Path:
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.rules.ledger import ledger_of
 
-    read_kit(kit)
+    read_kit(kit)  # raises for a folder that is not a kit
     return ledger_of(kit).path
 
 
@@ -39,25 +39,27 @@ def ledger_verify(
         str | None,
         typer.Option(
             metavar="LINES:HASH",
-            help="Last hash that was noted elsewhere; detects a ledger that was rewritten.",
+            help="Last hash that was noted elsewhere; detects a ledger that was "
+            "rewritten.",
         ),
     ] = None,
 ) -> None:
     """Verify that no line of the ledger was altered, removed or moved."""
     from fednotes.apps.deployment.rules.ledger import noted_end, verify
 
-    report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
+    end = noted_end(noted) if noted is not None else None
+    report = verify(_ledger_path(kit), end)
     if not report.ok:
-        raise FednotesError(
-            f"{report}; keep both files as evidence".replace("\n", "; ")
-        )
+        faults = str(report).replace("\n", "; ")
+        raise FednotesError(f"{faults}; keep both files as evidence")
     say(*str(report).splitlines())
     if noted is not None:
-        say("what was noted is in it")
+        say("the ledger contains the hash that was noted")
     if report.head is not None and report.head.lines:
-        end = f"{report.head.lines}:{report.head.hash}"
+        head = f"{report.head.lines}:{report.head.hash}"
         say(
-            f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}"
+            f"next: note {head} elsewhere; later: fednotes ledger verify {kit} --noted "
+            f"{head}"
         )
 
 
@@ -84,8 +86,8 @@ def ledger_show(
     """
     from fednotes.apps.deployment.rules.ledger import show
 
-    every = list(show(_ledger(kit), run=run, first=first, last=last))
-    lines = every[-tail:] if tail else every
+    all_lines = list(show(_ledger_path(kit), run=run, first=first, last=last))
+    lines = all_lines[-tail:] if tail else all_lines
     if json_output:
         for line in lines:
             print(json.dumps(line))
@@ -93,41 +95,40 @@ def ledger_show(
     for name in dict.fromkeys(line["run"] for line in lines):
         console.print(_table(name, [line for line in lines if line["run"] == name]))
     say(
-        f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json"
+        f"{len(lines):,} of {len(all_lines):,} lines; each tensor's name, shape and "
+        "norm: --json"
     )
     say(f"next: fednotes ledger verify {kit}")
 
 
 def _table(run: str, lines: list[dict[str, Any]]) -> Table:
-    """The lines of one run."""
+    """Return a table of the lines of one run."""
     title = Text(f"run {clean(run, NAME)}")
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
-        right = head in ("line", "round", "tensors", "bytes")
-        whole = head in ("time", "bytes", "SHA-256")
+    for heading in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
+        is_number = heading in ("line", "round", "tensors", "bytes")
         table.add_column(
-            head, justify="right" if right else "left", no_wrap=whole, overflow="fold"
+            heading,
+            justify="right" if is_number else "left",
+            no_wrap=heading in ("time", "bytes", "SHA-256"),
+            overflow="fold",
         )
     for line in lines:
         table.add_row(
-            *(
-                f"{line['seq']}",
-                line["time"][5:19].replace("T", " "),
-                f"{line['round']}",
-            ),
-            *(
-                Text(clean(line["task"], NAME)),
-                f"{len(line['tensors'])}",
-                f"{line['bytes']:,}",
-            ),
-            *(line["sha256"][:8], _kind(line)),
+            f"{line['seq']}",
+            line["time"][5:19].replace("T", " "),
+            f"{line['round']}",
+            Text(clean(line["task"], NAME)),
+            f"{len(line['tensors'])}",
+            f"{line['bytes']:,}",
+            line["sha256"][:8],
+            _remark(line),
         )
     return table
 
 
-def _kind(line: dict[str, Any]) -> str:
-    """What a line is besides an update in the clear; of a refusal why, where that is
-    known."""
+def _remark(line: dict[str, Any]) -> str:
+    """Return "masked", the reason of a refusal, or nothing for a plain update."""
     if line.get("refusal"):
         return clean(line.get("reason") or "refusal", NAME)
     return "masked" if line["masked"] else ""

@@ -1,5 +1,4 @@
-"""The commands at the server's kit, those at any kit's certificate, and what all kits'
-share."""
+"""The commands `server` and `kit`, and functions that commands of all kits share."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
+    from fednotes.apps.deployment.status import Network
 
 server = typer.Typer(
     help="Run the server of a network.", no_args_is_help=True, rich_help_panel=DEPLOY
@@ -36,8 +36,8 @@ Kill = Annotated[
 # ---- a kit's process -----------------------------------------------------------------
 
 
-def of_role(kit: Path, role: str) -> None:
-    """Raises ConfigError for no kit, or one of another role."""
+def require_role(kit: Path, role: str) -> None:
+    """Raise ConfigError unless a folder is a kit of this role."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
 
     facts = read_kit(kit)
@@ -47,79 +47,102 @@ def of_role(kit: Path, role: str) -> None:
         )
 
 
-def require_stopped(kit: Path, role: str, otherwise: str = "") -> None:
-    """Raises ConfigError if the kit's process runs. otherwise: the remedy, if not to
-    stop it."""
+def require_stopped(kit: Path, role: str, remedy: str = "") -> None:
+    """Raise ConfigError if a kit's process runs.
+
+    Args:
+        kit: The kit.
+        role: Its role.
+        remedy: What to do about it; by default, to stop the process.
+    """
     from fednotes.apps.deployment.nvflare import processes
 
-    before = processes.status(kit)
-    if before.running:
+    process = processes.status(kit)
+    if process.running:
+        remedy = remedy or f"to stop it: fednotes {role} stop {kit}"
         raise ConfigError(
-            f"{kit}: {before.name} runs already (process {before.pid}); "
-            f"{otherwise or f'to stop it: fednotes {role} stop {kit}'}"
+            f"{kit}: {process.name} runs already (process {process.pid}); {remedy}"
         )
 
 
 def require_ready(
-    kit: Path, role: str, source: Path | None = None, otherwise: str = ""
+    kit: Path, role: str, *, source: Path | None = None, remedy: str = ""
 ) -> None:
-    """Raises ConfigError unless the kit is of this role, stopped, and sound by
-    `preflight`.
+    """Raise ConfigError unless a kit has a role, is stopped and passes its checks.
 
-    source: a site's file that is to be taken over. otherwise: as for `require_stopped`.
+    Args:
+        kit: The kit.
+        role: The role that it must have.
+        source: A site's file that is to be installed; None for the one in the kit.
+        remedy: What to do if the process runs; by default, to stop it.
     """
-    of_role(kit, role)
-    require_stopped(kit, role, otherwise)
+    require_role(kit, role)
+    require_stopped(kit, role, remedy)
     require_sound(kit, source)
 
 
 def require_sound(kit: Path, source: Path | None = None) -> None:
-    """Raises ConfigError for what `preflight` finds wrong with the kit itself."""
+    """Raise ConfigError if `preflight` finds a problem with a kit itself."""
     from fednotes.apps.deployment.preflight import problems_before_start
 
-    if wrong := problems_before_start(kit, source):
-        raise ConfigError(f"{kit}: {'; '.join(check.message for check in wrong)}")
+    problems = problems_before_start(kit, source)
+    if problems:
+        raise ConfigError(f"{kit}: {'; '.join(check.message for check in problems)}")
 
 
-def begin(kit: Path) -> Status:
-    """Start a kit's process. Raises FednotesError if it ends at once."""
+def start_process(kit: Path) -> Status:
+    """Start a kit's process in the background and return its status.
+
+    Raises:
+        FednotesError: The process ended at once.
+    """
     from fednotes.apps.deployment.nvflare import processes
-    from fednotes.apps.deployment.status import last_words
+    from fednotes.apps.deployment.status import read_last_words
 
     processes.start(kit)
     time.sleep(1.0)
-    now = processes.status(kit)
-    if not now.running:
-        raise FednotesError(f"{kit}: the process ended at once: {last_words(kit)}")
-    return now
+    process = processes.status(kit)
+    if not process.running:
+        raise FednotesError(f"{kit}: the process ended at once: {read_last_words(kit)}")
+    return process
 
 
-def end(kit: Path, role: str, *, kill: bool = False) -> None:
-    """Stop what runs of a kit; with `kill` without letting it tidy up."""
+def stop_process(kit: Path, role: str, *, kill: bool = False) -> None:
+    """Stop a kit's processes.
+
+    Args:
+        kit: The kit.
+        role: Its role.
+        kill: Whether to kill them at once, without letting them tidy up.
+    """
     from fednotes.apps.deployment.nvflare import processes
 
-    of_role(kit, role)
-    before = processes.status(kit)
+    require_role(kit, role)
+    process = processes.status(kit)
     processes.stop(kit, kill=kill)
-    was = "has stopped" if before.running or before.jobs else "did not run"
-    say(f"{before.name} {was}; what it kept of its runs is in {kit / 'state'}")
-    say(f"next: fednotes {before.role} start {kit} lets them go on")
+    result = "has stopped" if process.running or process.jobs else "did not run"
+    say(f"{process.name} {result}; the states of its runs are in {kit / 'state'}")
+    say(f"next: fednotes {process.role} start {kit} resumes them")
 
 
-def process_of(kit: Path, role: str) -> Status:
-    """Whether a kit's process runs, said and returned, and what its certificates need."""
+def report_process(kit: Path, role: str) -> Status:
+    """Say whether a kit's process runs and what its certificates need.
+
+    Returns:
+        The status of the process.
+    """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.certificates import check_kit
 
-    of_role(kit, role)
-    found = processes.status(kit)
-    state = f"runs (process {found.pid})" if found.running else "does not run"
-    say(f"{found.name} {state}; log: {found.log}")
+    require_role(kit, role)
+    process = processes.status(kit)
+    state = f"runs (process {process.pid})" if process.running else "does not run"
+    say(f"{process.name} {state}; log: {process.log}")
     try:
         say(*check_kit(kit))
     except FednotesError as error:
-        say(f"this kit cannot work any more: {error}")
-    return found
+        say(f"this kit does not work any more: {error}")
+    return process
 
 
 # ---- the server ----------------------------------------------------------------------
@@ -131,10 +154,11 @@ Files = Annotated[
 ]
 
 
-def _ready(kit: Path, files: Path | None) -> None:
-    """Make a server's kit ready for its process.
+def _prepare(kit: Path, files: Path | None) -> None:
+    """Check that a server's kit can start, and install its file.
 
-    Raises ConfigError for what is in its way.
+    Raises:
+        ConfigError: Something prevents the start.
     """
     from fednotes.apps.deployment.preflight import check_port
     from fednotes.apps.deployment.server import SERVER_FILE
@@ -153,7 +177,7 @@ def server_run(kit: Kit, files: Files = None) -> None:
     """Run the server in the foreground, for systemd and containers."""
     from fednotes.apps.deployment.nvflare import processes
 
-    _ready(kit, files)
+    _prepare(kit, files)
     processes.run(kit)
 
 
@@ -163,58 +187,67 @@ def server_start(kit: Kit, files: Files = None) -> None:
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.preflight import await_server
-    from fednotes.apps.deployment.status import last_words
+    from fednotes.apps.deployment.status import read_last_words
 
-    _ready(kit, files)
-    begun, port = begin(kit), read_kit(kit).port
+    _prepare(kit, files)
+    process = start_process(kit)
+    port = read_kit(kit).port
     problem = await_server(kit, START_SECONDS, lambda: processes.status(kit).running)
     if problem:
-        said = last_words(kit)
+        last_words = read_last_words(kit)
         processes.stop(kit)
         raise FednotesError(
-            f"{kit}: the server does not answer at its port {port} ({problem}), and was "
-            f"stopped; its last words, in {kit / processes.OUTPUT_FILE}: {said}"
+            f"{kit}: the server does not answer at its port {port} ({problem}), and "
+            f"was stopped; the last line of {kit / processes.OUTPUT_FILE}: {last_words}"
         )
-    say(f"{begun.name} runs (process {begun.pid}) and answers at port {port}")
-    say(f"its log: {begun.log}")
-    say("next: start the sites; then hand in a job with the admin's kit: fednotes run")
+    say(f"{process.name} runs (process {process.pid}) and answers at port {port}")
+    say(f"its log: {process.log}")
+    say("next: start the sites; then submit a job with the admin's kit: fednotes run")
 
 
 @server.command("stop")
 def server_stop(kit: Kit, kill: Kill = False) -> None:
     """Stop the server; its runs resume when it is started again."""
-    end(kit, "server", kill=kill)
+    stop_process(kit, "server", kill=kill)
 
 
 @server.command("status")
 def server_status(kit: Kit) -> None:
     """Show whether the server answers, its connected sites and its runs."""
-    from fednotes.apps.deployment.status import from_files, network, second_processes
+    from fednotes.apps.deployment.status import ask_server, describe_saved_runs
 
-    found, problem = process_of(kit, "server"), ""
-    try:
-        now = network(kit) if found.running else None
-    except FednotesError as error:
-        now, problem = None, str(error)
-    if now is None:
-        say(*from_files(kit))
-        if problem:
-            say(f"the server does not answer: {problem}")
-            say(f"next: look at its log; fednotes server stop {kit}, then start")
-        else:
-            say(f"next: fednotes server start {kit}")
+    process = report_process(kit, "server")
+    if not process.running:
+        say(*describe_saved_runs(kit))
+        say(f"next: fednotes server start {kit}")
         return
-    say(f"connected sites: {', '.join(now.sites) or 'none'}")
-    say(*second_processes(kit), *now.lines)
-    if not now.sites:
+    try:
+        network = ask_server(kit)
+    except FednotesError as error:
+        say(*describe_saved_runs(kit))
+        say(f"the server does not answer: {error}")
+        say(f"next: look at its log; fednotes server stop {kit}, then start")
+        return
+    _say_network(kit, network)
+
+
+def _say_network(kit: Path, network: Network) -> None:
+    """Say what a server reports of itself, and what to do next."""
+    from fednotes.apps.deployment.status import describe_refused_copies
+
+    say(f"connected sites: {', '.join(network.sites) or 'none'}")
+    say(*describe_refused_copies(kit), *network.lines)
+    if not network.sites:
         say(
-            "next: start the sites, each with its own kit: fednotes site start KIT --site FILE"
+            "next: start the sites, each with its own kit: fednotes site start KIT "
+            "--site FILE"
         )
-    elif now.busy:
+    elif network.is_busy:
         say("next: nothing to do here")
     else:
         say(
-            "next: hand in a job with the admin's kit: fednotes run JOB --on KIT --out RUN"
+            "next: submit a job with the admin's kit: fednotes run JOB --on KIT --out "
+            "RUN"
         )
 
 
@@ -252,18 +285,18 @@ def renew(
         write_out(out, request(kit).decode())
         say(f"{out}: holds no secret; the new key is in {kit / PENDING}")
         say(
-            f"next: to the coordinator: fednotes provision PROJECT --out KITS --sign {out.name}"
+            "next: send it to the coordinator, who signs it: fednotes provision "
+            f"PROJECT --out KITS --sign {out.name}"
         )
-        say(f"      then here: fednotes kit renew {kit} --take FILE")
+        say(f"      then install the answer: fednotes kit renew {kit} --take FILE")
         return
     require_stopped(kit, facts.role)
     try:
         take_renewal(kit, bytes_of(take))
     except RefusedError as error:
-        raise ConfigError(f"{take}: {error}; the kit is as it was") from error
-    say(
-        f"renewed until {min(valid_until(kit).values()):%Y-%m-%d}; runs go on as they were"
-    )
+        raise ConfigError(f"{take}: {error}; the kit is unchanged") from error
+    until = min(valid_until(kit).values())
+    say(f"renewed until {until:%Y-%m-%d}; runs resume when the kit is started")
     say(f"next: fednotes preflight {kit}")
 
 
@@ -282,20 +315,20 @@ def trust(
     role = read_kit(kit).role
     before = Trust.of(kit / "startup")
     try:
-        news = take(kit, bytes_of(file))
+        is_news = take(kit, bytes_of(file))
     except RefusedError as error:
-        raise ConfigError(f"{file}: {error}; the kit is as it was") from error
+        raise ConfigError(f"{file}: {error}; the kit is unchanged") from error
     now = Trust.of(kit / "startup")
-    if not news:
+    if not is_news:
         say(f"nothing new: this kit has number {now.number} already")
         return
-    say(
-        f"taken in as number {now.number}: {len(list(now.listed or ()))} certificates count no more"
-    )
+    revoked = len(list(now.listed or ()))
+    say(f"installed as number {now.number}: {revoked} certificates are revoked")
     if len(now.roots) > len(before.roots):
         say(
-            f"a new root; the one before counts until {now.end(before.roots[-1]):%Y-%m-%d}"
+            f"a new root; the replaced one is valid until "
+            f"{now.end(before.roots[-1]):%Y-%m-%d}"
         )
         if role != "admin" and processes.status(kit).running:
-            say(f"next: within that time: fednotes {role} stop {kit}, then start")
-        say(f"next: within that time: fednotes kit renew {kit}")
+            say(f"next: before that day: fednotes {role} stop {kit}, then start")
+        say(f"next: before that day: fednotes kit renew {kit}")

@@ -1,4 +1,4 @@
-"""The commands at a site's kit: its process, its rules and its decisions."""
+"""The command `site`: a site's process, its rules and its decisions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fednotes.apps.deployment.commands.server import (
     START_SECONDS,
     Kill,
     Kit,
-    begin,
-    end,
-    of_role,
-    process_of,
+    report_process,
     require_ready,
+    require_role,
     require_sound,
+    start_process,
+    stop_process,
 )
 from fednotes.cli.all_commands import DEPLOY
 from fednotes.cli.shared import console, say
@@ -35,8 +35,10 @@ from fednotes.core.tables import table_differences, table_fingerprint
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.rules.approval import Quorum, Signer
+    from fednotes.jobs.results import Audit
 
 POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
+_SHOWN_DECISIONS = 5
 
 site = typer.Typer(
     help="Run a site; manage its rules, approvals and data.",
@@ -52,68 +54,78 @@ Job = Annotated[
 # ---- the site's process --------------------------------------------------------------
 
 
-OwnFile = Annotated[
+SiteFileOption = Annotated[
     Path | None,
     typer.Option("--site", help="The site's file; by default the one in the kit."),
 ]
 
 
-def _ready(kit: Path, file: Path | None) -> None:
-    """Check a site's kit and file, and take the file over.
+def _prepare(kit: Path, file: Path | None) -> None:
+    """Check that a site's kit can start, and install its file.
 
-    Raises ConfigError for what is wrong.
+    Raises:
+        ConfigError: Something prevents the start.
     """
     from fednotes.apps.deployment.site_file import install, read_kit_site_file
 
-    rules = f"to change its rules: fednotes site rules {kit} --site FILE"
-    require_ready(kit, "site", file, rules if file is not None else "")
+    remedy = ""
+    if file is not None:
+        remedy = f"to change its rules: fednotes site rules {kit} --site FILE"
+    require_ready(kit, "site", source=file, remedy=remedy)
     if file is not None:
         install(file, kit)
     policy = read_kit_site_file(kit).policy
     say(
-        f"rules: sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}"
+        f"rules: sums over {policy.min_sites} sites and more, secure sum "
+        f"{policy.secure_sum}"
     )
 
 
 @site.command("run")
-def site_run(kit: Kit, file: OwnFile = None) -> None:
+def site_run(kit: Kit, file: SiteFileOption = None) -> None:
     """Run the site in the foreground, for systemd and containers."""
     from fednotes.apps.deployment.nvflare import processes
 
-    _ready(kit, file)
+    _prepare(kit, file)
     processes.run(kit)
 
 
 @site.command("start")
-def site_start(kit: Kit, file: OwnFile = None) -> None:
+def site_start(kit: Kit, file: SiteFileOption = None) -> None:
     """Install the site's file in the kit and start the site."""
-    _ready(kit, file)
-    begun = begin(kit)
-    say(f"{begun.name} runs (process {begun.pid}); its log: {begun.log}")
-    _say_contact(kit, begun)
+    _prepare(kit, file)
+    process = start_process(kit)
+    say(f"{process.name} runs (process {process.pid}); its log: {process.log}")
+    _say_contact(kit, process)
 
 
-def _say_contact(kit: Path, begun: Status) -> None:
-    """Wait until the server has let a new process in.
+def _say_contact(kit: Path, process: Status) -> None:
+    """Wait until the server has let a new process in, and say so.
 
-    Raises FednotesError if it does not.
+    Raises:
+        FednotesError: The server refuses this site, or the process ended.
     """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.preflight import check_server
-    from fednotes.apps.deployment.status import await_contact, connection, last_words
+    from fednotes.apps.deployment.status import (
+        await_contact,
+        describe_connection,
+        read_last_words,
+    )
 
-    connection_check = check_server(kit)
-    if not connection_check.ok:
-        say(f"not connected yet: {connection_check.message}; it keeps trying")
+    server_check = check_server(kit)
+    if not server_check.ok:
+        say(f"not connected yet: {server_check.message}; it keeps trying")
         say(f"next: fednotes preflight {kit}")
         return
-    known = await_contact(kit, begun.pid, START_SECONDS)
-    if known is not None and known.refused:
+    contact = await_contact(kit, process.pid, START_SECONDS)
+    if contact is not None and contact.refused:
         processes.stop(kit)
-        raise FednotesError(f"{kit}: the server refuses this site: {known.refused}")
+        raise FednotesError(f"{kit}: the server refuses this site: {contact.refused}")
     if not processes.status(kit).running:
-        raise FednotesError(f"{kit}: the process ended: {last_words(kit)}")
-    say(connection(kit, begun)[1])
+        raise FednotesError(f"{kit}: the process ended: {read_last_words(kit)}")
+    _, connection = describe_connection(kit, process)
+    say(connection)
     say(f"next: fednotes site status {kit} shows jobs that wait for approval")
 
 
@@ -136,85 +148,112 @@ def site_rules(
     )
     from fednotes.core.settings import read_toml
 
-    of_role(kit, "site")
+    require_role(kit, "site")
     if file is None:
         say(*read_kit_site_file(kit).path.read_text(encoding="utf-8").splitlines())
-        say(f"next: fednotes site rules {kit} --site FILE puts another in its place")
+        say(f"next: to replace the rules: fednotes site rules {kit} --site FILE")
         return
+
     require_sound(kit, file)
     path = kit / SITE_FILE
     before = read_toml(path) if path.exists() else {}
     install(file, kit)
-    changed = table_differences(before, read_toml(path))
-    now = "[policy] is in force now; all else from the next job on, or when the site is started"
-    later = (
-        f"{now} again"
-        if processes.status(kit).running
-        else "in force when the site is started"
-    )
-    say(*(f"  {line}" for line in changed), later if changed else "nothing has changed")
+    changes = table_differences(before, read_toml(path))
+    say(*(f"  {line}" for line in changes))
+    if not changes:
+        say("nothing has changed")
+    elif processes.status(kit).running:
+        say(
+            "[policy] is in force now; all else from the next job on, or when the site "
+            "is started again"
+        )
+    else:
+        say("in force when the site is started")
     say(f"next: fednotes site status {kit}")
 
 
 @site.command("stop")
 def site_stop(kit: Kit, kill: Kill = False) -> None:
     """Stop the site; its runs resume when it is started again."""
-    end(kit, "site", kill=kill)
+    stop_process(kit, "site", kill=kill)
 
 
 @site.command("status")
 def site_status(kit: Kit) -> None:
     """Show the site's state, runs, waiting approvals and scores."""
-    from fednotes.apps.deployment.rules.guard import approvals_of, named, pending
+    from fednotes.apps.deployment.rules.guard import pending
     from fednotes.apps.deployment.rules.ledger import ledger_of
-    from fednotes.apps.deployment.site import RESULTS
     from fednotes.apps.deployment.status import (
-        connection,
-        headline,
-        last_problem,
-        serving,
+        describe_connection,
+        describe_served_runs,
+        find_last_problem,
     )
+
+    process = report_process(kit, "site")
+    is_connected, connection = describe_connection(kit, process)
+    if process.running:
+        say(connection)
+    _say_decisions(kit)
+    say(f"messages that left: {ledger_of(kit).head().lines:,}")
+    say(*describe_served_runs(kit, process))
+    _say_scores(kit)
+    problem = find_last_problem(process.log)
+    if problem is not None:
+        say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
+
+    waiting = pending(kit)
+    if waiting:
+        _say_waiting_job(kit, waiting)
+    elif not process.running:
+        say(f"next: fednotes site start {kit}")
+    elif not is_connected:
+        say(f"next: fednotes preflight {kit}")
+    elif problem is not None and problem.is_recent:
+        say(f"next: mend the last problem above; {process.log} has the details")
+    else:
+        say("next: nothing to do here")
+
+
+def _say_decisions(kit: Path) -> None:
+    """Say the newest decisions on jobs, and who made them."""
+    from fednotes.apps.deployment.rules.guard import approvals_of, named
+
+    for decision in approvals_of(kit).decisions()[-_SHOWN_DECISIONS:]:
+        person = clean(decision.by)
+        if decision.person:
+            person = f"{person}, with the key of {decision.person}"
+        key = decision.fingerprint[:12]
+        say(f"job {named(decision.table)} ({key}): {decision.decision} by {person}")
+
+
+def _say_scores(kit: Path) -> None:
+    """Say the scores of each run that has any, and its promise of privacy."""
+    from fednotes.apps.deployment.site import RESULTS
+    from fednotes.apps.deployment.status import describe_scores
     from fednotes.core.parsing import read_json_table
     from fednotes.jobs.results import PROMISED
 
-    found = process_of(kit, "site")
-    up, told = connection(kit, found)
-    if found.running:
-        say(told)
-    for decision in approvals_of(kit).decisions()[-5:]:
-        by = clean(decision.by) + (
-            f", with the key of {decision.person}" * bool(decision.person)
-        )
-        key = decision.fingerprint[:12]
-        say(f"job {named(decision.table)} ({key}): {decision.decision} by {by}")
-    say(f"messages that left: {ledger_of(kit).head().lines:,}")
-    say(*serving(kit, found))
     for path in sorted((kit / RESULTS).glob("*/scores.json")):
-        say(f"run {path.parent.name}: {headline(path)}; model: {path.parent / 'model'}")
-        if promised := read_json_table(path.with_name(PROMISED)).get("promise"):
-            say(f"  {clean(promised)}")
-    problem = last_problem(found.log)
-    if problem is not None:
-        say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
-    waiting = pending(kit)
-    if waiting:
-        quorum = _quorum(kit)
-        some = _some(
-            quorum, approvals_of(kit, quorum).standing(waiting["table"]).people
-        )
-        key = waiting["fingerprint"][:12]
-        say(
-            f"job {named(waiting['table'])} ({key}) waits for a decision{some and f': {some}'}"
-        )
-        say(f"next: fednotes site approve {kit}" + " --key FILE" * bool(quorum.people))
-    elif not found.running:
-        say(f"next: fednotes site start {kit}")
-    elif not up:
-        say(f"next: fednotes preflight {kit}")
-    elif problem is not None and problem.recent:
-        say(f"next: mend the last problem above; more is in {found.log}")
-    else:
-        say("next: nothing to do here")
+        run = path.parent
+        say(f"run {run.name}: {describe_scores(path)}; model: {run / 'model'}")
+        promise = read_json_table(path.with_name(PROMISED)).get("promise")
+        if promise:
+            say(f"  {clean(promise)}")
+
+
+def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
+    """Say which job waits for a decision, and who has approved it already."""
+    from fednotes.apps.deployment.rules.guard import approvals_of, named
+
+    quorum = _read_quorum(kit)
+    people = approvals_of(kit, quorum).standing(waiting["table"]).people
+    key = waiting["fingerprint"][:12]
+    line = f"job {named(waiting['table'])} ({key}) waits for a decision"
+    if people:
+        line = f"{line}: {_describe_partial_approval(quorum, people)}"
+    say(line)
+    key_option = " --key FILE" if quorum.people else ""
+    say(f"next: fednotes site approve {kit}{key_option}")
 
 
 @site.command("forget")
@@ -230,17 +269,19 @@ def site_forget(
     """Delete what this site keeps of a run.
 
     Journals, states, the model, its scores and the cache of its notes are deleted. The
-    ledger and the decisions stay."""
+    ledger and the decisions stay.
+    """
     from fednotes.apps.deployment.rules.ledger import ledger_of
-    from fednotes.apps.deployment.status import forget
+    from fednotes.apps.deployment.status import forget_run
 
-    of_role(kit, "site")
-    freed = forget(kit, run)
+    require_role(kit, "site")
+    freed = forget_run(kit, run)
     say(*(f"deleted: {folder}, {size:,} bytes" for folder, size in freed.items()))
     say(
-        f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what left"
+        f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what "
+        "left"
     )
-    say("should the server ask for this run again, the site begins it anew")
+    say("if the server asks for this run again, the site begins it anew")
     say(f"next: fednotes site status {kit}")
 
 
@@ -266,12 +307,9 @@ def site_key(
     from fednotes.apps.deployment.rules.approval import make_key
 
     path = out or Path(f"{person}.key")
-    words = "Passphrase"
-    secret = (
-        typer.prompt(words, hide_input=True, confirmation_prompt=True)
-        if passphrase
-        else ""
-    )
+    secret = ""
+    if passphrase:
+        secret = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True)
     public = make_key(path, person, secret)
     say(f"{path}: the key of {person}; keep it where nobody else can read it")
     say("next: in [policy] of the site's file, with a line for each who may approve:")
@@ -313,47 +351,73 @@ def site_approve(
     from fednotes.apps.deployment.rules.guard import (
         approvals_of,
         job_by,
-        named,
         pending,
         settle,
     )
 
-    of_role(kit, "site")
-    quorum = _quorum(kit)
+    require_role(kit, "site")
+    quorum = _read_quorum(kit)
     if wait:
         _await_request(kit, job, timeout)
     waiting = pending(kit)
     if job:
         key, table = job_by(kit, job)
     elif waiting is None:
-        raise ConfigError(_nothing_waits(kit))
+        raise ConfigError(_explain_no_job(kit))
     else:
-        key, table = str(waiting["fingerprint"]), dict(waiting["table"])
-    signer = _signer(kit, quorum, key_file)
-    _show_job(kit, table, key, quorum)
+        key = str(waiting["fingerprint"])
+        table = dict(waiting["table"])
+
+    signer = _load_signer(kit, quorum, key_file)
+    _show_job(kit, table, key=key, quorum=quorum)
     _check_counts(kit, table)
-    _audited(kit, table, key, audit)
-    have = approvals_of(kit, quorum).standing(table).people
-    if signer is not None and signer.person in have:
-        say(f"{signer.person} has approved this job before: {_some(quorum, have)}")
+    _check_audit(kit, table, key=key, folder=audit)
+    people = approvals_of(kit, quorum).standing(table).people
+    if signer is not None and signer.person in people:
+        partial_approval = _describe_partial_approval(quorum, people)
+        say(f"{signer.person} has approved this job before: {partial_approval}")
         return
     if not yes and not typer.confirm("Approve this job at this site?"):
-        say(f"nothing was decided; to say no: fednotes site reject {kit} {key[:12]}")
+        say(
+            f"nothing was decided; to reject the job: fednotes site reject {kit} "
+            f"{key[:12]}"
+        )
         return
     settle(kit, table, approve=True, by=account(), quorum=quorum, signer=signer)
-    if have := approvals_of(kit, quorum).standing(table).people:
-        say(f"{named(table)} ({key[:12]}): {_some(quorum, have)}")
-        say(f"next: who is asked: fednotes site approve {kit} {key[:12]} --key FILE")
+    is_waiting = waiting is not None and waiting["fingerprint"] == key
+    _say_approved(kit, table, key=key, quorum=quorum, is_waiting=is_waiting)
+
+
+def _say_approved(
+    kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum, is_waiting: bool
+) -> None:
+    """Say what an approval has changed.
+
+    Args:
+        kit: The site's kit.
+        table: The job.
+        key: Its fingerprint.
+        quorum: Who must approve jobs at this site.
+        is_waiting: Whether a run has asked for this approval.
+    """
+    from fednotes.apps.deployment.rules.guard import approvals_of, named
+
+    job = f"{named(table)} ({key[:12]})"
+    people = approvals_of(kit, quorum).standing(table).people
+    if people:
+        say(f"{job}: {_describe_partial_approval(quorum, people)}")
+        say(
+            f"next: each of them runs: fednotes site approve {kit} {key[:12]} --key "
+            "FILE"
+        )
         return
-    asked = waiting is not None and waiting["fingerprint"] == key
-    joins = (
-        "joins within seconds"
-        if asked
-        else "takes part where a run of it goes on or comes"
-    )
-    say(f"approved: {named(table)} ({key[:12]}); this site {joins}")
+    if is_waiting:
+        say(f"approved: {job}; this site joins within seconds")
+    else:
+        say(f"approved: {job}; this site joins when the server asks for this job")
     say(
-        f"next: fednotes site status {kit}; to take it back: fednotes site reject {kit} {key[:12]}"
+        f"next: fednotes site status {kit}; to take it back: fednotes site reject "
+        f"{kit} {key[:12]}"
     )
 
 
@@ -374,7 +438,8 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
     begin = time.monotonic()
     if not processes.status(kit).running:
         say(
-            f"note: this site does not run, so nothing can ask it: fednotes site start {kit}"
+            "note: this site does not run, so nothing can ask it: fednotes site start "
+            f"{kit}"
         )
     if not console.is_terminal:
         say(f"waiting up to {timeout:g} s for a job that asks for approval")
@@ -385,22 +450,25 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
             if seconds >= timeout:
                 which = f" whose fingerprint begins with {job!r}" if job else ""
                 raise ConfigError(
-                    f"{kit}: no job{which} has asked for approval within {timeout:g} s. Check that "
-                    f"the site is connected (fednotes site status {kit}) and that the job was "
-                    "handed in (fednotes run), or wait longer with --timeout SECONDS"
+                    f"{kit}: no job{which} has asked for approval within {timeout:g} "
+                    f"s. Check that the site is connected (fednotes site status {kit}) "
+                    "and that the job was submitted (fednotes run), or wait longer "
+                    "with --timeout SECONDS"
                 )
             shown.update(f"waiting for a job that asks for approval ({seconds:.0f} s)")
             time.sleep(min(POLL_SECONDS, timeout - seconds))
 
 
 def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
-    """Return whether a job that `job` names waits for a decision, or was decided on
-    before."""
+    """Return whether a job with this prefix waits for a decision, or is known."""
     from fednotes.apps.deployment.rules.guard import pending
 
     request = pending(kit)
-    fingerprints = [*known, *([str(request["fingerprint"])] if request else [])]
-    return any(each.startswith(job.strip().lower()) for each in fingerprints)
+    fingerprints = list(known)
+    if request:
+        fingerprints.append(str(request["fingerprint"]))
+    prefix = job.strip().lower()
+    return any(fingerprint.startswith(prefix) for fingerprint in fingerprints)
 
 
 @site.command("reject")
@@ -418,8 +486,9 @@ def site_reject(kit: Kit, job: Job = "") -> None:
         settle,
     )
 
-    of_role(kit, "site")
-    quorum, waiting = _quorum(kit), pending(kit)
+    require_role(kit, "site")
+    quorum = _read_quorum(kit)
+    waiting = pending(kit)
     approvals = approvals_of(kit, quorum)
     last = approvals.last_approved()
     if job:
@@ -430,26 +499,26 @@ def site_reject(kit: Kit, job: Job = "") -> None:
         table = dict(last.table)
     else:
         raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
-    before = approvals.status(table)
+
+    was_approved = approvals.status(table) == "approved"
     key = settle(kit, table, approve=False, by=account(), quorum=quorum)
     what = (
-        "an approval is taken back"
-        if before == "approved"
-        else "a job that was not approved"
+        "its approval is taken back" if was_approved else "a job that was not approved"
     )
     say(
-        f"rejected: {named(table)} ({key[:12]}), {what}; this site serves no request of it"
+        f"rejected: {named(table)} ({key[:12]}), {what}; this site serves no request "
+        "of it"
     )
     if last is not None and last.fingerprint != key:
         say(f"still approved: {named(last.table)} ({last.fingerprint[:12]})")
     say(
-        f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} {key[:12]}"
+        f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} "
+        f"{key[:12]}"
     )
 
 
 def _check_counts(kit: Path, table: dict[str, Any]) -> None:
-    """Check that a job's sites can round their counts, where the site's rules ask for
-    it.
+    """Check that a job's sites can round their counts, if the policy asks for it.
 
     Raises:
         PolicyRefusal: Exact counts would leave the site.
@@ -466,107 +535,136 @@ def _check_counts(kit: Path, table: dict[str, Any]) -> None:
     try:
         job = parse_declared(table, kit, "job")
     except FednotesError:
-        return  # a job that is none is refused when it begins
+        return  # an invalid job is refused when it begins
     check_counts(policy, job.method, can_round_counts(job))
     say(f"weights and counts of this site leave in multiples of {policy.count_step:,}")
 
 
-def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> None:
-    """Show the audit of a job, a new one or the one that the kit keeps, and judge it by
-    the rules.
+def _check_audit(
+    kit: Path, table: dict[str, Any], *, key: str, folder: Path | None
+) -> None:
+    """Show the audit of a job, keep a copy, and check it against the policy.
 
-    Raises ConfigError for one of another job, site or federation, PolicyRefusal.
+    Args:
+        kit: The site's kit.
+        table: The job.
+        key: Its fingerprint.
+        folder: A folder of `fednotes audit`; None for the copy that the kit has, if
+            any.
+
+    Raises:
+        ConfigError: The audit is missing, or is of another job, site or federation.
+        PolicyRefusal: The policy asks for an audit, or for a better result.
     """
-    from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.rules.guard import RULES
     from fednotes.apps.deployment.rules.policy import check_audit
     from fednotes.apps.deployment.site_file import read_policy
-    from fednotes.core.parsing import mapping
     from fednotes.core.store import private_folder, write_json
     from fednotes.jobs.results import AUDIT, read_audit
 
-    kept = kit / RULES / "audits" / key
-    found, name, worst = read_audit(given or kept), read_kit(kit).name, None
-    if given is not None and found is None:
+    copy = kit / RULES / "audits" / key
+    place = folder or copy
+    report = read_audit(place)
+    if folder is not None and report is None:
         raise ConfigError(
-            f"{given}: no {AUDIT} there; name the folder that `fednotes audit` wrote"
+            f"{folder}: no {AUDIT} there; name the folder that `fednotes audit` wrote"
         )
-    if found is not None:
-        declared = table_fingerprint(table.get("job", {}))
-        if (found.fingerprint, found.site) != (declared, name):
-            raise ConfigError(
-                f"{given or kept}: an audit of site {clean(found.site)!r} and the job table "
-                f"{clean(found.fingerprint)[:12]!r}, where site {name!r} and {declared[:12]!r} "
-                f"are asked about: fednotes audit JOB --site {name}, with the file that was run"
-            )
-        if {*table.get("sites", ())} != {
-            *mapping(mapping(table.get("job")).get("sites"))
-        }:
-            raise ConfigError(
-                "the run is not of the sites that the job's table has, which was audited; reject it"
-            )
-        if given is not None:
-            private_folder(kept)
-            write_json(kept / AUDIT, found.model_dump())
-        say(f"audit: {clean(found.summary, None)}")
+    worst = None
+    if report is not None:
+        _require_same_job(kit, table, report=report, place=place)
+        if folder is not None:
+            private_folder(copy)
+            write_json(copy / AUDIT, report.model_dump())
+        say(f"audit: {clean(report.summary, None)}")
+
         attacks = chain(*plugins.load_all("attacks", (tuple, list)).values())
-        lacking = {attack.name for attack in attacks} - {
-            leak.attack for leak in found.attacks
-        }
-        worst = None if lacking or found.untried else found.worst
+        known = {attack.name for attack in attacks}
+        tried = {leak.attack for leak in report.attacks}
+        is_complete = known <= tried and not report.untried
+        worst = report.worst if is_complete else None
     check_audit(read_policy(kit), worst)
 
 
-def _nothing_waits(kit: Path) -> str:
-    """Why there is nothing to approve, and what could be meant instead."""
+def _require_same_job(
+    kit: Path, table: dict[str, Any], *, report: Audit, place: Path
+) -> None:
+    """Raise ConfigError unless an audit is of this job, at this site."""
+    from fednotes.apps.deployment.nvflare.kit import read_kit
+    from fednotes.core.parsing import mapping
+
+    name = read_kit(kit).name
+    declared = table_fingerprint(table.get("job", {}))
+    if (report.fingerprint, report.site) != (declared, name):
+        raise ConfigError(
+            f"{place}: an audit of site {clean(report.site)!r} and the job table "
+            f"{clean(report.fingerprint)[:12]!r}, but site {name!r} and "
+            f"{declared[:12]!r} are needed: fednotes audit JOB --site {name}, with the "
+            "job file that was run"
+        )
+    audited_sites = {*mapping(mapping(table.get("job")).get("sites"))}
+    if {*table.get("sites", ())} != audited_sites:
+        raise ConfigError(
+            "the sites of the run are not those of the job's table, which was audited; "
+            "reject it"
+        )
+
+
+def _explain_no_job(kit: Path) -> str:
+    """Return why there is nothing to approve, and what the person could mean."""
     from fednotes.apps.deployment.rules.guard import approvals_of, named
 
     past = approvals_of(kit).decisions()
     if past and past[-1].decision == "rejected":
-        name, key = named(past[-1].table), past[-1].fingerprint[:12]
+        name = named(past[-1].table)
+        key = past[-1].fingerprint[:12]
         return (
             f"{kit}: no job waits for a decision; {name} was rejected, which "
             f"`fednotes site approve {kit} {key}` takes back"
         )
     return (
-        f"{kit}: no job waits for a decision; one comes when the admin hands it in and this "
-        f"site runs (fednotes site status {kit})"
+        f"{kit}: no job waits for a decision; one arrives when the admin submits it "
+        f"and this site runs (fednotes site status {kit})"
     )
 
 
-def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
-    """The hash that is approved, then what it is of. Only our own words begin a row."""
+def _show_job(kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum) -> None:
+    """Show the fingerprint that is approved, then the job that has it.
+
+    No row begins with words of the job, so a job cannot imitate our lines.
+    """
     from fednotes.apps.deployment.rules.guard import approvals_of, named
     from fednotes.jobs.declaration import parse_declared
 
     approvals = approvals_of(kit, quorum)
     last = approvals.last_approved(str(table.get("name"))) or approvals.last_approved()
     say(f"fingerprint {key}")
-    _rows(f"job {named(table)}")
+    _say_rows(f"job {named(table)}")
     for line in table_differences({}, table):
-        _rows(f"  {line[2:]}")
-    with suppress(FednotesError):  # a job that is none is refused when it begins
+        _say_rows(f"  {line[2:]}")
+    with suppress(FednotesError):  # an invalid job is refused when it begins
         job = parse_declared(table, kit, "job")
         config: Any = job.config
-        if promise := job.module.promise(
-            replace(config, sites=len(table.get("sites", ())))
-        ):
+        sites = len(table.get("sites", ()))
+        promise = job.module.promise(replace(config, sites=sites))
+        if promise:
             say(f"promises {promise}")
+
     if last is None:
         say("no job was approved here before")
         return
-    changed = table_differences(last.table, table)
-    _rows(
-        f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved {last.when}:"
+    _say_rows(
+        f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved "
+        f"{last.when}:"
     )
-    for line in changed or ("none",):
-        _rows(f"  {line}")
-    _show_earlier(kit, table, key, quorum)
+    for line in table_differences(last.table, table) or ("none",):
+        _say_rows(f"  {line}")
+    _show_earlier_jobs(kit, table, key=key, quorum=quorum)
 
 
-def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
-    """Show how a job differs from each that was approved before, in whose notes are
-    summed."""
+def _show_earlier_jobs(
+    kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum
+) -> None:
+    """Show how a job differs in its sites and notes from each one approved before."""
     from fednotes.apps.deployment.rules.approval import compare
     from fednotes.apps.deployment.rules.guard import approvals_of, named
     from fednotes.apps.deployment.site_file import read_policy
@@ -575,48 +673,53 @@ def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) ->
     for past in approvals_of(kit, quorum).approved():
         if past.fingerprint == key:
             continue
-        found = compare(past.table, table, quorum.site)
-        sites = (
-            f"other sites ({', '.join(map(clean, found.sites))})"
-            if found.sites
-            else "its sites"
+        difference = compare(past.table, table, quorum.site)
+        sites = "its sites"
+        if difference.sites:
+            sites = f"other sites ({', '.join(map(clean, difference.sites))})"
+        notes = "other notes here" if difference.own else "its notes here"
+        _say_rows(
+            f"compared with {named(past.table)} ({past.fingerprint[:12]}): {sites}, "
+            f"{notes}"
         )
-        notes = "other notes here" if found.own else "its notes here"
-        _rows(
-            f"compared with {named(past.table)} ({past.fingerprint[:12]}): {sites}, {notes}"
-        )
-        for line in found.own:
-            _rows(f"  {line}")
-        for warning in found.warnings(least):
-            _rows(f"  warning: {warning}")
+        for line in difference.own:
+            _say_rows(f"  {line}")
+        for warning in difference.warnings(least):
+            _say_rows(f"  warning: {warning}")
 
 
-def _rows(line: str) -> None:
-    """A line with a job's words. What a terminal would break goes on behind a mark, or
-    a long name could look like a line of ours."""
+def _say_rows(line: str) -> None:
+    """Say a line that has words of a job.
+
+    A line that the terminal would break continues behind a mark; otherwise the end of a
+    long name could look like a line of ours.
+    """
     width = max(20, console.width - 8) if console.is_terminal else 10**6
     for number, row in enumerate(chop_cells(clean(line, None), width)):
         say(f"      … {row}" if number else row)
 
 
-def _quorum(kit: Path) -> Quorum:
+def _read_quorum(kit: Path) -> Quorum:
+    """Return who must approve jobs at a site."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.site_file import read_policy
 
     return read_policy(kit).quorum(read_kit(kit).name)
 
 
-def _signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
-    """Who approves, where that takes a key.
+def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
+    """Return the person who approves, with their key; None if no key is needed.
 
-    Raises ConfigError for one too few or too many.
+    Raises:
+        ConfigError: A key is missing, or the site's rules list no keys.
     """
     from fednotes.apps.deployment.rules.approval import Signer, read_key
 
     if file is None and quorum.people:
         raise ConfigError(
-            f"{kit}: its rules ask for {quorum.needed} of {', '.join(quorum.people)} to approve, "
-            f"each with their own key: fednotes site approve {kit} --key FILE"
+            f"{kit}: its rules ask for {quorum.needed} of {', '.join(quorum.people)} "
+            f"to approve, each with their own key: fednotes site approve {kit} --key "
+            "FILE"
         )
     if file is None:
         return None
@@ -626,24 +729,35 @@ def _signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
     return Signer(quorum.person_of(key, file), key)
 
 
-def _some(quorum: Quorum, have: frozenset[str]) -> str:
-    """Who has approved a job that more must approve; empty where nobody has."""
-    rest = [person for person in quorum.people if person not in have]
-    told = (
-        f"approved by {', '.join(sorted(have))}; {quorum.needed - len(have)} more of "
+def _describe_partial_approval(quorum: Quorum, people: frozenset[str]) -> str:
+    """Return who has approved a job, and how many more must.
+
+    Args:
+        quorum: Who must approve.
+        people: Those who have approved; "" is returned if there are none.
+    """
+    if not people:
+        return ""
+    missing = [person for person in quorum.people if person not in people]
+    return (
+        f"approved by {', '.join(sorted(people))}; {quorum.needed - len(people)} more "
+        f"of {', '.join(missing)} must"
     )
-    return f"{told}{', '.join(rest)} must" if have else ""
 
 
 def account() -> str:
-    """Whose account of the system runs this. No variable of the environment can change
-    it; what sudo says in one is told besides."""
+    """Return the system account that runs this process, for the record.
+
+    No environment variable can change it. What sudo says in a variable is added.
+    """
+    name = _user_name(os.getuid())
     sudo = os.environ.get("SUDO_UID", "")
-    besides = f"; SUDO_UID is of {_of_user(int(sudo))}" if sudo.isdecimal() else ""
-    return f"{_of_user(os.getuid())}{besides}"
+    if sudo.isdecimal():
+        return f"{name}; SUDO_UID is of {_user_name(int(sudo))}"
+    return name
 
 
-def _of_user(number: int) -> str:
+def _user_name(number: int) -> str:
     import pwd  # not on Windows, where no kit runs either
 
     try:
