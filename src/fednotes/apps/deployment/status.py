@@ -36,7 +36,7 @@ from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.token_cache import clear_caches
-from fednotes.engines.launch import read_outcome
+from fednotes.engines.launch import hold_state, read_outcome
 
 TAIL_BYTES = 200_000  # of a log or a ledger that are read
 RECENT = timedelta(minutes=2)
@@ -49,7 +49,7 @@ _LINE = re.compile(
     r"fednotes\.\S+: (?P<text>.*)"
 )
 
-# The status has a line of its own for each of these, with the present state. That a site
+# The status has a line of its own for the present state of these. That a site
 # does not share its scores is not a problem.
 _SHOWN_ELSEWHERE = re.compile(
     r"fednotes site approve|the server has not answered|has not been heard of"
@@ -366,7 +366,7 @@ def forget_run(kit: Path, run: str) -> dict[Path, int]:
     if run in (read_run_name(kit, job) for job in processes.status(kit).jobs):
         raise in_progress
     try:
-        with only_one(kit / STATE / run):
+        with hold_state(kit / STATE / run):
             freed = {folder: _delete(folder) for folder in _folders_of_runs(kit)[run]}
     except TrainingError as error:
         raise in_progress from error
