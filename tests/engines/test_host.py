@@ -38,7 +38,7 @@ from fednotes.core.messages import (
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import history
 from fednotes.engines.history import OPENED, Journal, Opened
-from fednotes.engines.host import SiteHost, placeless
+from fednotes.engines.host import SiteHost, without_folders
 
 X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
 
@@ -445,7 +445,7 @@ def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> N
     ],
 )
 def test_folders_do_not_leave(text: str, told: str) -> None:
-    assert placeless(text) == told
+    assert without_folders(text) == told
 
 
 # whose it is
@@ -477,7 +477,7 @@ def test_a_folder_that_does_not_say_whose_it_is_is_refused(
     path = tmp_path / "run.json"
     path.unlink() if text is None else path.write_text(text)
     with pytest.raises(
-        ModelError, match=r"run\.json does not say which job is kept there: delete"
+        ModelError, match=r"run\.json does not say which job is stored there: delete"
     ):
         host(tmp_path)
 
@@ -647,7 +647,7 @@ def test_all_of_a_task_is_on_disk_before_its_reply_leaves(tmp_path: Path) -> Non
         journal_of, "00000001.request"
     )
     with calls(tmp_path) as found:
-        kept.run = 2
+        kept.set_run(2)
     assert found == written("site", "run.json")
 
 
@@ -669,7 +669,7 @@ def test_a_server_that_begins_no_round_cannot_fill_the_disk(
         send(site, train(n, min(n - 1, 2), first=False)).refusal for n in range(1, 5)
     ]
     assert refused[:2] == ["", ""]
-    assert all("bytes of requests of one round at most" in each for each in refused[2:])
+    assert all("bytes of requests of one round" in each for each in refused[2:])
     assert len(list((tmp_path / "journal").glob("*.request"))) == 2
     assert send(site, Request(JOB, 1, 6, CHECKPOINT, counted={"b": 2})).refusal == ""
     assert send(site, train(7, 2, first=False)).refusal == ""

@@ -22,7 +22,7 @@ from fednotes.apps.phenotyping.synthetic import generate as generate_patients
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
 from fednotes.data.synthetic import generate, write_sites
-from fednotes.engines.host import SiteHost, explained, placeless
+from fednotes.engines.host import SiteHost, explained, without_folders
 from fednotes.engines.launch import Setup
 from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job_file import parse_job
@@ -158,7 +158,7 @@ class Network:
                 reply = self.members[site].handle(bytes(frame))
             except FednotesError as error:
                 # as a site's executor
-                self.failed[site] = placeless(explained(error, site))
+                self.failed[site] = without_folders(explained(error, site))
                 continue
             self.frames += [bytes(frame), reply]
             who, left = self.kill

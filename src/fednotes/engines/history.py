@@ -1,20 +1,20 @@
-"""What a site did and was asked: its states and requests on disk, and the digest of a
-question.
+"""What a site has done and was asked: its states and requests on disk.
 
-    run.json                the job, the format, and the server's run that the site is in
-    states/00000012/        the site after request 12 (core/store.py); 00000000 is a new site
+    run.json              the job, the format, and the server's run
+    states/00000012/      the site's state after request 12; 00000000 is a new site
     journal/00000013.request, 00000013.reply
-    opened                  the questions whose sums the site has helped to open
+    opened                the questions whose sums the site has helped to open
 
-A task that was done is on disk before its reply leaves. The site after any request is
-then a state and the requests after it, done again; so a killed site is at most one task
-behind, and a task that the server did not count can be undone. A request names the one
-before it that counts, so a gap is found and never replayed over. Another job does not
-begin here, and a stored reply leaves for the very request that it answers alone.
+A task is on disk before its reply leaves. The site's state after any request is a saved
+state and the requests after it, run again. So a killed site is at most one task behind,
+and a task that the server did not count can be undone. A request names the one before
+it that counts, so gaps are found and never skipped. A folder holds one job, and a
+stored reply answers only the very request that it was made for.
 
-Under a secure sum only equal questions are added, or a server that lies could make the
-others' parts nothing or known. So masks are made for the digest of the question
-(`secure`), and sites show each other by receipts that they were asked the same.
+Under a secure sum only updates for equal questions are added. Otherwise a dishonest
+server could ask the other sites something whose answer is zero or known. The masks are
+therefore made for a digest of the question (`secure`), and sites show each other by
+receipts that they were asked the same.
 """
 
 from __future__ import annotations
@@ -52,101 +52,117 @@ from fednotes.core.update import Tensors
 from fednotes.privacy.secure_sum.crypto import digest
 
 KEPT_REPLIES = 2
-# of requests since the newest state: a server must let a round begin by then
+# Of requests since the newest state; a server must begin a round before that.
 MOST_BYTES = 2**35
-REQUEST, REPLY = ".request", ".reply"
-OPENED = "opened"  # in a site's folder of a job
+REQUEST = ".request"
+REPLY = ".reply"
+OPENED = "opened"  # a file in a site's folder of a job
 LOST = "lost\n"
 
 
 class Journal:
-    """One site's folder of one job, whose fingerprint is `job`.
+    """The folder of one site for one job.
 
-    Raises RefusedError if it holds another job, ModelError if it does not say which or
-    another version of fednotes wrote it, FednotesError where it cannot be written.
+    Args:
+        directory: The folder.
+        site: The site's name.
+        job: Fingerprint of the job's table.
+
+    Raises:
+        RefusedError: The folder holds another job.
+        ModelError: It does not say which job it holds, or another version of fednotes
+            wrote it.
+        FednotesError: It cannot be written.
     """
 
     def __init__(self, directory: Path, site: str, job: str) -> None:
-        self._site, self._job = site, job
-        self._states, self._entries = directory / "states", directory / "journal"
+        self._site = site
+        self._job = job
+        self._states = directory / "states"
+        self._entries = directory / "journal"
         self._run_file = directory / "run.json"
         with _disk(directory.name, "what it did"):
             for folder in (self._states, self._entries):
                 private_folder(folder)
-                for cut in folder.glob(".*"):  # a killed process's, half-written
-                    shutil.rmtree(cut) if cut.is_dir() else cut.unlink()
-        self._own(f"{directory.parent.name}/{directory.name}")
+                for partial in folder.glob(".*"):  # written by a killed process
+                    if partial.is_dir():
+                        shutil.rmtree(partial)
+                    else:
+                        partial.unlink()
+        self._claim(f"{directory.parent.name}/{directory.name}")
         if not self.states:
             self._begin()
         for number in self._numbers(REPLY) - self._numbers(REQUEST):
-            # killed before the task was complete on disk
+            # The process was killed before the task was complete on disk.
             self._entry(number, REPLY).unlink()
 
     def _begin(self) -> None:
         save_state(self._state(0), {}, {"new": True})
 
-    def _own(self, place: str) -> None:
-        """Take an empty folder for this job; refuse what is not this job's."""
+    def _claim(self, place: str) -> None:
+        """Claim an empty folder for this job; refuse the folder of another job."""
         if not self.states and not self._run_file.exists():
-            self.run = 0
+            self.set_run(0)
             return
         try:
-            kept = read_json(self._run_file)
-            self._run, job, version = (
-                int(kept["run"]),
-                str(kept["job"]),
-                kept.get("format", 2),
-            )
+            stored = read_json(self._run_file)
+            self._run = int(stored["run"])
+            job = str(stored["job"])
+            version = stored.get("format", 2)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
-                f"site {self._site!r}: {place}/run.json does not say which job is kept there: "
-                f"delete {place}, and the site begins anew"
+                f"site {self._site!r}: {place}/run.json does not say which job is "
+                f"stored there: delete {place}, and the site starts again"
             ) from error
         if job != self._job:
             raise RefusedError(
                 f"site {self._site!r}: {place} holds job {job[:12]}, this is job "
-                f"{self._job[:12]}: run it under another name, or delete {place} at the site"
+                f"{self._job[:12]}: run it under another name, or delete {place} at the "
+                "site"
             )
         if version != VERSION:
             raise ModelError(
-                f"site {self._site!r}: another version of fednotes keeps this job in {place}: "
-                f"end it with that version, or delete {place}, and the site begins anew"
+                f"site {self._site!r}: another version of fednotes wrote this job in "
+                f"{place}: end it with that version, or delete {place}, and the site "
+                "starts again"
             )
 
     @property
     def run(self) -> int:
-        """The run of the server that the site is in; 0 for none."""
+        """The server's run that the site takes part in; 0 for none."""
         return self._run
 
-    @run.setter
-    def run(self, number: int) -> None:
+    def set_run(self, number: int) -> None:
+        """Write the server's run that the site takes part in."""
         write_json(self._run_file, {"job": self._job, "format": VERSION, "run": number})
         self._run = number
 
     @property
     def states(self) -> list[int]:
-        """Request numbers of the kept states, from the oldest."""
+        """The request numbers of the saved states, from the oldest one."""
         return sorted(int(p.name) for p in self._states.iterdir() if p.name.isdecimal())
 
     @property
     def last(self) -> int:
-        """The number of the last request that is done and not undone."""
+        """The number of the last request that was run and not undone."""
         return max({self.states[-1]} | self._numbers(REQUEST))
 
     def nbytes(self) -> int:
-        """Of the requests since the newest state."""
+        """Return the bytes of the requests since the newest state."""
         newest = self.states[-1]
         since = (number for number in self._numbers(REQUEST) if number > newest)
         return sum(self._entry(number, REQUEST).stat().st_size for number in since)
 
     def add(self, number: int, request: Frame, reply: Frame) -> None:
-        """A task that is done. The request is written last: it completes the entry.
+        """Store a task that was run. The request is written last and completes it.
 
-        Raises RefusedError where too much would be kept since the newest state.
+        Raises:
+            RefusedError: The requests since the newest state would take too much space.
         """
         if self.nbytes() + len(request) > MOST_BYTES:
             raise RefusedError(
-                f"site {self._site!r} keeps {MOST_BYTES:,} bytes of requests of one round at most"
+                f"site {self._site!r} stores at most {MOST_BYTES:,} bytes of requests "
+                "of one round"
             )
         for ending, frame in ((REPLY, reply), (REQUEST, request)):
             path = self._entry(number, ending)
@@ -156,41 +172,55 @@ class Journal:
             self._entry(old, REPLY).unlink(missing_ok=True)
 
     def reply(self, request: Request, frame: Frame) -> bytes | None:
-        """The stored answer to this request, which is `frame`, if it is whole.
+        """Return the stored reply to a request.
 
-        Raises RefusedError where the run has used the request's number for another one.
+        Args:
+            request: The request.
+            frame: Its bytes.
+
+        Returns:
+            None if there is no reply, or it is damaged.
+
+        Raises:
+            RefusedError: Another request of this run had the same number.
         """
-        number, run = request.number, request.run
+        number = request.number
+        run = request.run
         try:
             with self._entry(number, REQUEST).open("rb") as file:
                 head = file.read(HEAD.size)
         except OSError:
             return None
-        # lengths, and SHA-256 of all that follows
+        # The head has the lengths and the SHA-256 of all that follows.
         if head == memoryview(frame)[: HEAD.size]:
             try:
                 stored = self._entry(number, REPLY).read_bytes()
-                kept = decode_reply(stored)
+                reply = decode_reply(stored)
             except (OSError, WireError):
                 return None
-            return stored if (kept.run, kept.number) == (run, number) else None
+            return stored if (reply.run, reply.number) == (run, number) else None
+
         try:
-            before = self.request(number)
+            earlier = self.request(number)
         except ModelError:
-            # nothing can be told of it; it is undone, or the site lost its state
+            # It cannot be read; it will be undone, or the site has lost its state.
             return None
-        if before.run == run:
+        if earlier.run == run:
             raise RefusedError(
-                f"site {self._site!r}: request {number} of run {run} has come before, and was "
-                "another: the server must go on with a new run"
+                f"site {self._site!r}: request {number} of run {run} has come before, "
+                "and was another: the server must start a new run"
             )
         return None
 
     def request(self, number: int) -> Request:
-        """A stored request. Raises ModelError if it is missing or damaged."""
+        """Return a stored request.
+
+        Raises:
+            ModelError: It is missing or damaged.
+        """
         path = self._entry(number, REQUEST)
         try:
-            frame = bytearray(path.stat().st_size)  # tensors lie in it, without a copy
+            frame = bytearray(path.stat().st_size)  # the tensors will be views of it
             with path.open("rb") as file:
                 file.readinto(frame)
             return decode_request(frame)
@@ -204,23 +234,31 @@ class Journal:
         told: int,
         asked: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keep the site's state after a request. told: the last request that had
-        tensors. asked: what led to this state (`Asked.kept`)."""
+        """Save the site's state after a request.
+
+        Args:
+            number: The request's number.
+            state: The state.
+            told: Number of the last request with tensors.
+            asked: What led to this state, from `Asked.to_json`.
+        """
         facts = {
             "new": False,
             "round": state.round,
             "told": told,
             "facts": dict(state.facts),
+            "asked": dict(asked or {}),
         }
-        save_state(
-            self._state(number), state.tensors, {**facts, "asked": dict(asked or {})}
-        )
+        save_state(self._state(number), state.tensors, facts)
 
     def load(self, number: int) -> tuple[State | None, int, Mapping[str, Any]]:
-        """A kept state (None is a new site's), and `told` and `asked` as they were
-        saved.
+        """Return a saved state, and `told` and `asked` as they were saved.
 
-        Raises ModelError if it is damaged.
+        Returns:
+            The state is None if the site was new.
+
+        Raises:
+            ModelError: It is damaged.
         """
         path = self._state(number)
         tensors, facts = load_state(path)
@@ -231,63 +269,75 @@ class Journal:
             return state, int(facts["told"]), facts.get("asked", {})
 
     def path_to(self, target: int) -> tuple[int, list[int]] | None:
-        """The state to start from and the requests to do again to be as after `target`."""
+        """Return how to get to the state after a request.
+
+        Returns:
+            The number of a saved state, and the requests to run again after it; None if
+            these are not complete.
+        """
         start = max((n for n in self.states if n <= target), default=None)
         if start is None:
             return None
         steps = sorted(n for n in self._numbers(REQUEST) if start < n <= target)
-        before = start
+        reached = start
         for number in steps:
             try:
-                if self.request(number).counted.get(self._site) != before:
+                if self.request(number).counted.get(self._site) != reached:
                     return None
             except ModelError:
                 return None
-            before = number
-        return (start, steps) if before == target else None
+            reached = number
+        return (start, steps) if reached == target else None
 
     def state_before(self, target: int) -> int:
-        """The newest kept state that is not after `target`; a new site where there is
-        none."""
+        """Return the newest saved state up to `target`; begin anew if there is none."""
         if self.states[0] > target:
-            self.damaged(0)
+            self.forget_damaged(0)
         return max(number for number in self.states if number <= target)
 
     def undo_to(self, target: int) -> None:
-        """Forget all after a request, the newest first, so that a kill leaves no gap."""
+        """Delete all after a request, the newest first, so that a kill leaves no gap."""
         undone = [number for number in self.states if number > target]
         for number in reversed(undone):
             shutil.rmtree(self._state(number), ignore_errors=True)
         if undone:
-            sync_folder(self._states)  # before a request that goes on from here is kept
+            sync_folder(self._states)  # before a request that follows is stored
         for number in sorted(self._numbers(REQUEST), reverse=True):
             if number > target:
                 self._forget(number)
 
-    def damaged(self, number: int) -> None:
-        """Forget what cannot be read at this number, and all after it."""
+    def forget_damaged(self, number: int) -> None:
+        """Delete the damaged state of this number and all after it."""
         self.undo_to(number - 1)
         if not self.states:
             self.undo_to(-1)
             self._begin()
 
     def forget(self, marks: Collection[int]) -> None:
-        """Delete what leads neither to the present nor to a checkpoint of the server's."""
-        states, entries = self.states, self._numbers(REQUEST)
-        kept_states, kept = {states[-1]}, {n for n in entries if n > states[-1]}
+        """Delete what leads neither to the present nor to a checkpoint of the server.
+
+        Args:
+            marks: The request numbers of the server's checkpoints.
+        """
+        states = self.states
+        requests = self._numbers(REQUEST)
+        needed_states = {states[-1]}
+        needed_requests = {number for number in requests if number > states[-1]}
         for mark in marks:
-            start = max((n for n in states if n <= mark), default=None)
+            start = max((number for number in states if number <= mark), default=None)
             if start is not None:
-                kept_states.add(start)
-                kept |= {n for n in entries if start < n <= mark}
-        kept |= {self._told(number) for number in kept_states}
-        for number in entries - kept - {max(entries, default=0)}:
+                needed_states.add(start)
+                needed_requests |= {n for n in requests if start < n <= mark}
+        needed_requests |= {self._told(number) for number in needed_states}
+        needed_requests.add(max(requests, default=0))
+
+        for number in requests - needed_requests:
             self._forget(number)
-        for number in set(states) - kept_states:
+        for number in set(states) - needed_states:
             shutil.rmtree(self._state(number), ignore_errors=True)
 
     def _told(self, number: int) -> int:
-        """Of a kept state, without its tensors."""
+        """Return `told` of a saved state, without reading its tensors."""
         try:
             return int(
                 read_json(self._state(number) / "facts.json", strict=False)["told"]
@@ -314,11 +364,13 @@ class Journal:
 class Asked:
     """What led to a site's newest update, as digests of 32 bytes; b"" for nothing.
 
-    prepared: all tasks before the first round, in their order. history: all tasks that
-    are in the site's state, in theirs. trained: whether one of a round is among them.
-    told: the tensors that came last. given: those that the present round's tasks
-    compute with. question: the newest task with all of these, its options and its
-    round.
+    Attributes:
+        prepared: All tasks before the first round, in order.
+        history: All tasks in the site's state, in order.
+        trained: Whether a task of a round is among these.
+        told: The tensors that came last.
+        given: The tensors that the tasks of this round compute with.
+        question: The newest task with all of these, its options and its round.
     """
 
     prepared: bytes = b""
@@ -329,119 +381,151 @@ class Asked:
     question: bytes = b""
 
     def next(self, request: Request, tensors: Tensors, *, strict: bool) -> Asked:
-        """With one task more. tensors: what the site's task is given, also from memory.
+        """Return what led to the update of one task more.
 
-        A task before the first round is the same whenever a site does it; what it
-        changes at the site stays, so it is part of every later question. strict: all
-        sites are in every sum, so all have one history, and that is part of the
-        question too: a server that has one site go back, or do what the others did not,
-        gets no sum with it any more.
+        A task before the first round is the same whenever a site runs it. It stays in
+        the site's state, so it is part of every later question.
+
+        Args:
+            request: The request of the task.
+            tensors: The tensors that the task computes with, also those from memory.
+            strict: Whether all sites are in every sum. Then all have the same history,
+                and it is part of the question: a server that makes one site go back, or
+                run what the others did not, gets no more sum with that site.
         """
         told = tensor_fingerprint(tensors) if tensors else self.told
-        if tensors or not request.first:
-            given = told if tensors else self.given
+        if tensors:
+            given = told
+        elif not request.first:
+            given = self.given
         else:
             given = told if request.told else b""
-        options = json.dumps(dict(request.options), sort_keys=True)
-        round = -1 if request.preparing else request.round
-        before = self.history if strict else b""
-        asked = (request.task, round, options, given)
-        question = digest("question", self.prepared, before, *asked)
+        question = digest(
+            "question",
+            self.prepared,
+            self.history if strict else b"",
+            request.task,
+            -1 if request.preparing else request.round,
+            json.dumps(dict(request.options), sort_keys=True),
+            given,
+        )
         prepared = digest("prepared", question) if request.preparing else self.prepared
-        trained = self.trained or not request.preparing
-        return Asked(prepared, after(question), trained, told, given, question)
+        return Asked(
+            prepared=prepared,
+            history=history_after(question),
+            trained=self.trained or not request.preparing,
+            told=told,
+            given=given,
+            question=question,
+        )
 
-    def kept(self) -> dict[str, Any]:
-        """What a state of the site is kept with, as JSON values."""
-        digests = {"prepared": self.prepared.hex(), "history": self.history.hex()}
-        return {**digests, "trained": self.trained}
+    def to_json(self) -> dict[str, Any]:
+        """Return what is saved with a state of the site, as JSON values."""
+        return {
+            "prepared": self.prepared.hex(),
+            "history": self.history.hex(),
+            "trained": self.trained,
+        }
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> Asked:
-        """From what was kept.
+    def from_json(cls, saved: Mapping[str, Any]) -> Asked:
+        """Return what `to_json` saved.
 
-        Raises ValueError, KeyError, TypeError for anything else.
+        Raises:
+            ValueError, KeyError, TypeError: The values are not such.
         """
-        prepared, history = (
-            bytes.fromhex(kept[name]) for name in ("prepared", "history")
-        )
-        return cls(prepared, history, bool(kept["trained"]))
+        prepared = bytes.fromhex(saved["prepared"])
+        history = bytes.fromhex(saved["history"])
+        return cls(prepared, history, bool(saved["trained"]))
 
 
-def after(question: bytes) -> bytes:
-    """The history that ends with a question."""
+def history_after(question: bytes) -> bytes:
+    """Return the history that ends with a question."""
     return digest("history", question)
 
 
 class Opened:
-    """The questions of one job whose sums a site has helped to open, and over which
-    sites.
+    """The questions of one job whose sums a site has helped to open.
 
-    One line a question, its digest in hexadecimal and the survivors' names as JSON, in
-    a file that is only appended to; on disk before the answer that opens a sum leaves.
-    A line "lost" says that the site's own files were damaged: what stands before it is
-    forgotten.
+    Each line of the file has a question's digest in hexadecimal and the names of the
+    sites in its sum as JSON. The file is only appended to, and a line is on disk before
+    the answer that opens a sum leaves. A line "lost" says that the site's own files
+    were damaged; earlier lines do not count.
 
-    path: None keeps them in memory alone. Raises FednotesError where the file cannot be
-        read.
+    Args:
+        site: The site's name.
+        path: The file; None keeps the questions in memory alone.
+
+    Raises:
+        FednotesError: The file cannot be read.
+
+    Attributes:
+        lost: Whether nothing was opened since the site's files were damaged.
     """
 
     def __init__(self, site: str, path: Path | None) -> None:
-        self._site, self._path = site, path
+        self._site = site
+        self._path = path
         self._survivors: dict[bytes, tuple[str, ...]] = {}
-        self.lost = False  # since then nothing was opened
-        with _disk(path, "what it opened"):
-            text = (
-                path.read_text(encoding="utf-8")
-                if path is not None and path.exists()
-                else ""
-            )
-        for line in text.splitlines(keepends=True):
+        self.lost = False
+        for line in _read_lines(path, "what it opened", keep_ends=True):
             question, _, names = line.partition(" ")
             if line == LOST:
-                self._survivors, self.lost = {}, True
+                self._survivors = {}
+                self.lost = True
                 continue
             try:
                 self._survivors[bytes.fromhex(question)] = tuple(parse_json(names))
                 self.lost = False
             except (ValueError, TypeError):
-                continue  # cut by a kill: its answer did not leave
+                continue  # cut by a kill, so its answer did not leave
 
     def survivors(self, question: bytes) -> tuple[str, ...]:
-        """The sites in the sum of this question that was opened; empty if none was."""
+        """Return the sites whose sum of this question was opened; () if none was."""
         return self._survivors.get(question, ())
 
     def require(self, question: bytes, survivors: Sequence[str]) -> None:
-        """Pass the sum of a question that may be opened: of two over different sites,
-        the difference is some sites' part. Raises RefusedError."""
-        before = self._survivors.get(question)
-        if before is not None and set(before) != set(survivors):
+        """Check that the sum of a question may be opened over these sites.
+
+        The difference of two sums over different sites would be the part of a few.
+
+        Raises:
+            RefusedError: The sum was opened over other sites before.
+        """
+        earlier = self._survivors.get(question)
+        if earlier is not None and set(earlier) != set(survivors):
             raise RefusedError(
-                f"site {self._site!r}: a sum of this very task was opened before, over the sites "
-                f"{', '.join(before)}; it is not opened over others"
+                f"site {self._site!r}: a sum of this very task was opened before, over "
+                f"the sites {', '.join(earlier)}; it is not opened over others"
             )
 
     def add(self, question: bytes, survivors: Sequence[str]) -> None:
-        """Note a sum that is being opened.
+        """Record a sum that is about to be opened.
 
-        Raises what `require` does, FednotesError of a disk.
+        Raises:
+            RefusedError: The sum was opened over other sites before.
+            FednotesError: The disk refuses.
         """
         self.require(question, survivors)
         if question in self._survivors:
             return
         names = json.dumps(list(survivors), separators=(",", ":"))
         _append(self._path, f"{question.hex()} {names}\n", "what it opened")
-        self._survivors[question], self.lost = tuple(survivors), False
+        self._survivors[question] = tuple(survivors)
+        self.lost = False
 
     def lose(self) -> None:
-        """Forget all: the site's own files were damaged.
+        """Forget all questions, because the site's own files were damaged.
 
-        Raises FednotesError of a disk.
+        Raises:
+            FednotesError: The disk refuses.
         """
         _append(self._path, LOST, "what it opened")
-        self._survivors, self.lost = {}, True
+        self._survivors = {}
+        self.lost = True
 
     def __len__(self) -> int:
+        """Return the number of questions."""
         return len(self._survivors)
 
 
@@ -462,14 +546,8 @@ class OpeningRecord:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lists: dict[str, set[frozenset[str]]] = {}
-        with _disk(path, "what was opened"):
-            text = (
-                path.read_text(encoding="utf-8")
-                if path is not None and path.exists()
-                else ""
-            )
-        for line in text.splitlines():
-            # a line that a kill has cut
+        for line in _read_lines(path, "what was opened"):
+            # A kill may have cut a line.
             with suppress(ValueError, TypeError, KeyError):
                 entry = parse_json(line)
                 self._note(str(entry["sum"]), entry["sites"])
@@ -479,7 +557,7 @@ class OpeningRecord:
         return frozenset(sites) in self._lists.get(_name_of(request), ())
 
     def add(self, request: Request, sites: Collection[str]) -> None:
-        """Note a sum that is about to be opened.
+        """Record a sum that is about to be opened.
 
         Raises:
             FednotesError: The disk refuses.
@@ -500,13 +578,23 @@ def _name_of(request: Request) -> str:
     return f"{-1 if request.preparing else request.round} {request.task}"
 
 
+def _read_lines(path: Path | None, what: str, *, keep_ends: bool = False) -> list[str]:
+    """Return the lines of a file; none if there is no file."""
+    if path is None:
+        return []
+    with _disk(path, what):
+        if not path.exists():
+            return []
+        return path.read_text(encoding="utf-8").splitlines(keepends=keep_ends)
+
+
 def _append(path: Path | None, line: str, what: str) -> None:
-    """Append a line to a file, and put it on the disk; without a path, do nothing."""
+    """Append a line to a file and put it on disk; do nothing without a path."""
     if path is None:
         return
     with _disk(path, what), open(path, "ab", opener=open_private) as file:
         if file.tell():
-            line = "\n" + line  # never behind the cut end of another line
+            line = "\n" + line  # the line before may have been cut by a kill
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
@@ -514,7 +602,7 @@ def _append(path: Path | None, line: str, what: str) -> None:
 
 @contextmanager
 def _disk(place: Path | str | None, what: str) -> Iterator[None]:
-    """A disk that refuses is a FednotesError that says what cannot be kept."""
+    """Turn an error of the disk into a FednotesError that says what is not stored."""
     try:
         yield
     except (OSError, UnicodeError) as error:

@@ -1,9 +1,9 @@
-"""The site's end of the wire: requests in, replies out, and nothing lost in between.
+"""The site's side of a deployed run: it answers requests and loses no state.
 
-A request is done at most once as far as the site's state is concerned: a repeated one
-gets the stored reply, an older one a refusal, and one that the server did not count is
-undone before the next. What goes wrong in a task becomes a refusal in one line; the
-host itself fails only where the guard does not let even that leave.
+A request changes the site's state at most once: a repeated one gets the stored reply,
+an older one a refusal, and one that the server did not count is undone before the next.
+An error in a task becomes a refusal of one line. The host itself fails only if the
+guard does not let even that line leave.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from fednotes.engines.launch import place_of
 from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.engines.summing import check_received, check_update
 
-KEEP_BYTES = 2**29  # of requests that would have to be done again without a newer state
-ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is
+KEEP_BYTES = 2**29  # of requests since the newest state; then a state is saved
+ROUND_LINE_SECONDS = 60.0  # between two lines of progress in a site's log
 _FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
 
 
 class Guard(Protocol):
-    """A site's rules and its record, as far as the host needs them."""
+    """A site's policy and ledger, as far as the host needs them."""
 
     def request(self, request: Request) -> None:
         """Check a request before it is answered.
 
         Raises:
-            RefusedError: A rule of the site does not permit it.
+            RefusedError: A rule of the site forbids it.
         """
 
     def leaving(
@@ -62,8 +62,8 @@ class Guard(Protocol):
         Args:
             request: The request that it answers.
             reply: The reply, encoded.
-            update: What the reply holds, before it is masked; None where there is none.
-            reason: The rule by which the request is refused.
+            update: The reply's update before it is masked; None if it has none.
+            reason: The rule that refuses the request.
 
         Raises:
             Exception: The reply must not leave.
@@ -71,24 +71,29 @@ class Guard(Protocol):
 
 
 class SiteHost:
-    """One site of one job, behind `handle`, which one thread calls at a time.
+    """One site of one job. One thread at a time calls `handle`.
 
-    make: builds the site anew, as it is before its first task. directory: the site's
-    own, for this job alone. job: the fingerprint of the job that was approved here.
-    name: the site's.
-    guard: its rules and ledger; what it cannot note does not leave. sealer: its part in
-    a secure sum.
-    public: further tasks "@…" that tell facts which are nobody's secret; no sum hides
-        them.
-    keeping: a state is written at the start of a round, and not only at checkpoints,
-    where so many seconds of tasks would have to be done again without it.
-    tell: is given one line for each thing that a person at the site may want to know.
-    pace: when tasks are answered under a secure sum; None is at once.
-    outward: what the server is told of an error, given the site's name; all of it by
-        default.
+    Args:
+        make: Builds the site as it is before its first task.
+        directory: The site's folder for this job.
+        job: Fingerprint of the job that was approved here.
+        name: The site's name.
+        guard: Its policy and ledger. What the ledger cannot record does not leave.
+        sealer: Its part in a secure sum.
+        public: Further tasks, "@…", which return facts that are not secret. No sum
+            hides them.
+        max_norm: Largest L2 norm of an update; 0 sets no limit.
+        keeping: A state is also saved at the start of a round if tasks of so many
+            seconds would have to be repeated without it.
+        pace: Delays answers under a secure sum; None answers at once.
+        tell: Called with each line that a person at the site may want to read.
+        outward: Returns what the server learns of an error, given the error and the
+            site's name; the whole message by default.
 
-    Raises RefusedError if the directory holds another job, ModelError if it does not
-    say which, FednotesError where it cannot be written.
+    Raises:
+        RefusedError: The directory holds another job.
+        ModelError: The directory does not say which job it holds.
+        FednotesError: The directory cannot be written.
     """
 
     def __init__(
@@ -104,33 +109,39 @@ class SiteHost:
         max_norm: float = 0.0,
         keeping: float = 20.0,
         pace: AnswerTimes | None = None,
-        tell: Callable[[str], None] = lambda line: None,
+        tell: Callable[[str], None] = lambda _: None,
         outward: Callable[[Exception, str], str] | None = None,
     ) -> None:
-        self._make, self._job, self._name = make, job, name
-        self._guard, self._sealer, self._max_norm = guard, sealer, max_norm
-        self._leaving = guard.leaving if guard is not None else lambda *message: None
-        self._keeping, self._tell = keeping, tell
+        self._make = make
+        self._job = job
+        self._name = name
+        self._guard = guard
+        self._sealer = sealer
+        self._max_norm = max_norm
+        self._keeping = keeping
+        self._tell = tell
         self._pace = pace if sealer is not None else None
-        self._line_at = -ROUND_LINE_SECONDS  # when a round was told last
+        self._line_at = -ROUND_LINE_SECONDS  # time of the last line of progress
         self._outward = outward or explained
         self._public = dict(public or {})
-        self._journal, self._directory = Journal(directory, name, job), directory
+        self._directory = directory
+        self._journal = Journal(directory, name, job)
         self._run = self._journal.run
-        self._newest = self._journal.last  # of the requests seen in this run
+        self._newest = self._journal.last  # number of the newest request of this run
         self._site: SiteTasks | None = None
-        # whether the present answer took time that goes by its data
+        # Whether the time of the present answer depends on the site's data.
         self._worked = False
-        self._told = 0  # the last request with tensors
-        self._remembers = False  # whether this site object was given them
+        self._told = 0  # number of the last request with tensors
+        self._remembers = False  # whether `_site` has received these tensors
         self._asked = Asked()
         self._spent = 0.0  # seconds of tasks since the newest state
         self.ended = False
 
     def handle(self, frame: Frame) -> bytes:
-        """The reply to a request.
+        """Return the reply to a request.
 
-        Raises what the guard raises of a refusal that may not leave.
+        Raises:
+            Exception: The guard does not let even a refusal leave.
         """
         begun = self._pace.clock() if self._pace else 0.0
         try:
@@ -142,19 +153,19 @@ class SiteHost:
         try:
             return self._answer(request, frame)
         except Exception as error:
-            return self._refusal(request, error, later=passing(error))
+            return self._refusal(request, error, later=may_pass(error))
         finally:
-            # refused after it was done, too
+            # A request that is refused after its task ran is delayed too.
             if self._pace and self._sealer and self._worked:
                 self._pace.wait(request.task, begun, self._sealer.pace(request))
 
     @property
     def question(self) -> bytes:
-        """What a secure sum knows the task by that runs now; b"" without one."""
+        """Digest of the question that the current task answers; b"" without a task."""
         return self._asked.question
 
     def close(self) -> None:
-        """The job is over; what it kept stays until a person deletes it."""
+        """End the job. What it stored stays until a person deletes it."""
 
     def _answer(self, request: Request, frame: Frame) -> bytes:
         self._require_current(request)
@@ -162,15 +173,22 @@ class SiteHost:
             self._guard.request(request)
         stored = self._journal.reply(request, frame)
         if stored is not None:
-            self._leaving(request, stored, None)
+            self._record(request, stored, None)
             return stored
         self._synchronise(request)
         if request.task.startswith(OURS):
-            return self._own(request)
-        return self._do(request, frame)
+            return self._run_own_task(request)
+        return self._run_and_store(request, frame)
+
+    def _record(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
+        """Let the guard check and record a reply before it leaves."""
+        if self._guard is not None:
+            self._guard.leaving(request, reply, update, reason)
 
     def _require_current(self, request: Request) -> None:
-        """Raises RefusedError for another job's request or an old one."""
+        """Raise RefusedError for an old request, or one of another job."""
         if request.job != self._job:
             raise RefusedError(
                 f"site {self._name!r} has approved job {self._job[:12]}, "
@@ -185,13 +203,16 @@ class SiteHost:
             raise RefusedError(f"the request does not name site {self._name!r}")
 
     def _synchronise(self, request: Request) -> None:
-        """Be as after the last request that counts.
+        """Go to the state after the last request that counts.
 
-        Raises RefusedError if the site was never there; the reply says where it is.
+        Raises:
+            RefusedError: The site does not have that state; the reply says which state
+                it has.
         """
         target = request.counted[self._name]
         if request.run > self._run:
-            self._journal.run = self._run = request.run
+            self._journal.set_run(request.run)
+            self._run = request.run
         self._newest = request.number
         last = self._journal.last
         if last == target:
@@ -209,8 +230,8 @@ class SiteHost:
                 f"it has the one after request {reached}"
             )
 
-    def _own(self, request: Request) -> bytes:
-        """The engine's tasks: answered anew each time, for they change nothing twice."""
+    def _run_own_task(self, request: Request) -> bytes:
+        """Answer one of the engine's own tasks, which may be repeated."""
         attached = Attached()
         if request.task == BEGIN:
             self._ready()
@@ -225,81 +246,93 @@ class SiteHost:
                 raise RefusedError(f"site {self._name!r} takes part in no secure sum")
             attached = self._sealer.stage(request)
         reply = encode(replace(self._reply(request, Update()), attached=attached))
-        self._leaving(request, reply, None)
+        self._record(request, reply, None)
         return reply
 
-    def _do(self, request: Request, frame: Frame) -> bytes:
-        """Run a task of the method; what goes wrong leaves no trace in the site's
-        state."""
-        if request.number <= (counted := request.counted[self._name]):
+    def _run_and_store(self, request: Request, frame: Frame) -> bytes:
+        """Run a task of the method and store its reply.
+
+        An error leaves no trace in the site's state.
+        """
+        counted = request.counted[self._name]
+        if request.number <= counted:
             raise RefusedError(
-                f"site {self._name!r}: request {request.number} claims to follow request "
-                f"{counted}: what a site keeps is ordered by these numbers"
+                f"site {self._name!r}: request {request.number} claims to follow "
+                f"request {counted}: what a site stores is ordered by these numbers"
             )
         site = self._ready()
         if request.task not in site.tasks:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
-        if request.first and not request.preparing and self._sealer is not None:
-            adopted = self._sealer.adopted(request, self._asked)
-            # the others' history in place of one that this site has lost
-            if adopted is not None:
-                asked = replace(self._asked, history=adopted)
-                self._journal.save(
-                    self._journal.last, site.state(), self._told, asked.kept()
-                )
-                self._asked = asked  # once it is on disk: a state made anew has it too
-        due = self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
-        if request.first and due:
+        self._adopt_history(site, request)
+        is_due = self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
+        if request.first and is_due:
             self._save(site, request)
+
         try:
             started = time.monotonic()
             update = self._run_task(site, request)
             check_update(update, self._name, self._max_norm)
-            done = replace(self._reply(request, update), has=request.number)
+            message = replace(self._reply(request, update), has=request.number)
             if self._sealer is not None:
-                given = update
-                if self._pace:
-                    spent = self._pace.counts(request.task, time.monotonic() - started)
-                    given = replace(update, metrics={**update.metrics, **spent})
-                sealed = self._sealer.seal(request, given, self._asked.question)
-                done = replace(done, update=Update(), attached=sealed)
-            reply = encode(done)
-            self._leaving(request, reply, update)
+                sealed = self._seal(request, update, time.monotonic() - started)
+                message = replace(message, update=Update(), attached=sealed)
+            reply = encode(message)
+            self._record(request, reply, update)
             self._journal.add(request.number, frame, reply)
             self._spent += time.monotonic() - started
             if time.monotonic() - self._line_at >= ROUND_LINE_SECONDS:
                 self._line_at = time.monotonic()
                 self._tell(f"round {request.round + 1}: {request.task} is done")
         except BaseException:
-            self._site = None  # it may have changed; build it from what is kept
+            self._site = None  # it may have changed; rebuild it from what is stored
             raise
         return reply
 
+    def _adopt_history(self, site: SiteTasks, request: Request) -> None:
+        """Take the other sites' history in place of one that this site has lost."""
+        if self._sealer is None or not request.first or request.preparing:
+            return
+        history = self._sealer.adopted(request, self._asked)
+        if history is None:
+            return
+        asked = replace(self._asked, history=history)
+        self._journal.save(
+            self._journal.last, site.state(), self._told, asked.to_json()
+        )
+        self._asked = asked  # only once it is on disk, so that a rebuilt site has it
+
+    def _seal(self, request: Request, update: Update, seconds: float) -> Attached:
+        """Return the update under its masks, with the time that the task took."""
+        assert self._sealer is not None
+        if self._pace:
+            times = self._pace.counts(request.task, seconds)
+            update = replace(update, metrics={**update.metrics, **times})
+        return self._sealer.seal(request, update, self._asked.question)
+
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
+        """Run a task of the method with the tensors that the request means."""
         tensors: Tensors = request.tensors
         check_received(tensors, self._name, request.task)
-        if (
-            request.first
-            and request.told
-            and not tensors
-            and request.told != self._told
-        ):
+        means_earlier = request.first and bool(request.told)
+        if means_earlier and not tensors and request.told != self._told:
             raise RefusedError(
-                f"site {self._name!r}: the request means the tensors of request {request.told}, "
-                f"the last that came are of request {self._told}"
+                f"site {self._name!r}: the request means the tensors of request "
+                f"{request.told}, the last that came are of request {self._told}"
             )
         if tensors:
-            self._told, self._remembers = request.number, True
-        elif request.first and request.told and not self._remembers:
+            self._told = request.number
+            self._remembers = True
+        elif means_earlier and not self._remembers:
             tensors = self._journal.request(request.told).tensors
+
         task = getattr(site, request.task)
         try:
             signature(task).bind(tensors, **request.options)
         except TypeError as error:
-            named = ", ".join(request.options) or "none"
+            names = ", ".join(request.options) or "none"
             raise RefusedError(
-                f"site {self._name!r}: task {request.task!r} of the approved job takes other "
-                f"options than {named}"
+                f"site {self._name!r}: task {request.task!r} of the approved job takes "
+                f"other options than {names}"
             ) from error
         if self._sealer is not None:
             self._asked = self._asked.next(request, tensors, strict=self._sealer.strict)
@@ -307,10 +340,14 @@ class SiteHost:
         update: Update = task(tensors, **request.options)
         return update
 
-    # the site's state
+    # ---- the site's state
 
     def _ready(self) -> SiteTasks:
-        """The site as after the last request."""
+        """Return the site in the state after the last request.
+
+        Raises:
+            RefusedError: The state cannot be read; the site goes back further.
+        """
         if self._site is not None:
             return self._site
         last = self._journal.last
@@ -320,10 +357,11 @@ class SiteHost:
                 newest = self._journal.states[-1]
                 self._journal.undo_to(newest)
                 raise ModelError(f"the requests from {newest} to {last} are not whole")
+            start, steps = path
             try:
-                self._site = self._rebuilt(*path)
+                self._site = self._rebuild(start, steps)
             except ModelError:
-                self._journal.damaged(path[0])
+                self._journal.forget_damaged(start)
                 raise
         except ModelError as error:
             if self._sealer is not None:
@@ -334,14 +372,15 @@ class SiteHost:
             ) from error
         return self._site
 
-    def _rebuilt(self, start: int, steps: list[int]) -> SiteTasks:
+    def _rebuild(self, start: int, steps: list[int]) -> SiteTasks:
+        """Build the site from a state and the requests after it."""
         state, self._told, asked = self._journal.load(start)
         self._remembers = False
         with restoring(
             f"what led to the state of site {self._name!r} after request {start}"
         ):
-            self._asked = Asked.of(asked) if asked else Asked()
-        self._spent, self._worked = 0.0, True
+            self._asked = Asked.from_json(asked) if asked else Asked()
+        self._worked = True
         site = self._make()
         if state is not None:
             with restoring(f"the state of site {self._name!r} after request {start}"):
@@ -353,59 +392,73 @@ class SiteHost:
         return site
 
     def _save(self, site: SiteTasks, request: Request) -> None:
-        """Keep the state before this request, which the server counts."""
+        """Save the state before this request, which the server counts."""
         last = self._journal.last
         if last not in self._journal.states:
-            self._journal.save(last, site.state(), self._told, self._asked.kept())
+            self._journal.save(last, site.state(), self._told, self._asked.to_json())
         self._spent = 0.0
-        self._journal.forget(
-            (*request.marks, *([request.number] * (request.task == CHECKPOINT)))
-        )
+        marks = list(request.marks)
+        if request.task == CHECKPOINT:
+            marks.append(request.number)
+        self._journal.forget(marks)
 
-    # replies
+    # ---- replies
 
     def _reply(self, request: Request, update: Update | None = None) -> Reply:
-        number, run = request.number, request.run
         return Reply(
-            request.job, run, number, self._name, update, has=self._journal.last
+            job=request.job,
+            run=request.run,
+            number=request.number,
+            site=self._name,
+            update=update,
+            has=self._journal.last,
         )
 
     def _refusal(self, request: Request, error: Exception, *, later: bool) -> bytes:
-        """Raises what the guard raises: what it cannot note does not leave."""
-        whole, told = whole_line(error, self._name), self._outward(error, self._name)
-        self._tell(f"refused {request.task or 'a message'} ({request.number}): {whole}")
-        told = placeless(told.replace(f"{self._directory}/", ""))
-        reply = encode(replace(self._reply(request), refusal=told, later=later))
-        self._leaving(request, reply, None, getattr(error, "reason", ""))
+        """Return the reply that refuses a request.
+
+        Raises:
+            Exception: The guard does not let it leave, as it cannot record it.
+        """
+        task = request.task or "a message"
+        line = whole_line(error, self._name)
+        self._tell(f"refused {task} ({request.number}): {line}")
+        public = self._outward(error, self._name)
+        public = without_folders(public.replace(f"{self._directory}/", ""))
+        reply = encode(replace(self._reply(request), refusal=public, later=later))
+        self._record(request, reply, None, getattr(error, "reason", ""))
         return reply
 
 
-def passing(error: Exception) -> bool:
-    """Whether the same request may succeed later: a full disk, or a rule that says so."""
-    disk = type(error) is FednotesError or isinstance(error, OSError)
-    return disk or bool(getattr(error, "later", False))
+def may_pass(error: Exception) -> bool:
+    """Return whether the same request may succeed later.
+
+    This is so for a full disk, and for a rule that says so.
+    """
+    is_of_disk = type(error) is FednotesError or isinstance(error, OSError)
+    return is_of_disk or bool(getattr(error, "later", False))
 
 
 def explained(error: Exception, site: str) -> str:
-    """One line for an error, as it may leave the site: no note text, no rule's numbers.
+    """Return one line for an error that may leave the site.
 
-    Errors of ours are made so, or say in `public` what they may tell. Of any other only
-    its type and place are told: its message may hold a token, as that of a KeyError
-    does.
+    It contains no note text and no number of a rule. Errors of fednotes are made so, or
+    say in `public` what others may read. Of any other error only type and place are
+    shown: its message may hold a token, as that of a KeyError does.
     """
-    if isinstance(error, FednotesError) and (public := getattr(error, "public", "")):
+    public = getattr(error, "public", "") if isinstance(error, FednotesError) else ""
+    if public:
         return one_line(public) or "refused"
     return whole_line(error, site)
 
 
 def whole_line(error: Exception, site: str) -> str:
-    """One line for an error, for the site's own people; without note text too."""
+    """Return one line for an error for the site's own people, without note text."""
     if isinstance(error, FednotesError):
         return one_line(error) or "refused"
     return f"site {site!r}: the task failed ({place_of(error)})"
 
 
-def placeless(text: str) -> str:
-    """Text without the folders of absolute paths: where a site keeps its files is its
-    business."""
+def without_folders(text: str) -> str:
+    """Return text without the folders of absolute paths, which are not for others."""
     return _FOLDERS.sub("", text)

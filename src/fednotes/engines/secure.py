@@ -39,7 +39,7 @@ from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.messages import OURS, Attached, Reply, Request
 from fednotes.core.tensors import tensor_fingerprint
 from fednotes.core.update import Total, Update
-from fednotes.engines.history import Asked, Opened, OpeningRecord, after
+from fednotes.engines.history import Asked, Opened, OpeningRecord, history_after
 from fednotes.engines.summing import MOST_METRICS, Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
@@ -265,7 +265,7 @@ class SecureSeal:
         names, metrics = tuple(kept.update.metrics), terms.metrics
         told = wire.Masking(
             None if names == (metrics or ()) else names,
-            after(kept.question),
+            history_after(kept.question),
             self._opened.survivors(kept.question),  # it can be opened for these alone
         )
         if metrics is not None and not set(names) <= set(metrics):

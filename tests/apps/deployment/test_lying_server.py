@@ -420,7 +420,9 @@ def test_each_part_of_a_question_counts() -> None:
     assert early.prepared not in (b"p", b"")
     assert (early.trained, begun.trained, begun.prepared) == (False, True, b"p")
     assert len({early.history, begun.history, b"h"}) == 3
-    assert Asked.of(begun.kept()) == Asked(begun.prepared, begun.history, True)
+    assert Asked.from_json(begun.to_json()) == Asked(
+        begun.prepared, begun.history, True
+    )
 
 
 def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(case: Case) -> None:

@@ -39,7 +39,7 @@ class Spender(Guarded):
         self.guard = SiteGuard(
             *table, lambda: self.policy, promise=self.promise, **given
         )
-        self.host._guard, self.host._leaving = self.guard, self.guard.leaving
+        self.host._guard = self.guard
         self.guard.covered = lambda task: self.covered
 
     @property

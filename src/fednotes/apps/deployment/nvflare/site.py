@@ -29,7 +29,7 @@ from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
 from fednotes.apps.deployment.rules.ledger import Entry, ledger_of, plain
 from fednotes.core.errors import FednotesError
 from fednotes.engines import launch
-from fednotes.engines.host import explained, placeless, whole_line
+from fednotes.engines.host import explained, whole_line, without_folders
 from fednotes.engines.launch import Host
 
 # a site that refused a job is asked again: it may have been approved since
@@ -72,7 +72,7 @@ class FednotesExecutor(Executor):
             reason = self._refused
         except FednotesError as error:
             logger.error("%s", whole_line(error, self._site))
-            reason = placeless(explained(error, self._site))
+            reason = without_folders(explained(error, self._site))
         except Exception as error:
             reason = f"an error in the site's program: {launch.place_of(error)}"
             logger.error("%s", reason)
