@@ -204,9 +204,11 @@ class Matcher:
         Returns:
             The code of each word, and the matches by their places in the joined codes.
         """
-        codes = [self._codes.get(word, _UNKNOWN) for word in words]
+        code_of_word = self._codes.get
+        lengths = self._lengths
+        codes = [code_of_word(word, _UNKNOWN) for word in words]
         candidates = [
-            (last + 1 - _CODE_LENGTH * self._lengths[term], -last - 1, term)
+            (last + 1 - _CODE_LENGTH * lengths[term], -last - 1, term)
             for last, term in self._automaton.iter("".join(codes))
         ]
         candidates.sort()  # by start; of the same start, longer ones first

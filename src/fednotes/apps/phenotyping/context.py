@@ -252,14 +252,15 @@ def _find_phrases(words: Sequence[str], rules: _Rules) -> list[_Hit]:
 
     Phrases do not overlap, so a pseudo-trigger hides the triggers inside it.
     """
+    effects, longest = rules
     hits: list[_Hit] = []
     free = 0
     for start, word in enumerate(words):
-        if start < free or word not in rules.longest:
+        if word not in longest or start < free:
             continue
-        furthest = min(start + rules.longest[word], len(words))
+        furthest = min(start + longest[word], len(words))
         for stop in range(furthest, start, -1):
-            effect = rules.effects.get(tuple(words[start:stop]))
+            effect = effects.get(tuple(words[start:stop]))
             if effect is not None:
                 hits.append(_Hit(start, stop, effect))
                 free = stop

@@ -147,8 +147,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     for text, ends_line in pieces:
         if not is_inside:
             number += 1
-            is_line = text is not None and ends_line
-            yield number, text.rstrip("\r\n") if is_line and text is not None else None
+            if text is None or not ends_line:
+                yield number, None
+            else:
+                yield number, text.rstrip("\r\n")
         is_inside = not ends_line
 
 
