@@ -34,7 +34,7 @@ from fednotes.metrics.calibration import (
     Calibrated,
     Calibration,
     Reliability,
-    judged,
+    judge_spans,
     weights_digest,
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
@@ -424,10 +424,10 @@ def _judged(
     annotated, where, _ = _documents(documents, encoding=encoding)
     gold, scored_types, _ = gold_of(model.model, annotated, where, label_map)
     predicted = model.model.predict(gold, confidence=True)
-    chances, right, owner = judged(gold, predicted, scored_types)
+    confidences, is_right, owners = judge_spans(gold, predicted, scored_types)
     if calibration:
-        chances = calibration.values(chances)
-    return chances, right, owner
+        confidences = calibration.values(confidences)
+    return confidences, is_right, owners
 
 
 def _fit_platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from fednotes.metrics.calibration import (
     Reliability,
     _figure,
     calibrate,
-    judged,
+    judge_spans,
     log_odds,
     weights_digest,
 )
@@ -207,12 +207,12 @@ def test_spans_are_judged_by_document() -> None:
             (Span(3, 6, "B", confidence=0.4), Span(0, 1, "C", confidence=1.0)),
         ),
     ]
-    chances, right, owner = judged(gold, said, ("A", "B"))
+    chances, right, owner = judge_spans(gold, said, ("A", "B"))
     assert chances.tolist() == [0.9, 0.2, 0.4]
     assert right.tolist() == [True, False, False]
     assert owner.tolist() == [0, 0, 1]
     with pytest.raises(DataError, match="finds nothing"):
-        judged(gold, [Document("a", "x"), Document("b", "x")], ("A",))
+        judge_spans(gold, [Document("a", "x"), Document("b", "x")], ("A",))
     with pytest.raises(DataError, match="in 2 of these notes: 5"):
         calibrate(chances, right, owner, _platt, "")
 

@@ -15,10 +15,10 @@ from fednotes.metrics.gap import (
     WITHIN,
     Gap,
     f1_error,
-    judged,
-    of_difference,
-    of_sites,
-    over_seeds,
+    gap_by_seed,
+    gap_of_scores,
+    gap_of_sites,
+    main_score,
     verdict,
 )
 from fednotes.metrics.spans import SpanCounts, TypeCounts
@@ -58,20 +58,20 @@ def test_few_mentions_are_not_certain() -> None:
 
 
 def test_a_share_is_one_where_all_is_won_and_none_within_noise() -> None:
-    assert of_difference(0.4, 0.6, 0.6, 0.05) == Gap(1.0)
-    assert of_difference(0.4, 0.45, 0.6, 0.05).closed == pytest.approx(0.25)
-    assert of_difference(0.4, 0.3, 0.6, 0.05).closed == pytest.approx(-0.5)
-    assert of_difference(0.4, 0.5, 0.44, 0.05) == Gap(None, WITHIN)
-    assert of_difference(0.44, 0.5, 0.4, 0.05) == Gap(None, WITHIN)
-    assert of_difference(0.6, 0.5, 0.4, 0.05) == Gap(None, BELOW)
+    assert gap_of_scores(0.4, 0.6, 0.6, 0.05) == Gap(1.0)
+    assert gap_of_scores(0.4, 0.45, 0.6, 0.05).closed == pytest.approx(0.25)
+    assert gap_of_scores(0.4, 0.3, 0.6, 0.05).closed == pytest.approx(-0.5)
+    assert gap_of_scores(0.4, 0.5, 0.44, 0.05) == Gap(None, WITHIN)
+    assert gap_of_scores(0.44, 0.5, 0.4, 0.05) == Gap(None, WITHIN)
+    assert gap_of_scores(0.6, 0.5, 0.4, 0.05) == Gap(None, BELOW)
 
 
 def test_a_site_of_few_mentions_has_no_share_and_one_of_many_has() -> None:
     rights = dict(zip(("alone", "federated", "pooled"), (8, 10, 12), strict=True))
     few = {c: mentions(k, 20, 20) for c, k in rights.items()}
     many = {c: mentions(100 * k, 2000, 2000) for c, k in rights.items()}
-    assert of_sites([few]) == Gap(None, WITHIN)
-    found = of_sites([many])
+    assert gap_of_sites([few]) == Gap(None, WITHIN)
+    found = gap_of_sites([many])
     assert found is not None
     assert found.closed == pytest.approx(0.5)
 
@@ -117,9 +117,9 @@ def test_sites_without_a_condition_are_left_out() -> None:
         )
     }
     part = {"alone": mentions(1, 9, 9), "federated": mentions(2, 9, 9)}
-    assert of_sites([part]) is None
-    assert of_sites([{}]) is None
-    assert of_sites([whole, part, {}]) == of_sites([whole])
+    assert gap_of_sites([part]) is None
+    assert gap_of_sites([{}]) is None
+    assert gap_of_sites([whole, part, {}]) == gap_of_sites([whole])
 
 
 def test_diseases_count_by_their_classes() -> None:
@@ -131,7 +131,7 @@ def test_diseases_count_by_their_classes() -> None:
         "phenotypes": counts.scores()["macro"],
         "by_output": counts.scores()["by_output"],
     }
-    found = judged(scores)
+    found = main_score(scores)
     assert found is not None
     absent, present = f1_error(50, 70, 60), f1_error(40, 50, 60)
     assert found[1] == pytest.approx(np.hypot(absent, present) / 2)
@@ -144,12 +144,12 @@ def test_masked_words_are_better_with_less_loss() -> None:
         c: {"masked": {"loss": loss, "tokens": 10_000}}
         for c, loss in {"alone": 3.0, "federated": 2.2, "pooled": 2.0}.items()
     }
-    found = of_sites([each])
+    found = gap_of_sites([each])
     assert found is not None
     assert found.closed == pytest.approx(0.8)
     # two errors are 0.084
     each["pooled"] = {"masked": {"loss": 2.95, "tokens": 10_000}}
-    assert of_sites([each]) == Gap(None, WITHIN)
+    assert gap_of_sites([each]) == Gap(None, WITHIN)
 
 
 def test_over_seeds_the_interval_decides() -> None:
@@ -157,7 +157,7 @@ def test_over_seeds_the_interval_decides() -> None:
     alone = list(0.46 + 0.01 * rng.standard_normal(5))
     pooled = list(0.57 + 0.01 * rng.standard_normal(5))
     federated = list(0.56 + 0.01 * rng.standard_normal(5))
-    shares, why = over_seeds(alone, federated, pooled)
+    shares, why = gap_by_seed(alone, federated, pooled)
     whole = np.mean(pooled) - np.mean(alone)
     assert why == ""
     assert np.mean(shares) == pytest.approx(
@@ -166,15 +166,15 @@ def test_over_seeds_the_interval_decides() -> None:
     near = [a + d for a, d in zip(alone, (0.02, -0.01, 0.01, 0.0, 0.005), strict=True)]
     interval = stats.ttest_rel(near, alone).confidence_interval()
     assert interval.low < 0 < interval.high
-    assert over_seeds(alone, federated, near) == ([], WITHIN)
-    assert over_seeds(pooled, federated, alone) == ([], BELOW)
-    assert over_seeds([0.1], [0.2], [0.3]) == ([], "one seed")
+    assert gap_by_seed(alone, federated, near) == ([], WITHIN)
+    assert gap_by_seed(pooled, federated, alone) == ([], BELOW)
+    assert gap_by_seed([0.1], [0.2], [0.3]) == ([], "one seed")
 
 
 def test_a_run_without_a_score_closes_nothing() -> None:
     """Neither as if it were the best loss, which is 0, nor as NaN."""
     ends: Any = [1.0, 1.1, 0.9], [3.0, 2.9, 3.1]
-    assert over_seeds(ends[0], [2.0, float("nan"), 2.0], ends[1]) == (
+    assert gap_by_seed(ends[0], [2.0, float("nan"), 2.0], ends[1]) == (
         [],
         "a run has no score",
     )

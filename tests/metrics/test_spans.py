@@ -20,13 +20,12 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
+from fednotes.metrics.judging import KINDS, judge_mentions
 from fednotes.metrics.spans import (
     DEFINITIONS,
-    KINDS,
     SpanCounts,
     document_counts,
     forms_of,
-    judged_mentions,
     token_kappa,
 )
 
@@ -239,7 +238,7 @@ def test_kinds_of_errors_equal_nervaluate_where_the_definitions_coincide() -> No
     ours = Counter(
         each.kind
         for gold, predicted in zip(*sides, strict=True)
-        for each in judged_mentions(gold.spans, predicted.spans)
+        for each in judge_mentions(gold.spans, predicted.spans)
     )
     assert set(ours) == set(KINDS)
     for schema in theirs.values():
@@ -259,7 +258,7 @@ def test_what_has_most_in_common_is_paired_first() -> None:
         Span(20, 25, "D"),
         Span(21, 25, "E"),
     ]
-    assert judged_mentions(gold, predicted) == [
+    assert judge_mentions(gold, predicted) == [
         ("boundary", gold[0], predicted[1]),
         ("correct", gold[1], predicted[0]),
         ("type", gold[2], predicted[2]),
@@ -274,7 +273,7 @@ def test_many_mentions_in_each_other_are_judged_at_once() -> None:
     begin = time.process_time()
     for kind, label in (("correct", "D"), ("type", "E")):
         said = [replace(span, label=label) for span in gold]
-        assert judged_mentions(gold, said) == [
+        assert judge_mentions(gold, said) == [
             (kind, one, other) for one, other in zip(gold, said, strict=True)
         ]
     assert time.process_time() - begin < 3
@@ -286,7 +285,7 @@ def test_every_mention_is_judged_once(
     made: list[tuple[list[Span], list[Span]]],
 ) -> None:
     for gold, predicted in made:
-        found = judged_mentions(gold, predicted)
+        found = judge_mentions(gold, predicted)
         assert sorted(e.gold for e in found if e.gold) == sorted(set(gold))
         assert sorted(e.predicted for e in found if e.predicted) == sorted(
             set(predicted)
@@ -457,7 +456,7 @@ def test_the_longer_overlap_pairs_two_mentions() -> None:
     gold = [Span(0, 10, "ADR")]
     found = [Span(2, 6, "ADR"), Span(9, 20, "ADR")]
     kinds = {
-        (each.kind, each.gold, each.predicted) for each in judged_mentions(gold, found)
+        (each.kind, each.gold, each.predicted) for each in judge_mentions(gold, found)
     }
     assert kinds == {("boundary", gold[0], found[0]), ("spurious", None, found[1])}
 

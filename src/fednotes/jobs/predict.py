@@ -27,7 +27,7 @@ from fednotes.core.store import locked_folder, stream_out, temporary_path, write
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import FORMATS
-from fednotes.data.formats.jsonl import dumped, record
+from fednotes.data.formats.jsonl import to_json, to_record
 from fednotes.data.formats.problems import OnError
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.evaluation import Evaluation, require_mapping
@@ -163,7 +163,7 @@ def write_documents(
             for document in documents:
                 file.write(prediction_line(document).encode("utf-8"))
         else:
-            for lines in FORMATS["conll"].blocks(documents):
+            for lines in FORMATS["conll"].document_lines(documents):
                 file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
 
 
@@ -194,10 +194,10 @@ def prediction_line(document: Document) -> str:
     "patient"."""
     visit = document.meta.get("visit")
     if visit is None:
-        return f"{dumped(document, record(document))}\n"
+        return f"{to_json(document, to_record(document))}\n"
     meta = {name: value for name, value in document.meta.items() if name != "visit"}
-    value: dict[str, Any] = record(replace(document, meta=meta))
-    return f"{dumped(document, {**value, 'visit': visit})}\n"
+    value: dict[str, Any] = to_record(replace(document, meta=meta))
+    return f"{to_json(document, {**value, 'visit': visit})}\n"
 
 
 def write_brat(documents: Iterable[Document], out: Path) -> None:

@@ -38,7 +38,7 @@ from fednotes.core.parsing import (
     shipped,
 )
 from fednotes.core.store import write_json, write_text
-from fednotes.metrics.gap import Gap, Verdict, judged, verdict
+from fednotes.metrics.gap import Gap, Verdict, main_score, verdict
 
 if TYPE_CHECKING:
     from fednotes.engines.rounds import RoundResult
@@ -181,7 +181,7 @@ class RunResult(BaseModel):
     def interval(self, site: str, condition: str) -> tuple[float, float] | None:
         """Where the F1 of one site's model lies in 95 % of tests with as much test
         data."""
-        found = judged(mapping(mapping(self.sites.get(site)).get(condition)))
+        found = main_score(mapping(mapping(self.sites.get(site)).get(condition)))
         if found is None or found[0] < 0:  # of a loss
             return None
         return max(0.0, found[0] - 1.96 * found[1]), min(

@@ -31,7 +31,7 @@ from fednotes.jobs.results import (
 )
 from fednotes.jobs.simulate import Told, displayed, recorded, simulate, versions
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
-from fednotes.metrics.gap import judged
+from fednotes.metrics.gap import main_score
 
 SEEDS_FILE = "seeds.json"
 FEWEST_TESTED = 3  # seeds; with fewer there is no paired test
@@ -359,7 +359,9 @@ def _gain(result: RunResult, site: str, against: str) -> float | None:
         verdict = result.verdict(against=against)
         return None if verdict is None else verdict.gain
     scores = result.sites.get(site, {})
-    pair = [judged(scores.get(condition, {})) for condition in ("federated", against)]
+    pair = [
+        main_score(scores.get(condition, {})) for condition in ("federated", against)
+    ]
     federated, other = pair
     return None if federated is None or other is None else federated[0] - other[0]
 

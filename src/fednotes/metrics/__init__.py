@@ -1,0 +1,1 @@
+"""Scores of mentions, labels and confidences, and comparisons of models by them."""

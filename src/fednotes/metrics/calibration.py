@@ -1,8 +1,7 @@
-"""Whether confidences are what they say, and the calibration that a saved model may
-have.
+"""Whether confidences are right on average, and the calibration of a saved model.
 
-Expected calibration error (Guo et al. 2017): of confidences in 15 bins of equal width,
-Σ_b n_b / n · |share that is right − mean confidence|. A calibrated confidence is
+Expected calibration error (Guo et al. 2017), with confidences in 15 bins of equal
+width: Σ_b n_b / n · |share that is right − mean confidence|. A calibrated confidence is
 sigmoid(slope · log-odds + intercept) (Platt 1999), which keeps the order.
 """
 
@@ -26,16 +25,28 @@ from fednotes.core.settings import build, checked
 from fednotes.core.store import write_json, write_out
 from fednotes.core.types import Document
 
-BINS, FOLDS = 15, 5
+BINS = 15
+FOLDS = 5
 FILE = "calibration.json"
 PICTURES = (".png", ".svg", ".pdf")
-_EDGE = 1e-6  # a confidence nearer to 0 or 1 counts as this: its logarithm is finite
+# A confidence that is nearer to 0 or 1 counts as this, so that its logarithm is finite.
+_EDGE = 1e-6
+_STYLES = (("#c4572a", "o"), ("#0b6e6e", "s"))  # colour and marker of each curve
+
+# Returns slope and intercept for (spans,) log-odds and whether each span is right.
 Fit = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
-"""(spans,) log-odds, and whether each is right → slope and intercept."""
 
 
 class Bin(NamedTuple):
-    """Confidences from low to high: how many, their mean, and the share that is right."""
+    """Confidences from `low` to `high`.
+
+    Attributes:
+        low: Lower edge.
+        high: Upper edge.
+        spans: Number of spans.
+        confidence: Their mean confidence.
+        right: The share of them that is right.
+    """
 
     low: float
     high: float
@@ -46,8 +57,15 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Reliability:
-    """How far confidences are what they say. bins: those that are not empty. log_loss:
-    mean."""
+    """How far confidences agree with the share of spans that is right.
+
+    Attributes:
+        spans: Number of spans.
+        documents: Number of documents.
+        ece: Expected calibration error.
+        log_loss: Mean log loss of a span.
+        bins: The bins that are not empty.
+    """
 
     spans: int
     documents: int
@@ -56,44 +74,68 @@ class Reliability:
     bins: tuple[Bin, ...]
 
     @classmethod
-    def of(cls, chances: np.ndarray, right: np.ndarray, documents: int) -> Reliability:
-        """chances: (spans,) confidences; right: (spans,) bool."""
-        place = np.clip((chances * BINS).astype(np.int64), 0, BINS - 1)
+    def of(
+        cls, confidences: np.ndarray, is_right: np.ndarray, documents: int
+    ) -> Reliability:
+        """Compare confidences with what is right.
+
+        Args:
+            confidences: (spans,).
+            is_right: (spans,) bool.
+            documents: Number of documents.
+        """
+        bin_of = np.clip((confidences * BINS).astype(np.int64), 0, BINS - 1)
         bins = []
-        for number in np.unique(place).tolist():
-            inside = place == number
-            values = chances[inside].mean(), right[inside].mean()
+        for number in np.unique(bin_of).tolist():
+            is_inside = bin_of == number
             bins.append(
                 Bin(
-                    number / BINS,
-                    (number + 1) / BINS,
-                    int(inside.sum()),
-                    *map(float, values),
+                    low=number / BINS,
+                    high=(number + 1) / BINS,
+                    spans=int(is_inside.sum()),
+                    confidence=float(confidences[is_inside].mean()),
+                    right=float(is_right[is_inside].mean()),
                 )
             )
-        error = sum(b.spans * abs(b.right - b.confidence) for b in bins) / max(
-            1, len(chances)
+        differences = sum(b.spans * abs(b.right - b.confidence) for b in bins)
+        log_loss = 0.0
+        if len(confidences):
+            log_loss = float(log_losses(confidences, is_right).mean())
+        return cls(
+            spans=len(confidences),
+            documents=documents,
+            ece=differences / max(1, len(confidences)),
+            log_loss=log_loss,
+            bins=tuple(bins),
         )
-        loss = float(log_losses(chances, right).mean()) if len(chances) else 0.0
-        return cls(len(chances), documents, error, loss, tuple(bins))
 
     def plot(self, path: str | Path) -> None:
-        """Write it as a picture: PNG, SVG or PDF.
+        """Write a picture: PNG, SVG or PDF.
 
-        Raises as `picture`, FednotesError.
+        Raises:
+            ConfigError: The path ends in none of these.
+            MissingExtra: matplotlib is not installed.
+            FednotesError: The file cannot be written.
         """
         write_out(Path(path), picture({"as they are": self}, path))
 
     def _repr_html_(self) -> str:
-        return _html({"as they are": self})
+        return _to_html({"as they are": self})
 
 
 @checked(frozen=True)
 class Calibration:
-    """`calibration.json` of a model's folder.
+    """The calibration of a saved model: `calibration.json` of its folder.
 
-    sha256: of the weights that it is of. spans, documents: what it was fitted to. ece,
-    log_loss: there, before and after, by cross-validation.
+    Attributes:
+        slope: Factor of the log-odds.
+        intercept: Added to them.
+        sha256: Digest of the weights that it belongs to.
+        spans: Number of spans that it was fitted to.
+        documents: Number of documents that it was fitted to.
+        ece: Expected calibration error before and after, by cross-validation.
+        log_loss: Mean log loss before and after, by cross-validation.
+        format: Version of the file.
     """
 
     slope: Annotated[float, Gt(0)]
@@ -107,8 +149,11 @@ class Calibration:
 
     @classmethod
     def of(cls, folder: Path) -> Calibration | None:
-        """That of a model's folder, if there is one. Raises ModelError where it is
-        damaged, or of other weights."""
+        """Return the calibration of a model's folder, if there is one.
+
+        Raises:
+            ModelError: It is damaged, or belongs to other weights.
+        """
         path = folder / FILE
         if not path.exists():
             return None
@@ -117,45 +162,59 @@ class Calibration:
             table = read_json(path)
             if not isinstance(table, dict):
                 raise ModelError(f"{path}: not a calibration: {remedy}")
-            found: Calibration = build(cls, table, str(path))
+            calibration: Calibration = build(cls, table, str(path))
         except (OSError, JsonError, ConfigError) as error:
             raise ModelError(f"{path}: cannot be read ({error}): {remedy}") from error
-        if found.sha256 != weights_digest(folder):
-            raise ModelError(f"{path}: is of other weights than these: {remedy}")
-        return found
+        if calibration.sha256 != weights_digest(folder):
+            raise ModelError(f"{path}: belongs to other weights than these: {remedy}")
+        return calibration
 
     def write(self, folder: Path) -> None:
-        """Put it into a model's folder. Raises FednotesError."""
+        """Write it to a model's folder.
+
+        Raises:
+            FednotesError: The file cannot be written.
+        """
         write_json(folder / FILE, asdict(self))
 
-    def values(self, chances: np.ndarray) -> np.ndarray:
-        """Confidences of the same shape, calibrated."""
-        return sigmoid(self.slope * log_odds(chances) + self.intercept)
+    def values(self, confidences: np.ndarray) -> np.ndarray:
+        """Return calibrated confidences of the same shape."""
+        return sigmoid(self.slope * log_odds(confidences) + self.intercept)
 
     def on(self, documents: Sequence[Document]) -> tuple[Document, ...]:
-        """The documents with calibrated confidences."""
-        made = []
+        """Return documents with calibrated confidences."""
+        calibrated = []
         for document in documents:
             raw = np.array([span.confidence for span in document.spans], np.float64)
-            pairs = zip(document.spans, self.values(raw).tolist(), strict=True)
-            spans = tuple(replace(span, confidence=chance) for span, chance in pairs)
-            made.append(replace(document, spans=spans))
-        return tuple(made)
+            spans = tuple(
+                replace(span, confidence=confidence)
+                for span, confidence in zip(
+                    document.spans, self.values(raw).tolist(), strict=True
+                )
+            )
+            calibrated.append(replace(document, spans=spans))
+        return tuple(calibrated)
 
     def __str__(self) -> str:
         before, after = self.ece
         return (
-            f"calibrated on {self.spans:,} spans of {self.documents:,} notes (expected calibration "
-            f"error {before:.3f} before, {after:.3f} after)"
+            f"calibrated on {self.spans:,} spans of {self.documents:,} notes (expected "
+            f"calibration error {before:.3f} before, {after:.3f} after)"
         )
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What `calibrate` found. before, after: of the notes that it was fitted to; after
-    by cross-validation. gain, error: of the log loss a span, and its standard error.
-    calibration: what was kept; None where it was not better by more than the standard
-    error."""
+    """The result of `calibrate`, on the notes that the calibration was fitted to.
+
+    Attributes:
+        before: Reliability of the model's own confidences.
+        after: That of calibrated ones, by cross-validation.
+        gain: By how much the log loss of a span is lower.
+        error: The standard error of the gain.
+        calibration: The calibration; None if the gain was not larger than its standard
+            error.
+    """
 
     before: Reliability
     after: Reliability
@@ -169,176 +228,270 @@ class Calibrated:
         return {"before": self.before, "after, by cross-validation": self.after}
 
     def plot(self, path: str | Path) -> None:
-        """As `Reliability.plot`, both in one picture."""
+        """Write both as one picture; see `Reliability.plot`."""
         write_out(Path(path), picture(self.shown, path))
 
     def _repr_html_(self) -> str:
-        return _html(self.shown)
+        return _to_html(self.shown)
 
 
-def judged(
+def judge_spans(
     gold: Sequence[Document], predicted: Sequence[Document], types: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each predicted span of some types its confidence, whether a gold span is equal
-    to it, and the number of its document; (spans,) each. Raises DataError where none is
-    predicted."""
-    rows = [
-        (span.confidence, span in own, number)
-        for number, (wanted, said) in enumerate(zip(gold, predicted, strict=True))
-        for own in [frozenset(wanted.spans)]
-        for span in said.spans
-        if span.label in types
-    ]
-    if not rows:
+    """Return the confidence of each predicted span, and whether it is right.
+
+    Args:
+        gold: Documents with gold mentions.
+        predicted: The same documents with predictions and confidences.
+        types: The types whose predictions count.
+
+    Returns:
+        Confidence, whether a gold mention is equal, and index of the document; (spans,)
+        each.
+
+    Raises:
+        DataError: Nothing is predicted.
+    """
+    confidences = []
+    is_right = []
+    owners = []
+    for index, (annotated, model_output) in enumerate(
+        zip(gold, predicted, strict=True)
+    ):
+        gold_spans = frozenset(annotated.spans)
+        for span in model_output.spans:
+            if span.label in types:
+                confidences.append(span.confidence)
+                is_right.append(span in gold_spans)
+                owners.append(index)
+    if not owners:
         raise DataError("the model finds nothing in these notes: give more of them")
-    chances, right, owner = zip(*rows, strict=True)
     return (
-        np.array(chances, np.float64),
-        np.array(right, bool),
-        np.array(owner, np.int64),
+        np.array(confidences, np.float64),
+        np.array(is_right, bool),
+        np.array(owners, np.int64),
     )
 
 
 def calibrate(
-    chances: np.ndarray, right: np.ndarray, owner: np.ndarray, fit: Fit, weights: str
+    confidences: np.ndarray,
+    is_right: np.ndarray,
+    owners: np.ndarray,
+    fit: Fit,
+    digest: str,
 ) -> Calibrated:
     """Fit a calibration, and judge it by five-fold cross-validation over documents.
 
-    It is kept where the log loss is lower by more than its standard error, over
-    documents.
-    weights: `weights_digest` of the model. Raises DataError for fewer than five
-        documents.
+    Args:
+        confidences: (spans,).
+        is_right: (spans,) bool.
+        owners: (spans,) index of each span's document.
+        fit: Fits slope and intercept.
+        digest: `weights_digest` of the model.
+
+    Returns:
+        The result. It has a calibration only if the log loss is lower by more than its
+        standard error over documents.
+
+    Raises:
+        DataError: There are fewer than five documents.
     """
-    documents, place = np.unique(owner, return_inverse=True)
+    documents, place = np.unique(owners, return_inverse=True)
     number = len(documents)
     if number < FOLDS:
         raise DataError(
-            f"the model finds something in {number} of these notes: {FOLDS} are needed, and "
-            "hundreds are better"
+            f"the model finds something in {number} of these notes: {FOLDS} are "
+            "needed, and hundreds are better"
         )
-    odds, after = log_odds(chances), np.empty_like(chances)
-    fold = rng_of(0, "calibration").permutation(number)[place] % FOLDS
-    for left_out in range(FOLDS):
-        slope, intercept = fit(odds[fold != left_out], right[fold != left_out])
-        after[fold == left_out] = sigmoid(slope * odds[fold == left_out] + intercept)
-    gains = log_losses(chances, right) - log_losses(after, right)
+    odds = log_odds(confidences)
+    after = _cross_validate(odds, is_right, place, fit)
+    gains = log_losses(confidences, is_right) - log_losses(after, is_right)
     gain = float(gains.mean())
-    # (documents,): spans of one are no free draws
-    spread = np.bincount(place, gains - gain)
-    error = float(np.sqrt(number / (number - 1) * (spread**2).sum()) / len(gains))
-    found = (Reliability.of(each, right, number) for each in (chances, after))
-    old, new = found
-    kept = None
+    # Spans of one document are not independent, so deviations are added by document.
+    deviations = np.bincount(place, gains - gain)
+    variance = number / (number - 1) * (deviations**2).sum()
+    error = float(np.sqrt(variance) / len(gains))
+    reliability_before = Reliability.of(confidences, is_right, number)
+    reliability_after = Reliability.of(after, is_right, number)
+    calibration = None
     if gain > error:
-        facts = (old.ece, new.ece), (old.log_loss, new.log_loss)
-        kept = Calibration(*fit(odds, right), weights, len(odds), number, *facts)
-    return Calibrated(old, new, gain, error, kept)
+        slope, intercept = fit(odds, is_right)
+        calibration = Calibration(
+            slope=slope,
+            intercept=intercept,
+            sha256=digest,
+            spans=len(odds),
+            documents=number,
+            ece=(reliability_before.ece, reliability_after.ece),
+            log_loss=(reliability_before.log_loss, reliability_after.log_loss),
+        )
+    return Calibrated(
+        before=reliability_before,
+        after=reliability_after,
+        gain=gain,
+        error=error,
+        calibration=calibration,
+    )
 
 
-def picture(shown: Mapping[str, Reliability], path: str | Path = ".png") -> bytes:
-    """Confidences and the share that is right, bin by bin, of what is called so, and
-    how many spans there are. Below the diagonal a model is too sure of itself. Bars are
-    Wilson's intervals of 95 % (1927), of spans as if none hung together.
+def _cross_validate(
+    odds: np.ndarray, is_right: np.ndarray, place: np.ndarray, fit: Fit
+) -> np.ndarray:
+    """Return (spans,) confidences, calibrated by fits that did not see their document.
 
-    path: its suffix says what kind of picture. Raises ConfigError for another,
-    MissingExtra without matplotlib.
+    Args:
+        odds: (spans,) log-odds.
+        is_right: (spans,) bool.
+        place: (spans,) index of each span's document among those with spans.
+        fit: Fits slope and intercept.
     """
-    kind = Path(path).suffix.lower() or str(path)
-    if kind not in PICTURES:
+    number = int(place.max()) + 1
+    fold = rng_of(0, "calibration").permutation(number)[place] % FOLDS
+    calibrated = np.empty_like(odds)
+    for left_out in range(FOLDS):
+        is_left_out = fold == left_out
+        slope, intercept = fit(odds[~is_left_out], is_right[~is_left_out])
+        calibrated[is_left_out] = sigmoid(slope * odds[is_left_out] + intercept)
+    return calibrated
+
+
+# ---- pictures ------------------------------------------------------------------------
+
+
+def picture(curves: Mapping[str, Reliability], path: str | Path = ".png") -> bytes:
+    """Draw confidences against the share that is right, bin by bin.
+
+    Below the diagonal, a model is overconfident. Bars are Wilson's 95 % intervals
+    (1927), as if all spans were independent. A second panel shows the number of spans.
+
+    Args:
+        curves: What to draw, by name.
+        path: A path whose ending says what kind of picture.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        ConfigError: There is no such kind of picture.
+        MissingExtra: matplotlib is not installed.
+    """
+    suffix = Path(path).suffix.lower() or str(path)
+    if suffix not in PICTURES:
         raise ConfigError(f"{path}: a picture is one of {', '.join(PICTURES)}")
-    drawn = io.BytesIO()
-    _figure(shown).savefig(drawn, format=kind[1:])
-    return drawn.getvalue()
+    buffer = io.BytesIO()
+    _figure(curves).savefig(buffer, format=suffix[1:])
+    return buffer.getvalue()
 
 
-def _figure(shown: Mapping[str, Reliability]) -> Any:
+def _figure(curves: Mapping[str, Reliability]) -> Any:
     with needs("matplotlib", "plot"):
         from matplotlib.figure import Figure
     figure = Figure(figsize=(4.6, 5.4), dpi=130, layout="constrained")
-    panel, below = figure.subplots(2, sharex=True, height_ratios=(4, 1))
+    panel, histogram = figure.subplots(2, sharex=True, height_ratios=(4, 1))
     panel.plot((0, 1), (0, 1), color="#8a8a8a", lw=1, ls="--")
-    panel.text(0.97, 0.04, "too sure of itself", color="#6a6a6a", ha="right")
-    for number, (name, each) in enumerate(shown.items()):
-        colour, marker = (("#c4572a", "o"), ("#0b6e6e", "s"))[number % 2]
-        rows = [
-            (b.low, b.confidence, b.right, *wilson(b.right, b.spans)) for b in each.bins
-        ]
-        low, x, y, least, most = np.array(rows).reshape(-1, 5).T
-        told = f"{name}: ECE {each.ece:.3f}"
-        bars = {
-            "yerr": (y - least, most - y),
-            "capsize": 2,
-            "ms": 5,
-            "lw": 1,
-            "label": told,
-        }
-        panel.errorbar(x, y, color=colour, marker=marker, **bars)
-        wide = 1 / BINS / len(shown)
-        spans = [b.spans for b in each.bins]
-        below.bar(low + wide * number, spans, wide * 0.9, align="edge", color=colour)
+    panel.text(0.97, 0.04, "overconfident", color="#6a6a6a", ha="right")
+    width = 1 / BINS / max(1, len(curves))
+    for number, (name, curve) in enumerate(curves.items()):
+        colour, marker = _STYLES[number % len(_STYLES)]
+        _draw_curve(panel, name, curve, color=colour, marker=marker)
+        left_edges = np.array([b.low for b in curve.bins]) + width * number
+        counts = [b.spans for b in curve.bins]
+        histogram.bar(left_edges, counts, width * 0.9, align="edge", color=colour)
     panel.set(ylabel="share that is right", xlim=(0, 1), ylim=(-0.02, 1.02))
-    if shown:
+    if curves:
         figure.legend(frameon=False, loc="outside upper left")
-    below.set(xlabel="confidence", ylabel="spans")
-    for each in (panel, below):
-        each.spines[["top", "right"]].set_visible(False)
+    histogram.set(xlabel="confidence", ylabel="spans")
+    for axes in (panel, histogram):
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
+def _draw_curve(panel: Any, name: str, curve: Reliability, **style: str) -> None:
+    """Draw the share that is right in each bin, with its interval."""
+    confidence = np.array([b.confidence for b in curve.bins])
+    right = np.array([b.right for b in curve.bins])
+    intervals = [wilson(b.right, b.spans) for b in curve.bins]
+    low, high = np.array(intervals).reshape(-1, 2).T
+    panel.errorbar(
+        confidence,
+        right,
+        yerr=(right - low, high - right),
+        capsize=2,
+        ms=5,
+        lw=1,
+        label=f"{name}: ECE {curve.ece:.3f}",
+        **style,
+    )
+
+
 def wilson(share: float, number: int) -> tuple[float, float]:
-    """Where a chance lies that gave this share of so many, by 95 % (Wilson 1927)."""
+    """Return the 95 % interval of a probability (Wilson 1927).
+
+    Args:
+        share: The share of successes.
+        number: The number of trials.
+    """
     z = 1.96
     spread = z * np.sqrt(share * (1 - share) / number + (z / number) ** 2 / 4)
-    low, high = (
-        (share + z**2 / number / 2 + s) / (1 + z**2 / number) for s in (-spread, spread)
-    )
-    return max(0.0, float(low)), min(1.0, float(high))
+    centre = share + z**2 / number / 2
+    scale = 1 + z**2 / number
+    low = float((centre - spread) / scale)
+    high = float((centre + spread) / scale)
+    return max(0.0, low), min(1.0, high)
 
 
-def _html(shown: Mapping[str, Reliability]) -> str:
-    """For a notebook: the picture, where there is matplotlib, and the numbers."""
-    told = "; ".join(
-        f"{name}: expected calibration error {each.ece:.3f}, log loss {each.log_loss:.3f}, "
-        f"{each.spans:,} spans of {each.documents:,} notes"
-        for name, each in shown.items()
+def _to_html(curves: Mapping[str, Reliability]) -> str:
+    """Return the picture and the numbers for a notebook.
+
+    Without matplotlib, only the numbers.
+    """
+    caption = "; ".join(
+        f"{name}: expected calibration error {curve.ece:.3f}, log loss "
+        f"{curve.log_loss:.3f}, {curve.spans:,} spans of {curve.documents:,} notes"
+        for name, curve in curves.items()
     )
     try:
-        data = base64.b64encode(picture(shown)).decode()
+        data = base64.b64encode(picture(curves)).decode()
     except MissingExtra:
-        return f"<p>{told}</p>"
-    image = f'<img alt="share that is right by confidence" src="data:image/png;base64,{data}">'
-    return f"<figure>{image}<figcaption>{told}</figcaption></figure>"
+        return f"<p>{caption}</p>"
+    source = f"data:image/png;base64,{data}"
+    image = f'<img alt="share that is right by confidence" src="{source}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
-def log_odds(chances: np.ndarray) -> np.ndarray:
-    """log p / (1 - p), finite."""
-    inside = np.clip(chances, _EDGE, 1 - _EDGE)
+# ---- probabilities -------------------------------------------------------------------
+
+
+def log_odds(confidences: np.ndarray) -> np.ndarray:
+    """Return log p / (1 − p), which is always finite."""
+    inside = np.clip(confidences, _EDGE, 1 - _EDGE)
     return np.log(inside) - np.log1p(-inside)
 
 
 def sigmoid(odds: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-odds)), which does not overflow."""
+    """Return 1 / (1 + exp(−odds)), which does not overflow."""
     small = np.exp(-np.abs(odds))
     return np.where(odds >= 0, 1, small) / (1 + small)
 
 
-def log_losses(chances: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(spans,) -log of the probability that was given to what is so."""
-    return np.logaddexp(0, np.where(right, -1, 1) * log_odds(chances))
+def log_losses(confidences: np.ndarray, is_right: np.ndarray) -> np.ndarray:
+    """Return (spans,) −log of the probability of what is the case."""
+    return np.logaddexp(0, np.where(is_right, -1, 1) * log_odds(confidences))
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 over the weights in a model's folder.
+    """Return the SHA-256 of the weights in a model's folder.
 
-    Raises ModelError where there are none.
+    Raises:
+        ModelError: There are no weights.
     """
-    found = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(
             f"{folder}: no model here (no .safetensors file); name a model's folder"
         )
+    digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,5 +1,4 @@
-"""Comparing runs: mean and deviation over seeds, a paired bootstrap between two
-systems, and what the sites' scores make together."""
+"""Compare runs: over seeds, by a paired bootstrap, and all sites together."""
 
 from __future__ import annotations
 
@@ -17,36 +16,40 @@ from fednotes.core.types import Document
 from fednotes.metrics.classification import (
     ClassCounts,
     Floats,
+    draw_weights,
     macro_auroc,
     macro_f1,
     ratio,
-    weights,
-)  # fmt: skip
+)
 from fednotes.metrics.spans import document_counts, micro_scores
 
+# Returns a system's score (draws,) of resampled units, from how often each unit is
+# drawn (draws, units).
 Score = Callable[[Floats], Floats]
-# of every comparison, unless a person asks for another number
-BOOTSTRAP_SAMPLES = 10_000
+
+BOOTSTRAP_SAMPLES = 10_000  # of every comparison, unless another number is asked for
 FEWEST_SEEDS = 5  # with fewer no difference is claimed
 ROUNDING = 1e-12  # a difference below this comes from rounding
 
 
+# ---- over seeds ----------------------------------------------------------------------
+
+
 def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation of every number of nested score dictionaries.
+    """Return mean and standard deviation of every number of nested scores.
 
     Each number becomes {"mean": m, "std": s, "n": number of runs that have it}. The
-    deviation is the sample's (ddof = 1) and None for a single run, which has none. What
-    is not a number (names, None, booleans) is left out. Raises DataError if a key is a
-    number in one run and a dictionary in another.
+    deviation is that of a sample (ddof = 1); a single run has none (None). What is not
+    a number (names, None, booleans) is left out.
+
+    Raises:
+        DataError: A key is a number in one run and a dictionary in another.
     """
     summary: dict[str, Any] = {}
     for key in dict.fromkeys(key for run in runs for key in run):
         values = [run[key] for run in runs if key in run]
-        nested = [v for v in values if isinstance(v, Mapping)]
-        kinds = (int, float, np.number)
-        numbers = [
-            float(v) for v in values if isinstance(v, kinds) and not isinstance(v, bool)
-        ]
+        nested = [value for value in values if isinstance(value, Mapping)]
+        numbers = [float(value) for value in values if _is_number(value)]
         if nested and numbers:
             raise DataError(
                 f"score {key!r} is a number in one run and a dictionary in another"
@@ -59,10 +62,21 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """The mean of n differences, its 95 % interval and the two-sided p value, by
-    Student's t."""
+    """The result of Student's paired t test.
+
+    Attributes:
+        mean: The mean difference.
+        low: Lower end of its 95 % interval.
+        high: Upper end of that interval.
+        p_value: The two-sided p value.
+        n: The number of differences.
+    """
 
     mean: float
     low: float
@@ -72,13 +86,19 @@ class PairedTest:
 
 
 def paired_t(differences: Sequence[float]) -> PairedTest:
-    """Student's paired t test: is the mean difference over seeds other than zero?
+    """Test by Student's paired t test whether a mean difference is other than zero.
 
-    mean ± t(0.975, n − 1) · s / √n, s the sample's deviation. Differences without a
-    spread have an interval of no width, and p = 0 unless they are zero. What `ROUNDING`
-    can explain is no difference and no spread: scores that are added in another order
-    differ by as much.
-    Raises DataError for fewer than two, MissingExtra without scipy.
+    The interval is mean ± t(0.975, n − 1) · s / √n, where s is the deviation of the
+    sample. Differences without a spread have an interval without width, and p = 0
+    unless they are zero. What `ROUNDING` can explain is neither a difference nor a
+    spread: scores that are added in another order differ by as much.
+
+    Args:
+        differences: One for each seed.
+
+    Raises:
+        DataError: There are fewer than two.
+        MissingExtra: scipy is not installed.
     """
     n = len(differences)
     if n < 2:
@@ -90,17 +110,26 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
         p_value = 1.0 if abs(mean) < ROUNDING else 0.0
         return PairedTest(mean, mean, mean, p_value, n)
 
-    found = stats.ttest_1samp(differences, 0.0)
-    low, high = found.confidence_interval()
-    return PairedTest(mean, float(low), float(high), float(found.pvalue), n)
+    result = stats.ttest_1samp(differences, 0.0)
+    low, high = result.confidence_interval()
+    return PairedTest(mean, float(low), float(high), float(result.pvalue), n)
+
+
+# ---- paired bootstrap ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The difference of a score of two systems on the same documents or patients, `a`
-    minus `b`.
+    """The difference of two systems' scores on the same documents or patients.
 
-    low, high: 95 % percentile interval. p_value: two-sided, see `bootstrap`.
+    Attributes:
+        f1_a: The score of the first system.
+        f1_b: The score of the second system.
+        difference: The first minus the second.
+        low: Lower end of the 95 % percentile interval.
+        high: Upper end of that interval.
+        p_value: The two-sided p value (see `bootstrap`).
+        samples: The number of resamples.
     """
 
     f1_a: float
@@ -113,48 +142,79 @@ class Bootstrap:
 
 
 def bootstrap(
-    systems: Sequence[Score], units: int, samples: int, seed: int, what: str = "patient"
+    systems: tuple[Score, Score],
+    units: int,
+    samples: int,
+    seed: int,
+    what: str = "patient",
 ) -> Bootstrap:
-    """Do two systems differ by more than the choice of documents, or patients?
+    """Test whether two systems differ by more than the choice of units explains.
 
-    These are drawn with replacement, the same ones for both systems. The p value is the
-    two-sided bootstrap p: the share of resamples whose difference is at least as far
+    Units are drawn with replacement, the same ones for both systems. The p value is the
+    two-sided bootstrap p: the fraction of resamples whose difference is at least as far
     from the observed one as that is from zero, the observed one counted among them
     (Berg-Kirkpatrick et al. 2012).
 
-    systems: two; how often each unit is drawn, (draws, units) → the system's score,
-    (draws,). what: what units are, for messages. Raises ConfigError for samples < 1,
-    DataError for no units.
+    Args:
+        systems: The scores of both systems.
+        units: Number of documents or patients.
+        samples: Number of resamples.
+        seed: Seed of the draws.
+        what: What messages call a unit.
+
+    Raises:
+        ConfigError: `samples` is less than 1.
+        DataError: There are no units.
     """
-    scores, drawn = _resampled(systems, units, samples, seed, what)
-    return _bootstrap_of(scores, drawn)
+    resampled = _resample(systems, units, samples, seed, what)
+    return _to_bootstrap(resampled)
 
 
-def _resampled(
-    systems: Sequence[Score], units: int, samples: int, seed: int, what: str
-) -> tuple[tuple[float, float], Floats]:
-    """Return both systems' scores, and the differences of all resamples, (samples,)."""
+@dataclass(frozen=True)
+class _Resampled:
+    """The scores of two systems, and the differences of all resamples (samples,)."""
+
+    first: float
+    second: float
+    differences: Floats
+
+
+def _resample(
+    systems: tuple[Score, Score], units: int, samples: int, seed: int, what: str
+) -> _Resampled:
     if samples < 1:
         raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
     if not units:
         raise DataError(f"a bootstrap needs at least one {what}, and none was given")
-    a, b = systems
-    of_a, of_b = (float(score(np.ones((1, units)))[0]) for score in systems)
-    drawn = np.concatenate(
-        [a(each) - b(each) for each in weights(units, samples, seed)]
+    first, second = systems
+    all_once = np.ones((1, units))
+    differences = [
+        first(weights) - second(weights)
+        for weights in draw_weights(units, samples, seed)
+    ]
+    return _Resampled(
+        float(first(all_once)[0]),
+        float(second(all_once)[0]),
+        np.concatenate(differences),
     )
-    return (of_a, of_b), drawn
 
 
-def _bootstrap_of(scores: tuple[float, float], drawn: Floats) -> Bootstrap:
-    """Return the interval and the p value that resampled differences give."""
-    of_a, of_b = scores
-    difference, samples = of_a - of_b, len(drawn)
-    low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
-    # The tolerance makes a tie a tie whatever the last bit of the divisions.
-    extreme = int((np.abs(drawn - difference) >= abs(difference) - ROUNDING).sum())
+def _to_bootstrap(resampled: _Resampled) -> Bootstrap:
+    """Return the interval and the p value of resampled differences."""
+    difference = resampled.first - resampled.second
+    samples = len(resampled.differences)
+    low, high = np.quantile(resampled.differences, (0.025, 0.975)).tolist()
+    distances = np.abs(resampled.differences - difference)
+    # The tolerance makes ties independent of the last bit of the divisions.
+    extreme = int((distances >= abs(difference) - ROUNDING).sum())
     return Bootstrap(
-        of_a, of_b, difference, low, high, (1 + extreme) / (1 + samples), samples
+        f1_a=resampled.first,
+        f1_b=resampled.second,
+        difference=difference,
+        low=low,
+        high=high,
+        p_value=(1 + extreme) / (1 + samples),
+        samples=samples,
     )
 
 
@@ -167,26 +227,39 @@ def paired_bootstrap(
     seed: int = 0,
     types: Collection[str] | None = None,
 ) -> Bootstrap:
-    """Does micro F1 of system `a` differ from that of `b`? Documents are drawn
-    (`bootstrap`).
+    """Test whether micro F1 of two systems differs; documents are drawn (`bootstrap`).
 
-    metric: "strict", "relaxed" or "relaxed_one_to_one". Raises ConfigError for an
-    unknown metric or samples < 1, DataError if documents do not agree or there are
-    none.
+    Args:
+        gold: Documents with gold mentions.
+        a: The same documents with the predictions of the first system.
+        b: The same documents with the predictions of the second system.
+        metric: "strict", "relaxed" or "relaxed_one_to_one".
+        samples: Number of resamples.
+        seed: Seed of the draws.
+        types: The types that count; None counts all that occur.
+
+    Raises:
+        ConfigError: The metric is unknown, or `samples` is less than 1.
+        DataError: The documents differ, or there are none.
     """
-    counts = [document_counts(gold, said, metric, types) for said in (a, b)]
-    return bootstrap(_f1_scores(counts), len(gold), samples, seed, "document")
+    systems = (
+        _f1_score(document_counts(gold, a, metric, types)),
+        _f1_score(document_counts(gold, b, metric, types)),
+    )
+    return bootstrap(systems, len(gold), samples, seed, "document")
 
 
-def _f1_scores(counts: Sequence[NDArray[Any]]) -> list[Score]:
-    """Return micro F1 of resampled documents, for each system's `document_counts`."""
+def _f1_score(counts: NDArray[Any]) -> Score:
+    """Return micro F1 of resampled documents, from a system's `document_counts`."""
+    as_floats = counts.astype(np.float64)
 
-    def f1(counts: Floats, drawn: Floats) -> Floats:
-        right, predicted, found, annotated = (drawn @ counts).T
-        precision, recall = ratio(right, predicted), ratio(found, annotated)
+    def f1(weights: Floats) -> Floats:
+        right, predicted, hits, gold = (weights @ as_floats).T
+        precision = ratio(right, predicted)
+        recall = ratio(hits, gold)
         return ratio(2 * precision * recall, precision + recall)
 
-    return [partial(f1, each.astype(np.float64)) for each in counts]
+    return f1
 
 
 def paired_sites(
@@ -194,41 +267,42 @@ def paired_sites(
     samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, Bootstrap], Bootstrap | None]:
-    """Compare two models of each site on the site's test documents, and the means over
-    the sites.
+    """Compare two models on each site's test documents, and by the means over sites.
 
-    Each site's result equals that of `paired_bootstrap`. For the means, every site's
-    documents are drawn by themselves.
+    Each site's result equals that of `paired_bootstrap`. For the means, the documents
+    of every site are drawn independently.
 
     Args:
-        counts: Site to the `document_counts` of both models, (documents, 4) each.
+        counts: By site, the `document_counts` of both models, (documents, 4) each.
         samples: Number of resamples.
         seed: Seed of the draws.
 
     Returns:
-        The difference at each site that has a test document, first model minus second,
-        and the difference of the means over all sites; None where no site has a test
+        The difference at each site that has a test document, first model minus second;
+        and the difference of the means over all sites, None if no site has a test
         document.
     """
-    found: dict[str, Bootstrap] = {}
-    drawn_of: list[Floats] = []
-    for place, (site, pair) in enumerate(counts.items()):
-        if not len(pair[0]):
-            # both models score 0 there, also in the means
-            drawn_of.append(np.zeros(samples))
+    by_site: dict[str, Bootstrap] = {}
+    differences: list[Floats] = []
+    for place, (site, (first, second)) in enumerate(counts.items()):
+        if not len(first):
+            differences.append(np.zeros(samples))  # here both models score 0
             continue
-        scores, drawn = _resampled(
-            _f1_scores(pair), len(pair[0]), samples, seed, "document"
-        )
-        found[site] = _bootstrap_of(scores, drawn)
-        # Sites with equally many documents drew the same places: the order makes them
-        # independent.
-        drawn_of.append(np.random.default_rng((seed, place)).permutation(drawn))
-    if not found:
+        systems = (_f1_score(first), _f1_score(second))
+        resampled = _resample(systems, len(first), samples, seed, "document")
+        by_site[site] = _to_bootstrap(resampled)
+        # Sites with equally many documents drew the same places. Another order of the
+        # resamples makes them independent.
+        drawn = resampled.differences
+        differences.append(np.random.default_rng((seed, place)).permutation(drawn))
+    if not by_site:
         return {}, None
-    first = sum(each.f1_a for each in found.values()) / len(counts)
-    second = sum(each.f1_b for each in found.values()) / len(counts)
-    return found, _bootstrap_of((first, second), np.mean(drawn_of, axis=0))
+    means = _Resampled(
+        sum(each.f1_a for each in by_site.values()) / len(counts),
+        sum(each.f1_b for each in by_site.values()) / len(counts),
+        np.mean(differences, axis=0),
+    )
+    return by_site, _to_bootstrap(means)
 
 
 def paired_patients(
@@ -240,29 +314,39 @@ def paired_patients(
     samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> Bootstrap:
-    """Does the macro F1 of predictions, or the macro AUROC of scores, differ? Patients
-    are drawn.
+    """Test whether two systems' macro scores differ; patients are drawn (`bootstrap`).
 
-    labels, a, b: (patients, outputs). metric: "f1" or "auroc": of that an output
-    without present or without absent patients does not count, and one that a draw
-    leaves without either not in it.
-    Raises as `bootstrap`, DataError where shapes differ.
+    Args:
+        labels: (patients, outputs).
+        a: (patients, outputs) predictions of the first system; for "auroc", its scores.
+        b: (patients, outputs) those of the second system.
+        metric: "f1" or "auroc". For "auroc", an output without present or without
+            absent patients does not count; in a draw, nor does one that the draw leaves
+            without either.
+        classes: As in `ClassCounts.of`.
+        samples: Number of resamples.
+        seed: Seed of the draws.
+
+    Raises:
+        ConfigError: `samples` is less than 1.
+        DataError: Shapes differ, or there are no patients.
     """
     if not labels.shape == a.shape == b.shape:
         raise DataError(
             f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike"
         )
-    score = (
-        partial(macro_auroc, labels)
-        if metric == "auroc"
-        else partial(macro_f1, labels, classes)
-    )
-    return bootstrap(
-        [partial(score, said) for said in (a, b)], len(labels), samples, seed
-    )
+    systems: tuple[Score, Score]
+    if metric == "auroc":
+        systems = (partial(macro_auroc, labels, a), partial(macro_auroc, labels, b))
+    else:
+        systems = (
+            partial(macro_f1, labels, classes, a),
+            partial(macro_f1, labels, classes, b),
+        )
+    return bootstrap(systems, len(labels), samples, seed)
 
 
-# ---- sites' scores → those of a run --------------------------------------------------
+# ---- from the scores of sites to those of a run --------------------------------------
 
 
 MEASURES = {
@@ -277,70 +361,85 @@ MEASURES = {
     "calibration": ("brier",),
     "codes": ("loss", "auroc"),
 }
-_OF_A_DISEASE = {
+# Where each measure of a disease is in its scores.
+_DISEASE_MEASURES = {
     **{key: ("macro", key) for key in ("precision", "recall", "f1")},
     **{key: (key, "value") for key in ("auroc", "auprc")},
 }
 
 
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The plain mean of each measure, over the sites that have it (those with held-out
-    data).
+    """Return the plain mean of each measure over the sites that have it.
 
-    A number that exists at no site is None. "by_output": disease → its own scores
-    likewise, if any site judges diseases.
+    Sites have measures if they have held-out data. A number that no site has is None.
+    "by_output" has the means of each disease, if any site is judged on diseases.
     """
-    means: dict[str, dict[str, Any]] = {
-        kind: {key: _mean(judged, kind, key) for key in keys}
-        for kind, keys in MEASURES.items()
-        if (judged := [score for score in scores if kind in score])
-    }
-    tables = [score["by_output"] for score in scores if "by_output" in score]
-    if diseases := dict.fromkeys(name for table in tables for name in table):
+    means: dict[str, dict[str, Any]] = {}
+    for kind, measures in MEASURES.items():
+        judged = [each for each in scores if kind in each]
+        if judged:
+            means[kind] = {
+                measure: _mean(judged, kind, measure) for measure in measures
+            }
+    tables = [each["by_output"] for each in scores if "by_output" in each]
+    diseases = dict.fromkeys(name for table in tables for name in table)
+    if diseases:
         means["by_output"] = {
-            name: _disease([table[name] for table in tables if name in table])
+            name: _disease_means([table[name] for table in tables if name in table])
             for name in diseases
         }
     return means
 
 
-def _disease(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One disease's means over sites; its intervals where all sites have the same one."""
+def _disease_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one disease's means over sites.
+
+    An interval is included only if it is the same at all sites.
+    """
     means: dict[str, Any] = {
-        key: _mean(found, *path) for key, path in _OF_A_DISEASE.items()
+        measure: _mean(scores, kind, key)
+        for measure, (kind, key) in _DISEASE_MEASURES.items()
     }
-    for key in ("auroc", "auprc"):
-        bounds = {
-            tuple((at.get(key) or {}).get(end) for end in ("low", "high"))
-            for at in found
-        }
-        if len(bounds) == 1 and None not in (only := bounds.pop()):
-            means[f"{key}_interval"] = list(only)
-    return means | {"sites": len(found)}
+    for measure in ("auroc", "auprc"):
+        intervals = set()
+        for site in scores:
+            area = site.get(measure) or {}
+            intervals.add((area.get("low"), area.get("high")))
+        if len(intervals) == 1:
+            interval = intervals.pop()
+            if None not in interval:
+                means[f"{measure}_interval"] = list(interval)
+    means["sites"] = len(scores)
+    return means
 
 
 def _mean(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float | None:
-    """The mean over the sites where this number exists."""
-    values = [v for s in scores if (v := (s.get(kind) or {}).get(key)) is not None]
-    return fmean(values) if values else None
+    """Return the mean over the sites that have this number."""
+    values = [(each.get(kind) or {}).get(key) for each in scores]
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def summed_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of all sites' test data together, from their counts; empty where one has
-    none.
+    """Return scores of all sites' test data together, from their counts.
 
-    Of diseases: sites that are judged on codes alone are left out, and a patient whom
+    For diseases, sites that are judged on codes alone are left out, and a patient whom
     several sites judge counts at each.
+
+    Returns:
+        The scores; {} if a site has no counts.
     """
-    if all("counts" in score for score in scores):
+    if all("counts" in each for each in scores):
         return dict(micro_scores(scores))
-    judged = [score for score in scores if score.get("by_output")]
-    if not judged or not all("class_counts" in score for score in judged):
+    judged = [each for each in scores if each.get("by_output")]
+    if not judged or not all("class_counts" in each for each in judged):
         return {}
-    each = (ClassCounts.from_metrics(score["class_counts"]) for score in judged)
-    found = sum(each, ClassCounts()).scores()
+    total = ClassCounts()
+    for each in judged:
+        total += ClassCounts.from_metrics(each["class_counts"])
+    pooled = total.scores()
     return {
-        "phenotypes": found["macro"],
-        "present": found["present"]["macro"],
-        "by_output": found["by_output"],
+        "phenotypes": pooled["macro"],
+        "present": pooled["present"]["macro"],
+        "by_output": pooled["by_output"],
     }

@@ -1,11 +1,11 @@
-"""How much of what a site would gain from everybody's notes a federation gives it.
+"""How much of the gain that pooling all notes would bring a federation gives a site.
 
-    gap closed = (federated - alone) / (pooled - alone)
+    gap closed = (federated − alone) / (pooled − alone)
 
-1 is as good as one model trained in one place on all notes, 0 no better than each site
-alone. It is a number only where pooled - alone is more than chance: of one run, more
-than two standard errors of test data of that size; over seeds, an interval of a paired
-t test that is above zero.
+1 means: as good as one model trained in one place on all notes; 0 means: no better than
+each site alone. The number exists only if pooled − alone is more than chance. For one
+run, that is more than two standard errors of test data of that size; over seeds, an
+interval of a paired t test that is above zero.
 """
 
 from __future__ import annotations
@@ -18,62 +18,65 @@ from typing import Any, NamedTuple, Protocol
 from fednotes.core.parsing import mapping, number
 from fednotes.metrics.compare import paired_t
 
-ALPHA = 0.05  # of a paired test, below which a difference is claimed
+ALPHA = 0.05  # p value of a paired test below which a difference is claimed
 WITHIN = "pooled - alone is within noise"
 BELOW = "pooled is below alone"
 
+SiteScores = Mapping[str, Mapping[str, Any]]  # the scores of a site, by condition
+
 
 class Gap(NamedTuple):
-    """closed: the share, None where there is none; why: what is said then, for people."""
+    """The share of the gap that a federation closes.
+
+    Attributes:
+        closed: The share; None if there is none.
+        why: Why there is none, for people.
+    """
 
     closed: float | None
     why: str = ""
 
 
-def of_difference(alone: float, federated: float, pooled: float, noise: float) -> Gap:
-    """noise: how much pooled - alone may be by chance; more is better in all three
-    scores."""
-    whole = pooled - alone
-    if abs(whole) <= noise:
-        return Gap(None, WITHIN)
-    return Gap((federated - alone) / whole) if whole > 0 else Gap(None, BELOW)
+class ScoreWithError(NamedTuple):
+    """A score, more being better, and its standard error."""
 
-
-Site = Mapping[str, Mapping[str, Any]]  # its scores by condition
-
-
-def of_sites(sites: Iterable[Site]) -> Gap | None:
-    """Of sites' scores; the means over the sites that have all three.
-
-    None where none has.
-    """
-    found = _means(sites, "alone", "federated", "pooled")
-    if not found:
-        return None
-    (alone, first), (federated, _), (pooled, last) = found
-    return of_difference(alone, federated, pooled, 2 * hypot(first, last))
+    score: float
+    error: float
 
 
 class Difference(Protocol):
     """A difference of two models on the same test documents, by a paired bootstrap."""
 
     @property
-    def difference(self) -> float: ...
+    def difference(self) -> float:
+        """The first model's score minus the second's."""
+
     @property
-    def low(self) -> float: ...
+    def low(self) -> float:
+        """Lower end of its 95 % interval."""
+
     @property
-    def high(self) -> float: ...
+    def high(self) -> float:
+        """Upper end of that interval."""
+
     @property
-    def p_value(self) -> float: ...
+    def p_value(self) -> float:
+        """The two-sided p value."""
 
 
 class Verdict(NamedTuple):
-    """What a federation gave: federated − another condition, with its 95 % interval.
+    """What a federation gains over another condition.
 
-    gap: the share of pooled − alone that it closes; None without pooled. p_value: the
-    two-sided bootstrap p of a paired test; None where the interval is unpaired, because
-    the two models' predictions on the same test documents were not at hand. against:
-    the other condition.
+    Attributes:
+        gain: The federated score minus that of the other condition.
+        low: Lower end of its 95 % interval.
+        high: Upper end of that interval.
+        gap: The share of pooled − alone that the federation closes; None without
+            pooled.
+        p_value: The two-sided bootstrap p of a paired test. None if the interval is
+            unpaired, because the two models' predictions on the same test documents
+            were not available.
+        against: The other condition.
     """
 
     gain: float
@@ -91,19 +94,19 @@ class Verdict(NamedTuple):
     @property
     def use(self) -> str:
         """The model that the site should use."""
-        winner = claimed(self.low, self.high, self.p_value)
-        if winner == 0:
+        sign = shown_sign(self.low, self.high, self.p_value)
+        if sign == 0:
             return "no difference shown"
-        if winner > 0:
+        if sign > 0:
             return "federated"
         return "its own" if self.against == "alone" else self.against
 
 
-def claimed(low: float, high: float, p_value: float | None = None) -> int:
-    """Return the sign of a difference that is shown, 0 where none is.
+def shown_sign(low: float, high: float, p_value: float | None = None) -> int:
+    """Return the sign of a difference that is shown; 0 if none is.
 
-    A difference is shown where its 95 % interval excludes zero and, of a paired test, p
-    < 0.05 too.
+    A difference is shown if its 95 % interval excludes zero; in a paired test, p < 0.05
+    must hold, too.
     """
     if p_value is not None and p_value >= ALPHA:
         return 0
@@ -112,53 +115,51 @@ def claimed(low: float, high: float, p_value: float | None = None) -> int:
     return -1 if high < 0 else 0
 
 
-def verdict(
-    sites: Sequence[Site], paired: Difference | None = None, against: str = "alone"
-) -> Verdict | None:
-    """Return what a federation gave over another condition; None where no site has both
-    scores.
+def gap_of_scores(alone: float, federated: float, pooled: float, noise: float) -> Gap:
+    """Return the gap that is closed.
 
     Args:
-        sites: Scores of each site by condition; the means over the sites that have both
-            count.
-        paired: The paired test of the same difference, if there is one. Without it the
-            interval is an unpaired one: wider than where both models are judged
-            document by document.
-        against: The condition that the federation is compared with.
+        alone: Score of the site alone; in all three, more is better.
+        federated: Score of the federation.
+        pooled: Score of one model trained on all notes.
+        noise: How large pooled − alone may be by chance.
     """
-    found = _means(sites, against, "federated")
-    if not found:
+    width = pooled - alone
+    if abs(width) <= noise:
+        return Gap(None, WITHIN)
+    if width > 0:
+        return Gap((federated - alone) / width)
+    return Gap(None, BELOW)
+
+
+def gap_of_sites(sites: Iterable[SiteScores]) -> Gap | None:
+    """Return the gap that is closed on average, over the sites with all three scores.
+
+    None if no site has all three.
+    """
+    means = _mean_scores(sites, "alone", "federated", "pooled")
+    if not means:
         return None
-    gap = of_sites(sites) if against == "alone" else None
-    if paired is not None:
-        test = (paired.difference, paired.low, paired.high)
-        return Verdict(*test, gap, paired.p_value, against)
-    (other_score, other_error), (federated, error) = found
-    gain, by = federated - other_score, 1.96 * hypot(other_error, error)
-    return Verdict(gain, gain - by, gain + by, gap, against=against)
+    alone, federated, pooled = means
+    noise = 2 * hypot(alone.error, pooled.error)
+    return gap_of_scores(alone.score, federated.score, pooled.score, noise)
 
 
-def _means(sites: Iterable[Site], *conditions: str) -> list[tuple[float, float]]:
-    """Of each condition score and error, over the sites that have all; none where none
-    has. Errors of the sites' test data add up as if they were the same data."""
-    each = [[judged(of.get(c, {})) for c in conditions] for of in sites]
-    whole = [
-        [found for found in of if found is not None] for of in each if None not in of
-    ]
-    return [
-        (fmean(score for score, _ in of), fmean(error for _, error in of))
-        for of in zip(*whole, strict=True)
-    ]
-
-
-def over_seeds(
+def gap_by_seed(
     alone: Sequence[float], federated: Sequence[float], pooled: Sequence[float]
 ) -> tuple[list[float], str]:
-    """The share of each seed, of the same seeds' scores (more is better); or none, and
-    why.
+    """Return the share of the gap that is closed, for each seed.
 
-    Every seed's own difference is divided by the mean of pooled - alone, so that one
-    seed with a small one does not make the mean.
+    Each seed's gain is divided by the mean of pooled − alone, so that one seed with a
+    small difference does not dominate the mean.
+
+    Args:
+        alone: Scores of the seeds, in the same order; more is better.
+        federated: Likewise.
+        pooled: Likewise.
+
+    Returns:
+        The shares, and ""; or [], and why there are none.
     """
     if not all(map(isfinite, (*alone, *federated, *pooled))):
         return [], "a run has no score"
@@ -168,40 +169,112 @@ def over_seeds(
     test = paired_t(differences)
     if test.low <= 0:
         return [], BELOW if test.high < 0 else WITHIN
-    return [(f - a) / test.mean for a, f in zip(alone, federated, strict=True)], ""
+    shares = [(f - a) / test.mean for a, f in zip(alone, federated, strict=True)]
+    return shares, ""
 
 
-def judged(scores: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The score that a site's models are compared by, more being better, and its
-    standard error.
+def verdict(
+    sites: Sequence[SiteScores],
+    paired: Difference | None = None,
+    against: str = "alone",
+) -> Verdict | None:
+    """Return what a federation gains over another condition.
 
-    Strict F1 of mentions; macro F1 of diseases; minus the loss of masked words. None
-    without any, or where what the error follows from is missing: another site may have
-    written the scores.
+    Args:
+        sites: Scores of each site by condition. The means over the sites that have both
+            are compared.
+        paired: The paired test of the same difference, if there is one. Without it, the
+            interval is an unpaired one, which is wider.
+        against: The condition that the federation is compared with.
+
+    Returns:
+        The verdict; None if no site has both scores.
     """
-    f1, tokens = number(scores, "strict", "f1"), number(scores, "masked", "tokens")
-    if (
-        f1 is not None
-        and (error := _error(mapping(scores.get("counts")), "strict")) is not None
-    ):
-        return f1, error
-    if (f1 := number(scores, "phenotypes", "f1")) is not None:
-        found = [
-            _disease_error(mapping(of))
-            for of in mapping(scores.get("by_output")).values()
-        ]
-        return f1, sqrt(sum(e * e for e in found)) / max(1, len(found))
-    if (loss := number(scores, "masked", "loss")) is not None and tokens:
-        # a token's loss deviates about as much as its mean
-        return -loss, loss / sqrt(tokens)
+    means = _mean_scores(sites, against, "federated")
+    if not means:
+        return None
+    gap = gap_of_sites(sites) if against == "alone" else None
+    if paired is not None:
+        return Verdict(
+            gain=paired.difference,
+            low=paired.low,
+            high=paired.high,
+            gap=gap,
+            p_value=paired.p_value,
+            against=against,
+        )
+    other, federated = means
+    gain = federated.score - other.score
+    margin = 1.96 * hypot(other.error, federated.error)
+    return Verdict(gain, gain - margin, gain + margin, gap, against=against)
+
+
+def _mean_scores(sites: Iterable[SiteScores], *conditions: str) -> list[ScoreWithError]:
+    """Return the mean score and error of each condition; [] if no site has them all.
+
+    Errors of the sites are averaged as if their test data were the same.
+    """
+    complete: list[list[ScoreWithError]] = []
+    for site in sites:
+        scores = [main_score(site.get(condition, {})) for condition in conditions]
+        present = [score for score in scores if score is not None]
+        if len(present) == len(conditions):
+            complete.append(present)
+    return [
+        ScoreWithError(
+            fmean(each.score for each in of_condition),
+            fmean(each.error for each in of_condition),
+        )
+        for of_condition in zip(*complete, strict=True)
+    ]
+
+
+# ---- the score of a site, and its standard error -------------------------------------
+
+
+def main_score(scores: Mapping[str, Any]) -> ScoreWithError | None:
+    """Return the score by which a site's models are compared, more being better.
+
+    This is strict F1 of mentions, macro F1 of diseases, or minus the loss of masked
+    words.
+
+    Args:
+        scores: The scores of a site. Another site may have written them, so anything
+            may be missing.
+
+    Returns:
+        The score, or None if there is none or its error cannot be computed.
+    """
+    strict_f1 = number(scores, "strict", "f1")
+    if strict_f1 is not None:
+        error = _f1_error_of_counts(mapping(scores.get("counts")), "strict")
+        if error is not None:
+            return ScoreWithError(strict_f1, error)
+    macro_f1 = number(scores, "phenotypes", "f1")
+    if macro_f1 is not None:
+        diseases = mapping(scores.get("by_output")).values()
+        errors = [_disease_error(mapping(disease)) for disease in diseases]
+        return ScoreWithError(macro_f1, _error_of_mean(errors))
+    loss = number(scores, "masked", "loss")
+    tokens = number(scores, "masked", "tokens")
+    if loss is not None and tokens:
+        # The loss of a token deviates about as much as its mean.
+        return ScoreWithError(-loss, loss / sqrt(tokens))
     return None
 
 
 def f1_error(right: float, predicted: float, gold: float) -> float:
-    """The standard error of F1, by the delta method: F1 = 2 J / (1 + J) of J = right /
-    union, the share of all that either side names, which is binomial; with one more on
-    both sides of what is right and what is not, so that a few mentions all right are
-    not certain (Agresti and Coull)."""
+    """Return the standard error of F1, by the delta method.
+
+    F1 = 2 J / (1 + J) with J = right / union, the share of all that either side names,
+    which is binomial. One is added to what is right and to what is not, so that a few
+    mentions which are all right do not count as certain (Agresti and Coull).
+
+    Args:
+        right: Predictions that are right.
+        predicted: All predictions.
+        gold: All gold mentions.
+    """
     union = gold + predicted - right
     if union <= 0:
         return 0.0
@@ -209,25 +282,32 @@ def f1_error(right: float, predicted: float, gold: float) -> float:
     return 2 / (1 + share) ** 2 * sqrt(share * (1 - share) / (union + 2))
 
 
-def _disease_error(of: Mapping[str, Any]) -> float:
-    """Of a disease's F1, the mean over its classes."""
-    tables = [mapping(each) for each in of.values()]
-    rights = [
-        (number(t, "recall") or 0.0) * (number(t, "support") or 0.0) for t in tables
-    ]
-    counted = [
-        {**table, "right": right, "gold": table.get("support")}
-        for table, right in zip(tables, rights, strict=True)
-    ]
-    errors = [
-        error for table in counted if (error := _error(table, "right")) is not None
-    ]
-    return sqrt(sum(e * e for e in errors)) / max(1, len(errors))
+def _error_of_mean(errors: Sequence[float]) -> float:
+    """Return the standard error of the mean of independent scores."""
+    return sqrt(sum(error * error for error in errors)) / max(1, len(errors))
 
 
-def _error(counts: Mapping[str, Any], right: str) -> float | None:
-    """Of counts that may lack some, or be none."""
-    found = [number(counts, name) for name in (right, "predicted", "gold")]
-    numbers = [value for value in found if value is not None and value >= 0]
-    known = len(numbers) == 3 and numbers[0] <= min(numbers[1:])
-    return f1_error(*numbers) if known else None
+def _disease_error(disease: Mapping[str, Any]) -> float:
+    """Return the standard error of a disease's F1, the mean over its classes."""
+    errors = []
+    for scores in disease.values():
+        table = mapping(scores)
+        recall = number(table, "recall") or 0.0
+        support = number(table, "support") or 0.0
+        counts = {**table, "right": recall * support, "gold": table.get("support")}
+        error = _f1_error_of_counts(counts, "right")
+        if error is not None:
+            errors.append(error)
+    return _error_of_mean(errors)
+
+
+def _f1_error_of_counts(counts: Mapping[str, Any], right_key: str) -> float | None:
+    """Return the standard error of F1 of counts; None if they are not plausible."""
+    right = number(counts, right_key)
+    predicted = number(counts, "predicted")
+    gold = number(counts, "gold")
+    if right is None or predicted is None or gold is None:
+        return None
+    if right < 0 or right > min(predicted, gold):
+        return None
+    return f1_error(right, predicted, gold)

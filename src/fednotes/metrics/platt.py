@@ -1,124 +1,164 @@
-"""Platt scaling (Platt 1999): scores → calibrated probabilities, fitted to sums over
-sites."""
+"""Platt scaling: from scores to calibrated probabilities, fitted to sums over sites.
+
+J. Platt 1999, "Probabilistic outputs for support vector machines"; the algorithm is
+that of Lin, Lin and Weng 2007.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
-LEAST_SLOPE = (
-    0.1  # of a calibrated probability's log-odds, for a standard deviation of the score
-)
+# Log-odds that a calibrated probability gains, at least, for a standard deviation of
+# the score.
+LEAST_SLOPE = 0.1
 PLATT_SUMS = 10  # numbers of each classifier in `platt_sums`
-_ROUNDS = 50  # most sums of one pass of `fit_platt`
-MOST_PLATT_SUMS = 2 * _ROUNDS  # of its two passes
+_ROUNDS = 50  # maximum number of sums in one pass of `fit_platt`
+MOST_PLATT_SUMS = 2 * _ROUNDS  # in its two passes
+_STEP_TOLERANCE = 1e-10
 _Sums = Callable[[np.ndarray], np.ndarray]
 
 
 def platt_sums(
     platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-    """(machines, 10) what `fit_platt` needs of one site's held-out patients; it adds
-    over sites.
+    """Return what `fit_platt` needs of one site's held-out patients.
 
-    platt: (machines, 2) a and b. scores, targets: (patients, machines), as the
-    classifiers' methods of these names give them. With z = a · score + b and p =
-    sigmoid(z), sums over the labelled patients of log(1 + exp z), p · score, p, the
-    three second derivatives by a and b, the numbers of positive and negative patients
-    and the sums of their scores.
+    With z = a · score + b and p = sigmoid(z), these are sums over the labelled
+    patients, which add over sites: of log(1 + exp z), p · score, p, and the three
+    second derivatives by a and b; the numbers of positive and of negative patients, and
+    the sums of their scores.
+
+    Args:
+        platt: (machines, 2) a and b.
+        scores: (patients, machines), as the classifiers return them.
+        targets: (patients, machines) above 0 positive, below 0 negative, 0 unlabelled.
+
+    Returns:
+        (machines, 10) sums.
     """
     z = platt[:, 0] * scores + platt[:, 1]
-    small = np.exp(-np.abs(z))
+    small = np.exp(-np.abs(z))  # does not overflow
     p = np.where(z >= 0, 1, small) / (1 + small)
-    curve, positive, negative = p * (1 - p), targets > 0, targets < 0
+    curvature = p * (1 - p)
+    is_positive = targets > 0
+    is_negative = targets < 0
     moments = (
         np.logaddexp(0, z),
         p * scores,
         p,
-        curve * scores**2,
-        curve * scores,
-        curve,
+        curvature * scores**2,
+        curvature * scores,
+        curvature,
     )
-    parts = [moment * (targets != 0) for moment in moments]
-    parts += [positive, negative, positive * scores, negative * scores]
-    return np.stack([np.sum(each, axis=0, dtype=np.float64) for each in parts], axis=1)
+    terms = [moment * (targets != 0) for moment in moments]
+    terms += [is_positive, is_negative, is_positive * scores, is_negative * scores]
+    return np.stack([np.sum(term, axis=0, dtype=np.float64) for term in terms], axis=1)
 
 
 def fit_platt(sums: _Sums, machines: int, rounds: int = _ROUNDS) -> np.ndarray:
-    """(machines, 2) Platt scaling (Platt 1999) by Newton's method, from sums over sites
-    alone.
+    """Fit Platt scaling by Newton's method, from sums over sites alone.
 
-    sums: (machines, 2) → the sum over sites of `platt_sums` there. It is called once a
-    round, at most `rounds` times in either of two passes. A step after which a
-    machine's cross-entropy is larger is halved (Lin, Lin and Weng 2007).
+    A step after which a machine's cross-entropy is larger is halved. With few held-out
+    patients, the slope may come out negative, so that the probability falls with the
+    score. Therefore no slope is less than `LEAST_SLOPE` over the scores' standard
+    deviation; where it would be, only the intercept is fitted. A machine without
+    held-out patients keeps (1, 0).
 
-    Few held-out patients may give a slope that is negative, and a probability that
-    falls with the score. No slope is less than `LEAST_SLOPE` over the scores' standard
-    deviation: then the intercept alone is fitted to it. A machine without held-out
-    patients keeps (1, 0).
+    Args:
+        sums: Returns the sum over sites of `platt_sums` for (machines, 2) values. It is
+            called once a round, at most `rounds` times in each of two passes.
+        machines: Number of classifiers.
+        rounds: Maximum number of steps of a pass.
+
+    Returns:
+        (machines, 2) slope and intercept.
     """
     zero = np.zeros((machines, 2))
-    first = sums(zero)  # p is 1/2 and its slope 1/4 everywhere
-    kept = _descend(sums, zero, first, rounds)
+    first = sums(zero)  # here p is 1/2 and its derivative 1/4 everywhere
+    fitted = _descend(sums, zero, first, rounds)
+
     number = np.maximum(4 * first[:, 5], 1)
     variance = 4 * first[:, 3] / number - (2 * first[:, 1] / number) ** 2
     deviation = np.sqrt(np.maximum(variance, 0))
-    least = np.where(
-        deviation > 0, LEAST_SLOPE / np.where(deviation > 0, deviation, 1), 1.0
-    )
-    weak = (kept[:, 0] < least)[:, None]
-    if weak.any():
-        start = np.where(weak, np.stack([least, 0 * least], axis=1), kept)
-        shifted = _descend(sums, start, sums(start), rounds, slope=False)
-        kept = np.where(weak, shifted, kept)
-    return np.where(first[:, 6:].any(axis=1, keepdims=True), kept, (1.0, 0.0))
+    has_spread = deviation > 0
+    least = np.where(has_spread, LEAST_SLOPE / np.where(has_spread, deviation, 1), 1.0)
+    is_weak = (fitted[:, 0] < least)[:, None]
+    if is_weak.any():
+        fixed_slope = np.stack([least, 0 * least], axis=1)
+        start = np.where(is_weak, fixed_slope, fitted)
+        shifted = _descend(sums, start, sums(start), rounds, moving="intercept")
+        fitted = np.where(is_weak, shifted, fitted)
+    has_patients = first[:, 6:].any(axis=1, keepdims=True)
+    return np.where(has_patients, fitted, (1.0, 0.0))
+
+
+_Moving = Literal["both", "intercept"]
 
 
 def _descend(
-    sums: _Sums, start: np.ndarray, there: np.ndarray, rounds: int, slope: bool = True
+    sums: _Sums,
+    start: np.ndarray,
+    start_sums: np.ndarray,
+    rounds: int,
+    moving: _Moving = "both",
 ) -> np.ndarray:
-    """(machines, 2) where the cross-entropy is least, from `start`, whose sums are
-    `there`.
+    """Return (machines, 2) values that minimise the cross-entropy.
 
-    slope: whether a moves too.
+    Args:
+        sums: As in `fit_platt`.
+        start: (machines, 2) values to begin with.
+        start_sums: The sums there.
+        rounds: Maximum number of steps.
+        moving: Whether the slope changes, too.
     """
-    kept, at = start, _derivatives(start, there)
-    step = _newton(at, slope)
+    best = start
+    derivatives = _derivatives(start, start_sums)
+    step = _newton_step(derivatives, moving)
     for _ in range(rounds - 1):
-        if not (np.abs(step) > 1e-10).any():
+        if not (np.abs(step) > _STEP_TOLERANCE).any():
             break
-        found = _derivatives(kept + step, sums(kept + step))
-        better = (found[:, 0] <= at[:, 0])[:, None]
-        kept = np.where(better, kept + step, kept)
-        at = np.where(better, found, at)
-        step = np.where(better, _newton(at, slope), step / 2)
-    return kept
+        candidate = best + step
+        candidate_derivatives = _derivatives(candidate, sums(candidate))
+        is_better = (candidate_derivatives[:, 0] <= derivatives[:, 0])[:, None]
+        best = np.where(is_better, candidate, best)
+        derivatives = np.where(is_better, candidate_derivatives, derivatives)
+        step = np.where(is_better, _newton_step(derivatives, moving), step / 2)
+    return best
 
 
 def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """(machines, 6) cross-entropy, its gradient (2) and second derivatives (3).
+    """Return (machines, 6) cross-entropy, its gradient (2) and second derivatives (3).
 
     The targets are Platt's (n₊ + 1) / (n₊ + 2) and 1 / (n₋ + 2), which keep the fit
-    finite where a score separates the classes.
+    finite if a score separates the classes.
     """
     positive, negative, positive_scores, negative_scores = sums[:, 6:].T
-    high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
-    a = high * positive_scores + low * negative_scores  # Σ target · score
-    b = high * positive + low * negative
-    found = sums[:, :6].copy()
-    found[:, 0] -= platt[:, 0] * a + platt[:, 1] * b
-    found[:, 1:3] -= np.stack([a, b], axis=1)
-    return found
-
-
-def _newton(derivatives: np.ndarray, slope: bool) -> np.ndarray:
-    """(machines, 2) the step to where the second-order expansion is least."""
-    _, ga, gb, aa, ab, bb = derivatives.T
-    aa, bb = aa + 1e-12, bb + 1e-12
-    if not slope:
-        return np.stack([0 * gb, -gb / bb], axis=1)
-    determinant = np.maximum(aa * bb - ab * ab, 1e-24)
-    return (
-        np.stack([ab * gb - bb * ga, ab * ga - aa * gb], axis=1) / determinant[:, None]
+    positive_target = (positive + 1) / (positive + 2)
+    negative_target = 1 / (negative + 2)
+    # Σ target · score and Σ target
+    target_scores = (
+        positive_target * positive_scores + negative_target * negative_scores
     )
+    target_sum = positive_target * positive + negative_target * negative
+    derivatives = sums[:, :6].copy()
+    derivatives[:, 0] -= platt[:, 0] * target_scores + platt[:, 1] * target_sum
+    derivatives[:, 1:3] -= np.stack([target_scores, target_sum], axis=1)
+    return derivatives
+
+
+def _newton_step(derivatives: np.ndarray, moving: _Moving) -> np.ndarray:
+    """Return (machines, 2) the step to the minimum of the second-order expansion."""
+    _, gradient_a, gradient_b, aa, ab, bb = derivatives.T
+    aa = aa + 1e-12
+    bb = bb + 1e-12
+    if moving == "intercept":
+        return np.stack([0 * gradient_b, -gradient_b / bb], axis=1)
+    determinant = np.maximum(aa * bb - ab * ab, 1e-24)
+    numerators = [
+        ab * gradient_b - bb * gradient_a,
+        ab * gradient_a - aa * gradient_b,
+    ]
+    return np.stack(numerators, axis=1) / determinant[:, None]

@@ -62,7 +62,7 @@ from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import duration, read_lines, read_result
 from fednotes.jobs.simulate import LONG
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
-from fednotes.metrics.gap import over_seeds
+from fednotes.metrics.gap import gap_by_seed
 
 # the run that has ended, how many have, of how many
 Told = Callable[[str, int, int], None]
@@ -405,7 +405,7 @@ def _gap(
         for of, c in zip(rows, names, strict=True)
     ]
     try:
-        shares, why = over_seeds(*scores)
+        shares, why = gap_by_seed(*scores)
     except MissingExtra as missing:
         return {"why": str(missing)}
     return (

@@ -50,7 +50,7 @@ from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
 from fednotes.jobs.results import SUMMARY, read_lines, size
 from fednotes.jobs.simulate import is_run, so_far
-from fednotes.metrics.spans import KINDS
+from fednotes.metrics.judging import KINDS
 from fednotes.report.html import environment, parts_of_page, two_runs
 from fednotes.taggers.saving import is_model
 

@@ -34,7 +34,7 @@ from fednotes.jobs.comparing import model_folder
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.models import MentionModel
 from fednotes.metrics.calibration import Calibration
-from fednotes.metrics.spans import KINDS, judged_mentions
+from fednotes.metrics.judging import KINDS, judge_mentions
 from fednotes.taggers.saving import load_model
 
 _ALTERNATIVES = 4  # types that are shown of one mention
@@ -288,7 +288,7 @@ class Review:
                 zip(source.gold, source.predicted, strict=True)
             ):
                 note = (source.name, gold.id, _digest(gold.text))
-                for kind, *sides in judged_mentions(gold.spans, said.spans):
+                for kind, *sides in judge_mentions(gold.spans, said.spans):
                     key = (*note, *map(_place, sides))
                     self.items.append(Item(len(self.items), s, d, key, kind, *sides))
         self._lock = threading.Lock()

@@ -110,7 +110,7 @@ def stream(
 def _with_encoding(
     read_documents: Iterator[ReadDocument], encoding: str
 ) -> Iterator[ReadDocument]:
-    """Yield documents; the encoding is set while the reader reads, and not in between."""
+    """Yield documents; the encoding is set only while the reader reads."""
     while True:
         with reading_as(encoding):
             item = next(read_documents, None)

@@ -25,17 +25,17 @@ def discover() -> dict[str, ModuleType]:
     A module's `LOOSE` says how easily it accepts a file: 0 hardly ever by mistake, 1
     (the default) because of its first line, 2 by guessing.
     """
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     for package in (formats, published):
         for info in pkgutil.iter_modules(package.__path__):
             if info.name.startswith("_"):
                 continue
             module = import_module(f"{package.__name__}.{info.name}")
             if hasattr(module, "accepts") and hasattr(module, "read"):
-                found[info.name.replace("_", "-")] = module
-    for name, entry in plugins.added("formats", found).items():
-        found[name] = plugins.load(entry, ModuleType)
-    return dict(sorted(found.items(), key=_order_of_trial))
+                modules[info.name.replace("_", "-")] = module
+    for name, entry in plugins.added("formats", modules).items():
+        modules[name] = plugins.load(entry, ModuleType)
+    return dict(sorted(modules.items(), key=_order_of_trial))
 
 
 def _order_of_trial(item: tuple[str, ModuleType]) -> tuple[int, str]:

@@ -48,10 +48,10 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    return jsonl.of_items(read_json_rows(path), "row", of_row, path, problems)
+    return jsonl.parse_items(read_json_rows(path), "row", of_row, path, problems)
 
 
-def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
+def of_row(row: Any, noting: jsonl.MentionContext) -> dict[str, Any]:
     """A row as a record of JSONL."""
     given = bioc.objects(row, "passages")
     text, spans = _laid(given), []
@@ -60,7 +60,7 @@ def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
         with noting():
             form = " ".join(entity.get("text") or ())
             spans.append(
-                jsonl.mention(
+                jsonl.make_mention(
                     text, entity.get("offsets") or (), entity.get("type"), form
                 )
             )

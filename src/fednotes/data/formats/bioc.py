@@ -92,7 +92,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
             isinstance(own, dict) for own in items
         ):
             raise DataError('"documents" is no list of objects')
-    return jsonl.of_items(items, "document", _record, path, problems)
+    return jsonl.parse_items(items, "document", _record, path, problems)
 
 
 def _elements(path: Path) -> Iterator[dict[str, Any]]:
@@ -187,7 +187,7 @@ def _plain(element: ElementTree.Element) -> dict[str, Any]:
     return found
 
 
-def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
+def _record(value: Any, noting: jsonl.MentionContext) -> dict[str, Any]:
     """A document of BioC as a record of JSONL."""
     passages = objects(value, "passages")
     text = laid(passages)
@@ -207,7 +207,7 @@ def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
                 for start in [_int(place, "offset")]
             ]
             form = annotation.get("text") or None
-            span = jsonl.mention(text, places, label, form, _float(sure))
+            span = jsonl.make_mention(text, places, label, form, _float(sure))
             spans.append(span)
             known.append(
                 {"id": str(annotation.get("id", "")), "span": span, "infons": infons}
@@ -307,20 +307,22 @@ def _whole(document: Document) -> dict[str, Any]:
 def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
     """A document in BioC's JSON. kept: what was read of it besides text and mentions."""
     meta = {name: value for name, value in document.meta.items() if name != "bioc"}
-    rest = jsonl.rest(replace(document, meta=meta))
+    rest = jsonl.other_fields(replace(document, meta=meta))
     if (
         document.id != document.id.strip()
         or not document.id
         or _FORBIDDEN.search(document.id)
     ):
         rest["id"] = document.id
-    own = {_OWN: jsonl.dumped(document, rest, ascii=True)} if rest else {}
+    own = {_OWN: jsonl.to_json(document, rest, ascii=True)} if rest else {}
     passages = _passages(document.text, kept)
-    known = jsonl.beside(kept.get("annotations", ()))
+    known = jsonl.rows_by_span(kept.get("annotations", ()))
     ids = {value.get("id") for value in kept.get("annotations", ())}
     fresh = (name for n in range(1, 1 << 30) if (name := f"T{n}") not in ids)
     held: set[str] = set()
-    for span, raw in zip(document.spans, jsonl.record(document)["spans"], strict=True):
+    for span, raw in zip(
+        document.spans, jsonl.to_record(document)["spans"], strict=True
+    ):
         same = known(span)
         name = same.get("id") or next(fresh)
         held.add(name)

@@ -1,10 +1,10 @@
 """brat standoff: `NAME.txt` with the note, `NAME.ann` with a line per annotation.
 
-Mentions may overlap and may come in pieces (`T3<TAB>ADE 60 71;75 79<TAB>text`). The
+Mentions may overlap and may consist of pieces (`T3<TAB>ADE 60 71;75 79<TAB>text`). The
 lines of the `.ann` file are kept in `meta["brat"]` as they are, so relations, events,
-attributes and notes come out again when the document is written. Offsets count
-characters of the `.txt` file; files whose offsets count a byte-order mark or the two
-characters of a Windows line end are recognised by their mentions' texts.
+attributes and notes are written again with the document. Offsets count characters of
+the `.txt` file. Files whose offsets also count a byte-order mark, or the two characters
+of a Windows line end, are recognised by their mentions' texts.
 """
 
 from __future__ import annotations
@@ -31,24 +31,33 @@ from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.text import merge_overlapping
 
 LOOSE = 0
-_PLACE = "[0-9]{1,9} [0-9]{1,9}"
-_MENTION = re.compile(
-    rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL
+_OFFSETS = "[0-9]{1,9} [0-9]{1,9}"
+_MENTION_LINE = re.compile(
+    rf"(T\S{{1,40}})\t(\S+) ({_OFFSETS}(?:;{_OFFSETS})*)\t(.*)", re.DOTALL
 )
-_OTHER = re.compile(
+_OTHER_LINE = re.compile(
     r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL
 )
-_STRAY = 5  # so many mentions that do not fit, and most of all: it is another text
+_ANNOTATION_START = re.compile(r"[TREAMN#*]\S*\t")
+_TEXT_FOLDERS = ("text", "txt")  # CADEC has them beside the folder of annotations
+# If this many mentions, and at least half of all, do not fit a text, it is another one.
+_MIN_MISFITS = 5
 _WORD = re.compile(r"[^\s:]+")
-# The %XX that `_safe` writes. A % of an id is escaped only where it would begin one of
-# them.
+# The %XX that `_file_name` writes. A % of an id is escaped only if it would begin one.
 _CODE = "%(?:[01][0-9A-F]|22|25|2A|2E|3A|3C|3E|3F|5C|7C|7F)"
 _ESCAPED = re.compile(_CODE)
 _UNSAFE = re.compile(rf'[\x00-\x1f\x7f\\:*?"<>|]|(?={_CODE})%')
 
 
 class _Mention(NamedTuple):
-    """A T line. pieces: as the line gives them, in order; form: their text by the line."""
+    """A T line.
+
+    Attributes:
+        id: Its id, such as "T1".
+        span: The mention.
+        pieces: The pieces as the line gives them, in order.
+        form: Their text as the line gives it.
+    """
 
     id: str
     span: Span
@@ -56,234 +65,313 @@ class _Mention(NamedTuple):
     form: str
 
 
+# ---- reading -------------------------------------------------------------------------
+
+
 def accepts(path: Path) -> bool:
-    """Whether the file is an `.ann` file, or the `.txt` file beside one."""
+    """Return whether the file is an `.ann` file, or the `.txt` file beside one."""
+    if path.suffix == ".txt":
+        return path.with_suffix(".ann").is_file()
     if path.suffix != ".ann":
-        return path.suffix == ".txt" and path.with_suffix(".ann").is_file()
+        return False
     lines = read_head(path)
-    known = not lines or any(re.match(r"[TREAMN#*]\S*\t", line) for line in lines)
-    return known or path.with_suffix(".txt").is_file()
+    is_annotation = not lines or any(_ANNOTATION_START.match(line) for line in lines)
+    return is_annotation or path.with_suffix(".txt").is_file()
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's
-    name.
+    """Return the documents of one `.txt`/`.ann` pair, or of all pairs in a folder.
 
-    The folders below are read too, their names before a / of the id, as `write` puts
-    them. A %XX that `write` puts into a name is turned back. An empty `.txt` is a
-    document without text. A `.txt` file without `.ann` is passed over in a folder, and
-    counted. Noted are a missing partner and, with the line, a line that is cut short or
-    does not fit the text, and a text that most of its mentions do not fit.
+    A document's id is its file's name. Folders inside are read, too; their names
+    precede a "/" in the id, as `write` writes them. A %XX that `write` puts into a name
+    is turned back. An empty `.txt` file is a document without text. In a folder, a
+    `.txt` file without `.ann` file is ignored and counted. Noted are a missing partner;
+    with its line, a line that is cut short or does not fit the text; and a text that
+    most of its mentions do not fit.
     """
-    base, files = _files(path, problems)
+    base, files = _find_files(path, problems)
     return gather(files, partial(_read_pair, base), problems, "document")
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, a document at a time."""
-    base, files = _files(path, problems)
+    """Yield what `read` returns, one document at a time."""
+    base, files = _find_files(path, problems)
     return stream_files(files, partial(_read_pair, base), problems, "document")
 
 
-def _files(path: Path, problems: Problems) -> tuple[Path, list[Path]]:
-    """Return the folder that ids begin in, and the files of annotations; note bare
-    texts."""
+def _find_files(path: Path, problems: Problems) -> tuple[Path, list[Path]]:
+    """Return the folder that ids begin in, and the files of annotations.
+
+    Texts without annotations are noted.
+    """
     files = find_corpus_files(
-        path, lambda p: p.suffix == ".ann" and accepts(p), "brat", recursive=True
+        path,
+        lambda file: file.suffix == ".ann" and accepts(file),
+        "brat",
+        recursive=True,
     )
-    base = path if path.is_dir() else path.parent
-    if path.is_dir() and any(file.with_suffix(".txt").is_file() for file in files):
-        texts = {
-            p.with_suffix("")
-            for p in list_files(path, recursive=True)
-            if p.suffix == ".txt"
-        }
-        bare = texts - {file.with_suffix("") for file in files}
-        problems.unannotated += sorted(
-            text.with_name(f"{text.name}.txt") for text in bare
-        )
-        problems.ignored[UNANNOTATED] += len(bare)
-    return base, files
+    if not path.is_dir():
+        return path.parent, files
+    if any(file.with_suffix(".txt").is_file() for file in files):
+        annotated = {file.with_suffix("") for file in files}
+        texts = [
+            file
+            for file in list_files(path, recursive=True)
+            if file.suffix == ".txt" and file.with_suffix("") not in annotated
+        ]
+        problems.unannotated += texts
+        problems.ignored[UNANNOTATED] += len(texts)
+    return path, files
 
 
 def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]:
+    """Return the document of an `.ann` file and its text."""
     stem = file.with_suffix("")
-    ann, beside = Path(f"{stem}.ann"), Path(f"{stem}.txt")
-    # CADEC has them in a folder beside that of the annotations
-    if not beside.is_file():
-        folders = (stem.parent.parent / name for name in ("text", "txt"))
-        beside = find_file(beside.name, folders) or beside
-    raw = read_text(beside, empty=True, exact=True)
-    lines = dict(
-        enumerate(read_text(ann, empty=True).removesuffix("\n").split("\n"), 1)
+    annotation_file = Path(f"{stem}.ann")
+    raw_text = read_text(_find_text_file(stem), empty=True, exact=True)
+    content = read_text(annotation_file, empty=True).removesuffix("\n")
+    lines = dict(enumerate(content.split("\n"), 1))
+    mentions = _parse_lines(lines, annotation_file, problems)
+
+    text, misfits = _best_text(raw_text, mentions)
+    if "\r\n" in raw_text and "\r\n" not in text:
+        problems.ignored[WINDOWS] += 1
+    if len(misfits) >= _MIN_MISFITS and 2 * len(misfits) > len(mentions):
+        raise DataError.at(
+            annotation_file,
+            next(iter(misfits)),
+            f"{len(misfits)} of {len(mentions)} mentions do not fit the text: is it "
+            "theirs?",
+        )
+    for number, reason in misfits.items():
+        problems.note("mention", annotation_file, number, reason)
+        del mentions[number]
+        del lines[number]
+
+    remaining_lines = tuple(lines.values())
+    document = Document(
+        id="/".join(_id_part(part) for part in stem.relative_to(base).parts),
+        text=text,
+        spans=tuple(mention.span for mention in mentions.values()),
+        meta={"brat": remaining_lines} if any(remaining_lines) else {},
     )
+    return [ReadDocument(document, file)]
+
+
+def _find_text_file(stem: Path) -> Path:
+    """Return the text that belongs to a path without suffix."""
+    beside = Path(f"{stem}.txt")
+    if beside.is_file():
+        return beside
+    folders = (stem.parent.parent / name for name in _TEXT_FOLDERS)
+    return find_file(beside.name, folders) or beside
+
+
+def _parse_lines(
+    lines: dict[int, str], path: Path, problems: Problems
+) -> dict[int, _Mention]:
+    """Return the mentions of annotation lines, by line number.
+
+    Lines that are wrong are noted and removed from `lines`.
+
+    Raises:
+        DataError: There are more than `bounds.MENTIONS` mentions.
+    """
     mentions: dict[int, _Mention] = {}
     ids: set[str] = set()
     for number, line in tuple(lines.items()):
-        with problems.collect("line", ann, number) as wrong:
-            mention = _parse(line)
+        with problems.collect("line", path, number) as errors:
+            mention = _parse_line(line)
             if mention is not None:
                 if mention.id in ids:
                     raise DataError(f"the id {mention.id} is used twice")
                 ids.add(mention.id)
                 mentions[number] = mention
         if len(mentions) > bounds.MENTIONS:
-            told = (
-                f"more than {bounds.MENTIONS:,} mentions in one text: is it one note?"
+            raise DataError.at(
+                path,
+                number,
+                f"more than {bounds.MENTIONS:,} mentions in one text: is it one note?",
             )
-            raise DataError.at(ann, number, told)
-        if wrong:
+        if errors:
             del lines[number]
-    text, failed = _matching(raw, mentions)
-    problems.ignored[WINDOWS] += "\r\n" in raw and "\r\n" not in text
-    if len(failed) >= _STRAY and 2 * len(failed) > len(mentions):
-        told = f"{len(failed)} of {len(mentions)} mentions do not fit the text: is it theirs?"
-        raise DataError.at(ann, next(iter(failed)), told)
-    for number, reason in failed.items():
-        problems.note("mention", ann, number, reason)
-        del mentions[number], lines[number]
-    spans = tuple(mention.span for mention in mentions.values())
-    name = "/".join(map(_unsafe, stem.relative_to(base).parts))
-    kept = tuple(lines.values())
-    meta = {"brat": kept} if any(kept) else {}
-    return [ReadDocument(Document(name, text, spans, meta=meta), file)]
+    return mentions
 
 
-def _parse(line: str) -> _Mention | None:
-    """The mention of a T line; None for another line.
+def _parse_line(line: str) -> _Mention | None:
+    """Return the mention of a T line; None for another line.
 
-    Raises DataError for a broken one.
+    Raises:
+        DataError: The line is not a complete annotation.
     """
-    match = _MENTION.fullmatch(line)
+    match = _MENTION_LINE.fullmatch(line)
     if match is None:
-        if line.strip() and not _OTHER.fullmatch(line):
+        if line.strip() and not _OTHER_LINE.fullmatch(line):
             raise DataError("no whole brat annotation (is the line cut short?)")
         return None
-    name, label, places, form = match.groups()
-    if places.count(";") >= bounds.PIECES:
+    id, label, offsets, form = match.groups()
+    if offsets.count(";") >= bounds.PIECES:
         raise DataError(
-            f"{name} has more than {bounds.PIECES:,} pieces: is it one mention?"
+            f"{id} has more than {bounds.PIECES:,} pieces: is it one mention?"
         )
-    rows = (tuple(map(int, place.split())) for place in places.split(";"))
-    pieces = tuple(sorted((start, end) for start, end in rows))
-    if any(start >= end for start, end in pieces):
-        raise DataError(f"{name} ends before it starts")
-    whole = tuple(merge_overlapping(pieces))  # pieces of hand-made corpora may overlap
+    pieces = []
+    for piece in offsets.split(";"):
+        start, end = map(int, piece.split())
+        if start >= end:
+            raise DataError(f"{id} ends before it starts")
+        pieces.append((start, end))
+    pieces.sort()
+    merged = tuple(merge_overlapping(pieces))  # pieces of hand-made corpora may overlap
     span = Span(
-        whole[0][0], whole[-1][1], intern(label), whole if len(whole) > 1 else ()
+        merged[0][0],
+        merged[-1][1],
+        intern(label),
+        merged if len(merged) > 1 else (),
     )
-    return _Mention(name, span, pieces, form)
+    return _Mention(id, span, tuple(pieces), form)
 
 
-def _matching(raw: str, mentions: Mapping[int, _Mention]) -> tuple[str, dict[int, str]]:
-    """The reading of the text file that the mentions' offsets were counted in: that
-    which the most mentions fit. And what is wrong with the others, by their lines."""
+def _best_text(
+    raw: str, mentions: Mapping[int, _Mention]
+) -> tuple[str, dict[int, str]]:
+    """Return the form of a text in which the mentions' offsets were counted.
+
+    Args:
+        raw: The text as the file has it.
+        mentions: The mentions, by line number.
+
+    Returns:
+        The form that the most mentions fit, and why the others do not, by line number.
+    """
     bare = raw.removeprefix("\ufeff")
-    best: tuple[str, dict[int, str]] | None = None
-    for text in dict.fromkeys(
-        (bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)
-    ):
-        failed = {
-            n: reason for n, m in mentions.items() if (reason := _misfit(text, m))
-        }
-        if best is None or len(failed) < len(best[1]):
-            best = text, failed
-        if not failed:
+    best_text = bare
+    best_misfits: dict[int, str] | None = None
+    candidates = (bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)
+    for text in dict.fromkeys(candidates):
+        misfits = _find_misfits(text, mentions)
+        if best_misfits is None or len(misfits) < len(best_misfits):
+            best_text = text
+            best_misfits = misfits
+        if not misfits:
             break
-    assert best is not None
-    return best
+    return best_text, best_misfits or {}
+
+
+def _find_misfits(text: str, mentions: Mapping[int, _Mention]) -> dict[int, str]:
+    reasons = {number: _misfit(text, mention) for number, mention in mentions.items()}
+    return {number: reason for number, reason in reasons.items() if reason}
 
 
 def _misfit(text: str, mention: _Mention) -> str:
-    """Why a text does not hold a mention, or ""; its pieces' words may be in another
-    order."""
-    start, end = mention.span.start, mention.span.end
+    """Return why a text does not have a mention; "" if it has.
+
+    The words of several pieces may be in another order.
+    """
+    start = mention.span.start
+    end = mention.span.end
     where = f"{mention.id} at {start}:{end}"
     if end > len(text):
         return f"{where} lies outside the text ({len(text)} characters)"
-    if is_far_longer(mention.pieces, mention.form):
-        return f"{where} is not what the text holds there"
-    found = _form(text, mention.pieces)
-    same = is_same_text(found, mention.form)
-    if len(mention.pieces) > 1:
-        same = sorted(found.split()) == sorted(mention.form.split())
-    return "" if same else f"{where} is not what the text holds there"
+    is_equal = False
+    if not is_far_longer(mention.pieces, mention.form):
+        form = _form(text, mention.pieces)
+        if len(mention.pieces) > 1:
+            is_equal = sorted(form.split()) == sorted(mention.form.split())
+        else:
+            is_equal = is_same_text(form, mention.form)
+    return "" if is_equal else f"{where} is not what the text holds there"
 
 
 def _form(text: str, pieces: Offsets) -> str:
-    """A mention's text as brat writes it: pieces joined by a space, on one line."""
-    return re.sub(r"[\r\n\t]", " ", " ".join(text[start:end] for start, end in pieces))
+    """Return a mention's text as brat writes it: pieces with a space, on one line."""
+    form = " ".join(text[start:end] for start, end in pieces)
+    return re.sub(r"[\r\n\t]", " ", form)
+
+
+# ---- writing -------------------------------------------------------------------------
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a `.txt` and an `.ann` file per document into the folder `path`.
+    """Write a `.txt` and an `.ann` file per document into a folder.
 
-    Annotation lines that were read are written as they were; those whose mention the
-    document no longer has go, with the lines that refer to them. New mentions get new
-    ids. Characters of an id that a file name cannot hold are written as %XX.
+    Annotation lines that were read are written as they were. Those whose mention the
+    document no longer has are left out, as are the lines that refer to them. New
+    mentions get new ids. Characters of an id that a file name cannot have are written
+    as %XX.
+
+    Raises:
+        DataError: The path is a file.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: brat needs a folder and this is a file")
     for document in documents:
-        name = "/".join(_safe(part) for part in document.id.split("/"))
+        name = "/".join(_file_name(part) for part in document.id.split("/"))
+        lines = _annotation_lines(document)
         write_out(folder / f"{name}.txt", document.text)
-        write_out(
-            folder / f"{name}.ann", "".join(f"{line}\n" for line in _lines(document))
-        )
+        write_out(folder / f"{name}.ann", "".join(f"{line}\n" for line in lines))
 
 
-def _safe(part: str) -> str:
-    """A part of an id as a file name: no empty, hidden or relative one, no odd
-    characters."""
-    if part in ("", "%"):
-        return "%25" if part else "%"
+def _file_name(part: str) -> str:
+    """Return a file name for a part of an id.
+
+    It is not empty, hidden or relative, and has no unusual characters.
+    """
+    if part == "":
+        return "%"
+    if part == "%":
+        return "%25"
     bare = part.lstrip(".")
     dots = "%2E" * (len(part) - len(bare))
-    return dots + _UNSAFE.sub(lambda m: quote(m.group(), safe=""), bare)
+    return dots + _UNSAFE.sub(lambda match: quote(match.group(), safe=""), bare)
 
 
-def _unsafe(name: str) -> str:
-    """The part of an id that `_safe` made the name of; other names are what they are."""
-    return "" if name == "%" else _ESCAPED.sub(lambda m: unquote(m.group()), name)
+def _id_part(name: str) -> str:
+    """Return the part of an id whose file name this is; the inverse of `_file_name`."""
+    if name == "%":
+        return ""
+    return _ESCAPED.sub(lambda match: unquote(match.group()), name)
 
 
-def _lines(document: Document) -> list[str]:
-    """The annotation lines of a document."""
-    wanted = Counter(document.spans)
-    kept: list[str] = []
-    gone: set[str] = set()
-    highest = 0
+def _annotation_lines(document: Document) -> list[str]:
+    """Return the annotation lines of a document."""
+    unwritten = Counter(document.spans)
+    lines: list[str] = []
+    removed_ids: set[str] = set()
+    highest_number = 0
     for line in document.meta.get("brat", ()):
-        mention = _parse(line)
+        mention = _parse_line(line)
         if mention is not None:
-            highest = max(highest, int(re.sub(r"\D", "", mention.id) or 0))
-            if wanted[mention.span] <= 0 or _misfit(document.text, mention):
-                gone.add(mention.id)
+            number = int(re.sub(r"\D", "", mention.id) or 0)
+            highest_number = max(highest_number, number)
+            if unwritten[mention.span] <= 0 or _misfit(document.text, mention):
+                removed_ids.add(mention.id)
                 continue
-            wanted[mention.span] -= 1
-        kept.append(line)
-    kept = _without(kept, gone)
-    for number, span in enumerate(wanted.elements(), highest + 1):
-        places = ";".join(f"{start} {end}" for start, end in span.pieces)
+            unwritten[mention.span] -= 1
+        lines.append(line)
+    lines = _without_references(lines, removed_ids)
+    for number, span in enumerate(unwritten.elements(), highest_number + 1):
+        offsets = ";".join(f"{start} {end}" for start, end in span.pieces)
         label = re.sub(r"\s+", "_", span.label)
-        kept.append(f"T{number}\t{label} {places}\t{_form(document.text, span.pieces)}")
-    return kept
-
-
-def _without(lines: list[str], gone: set[str]) -> list[str]:
-    """The lines that do not refer, straight or through another line, to what is gone."""
-    while gone:
-        refers = {
-            line for line in lines if not line.startswith("T") and _refers(line, gone)
-        }
-        gone = {line.split("\t")[0] for line in refers} - {"*"}
-        lines = [line for line in lines if line not in refers]
+        form = _form(document.text, span.pieces)
+        lines.append(f"T{number}\t{label} {offsets}\t{form}")
     return lines
 
 
-def _refers(line: str, gone: set[str]) -> bool:
-    """Whether an annotation's second column, which holds types and ids, names one of
-    `gone`."""
+def _without_references(lines: list[str], removed_ids: set[str]) -> list[str]:
+    """Return the lines that do not refer, directly or indirectly, to removed ids."""
+    while removed_ids:
+        referring = {
+            line
+            for line in lines
+            if not line.startswith("T") and _refers_to(line, removed_ids)
+        }
+        removed_ids = {line.split("\t")[0] for line in referring} - {"*"}
+        lines = [line for line in lines if line not in referring]
+    return lines
+
+
+def _refers_to(line: str, ids: set[str]) -> bool:
+    """Return whether an annotation's second column has one of the ids."""
     columns = line.split("\t")
-    return len(columns) > 1 and not gone.isdisjoint(_WORD.findall(columns[1])[1:])
+    return len(columns) > 1 and not ids.isdisjoint(_WORD.findall(columns[1])[1:])

@@ -1,10 +1,10 @@
-"""CoNLL and IOB files: a token a line with its tag in the last column, sentences apart.
+"""CoNLL and IOB: a token per line with its tag in the last column.
 
-Columns are parted by tabs or by runs of spaces. Tags may be BIO, IOB1, BIOES (or with
-the letters of BILOU, BMES) or IO. `# newdoc id = X` and `-DOCSTART-` begin a document;
-a file without them has one document per sentence. Other lines that begin with `#` and
-are no token are comments. What a file holds beyond tokens and tags is kept in
-`meta["conll"]`.
+A blank line ends a sentence. Tabs or runs of spaces separate the columns. Tags may be
+BIO, IOB1, BIOES (or with the letters of BILOU, BMES) or IO. `# newdoc id = X` and
+`-DOCSTART-` begin a document; in a file without them, each sentence is a document.
+Other lines that begin with `#` and are not tokens are comments. What a file has beyond
+tokens and tags is kept in `meta["conll"]`.
 """
 
 from __future__ import annotations
@@ -41,139 +41,165 @@ from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 LOOSE = 2  # a tag is guessed
-_FIRST = 100_000  # lines that tell the columns of a file
+_ACCEPT_LINES = 400  # lines that decide whether a file is accepted
+_LAYOUT_LINES = 100_000  # lines that decide the columns of a file
 _TAG = re.compile(r"O|[BIESLUM]-\S.*")
 _NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
-_START = "-DOCSTART-"
+_DOCSTART = "-DOCSTART-"
 _SUFFIXES = {".conll", ".bio", ".iob", ".iob2", ".bioes"}
-_BASES: dict[str, Scheme] = {"IO": "IO", "BIO": "BIO", "IOB1": "BIO"}
-_CANONICAL = {"L": "E", "U": "S", "M": "I"}
-_LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
+_BASE_SCHEMES: dict[str, Scheme] = {"IO": "IO", "BIO": "BIO", "IOB1": "BIO"}
+_CANONICAL_LETTERS = {"L": "E", "U": "S", "M": "I"}
+_SCHEME_LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
+
+Row = list[str]  # the columns of a token
 
 
 @dataclass
 class _Part:
-    """One document of a file, as read. marker: the line that begins it, or ""; line:
-    its number. sentences: the rows of each, and the comments before them."""
+    """One document of a file, as it is read.
+
+    Attributes:
+        marker: The line that begins it, or "".
+        name: Its id, or "".
+        line: The number of its first line.
+        sentences: The rows of each sentence, and the comments before it.
+    """
 
     marker: str = ""
     name: str = ""
     line: int = DERIVED_ID
-    sentences: list[tuple[list[list[str]], list[str]]] = field(default_factory=list)
+    sentences: list[tuple[list[Row], list[str]]] = field(default_factory=list)
 
 
 @dataclass
 class _Sentence:
-    """A sentence: its rows of columns, the comments before them, the line that it ends
-    on.
+    """A sentence of a file.
 
-    size: characters of its lines.
+    Attributes:
+        rows: Its rows of columns.
+        comments: The comments before it.
+        line: The line that it ends on.
+        size: The number of characters of its lines.
     """
 
-    rows: list[list[str]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     line: int = 0
     size: int = 0
 
 
-def accepts(path: Path) -> bool:
-    """Whether most lines of the file end in a tag, or its name says so."""
-    if path.suffix.lower() in _SUFFIXES:
-        return True
-    lines = [line for line in read_head(path)[:400] if not line.startswith("# ")]
-    rows = (_split(line, "\t" if "\t" in line else " ") for line in lines)
-    tokens = [row for row in rows if len(row) > 1 and _TAG.fullmatch(row[-1])]
-    return 2 * len(tokens) > len(lines)
-
-
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Documents with the file's own tokens and sentences; tokens are joined by a space.
-
-    A tag that its scheme does not allow there (an I- that continues nothing) is mended
-    as conlleval reads it; `meta["repaired"]` counts such tags. Noted, with the line,
-    are a wrong number of columns and something that is no tag; with such a line its
-    sentence is left out.
-    """
-    return gather(_files(path), _read_file, problems)
-
-
-def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, a document at a time."""
-    return stream_files(_files(path), _read_file, problems)
-
-
-def _files(path: Path) -> list[Path]:
-    return find_corpus_files(path, accepts, "CoNLL")
-
-
-def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield the documents of a file, which is read thrice: for its columns, tags and
-    texts.
-
-    Scheme and types are the file's, and each document's tags are read by them; so they
-    must be known before the first document is.
-    """
-    before = problems.number
-    shape = _survey(path)
-    made = 0
-    for number, part in enumerate(_documents(path, problems, shape), 1):
-        made += bool(part.sentences)
-        yield _found(part, number, path, shape)
-    if not made and problems.number == before:
-        raise DataError("the file holds no tokens")
-
-
-def is_tag(text: str) -> bool:
-    """Whether it is O, or a letter of a scheme and a type."""
-    return _TAG.fullmatch(text) is not None
-
-
 @dataclass(frozen=True)
-class _Shape:
+class _Layout:
     """What all documents of a file have in common.
 
-    separator: between the columns, a tab or a space. width: the number of columns.
-    is_marked: whether lines say where documents begin. scheme: of the tags. types: of
-    the mentions, in order.
+    Attributes:
+        separator: What separates the columns, a tab or a space.
+        width: The number of columns.
+        has_markers: Whether lines say where documents begin.
+        scheme: The scheme of the tags.
+        types: The types of the mentions, sorted.
     """
 
     separator: str
     width: int = 2
-    is_marked: bool = True
+    has_markers: bool = True
     scheme: str = "BIO"
     types: tuple[str, ...] = ()
 
     @cached_property
     def tagset(self) -> TagSet:
-        return TagSet(tuple(map(intern, self.types)), _BASES.get(self.scheme, "BIOES"))
+        """The tag set in which the tags are decoded."""
+        types = tuple(intern(name) for name in self.types)
+        return TagSet(types, _BASE_SCHEMES.get(self.scheme, "BIOES"))
 
     @cached_property
-    def numbers(self) -> dict[str, int]:
-        """The number of each tag of the tag set."""
+    def tag_ids(self) -> dict[str, int]:
+        """The id of each tag of the tag set."""
         return {tag: number for number, tag in enumerate(self.tagset.tags)}
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """The meta of all documents without more to keep."""
+        """The meta that all documents share."""
         return {"conll": {"scheme": self.scheme, "separator": self.separator}}
 
 
-def of_rows(
-    rows: Sequence[tuple[str, list[list[str]]]], path: Path
-) -> list[ReadDocument]:
-    """Documents of a sentence each: its name or "", and its tokens with their tags."""
+# ---- reading -------------------------------------------------------------------------
+
+
+def accepts(path: Path) -> bool:
+    """Return whether most lines of the file end in a tag, or its name says so."""
+    if path.suffix.lower() in _SUFFIXES:
+        return True
+    head = read_head(path)[:_ACCEPT_LINES]
+    lines = [line for line in head if not line.startswith("# ")]
+    rows = [_columns(line, _separator(line)) for line in lines]
+    tokens = [row for row in rows if len(row) > 1 and is_tag(row[-1])]
+    return 2 * len(tokens) > len(lines)
+
+
+def is_tag(text: str) -> bool:
+    """Return whether a text is O, or a letter of a scheme and a type."""
+    return _TAG.fullmatch(text) is not None
+
+
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+    """Return documents with the file's own tokens and sentences.
+
+    A space joins tokens. A tag that its scheme does not permit at its place (an I- that
+    continues nothing) is repaired as conlleval reads it; `meta["repaired"]` counts such
+    tags. A wrong number of columns, or something that is not a tag, is noted with its
+    line, and its sentence is left out.
+    """
+    return gather(_find_files(path), _read_file, problems)
+
+
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield what `read` returns, one document at a time."""
+    return stream_files(_find_files(path), _read_file, problems)
+
+
+def _find_files(path: Path) -> list[Path]:
+    return find_corpus_files(path, accepts, "CoNLL")
+
+
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the documents of a file.
+
+    The file is read three times: for its columns, its tags and its texts. Scheme and
+    types are those of the file, and the tags of each document are read by them, so they
+    must be known before the first document is.
+    """
+    problems_before = problems.number
+    layout = _survey(path)
+    documents = 0
+    for number, part in enumerate(_parts(path, problems, layout), 1):
+        documents += bool(part.sentences)
+        yield _read_part(part, number, path, layout)
+    if not documents and problems.number == problems_before:
+        raise DataError("the file holds no tokens")
+
+
+def parse_rows(rows: Sequence[tuple[str, list[Row]]], path: Path) -> list[ReadDocument]:
+    """Return a document for each sentence.
+
+    Args:
+        rows: The name of each document, or "", and its tokens with their tags.
+        path: The file.
+    """
     tags = _Tags()
     for _, pairs in rows:
         tags.add([pair[-1] for pair in pairs])
-    shape = _Shape("\t", scheme=tags.scheme(), types=tuple(sorted(tags.types)))
-    parts = (_Part("", name, 0, [(pairs, [])]) for name, pairs in rows)
-    return [_found(part, number, path, shape) for number, part in enumerate(parts, 1)]
+    layout = _Layout("\t", scheme=tags.scheme(), types=tuple(sorted(tags.types)))
+    return [
+        _read_part(_Part("", name, 0, [(pairs, [])]), number, path, layout)
+        for number, (name, pairs) in enumerate(rows, 1)
+    ]
 
 
-def _found(part: _Part, number: int, path: Path, shape: _Shape) -> ReadDocument:
+def _read_part(part: _Part, number: int, path: Path, layout: _Layout) -> ReadDocument:
     name = part.name or f"{path.stem}:{number}"
     line = part.line if part.name else DERIVED_ID
-    return ReadDocument(_document(name, part, shape), path, line)
+    return ReadDocument(_parse_part(name, part, layout), path, line)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -181,43 +207,50 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     return read_lines(path, max_length=bounds.TOKEN_LINE, expected=expected)
 
 
-def _survey(path: Path) -> _Shape:
+def _survey(path: Path) -> _Layout:
     """Read a file for what all its documents have in common."""
-    separator, width = _layout(path)
+    separator, width = _guess_columns(path)
     tags = _Tags()
-    is_marked = False
+    has_markers = False
     for event in _events(path, Problems(), separator, width):
         if isinstance(event, _Part):
-            is_marked = True
+            has_markers = True
             continue
         tags.add([row[-1] for row in event.rows])
         if len(tags.types) > bounds.ENTITY_TYPES:
-            told = f"more than {bounds.ENTITY_TYPES:,} entity types: is the last column a tag?"
-            raise DataError.at(path, event.line, told)
-    return _Shape(separator, width, is_marked, tags.scheme(), tuple(sorted(tags.types)))
+            raise DataError.at(
+                path,
+                event.line,
+                f"more than {bounds.ENTITY_TYPES:,} entity types: is the last column a "
+                "tag?",
+            )
+    types = tuple(sorted(tags.types))
+    return _Layout(separator, width, has_markers, tags.scheme(), types)
 
 
-def _documents(path: Path, problems: Problems, shape: _Shape) -> Iterator[_Part]:
-    """Yield the documents of a file: its parts, or its sentences where nothing marks
-    parts."""
+def _parts(path: Path, problems: Problems, layout: _Layout) -> Iterator[_Part]:
+    """Yield the documents of a file, or its sentences if nothing marks documents."""
     part = _Part()
     size = 0
-    for event in _events(path, problems, shape.separator, shape.width):
+    for event in _events(path, problems, layout.separator, layout.width):
         if isinstance(event, _Part):
             if part.sentences or part.marker:
                 yield part
-            part, size = event, 0
+            part = event
+            size = 0
             continue
         part.sentences.append((event.rows, event.comments))
         size += len(event.rows)
         if size > bounds.TOKENS:
-            told = (
-                f"a document of more than {bounds.TOKENS:,} tokens: cut it into notes"
+            raise DataError.at(
+                path,
+                event.line,
+                f"a document of more than {bounds.TOKENS:,} tokens: cut it into notes",
             )
-            raise DataError.at(path, event.line, told)
-        if not shape.is_marked:
+        if not layout.has_markers:
             yield part
-            part, size = _Part(), 0
+            part = _Part()
+            size = 0
     if part.sentences or part.marker:
         yield part
 
@@ -225,34 +258,34 @@ def _documents(path: Path, problems: Problems, shape: _Shape) -> Iterator[_Part]
 def _events(
     path: Path, problems: Problems, separator: str, width: int
 ) -> Iterator[_Part | _Sentence]:
-    """Yield what a file holds in its order: a new, empty part, or a sentence.
+    """Yield what a file has, in its order: a new, empty part, or a sentence.
 
     Raises:
-        DataError: A sentence is too long for one.
+        DataError: A sentence is too long.
     """
     sentence = _Sentence()
     is_damaged = False
     for number, line in chain(_lines(path), [(0, "")]):
-        row = _split(line, separator)
-        is_token = len(row) == width and is_tag(row[-1]) and row[0] != _START
-        newdoc = None if is_token else _NEWDOC.fullmatch(line.strip())
-        begins = newdoc is not None or row[0] == _START
-        if begins or not line.strip(" \t"):
+        row = _columns(line, separator)
+        is_token = len(row) == width and is_tag(row[-1]) and row[0] != _DOCSTART
+        part = None if is_token else _parse_marker(line, row, number)
+        if part is not None or not line.strip(" \t"):
             if sentence.rows and not is_damaged:
                 yield sentence
-            if sentence.rows or is_damaged:  # else comments go before the next sentence
-                sentence, is_damaged = _Sentence(), False
-            if begins:
-                yield _Part(line, (newdoc.group(1) or "") if newdoc else "", number)
+            if sentence.rows or is_damaged:  # else its comments precede the next one
+                sentence = _Sentence()
+                is_damaged = False
+            if part is not None:
+                yield part
             continue
         sentence.line = number
         sentence.size += len(line)
         if sentence.size > bounds.LINE or len(sentence.rows) >= bounds.TOKENS:
-            told = (
-                f"a sentence of more than {bounds.TOKENS:,} tokens, or {bounds.LINE:,} "
-            )
             raise DataError.at(
-                path, number, f"{told}characters: put an empty line after each"
+                path,
+                number,
+                f"a sentence of more than {bounds.TOKENS:,} tokens, or {bounds.LINE:,} "
+                "characters: put an empty line after each",
             )
         if is_token and row[0].strip(" "):
             sentence.rows.append(row)
@@ -263,7 +296,16 @@ def _events(
             is_damaged = True
 
 
-def _what_is_wrong(row: Sequence[str], width: int) -> str:
+def _parse_marker(line: str, row: Row, number: int) -> _Part | None:
+    """Return the document that a line begins, or None."""
+    newdoc = _NEWDOC.fullmatch(line.strip())
+    if newdoc is not None:
+        return _Part(line, newdoc.group(1) or "", number)
+    return _Part(line, "", number) if row[0] == _DOCSTART else None
+
+
+def _what_is_wrong(row: Row, width: int) -> str:
+    """Return why a row is not a token with its tag."""
     if len(row) != width:
         return f"{len(row)} columns, expected {width} (token first, tag last)"
     if not row[0].strip(" "):
@@ -271,132 +313,170 @@ def _what_is_wrong(row: Sequence[str], width: int) -> str:
     return "the last column is no tag: expected O or a tag such as B-Drug"
 
 
-def _layout(path: Path) -> tuple[str, int]:
-    """Return separator and number of columns: what most lines have that end in a tag.
+def _guess_columns(path: Path) -> tuple[str, int]:
+    """Return separator and number of columns of most lines that end in a tag.
 
-    The first lines tell, unless none of them ends in a tag.
+    The first lines decide, unless none of them ends in a tag.
     """
     counts: Counter[tuple[str, int]] = Counter()
-    first = first_tagged = ""
+    first_content = ""
+    first_tagged = ""
     for number, line in _lines(path):
-        if counts and number > _FIRST:
+        if counts and number > _LAYOUT_LINES:
             break
-        separator = "\t" if "\t" in line else " "
-        row = _split(line, separator)
-        if len(row) > 1 and is_tag(row[-1]) and not line.startswith(("# ", _START)):
+        separator = _separator(line)
+        row = _columns(line, separator)
+        if len(row) > 1 and is_tag(row[-1]) and not line.startswith(("# ", _DOCSTART)):
             counts[separator, len(row)] += 1
-        if not first and line.strip(" \t") and line[0] not in "#-":
-            first = line
-        if not first_tagged and is_tag(_split(line)[-1]):
+        if not first_content and line.strip(" \t") and line[0] not in "#-":
+            first_content = line
+        if not first_tagged and is_tag(_columns(line)[-1]):
             first_tagged = line
     if counts:
         return counts.most_common(1)[0][0]
-    line = first or first_tagged
-    separator = "\t" if "\t" in line else " "
-    return separator, max(2, len(_split(line, separator)))
+    line = first_content or first_tagged
+    separator = _separator(line)
+    return separator, max(2, len(_columns(line, separator)))
 
 
-def _split(line: str, separator: str = " ") -> list[str]:
+def _separator(line: str) -> str:
+    return "\t" if "\t" in line else " "
+
+
+def _columns(line: str, separator: str = " ") -> Row:
     if separator == "\t":
         return line.rstrip(" ").split("\t")
     return re.split("[ \t]+", line.strip(" \t"))
 
 
 class _Tags:
-    """What the tags of a file tell of their scheme and of its types."""
+    """What the tags of a file say about their scheme and their types.
+
+    Attributes:
+        types: The types so far.
+    """
 
     def __init__(self) -> None:
         self.types: set[str] = set()
-        self._prefixes: set[str] = set()
-        self._fresh: set[str] = set()  # of tags behind one of another type, or behind O
+        self._letters: set[str] = set()
+        self._opening_letters: set[str] = set()  # of tags after O or another type
 
     def add(self, tags: Sequence[str]) -> None:
-        """Take in the tags of a sentence."""
+        """Include the tags of a sentence."""
         for before, tag in pairwise(["O", *tags]):
             if tag == "O":
                 continue
             self.types.add(tag[2:])
-            self._prefixes.add(tag[0])
+            self._letters.add(tag[0])
             if before[1:] != tag[1:]:
-                self._fresh.add(tag[0])
+                self._opening_letters.add(tag[0])
 
     def scheme(self) -> str:
         """Return the tag scheme of the file."""
         for scheme, letters in (("BILOU", "LU"), ("BMES", "M"), ("BIOES", "ES")):
-            if self._prefixes & set(letters):
+            if self._letters & set(letters):
                 return scheme
-        if self._prefixes == {"I"}:
+        if self._letters == {"I"}:
             return "IO"
-        return "IOB1" if "I" in self._fresh and "B" not in self._fresh else "BIO"
+        is_iob1 = "I" in self._opening_letters and "B" not in self._opening_letters
+        return "IOB1" if is_iob1 else "BIO"
 
 
-def _document(name: str, part: _Part, shape: _Shape) -> Document:
-    ids, tagset = shape.numbers, shape.tagset
-    text, edges, tokens = lay_out([[r[0] for r in rows] for rows, _ in part.sentences])
+def _parse_part(name: str, part: _Part, layout: _Layout) -> Document:
+    """Return the document of a part."""
+    text, sentences, tokens = lay_out(
+        [[row[0] for row in rows] for rows, _ in part.sentences]
+    )
     spans: list[Span] = []
-    first = repaired = 0
+    first = 0
+    repaired = 0
     for rows, _ in part.sentences:
         last = first + len(rows)
         offsets = np.array(tokens[first:last])  # (tokens, 2)
-        tags = (row[-1] for row in rows)
-        given = np.array([ids[_CANONICAL.get(t[0], t[0]) + t[1:]] for t in tags])
-        found = decode(given, offsets, tagset)
-        if shape.scheme != "IOB1":
-            repaired += int((encode(found, offsets, tagset)[0] != given).sum())
-        spans += found
+        ids = np.array([_tag_id(row[-1], layout) for row in rows])
+        sentence_spans = decode(ids, offsets, layout.tagset)
+        if layout.scheme != "IOB1":
+            canonical, _ = encode(sentence_spans, offsets, layout.tagset)
+            repaired += int((canonical != ids).sum())
+        spans += sentence_spans
         first = last
+    meta = _part_meta(part, layout)
+    if repaired:
+        meta = {**meta, "repaired": repaired}
+    return Document(
+        name, text, tuple(spans), meta=meta, sentences=sentences, tokens=tokens
+    )
+
+
+def _tag_id(tag: str, layout: _Layout) -> int:
+    letter = _CANONICAL_LETTERS.get(tag[0], tag[0])
+    return layout.tag_ids[letter + tag[1:]]
+
+
+def _part_meta(part: _Part, layout: _Layout) -> dict[str, Any]:
+    """Return what a document keeps of its part besides tokens and tags."""
+    details: dict[str, Any] = {}
+    if part.marker:
+        details["marker"] = part.marker
+    comments = tuple(
+        (number, comment)
+        for number, (_, sentence_comments) in enumerate(part.sentences)
+        for comment in sentence_comments
+    )
+    if comments:
+        details["comments"] = comments
     columns = tuple(tuple(row[1:-1]) for rows, _ in part.sentences for row in rows)
-    more = {
-        "marker": part.marker,
-        "comments": tuple(
-            (i, c) for i, (_, own) in enumerate(part.sentences) for c in own
-        ),
-        "columns": columns if any(columns) else (),
-    }
-    kept = {name: value for name, value in more.items() if value}
-    meta = {"conll": {**shape.meta["conll"], **kept}} if kept else shape.meta
-    meta = {**meta, "repaired": repaired} if repaired else meta
-    return Document(name, text, tuple(spans), meta=meta, sentences=edges, tokens=tokens)
+    if any(columns):
+        details["columns"] = columns
+    if not details:
+        return layout.meta
+    return {"conll": {**layout.meta["conll"], **details}}
+
+
+# ---- writing -------------------------------------------------------------------------
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes token, any further columns, and tag, in the scheme the documents were read
-    in.
+    """Write token, any further columns, and tag, in the scheme that was read.
 
     A document without tokens is cut by `data/text.py` and written as BIO. CoNLL cannot
-    say
-    everything: overlapping and discontinuous mentions are flattened (outermost) and
-    spans are snapped to tokens.
+    represent everything: overlapping and discontinuous mentions are flattened
+    ("outermost"), and mentions are widened to tokens.
     """
     documents = list(documents)
-    types = tuple(sorted({s.label for d in documents for s in d.spans}))
-    kept = [d.meta.get("conll", {}) for d in documents]
-    marked = any("marker" in own or "scheme" not in own for own in kept)
-    blocks: list[list[str] | str] = []  # a row of columns, or a line as it is
+    types = tuple(sorted({span.label for d in documents for span in d.spans}))
+    metas = [document.meta.get("conll", {}) for document in documents]
+    has_markers = any("marker" in meta or "scheme" not in meta for meta in metas)
+    content: list[Row | str] = []  # rows of columns, and lines as they are
     for document in documents:
-        blocks += _marker(document) if marked else []
-        blocks += _rows(document, types)
-    single = all(own.get("separator") == " " for own in kept)
-    single &= not any(
-        " " in column for row in blocks if isinstance(row, list) for column in row
+        if has_markers:
+            content += _marker_lines(document)
+        content += _sentence_rows(document, types)
+    had_spaces = all(meta.get("separator") == " " for meta in metas)
+    has_space_inside = any(
+        " " in column for row in content if isinstance(row, list) for column in row
     )
-    separator = " " if single else "\t"
-    lines = [row if isinstance(row, str) else separator.join(row) for row in blocks]
+    separator = " " if had_spaces and not has_space_inside else "\t"
+    lines = [row if isinstance(row, str) else separator.join(row) for row in content]
     write_out(Path(path), "".join(f"{line}\n" for line in lines))
 
 
-def blocks(documents: Iterable[Document]) -> Iterator[list[str]]:
-    """Yield the lines of each document as it comes, in the layout that needs to know no
-    other: columns apart by tabs, and a line `# newdoc id = …` before each."""
+def document_lines(documents: Iterable[Document]) -> Iterator[list[str]]:
+    """Yield the lines of each document as it comes.
+
+    This layout does not depend on other documents: tabs separate the columns, and a
+    line `# newdoc id = …` precedes each document.
+    """
     for document in documents:
         types = tuple(sorted({span.label for span in document.spans}))
-        rows = [*_marker(document), *_rows(document, types)]
+        rows = [*_marker_lines(document), *_sentence_rows(document, types)]
         yield [row if isinstance(row, str) else "\t".join(row) for row in rows]
 
 
-def _marker(document: Document) -> list[str]:
+def _marker_lines(document: Document) -> list[str]:
+    """Return the lines that begin a document."""
     marker = str(document.meta.get("conll", {}).get("marker", ""))
-    if marker.startswith(_START):
+    if marker.startswith(_DOCSTART):
         return [marker, ""]
     newdoc = _NEWDOC.fullmatch(marker.strip())
     if newdoc and newdoc.group(1) in (None, document.id):
@@ -404,49 +484,56 @@ def _marker(document: Document) -> list[str]:
     return [f"# newdoc id = {' '.join(document.id.split())}"]
 
 
-def _rows(document: Document, types: tuple[str, ...]) -> Iterator[list[str] | str]:
-    """The lines of one document."""
+def _sentence_rows(document: Document, types: tuple[str, ...]) -> Iterator[Row | str]:
+    """Yield the rows of a document, with its comments and blank lines."""
+    meta = document.meta.get("conll", {})
+    scheme = meta.get("scheme", "BIO")
+    tagset = TagSet(types, _BASE_SCHEMES.get(scheme, "BIOES"))
+    tag_names = tagset.tags
     spans, _ = flatten(document.spans, "outermost")
-    kept = document.meta.get("conll", {})
-    scheme = kept.get("scheme", "BIO")
-    tagset = TagSet(types, _BASES.get(scheme, "BIOES"))
-    names = tagset.tags
     tokens = document.tokens or tokenize(document.text).tolist()
-    own = np.array(tokens).reshape(-1, 2)  # (tokens, 2)
-    columns = kept.get("columns", ())
-    if len(columns) != len(own):
-        columns = ((),) * len(own)
-    done = first = 0
+    offsets = np.array(tokens).reshape(-1, 2)  # (tokens, 2)
+    columns = meta.get("columns", ())
+    if len(columns) != len(offsets):
+        columns = ((),) * len(offsets)
+
+    first_token = 0
+    first_span = 0
     starts = [start for start, _ in split_sentences(document)]
     # Each sentence reaches to the next, so that no token is left out.
     for number, end in enumerate([*starts[1:], len(document.text)]):
-        last = int(np.searchsorted(own[:, 0], end, side="left"))
-        # By their ends: a span may begin with the space before its sentence.
-        stop = bisect_right(spans, end, key=lambda span: span.end)
-        ids, _ = encode(spans[first:stop], own[done:last], tagset)
-        yield from (
-            comment for index, comment in kept.get("comments", ()) if index == number
+        stop_token = int(np.searchsorted(offsets[:, 0], end, side="left"))
+        # By their ends: a mention may begin with the white space before its sentence.
+        stop_span = bisect_right(spans, end, key=lambda span: span.end)
+        ids, _ = encode(
+            spans[first_span:stop_span], offsets[first_token:stop_token], tagset
         )
-        tags = _letters([names[i] for i in ids.tolist()], scheme)
-        for i, tag in enumerate(tags, done):
-            form = document.text[slice(*tokens[i])]
-            # A token that its column can hold; only other tools' tokens need it.
-            form = form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
-            yield [form, *columns[i], tag]
-        if last > done:
+        for index, comment in meta.get("comments", ()):
+            if index == number:
+                yield comment
+        tags = _in_scheme([tag_names[i] for i in ids.tolist()], scheme)
+        for token, tag in enumerate(tags, first_token):
+            start, stop = tokens[token]
+            yield [_column_text(document.text[start:stop]), *columns[token], tag]
+        if stop_token > first_token:
             yield ""
-        done, first = last, stop
+        first_token = stop_token
+        first_span = stop_span
 
 
-def _letters(tags: list[str], scheme: str) -> list[str]:
-    """Tags of one sentence in the letters of the file's own scheme."""
+def _column_text(form: str) -> str:
+    """Return a token as a column can hold it; only tokens of other tools need this."""
+    return form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
+
+
+def _in_scheme(tags: list[str], scheme: str) -> list[str]:
+    """Return the tags of one sentence in the letters of the file's own scheme."""
     if scheme == "IOB1":
-        pairs = pairwise(["O", *tags])
         return [
-            "I" + tag[1:] if tag[0] == "B" and tag[1:] != old[1:] else tag
-            for old, tag in pairs
+            f"I{tag[1:]}" if tag[0] == "B" and tag[1:] != before[1:] else tag
+            for before, tag in pairwise(["O", *tags])
         ]
-    letters = _LETTERS.get(scheme, {})
+    letters = _SCHEME_LETTERS.get(scheme, {})
     return [
         tag if tag == "O" else letters.get(tag[0], tag[0]) + tag[1:] for tag in tags
     ]

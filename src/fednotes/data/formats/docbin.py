@@ -68,7 +68,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
                 "no DocBin that spaCy can read: is the file complete?"
             ) from None
 
-    return jsonl.of_items(documents(), "document", _record, path, problems)
+    return jsonl.parse_items(documents(), "document", _record, path, problems)
 
 
 def _require_small(data: bytes) -> None:
@@ -98,7 +98,7 @@ def _require_small(data: bytes) -> None:
         ) from None
 
 
-def _record(doc: Any, noting: jsonl.Noting) -> dict[str, Any]:
+def _record(doc: Any, noting: jsonl.MentionContext) -> dict[str, Any]:
     own = doc.user_data.get(_OWN)
     rest: Any = parse_json_line(own) if isinstance(own, str) else {}
     kept: defaultdict[tuple[int, int, str], list[Any]] = defaultdict(list)
@@ -134,8 +134,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
         doc.spans[_GROUP] = [placed(span) for span in document.spans]
         doc.ents = [placed(span) for span in flatten(document.spans, "outermost")[0]]
-        record = jsonl.record(document)
+        record = jsonl.to_record(document)
         del record["text"]
-        doc.user_data[_OWN] = jsonl.dumped(document, record)
+        doc.user_data[_OWN] = jsonl.to_json(document, record)
         found.add(doc)
     write_out(Path(path), found.to_bytes())

@@ -25,6 +25,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 def _record(document: Document) -> dict[str, Any]:
     labels = [[span.start, span.end, span.label] for span in document.spans]
-    return {"text": document.text, "label": labels, "id": document.id} | jsonl.rest(
-        document
-    )
+    return {
+        "text": document.text,
+        "label": labels,
+        "id": document.id,
+    } | jsonl.other_fields(document)

@@ -75,7 +75,7 @@ def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     found = (own for value in read_json_rows(path) for own in resources(value))
     record = partial(_record, unread=problems.ignored)
-    return jsonl.of_items(found, "resource", record, path, problems)
+    return jsonl.parse_items(found, "resource", record, path, problems)
 
 
 def resources(value: Any) -> list[Any]:
@@ -153,7 +153,7 @@ def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _record(
-    resource: Any, noting: jsonl.Noting, unread: Counter[str]
+    resource: Any, noting: jsonl.MentionContext, unread: Counter[str]
 ) -> dict[str, Any] | None:
     if (text := text_of(resource)) is None:
         kind, odd = mapping(resource).get("resourceType"), "resources of other types"
@@ -240,7 +240,7 @@ def _mention(text: str, parts: list[Any]) -> dict[str, Any]:
         values.get("label") or [None],
         values.get("confidence") or [None],
     )
-    return jsonl.mention(text, pieces, label, None, sure)
+    return jsonl.make_mention(text, pieces, label, None, sure)
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
@@ -255,7 +255,7 @@ def _resource(document: Document, number: int) -> dict[str, Any]:
     kept = dict(mapping(document.meta.get("fhir")))
     kind = kept.get("resourceType")
     kept = kept if kind in PLACES else {"resourceType": "DocumentReference"}
-    rest = jsonl.rest(document)
+    rest = jsonl.other_fields(document)
     if kind in PLACES:
         rest["meta"] = {k: v for k, v in rest["meta"].items() if k != "fhir"}
     named = bool(_ID.fullmatch(document.id))
@@ -265,7 +265,7 @@ def _resource(document: Document, number: int) -> dict[str, Any]:
         subject = mapping(kept.get("subject"))
         if _patient(subject) != document.patient:
             kept["subject"] = {**subject, "reference": f"Patient/{document.patient}"}
-    raw = jsonl.dumped(document, rest) if any(rest.values()) or not named else ""
+    raw = jsonl.to_json(document, rest) if any(rest.values()) or not named else ""
     own = [{"url": _REST, "valueBase64Binary": _encoded(raw)}] if raw else []
     extension = [*kept.pop("extension", ()), *own, *map(_extension, document.spans)]
     made = {**kept, "id": document.id if named else f"note-{number}"}

@@ -110,8 +110,8 @@ class _UnpackedFile(io.RawIOBase):
             raise DataError.at(
                 self._path,
                 0,
-                f"unpacked it grows more than {bounds.PACKED_RATIO}-fold, which no text "
-                "does: unpack the file yourself if you trust it",
+                f"unpacked it grows more than {bounds.PACKED_RATIO}-fold, which no "
+                "text does: unpack the file yourself if you trust it",
             )
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ def find_file(name: str, folders: Iterable[Path]) -> Path | None:
 
 
 def name_paths(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return paths by their last part, or by the whole path if two last parts are equal.
+    """Return paths by their last part, or by the whole path if two parts are equal.
 
     Raises:
         ConfigError: A path is given twice.

@@ -124,7 +124,7 @@ def _size_problem(document: Document) -> str:
 
 
 def with_unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
-    """Return documents; later ones with the same id are named `id~2`, `id~3` …"""
+    """Return documents with unique ids; a second `id` is renamed `id~2`."""
     items = (ReadDocument(document, Path()) for document in documents)
     return rename_repeated_ids(items, Problems())
 
@@ -132,7 +132,7 @@ def with_unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
 def rename_repeated_ids(
     read_documents: Iterable[ReadDocument], problems: Problems
 ) -> tuple[Document, ...]:
-    """Return documents; later ones with the same id are named `id~2`, `id~3` …
+    """Return documents with unique ids; later ones are renamed `id~2`, `id~3`.
 
     Args:
         read_documents: The documents.

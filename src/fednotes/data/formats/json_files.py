@@ -90,7 +90,7 @@ def _read_json_lines(path: Path) -> Iterator[Any]:
 
 
 def read_json_keys(path: Path) -> frozenset[str]:
-    """Return the keys of the first object of a JSON file, as far as its head shows them.
+    """Return the keys of a JSON file's first object, as far as its head shows them.
 
     If the file is an array, "[" is one of the keys, and the object is its first one.
     """

@@ -1,13 +1,14 @@
-"""JSONL: one JSON object a line, as Prodigy, doccano and this project write it.
+"""JSONL: one JSON object per line, as Prodigy, doccano and this project write it.
 
-    {"text", "spans": [{"start", "end", "label"}], "tokens": [{"start", "end", …}]}   Prodigy
-    {"text", "label" or "labels": [[start, end, "X"]]}                                doccano
-    {"text", "entities": [{"start_offset", "end_offset", "label"}]}                   doccano
+    Prodigy   {"text", "spans": [{"start", "end", "label"}],
+               "tokens": [{"start", "end", …}]}
+    doccano   {"text", "label" or "labels": [[start, end, "X"]]}
+    doccano   {"text", "entities": [{"start_offset", "end_offset", "label"}]}
 
 The project's own form is Prodigy's with every field of a `Document`; it loses nothing.
-Other keys of a record are kept in `meta`. `of_record` is where all JSON, and what other
-formats hold of a document besides text and mentions (`rest`), becomes a checked
-Document.
+Other keys of a record are kept in `meta`. `parse_record` turns all JSON into checked
+documents, also that of other formats; `other_fields` is what these keep of a document
+besides its text and mentions.
 """
 
 from __future__ import annotations
@@ -41,68 +42,44 @@ from fednotes.data.formats.mentions import is_far_longer, is_same_text, require_
 from fednotes.data.formats.problems import Problems
 from fednotes.data.text import merge_overlapping
 
-# Keys that hold spans; those of the second pair mean something else beside one of the
-# first.
+# Keys that hold spans. Those of the second group mean something else in a record that
+# has one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
-# of a `datasets` folder
-_NO_CORPUS = {"state.json", "dataset_info.json", "dataset_dict.json"}
-_REST = ("patient", "codes", "meta", "sentences", "tokens")
-_OWN_KEYS = {"id", "text", *_REST}
+_OTHER_FILES = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of `datasets`
+_OTHER_FIELDS = ("patient", "codes", "meta", "sentences", "tokens")
+_DOCUMENT_KEYS = {"id", "text", *_OTHER_FIELDS}
+
+# Opens a context in which a DataError means that a mention is left out.
+MentionContext = Callable[[], AbstractContextManager[object]]
+
+
+# ---- reading -------------------------------------------------------------------------
 
 
 def accepts(path: Path) -> bool:
-    """Whether the first line begins a JSON object, or the file's name says so."""
-    if path.name in _NO_CORPUS:
+    """Return whether the first line begins a JSON object, or the name says so."""
+    if path.name in _OTHER_FILES:
         return False
     return path.suffix == ".jsonl" or read_first_line(path).lstrip().startswith("{")
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """A document per line; id: the record's, else `<file>:<line>`.
+    """Return a document per line; its id is the record's, else `<file>:<line>`.
 
     Records that an annotator rejected or ignored (Prodigy's "answer") are left out.
-    Noted, with the line, are bad JSON, offsets outside the text and other wrong values.
+    Invalid JSON, offsets outside the text and other wrong values are noted, with their
+    lines.
     """
-    return gather(_files(path), stream_file, problems)
+    return gather(_find_files(path), stream_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, a document at a time."""
-    return stream_files(_files(path), stream_file, problems)
+    """Yield what `read` returns, one document at a time."""
+    return stream_files(_find_files(path), stream_file, problems)
 
 
-def _files(path: Path) -> list[Path]:
+def _find_files(path: Path) -> list[Path]:
     return find_corpus_files(path, accepts, "JSONL")
-
-
-def _of_line(
-    line: str,
-    number: int,
-    path: Path,
-    problems: Problems,
-    prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-) -> list[ReadDocument]:
-    """Return the document of a line; nothing where the line cannot be used or is left
-    out.
-
-    Args:
-        line: A record of JSON.
-        number: The line's number in the file, from 1.
-        path: The file.
-        problems: Takes note of what is wrong.
-        prepare: What is done to a record before it is read.
-    """
-    found: list[ReadDocument] = []
-    with problems.collect("line", path, number):
-        record = parse_json_line(line)
-        record = prepare(record) if isinstance(record, dict) else record
-        with problems.collect("document", path, number):
-            document = of_record(record, path, number, problems)
-            if document is not None:
-                has_id = record.get("id") is not None
-                line_of_id = number if has_id else DERIVED_ID
-                found.append(ReadDocument(document, path, line_of_id, number))
-    return found
 
 
 def stream_file(
@@ -115,260 +92,362 @@ def stream_file(
 
     Args:
         path: The file.
-        problems: Takes note of what is wrong, as in `read`.
-        named: The encoding that the user named, or "auto"; None takes that of
+        problems: Collects what is wrong, as in `read`.
+        named: The encoding that the user named, or "auto"; None uses that of
             `encodings.reading_as`.
-        prepare: What is done to a record before it is read.
+        prepare: Changes a record before it is read.
+
+    Raises:
+        DataError: The file is empty, or all its records are marked as rejected.
     """
-    lines = kept = 0
-    before = problems.number
-    named = named_encoding() if named is None else named
-    with open_text(path, named) as file:
+    records = 0
+    documents = 0
+    problems_before = problems.number
+    encoding = named_encoding() if named is None else named
+    with open_text(path, encoding) as file:
         for number, line in enumerate(bounded_lines(file, path), 1):
             if not line.strip():
                 continue
-            lines += 1
-            found = _of_line(line, number, path, problems, prepare)
-            kept += len(found)
-            while found:  # the caller alone holds the document then
-                yield found.pop()
-    if not kept and problems.number == before:
-        told = (
-            "every record is marked as rejected or ignored"
-            if lines
-            else "the file is empty"
-        )
-        raise DataError.at(path, 0, told)
+            records += 1
+            parsed = _parse_line(line, number, path, problems, prepare)
+            documents += len(parsed)
+            while parsed:  # popped, so that only the caller holds the document
+                yield parsed.pop()
+    if not documents and problems.number == problems_before:
+        message = "the file is empty"
+        if records:
+            message = "every record is marked as rejected or ignored"
+        raise DataError.at(path, 0, message)
 
 
-def of_record(
-    record: Any, path: Path, number: int, problems: Problems, item: str = ""
-) -> Document | None:
-    """The document of a record, None if it was rejected.
+def _parse_line(
+    line: str,
+    number: int,
+    path: Path,
+    problems: Problems,
+    prepare: Callable[[dict[str, Any]], dict[str, Any]],
+) -> list[ReadDocument]:
+    """Return the document of a line; [] if it cannot be used or was rejected.
 
-    number: of its line; or its place among the file's items, of which one is called
-    `item`. Mentions that are wrong are noted. Raises DataError for what else is wrong.
+    Args:
+        line: A record as JSON.
+        number: The line's number in the file, from 1.
+        path: The file.
+        problems: Collects what is wrong.
+        prepare: Changes the record before it is read.
     """
-    line, what = (0, f"{item} {number}: ") if item else (number, "")
-    if text_key(record, "text") is None:
-        return None
-    text: str = record["text"]
-    key = _span_key(record)
-    patient, given = record.get("patient"), record.get("id")
-    rest = (
-        None if patient is None else str(patient),
-        tuple(map(str, _list(record, "codes"))),
-        _meta(record, key),
-        _ordered(record, "sentences", len(text)),
-        _ordered(record, "tokens", len(text)),
-    )
-    spans = []
-    for value in record[key] if key else ():
-        with problems.collect("mention", path, line, what):
-            spans.append(_span(value, len(text)))
-    return Document(
-        f"{path.stem}:{number}" if given is None else str(given),
-        text,
-        tuple(spans),
-        *rest,
-    )
+    documents: list[ReadDocument] = []
+    with problems.collect("line", path, number):
+        value = parse_json_line(line)
+        if isinstance(value, dict):
+            value = prepare(value)
+        with problems.collect("document", path, number):
+            document = parse_record(value, path, number, problems)
+            if document is not None:
+                has_id = value.get("id") is not None
+                id_line = number if has_id else DERIVED_ID
+                documents.append(ReadDocument(document, path, id_line, number))
+    return documents
 
 
-Noting = Callable[[], AbstractContextManager[object]]
-
-
-def of_items(
+def parse_items(
     items: Iterable[Any],
-    item: str,
-    parse: Callable[[Any, Noting], dict[str, Any] | None],
+    item_name: str,
+    to_record: Callable[[Any, MentionContext], dict[str, Any] | None],
     path: Path,
     problems: Problems,
 ) -> Iterator[ReadDocument]:
-    """Yield the documents of a file's items, each called `item` and its number.
+    """Yield the documents of the items of a file in another format.
 
-    parse: the record of an item, or None for one to pass over; what it does within its
-    second argument may fail, and is a mention that is left out then.
+    Args:
+        items: The items.
+        item_name: What messages call an item; its number from 1 follows.
+        to_record: Returns the record of an item, or None to ignore it. What it parses
+            within its second argument may fail; then that mention is left out.
+        path: The file.
+        problems: Collects what is wrong.
     """
-    for number, value in enumerate(items, 1):
-        told = f"{item} {number}: "
-        with problems.collect("document", path, 0, told):
+    for number, item in enumerate(items, 1):
+        prefix = f"{item_name} {number}: "
+        with problems.collect("document", path, 0, prefix):
+            context = partial(problems.collect, "mention", path, 0, prefix)
             try:
-                record = parse(
-                    value, partial(problems.collect, "mention", path, 0, told)
-                )
+                item_record = to_record(item, context)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError):
                 raise DataError("its parts are not those of the format") from None
-            document = record and of_record(record, path, number, problems, item)
-            if record and document:
-                line = DERIVED_ID if record.get("id") is None else 0
+            if not item_record:
+                continue
+            document = parse_record(item_record, path, number, problems, item_name)
+            if document:
+                line = DERIVED_ID if item_record.get("id") is None else 0
                 yield ReadDocument(document, path, line)
 
 
-def mention(
-    text: str,
-    pieces: Iterable[Any],
-    label: object,
-    form: object = None,
-    sure: object = None,
-) -> dict[str, Any]:
-    """A mention of a record. form: its text as another file has it. Raises DataError
-    where that is not what the text holds, or the pieces (start, end) or the label are
-    none."""
-    found = sorted(_offsets(list(piece), len(text)) for piece in pieces)
-    if len(found) > bounds.PIECES:
-        raise DataError(
-            f"a mention has more than {bounds.PIECES:,} pieces: is it one mention?"
-        )
-    if not found or not isinstance(label, str) or not label:
-        raise DataError(
-            "a mention has no place in the text" if label else "a mention has no type"
-        )
-    whole = merge_overlapping(found)
-    start, end = whole[0][0], whole[-1][1]
-    is_there = not isinstance(form, str) or (
-        _holds(text, found, form) or _holds(text, [(start, end)], form)
+def parse_record(
+    value: Any, path: Path, number: int, problems: Problems, item_name: str = ""
+) -> Document | None:
+    """Return the document of a record; None if an annotator rejected it.
+
+    Mentions that are wrong are noted and left out.
+
+    Args:
+        value: The record.
+        path: The file.
+        number: The number of its line; with `item_name`, its place among the items.
+        problems: Collects what is wrong with mentions.
+        item_name: What messages call an item of the file.
+
+    Raises:
+        DataError: Anything else is wrong.
+    """
+    line = 0 if item_name else number
+    prefix = f"{item_name} {number}: " if item_name else ""
+    if text_key(value, "text") is None:
+        return None
+    text: str = value["text"]
+    span_key = _find_span_key(value)
+    patient = value.get("patient")
+    id = value.get("id")
+    codes = tuple(map(str, _require_list(value, "codes")))
+    meta = _parse_meta(value, span_key)
+    sentences = _parse_stretches(value, "sentences", len(text))
+    tokens = _parse_stretches(value, "tokens", len(text))
+    spans = []
+    for raw_span in value[span_key] if span_key else ():
+        with problems.collect("mention", path, line, prefix):
+            spans.append(_parse_span(raw_span, len(text)))
+    return Document(
+        id=f"{path.stem}:{number}" if id is None else str(id),
+        text=text,
+        spans=tuple(spans),
+        patient=None if patient is None else str(patient),
+        codes=codes,
+        meta=meta,
+        sentences=sentences,
+        tokens=tokens,
     )
-    if not is_there:
-        raise DataError(f"{start}:{end} is not what the text holds there")
-    made = {"start": start, "end": end, "label": label, "confidence": sure}
-    return made | (
-        {"fragments": [list(piece) for piece in whole]} if len(whole) > 1 else {}
-    )
 
 
-def _holds(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
-    """Return whether the pieces of a text are a mention's text but for white space."""
-    if is_far_longer(pieces, form):
-        return False
-    return is_same_text(" ".join(text[start:end] for start, end in pieces), form)
+def _find_span_key(value: Mapping[str, Any]) -> str | None:
+    """Return the key with the record's spans: of two, the one that is not empty.
 
-
-def beside(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
-    """What was kept beside mentions, as rows with a mention of a record in "span":
-    gives the row of an equal span, each once, and {} where there is none."""
-    kept: defaultdict[Span, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in reversed(tuple(rows)):
-        own = row["span"]
-        pieces = tuple((start, end) for start, end in own.get("fragments", ()))
-        kept[Span(own["start"], own["end"], own["label"], pieces)].append(row)
-    return lambda span: kept[span].pop() if kept[span] else {}
-
-
-def _span_key(record: Mapping[str, Any]) -> str | None:
-    """The key that holds the record's spans: of two, the one that is not empty.
-
-    A key that is null counts as absent. One that holds something else is an error, not
-    a record without mentions: a document classification is no corpus of mentions.
+    A key that is null counts as absent. One with something else is an error and not a
+    record without mentions: a document classification is not a corpus of mentions.
     """
     for keys in _SPAN_KEYS:
-        present = [k for k in keys if record.get(k) is not None]
-        wrong = next((k for k in present if not isinstance(record[k], list)), None)
-        if wrong:
-            raise DataError(f'the key "{wrong}" is no list of spans')
+        present = [key for key in keys if value.get(key) is not None]
+        for key in present:
+            if not isinstance(value[key], list):
+                raise DataError(f'the key "{key}" is no list of spans')
         if present:
-            return next((k for k in present if record[k]), present[0])
+            return next((key for key in present if value[key]), present[0])
     return None
 
 
-def _list(record: Mapping[str, Any], key: str) -> list[Any]:
-    value = record.get(key) or []
-    if not isinstance(value, list):
+def _require_list(value: Mapping[str, Any], key: str) -> list[Any]:
+    values = value.get(key) or []
+    if not isinstance(values, list):
         raise DataError(f'the key "{key}" is no list')
-    return value
+    return values
 
 
-def _ordered(record: Mapping[str, Any], key: str, length: int) -> Offsets:
-    """Sentences or tokens, which must come in order and apart."""
-    found = tuple(_offsets(value, length) for value in _list(record, key))
-    if any(left[1] > right[0] for left, right in pairwise(found)):
+def _parse_stretches(value: Mapping[str, Any], key: str, length: int) -> Offsets:
+    """Return sentences or tokens, which must be in order and must not overlap."""
+    stretches = tuple(
+        _parse_offsets(stretch, length) for stretch in _require_list(value, key)
+    )
+    if any(left[1] > right[0] for left, right in pairwise(stretches)):
         raise DataError(f'the key "{key}" is not in order')
-    return found
+    return stretches
 
 
-def _span(value: Any, length: int) -> Span:
-    """A mention, as an object or as [start, end, label]."""
-    label: Any = None
-    if isinstance(value, dict):
-        label = value.get("label")
-    elif isinstance(value, list) and len(value) == 3:
+def _parse_span(value: Any, length: int) -> Span:
+    """Return a mention, given as an object or as [start, end, label]."""
+    fields: Mapping[str, Any] = value if isinstance(value, dict) else {}
+    label: Any = fields.get("label")
+    if isinstance(value, list) and len(value) == 3:
         label = value[2]
-    start, end = _offsets(value, length)
+    start, end = _parse_offsets(value, length)
     if not isinstance(label, str) or not label:
         raise DataError("a span has no label")
-    pieces = value.get("fragments", []) if isinstance(value, dict) else []
+    fragments = _parse_fragments(fields, length)
+    if fragments and (fragments[0][0], fragments[-1][1]) != (start, end):
+        raise DataError(f"the fragments of a span do not reach from {start} to {end}")
+    confidence = fields.get("confidence")
+    if confidence is not None and not _is_probability(confidence):
+        raise DataError("the confidence of a span is no number from 0 to 1")
+    return Span(start, end, intern(label), fragments, confidence)
+
+
+def _parse_fragments(fields: Mapping[str, Any], length: int) -> Offsets:
+    pieces = fields.get("fragments", [])
     if not isinstance(pieces, list):
         raise DataError("the fragments of a span are no list")
     if len(pieces) > bounds.PIECES:
         raise DataError(
             f"a span has more than {bounds.PIECES:,} fragments: is it one mention?"
         )
-    fragments = tuple(_offsets(piece, length) for piece in pieces)
-    if fragments and (fragments[0][0], fragments[-1][1]) != (start, end):
-        raise DataError(f"the fragments of a span do not reach from {start} to {end}")
-    sure = value.get("confidence") if isinstance(value, dict) else None
-    if sure is not None and (type(sure) not in (int, float) or not 0 <= sure <= 1):
-        raise DataError("the confidence of a span is no number from 0 to 1")
-    return Span(start, end, intern(label), fragments, sure)
+    return tuple(_parse_offsets(piece, length) for piece in pieces)
 
 
-def _offsets(value: Any, length: int) -> tuple[int, int]:
-    """Start and end of a span, token or sentence, checked against the text's length."""
+def _is_probability(value: object) -> bool:
+    """Return whether a value is a number from 0 to 1; booleans are not numbers."""
+    return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
+
+
+def _parse_offsets(value: Any, length: int) -> tuple[int, int]:
+    """Return the start and end of a stretch of a text with `length` characters."""
+    start: Any = None
+    end: Any = None
     if isinstance(value, dict):
         start = value.get("start", value.get("start_offset"))
         end = value.get("end", value.get("end_offset"))
-    else:
-        start, end = (
-            value[:2] if isinstance(value, list) and len(value) >= 2 else (None, None)
-        )
+    elif isinstance(value, list) and len(value) >= 2:
+        start, end = value[:2]
     if type(start) is not int or type(end) is not int:
         raise DataError("a span, token or sentence has no start and end")
     return require_in_text(start, end, length)
 
 
-def _meta(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    """The record's meta and all that a Document has no field for."""
-    given = record.get("meta", {})
-    own = given if isinstance(given, dict) else {"meta": given}
-    other = {
-        k: v
-        for k, v in record.items()
-        if k not in _OWN_KEYS and k != key and k not in own
-    }
-    return {k: _frozen(v) for k, v in {**own, **other}.items()}
+def _parse_meta(value: Mapping[str, Any], span_key: str | None) -> dict[str, Any]:
+    """Return the record's meta, with all keys that a Document has no field for."""
+    raw_meta = value.get("meta", {})
+    meta = dict(raw_meta) if isinstance(raw_meta, dict) else {"meta": raw_meta}
+    for key, other in value.items():
+        if key not in _DOCUMENT_KEYS and key != span_key and key not in meta:
+            meta[key] = other
+    return {key: _freeze(item) for key, item in meta.items()}
 
 
-def _frozen(value: Any) -> Any:
-    """Lists made tuples: what a Document holds does not change."""
+def _freeze(value: Any) -> Any:
+    """Return a value with tuples in place of lists: a Document does not change."""
     if isinstance(value, list):
-        return tuple(map(_frozen, value))
+        return tuple(_freeze(item) for item in value)
     if isinstance(value, dict):
-        return {k: _frozen(v) for k, v in value.items()}
+        return {key: _freeze(item) for key, item in value.items()}
     return value
 
 
-def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes documents so that `read` gives the same ones.
+# ---- records of other formats --------------------------------------------------------
 
-    (Sequences in `meta` come back as tuples.) Raises DataError for meta that is not
-    JSON.
+
+def make_mention(
+    text: str,
+    pieces: Iterable[Any],
+    label: object,
+    form: object = None,
+    confidence: object = None,
+) -> dict[str, Any]:
+    """Return a mention of a record.
+
+    Args:
+        text: The document's text.
+        pieces: Start and end of each piece.
+        label: The entity type.
+        form: The mention's text as the file gives it; None if it gives none.
+        confidence: The confidence of a model.
+
+    Raises:
+        DataError: A piece is not in the text, the label is empty or not a string, or
+            the text has something else there than the form.
     """
-    write_lines(documents, path, record)
+    offsets = sorted(_parse_offsets(list(piece), len(text)) for piece in pieces)
+    if len(offsets) > bounds.PIECES:
+        raise DataError(
+            f"a mention has more than {bounds.PIECES:,} pieces: is it one mention?"
+        )
+    if not isinstance(label, str) or not label:
+        raise DataError("a mention has no type")
+    if not offsets:
+        raise DataError("a mention has no place in the text")
+    merged = merge_overlapping(offsets)
+    start = merged[0][0]
+    end = merged[-1][1]
+    if isinstance(form, str):
+        is_there = _has_form(text, offsets, form) or _has_form(
+            text, [(start, end)], form
+        )
+        if not is_there:
+            raise DataError(f"{start}:{end} is not what the text holds there")
+    mention = {"start": start, "end": end, "label": label, "confidence": confidence}
+    if len(merged) > 1:
+        mention["fragments"] = [list(piece) for piece in merged]
+    return mention
+
+
+def _has_form(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
+    """Return whether the pieces of a text are a form, except for white space."""
+    if is_far_longer(pieces, form):
+        return False
+    return is_same_text(" ".join(text[start:end] for start, end in pieces), form)
+
+
+def rows_by_span(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
+    """Return a function that returns what was kept of a mention.
+
+    Args:
+        rows: What was kept, each with a mention of a record in "span".
+
+    Returns:
+        A function of a span. It returns the row of an equal span, each row once, and {}
+        if there is none (left).
+    """
+    by_span: defaultdict[Span, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in reversed(tuple(rows)):
+        raw = row["span"]
+        pieces = tuple((start, end) for start, end in raw.get("fragments", ()))
+        by_span[Span(raw["start"], raw["end"], raw["label"], pieces)].append(row)
+
+    def take_row(span: Span) -> Mapping[str, Any]:
+        return by_span[span].pop() if by_span[span] else {}
+
+    return take_row
+
+
+# ---- writing -------------------------------------------------------------------------
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Write documents so that `read` returns equal ones.
+
+    Sequences in `meta` come back as tuples.
+
+    Raises:
+        DataError: The meta of a document cannot be written as JSON.
+    """
+    write_lines(documents, path, to_record)
 
 
 def write_lines(
     documents: Iterable[Document],
     path: str | os.PathLike[str],
-    value: Callable[[Document], Any],
+    to_value: Callable[[Document], Any],
 ) -> None:
-    """Writes what `value` makes of each document, on a line of its own.
+    """Write a JSON value for each document, on a line of its own.
 
-    Raises as `write`.
+    Args:
+        documents: The documents.
+        path: The file.
+        to_value: Returns the value of a document.
+
+    Raises:
+        DataError: As `write`.
     """
-    write_out(Path(path), "".join(f"{dumped(own, value(own))}\n" for own in documents))
+    lines = [f"{to_json(document, to_value(document))}\n" for document in documents]
+    write_out(Path(path), "".join(lines))
 
 
-def dumped(document: Document, value: Any, *, ascii: bool = False) -> str:
-    """A document's value as JSON. Raises DataError for meta that is not JSON."""
+def to_json(document: Document, value: Any, *, ascii: bool = False) -> str:
+    """Return a document's value as JSON.
+
+    Args:
+        document: The document, for messages.
+        value: The value.
+        ascii: Whether to escape all other characters.
+
+    Raises:
+        DataError: The meta of the document cannot be written as JSON.
+    """
     try:
         return json.dumps(value, ensure_ascii=ascii)
     except (TypeError, ValueError):
@@ -377,33 +456,43 @@ def dumped(document: Document, value: Any, *, ascii: bool = False) -> str:
         ) from None
 
 
-def record(document: Document) -> dict[str, Any]:
-    """A document in the project's own form; keys without a value are left out."""
-    spans = [
-        {"start": span.start, "end": span.end, "label": span.label}
-        | ({"fragments": span.fragments} if span.fragments else {})
-        | ({} if span.confidence is None else {"confidence": round(span.confidence, 6)})
-        for span in document.spans
+def to_record(document: Document) -> dict[str, Any]:
+    """Return a document in the project's own form, without keys that have no value."""
+    spans = []
+    for span in document.spans:
+        mention: dict[str, Any] = {
+            "start": span.start,
+            "end": span.end,
+            "label": span.label,
+        }
+        if span.fragments:
+            mention["fragments"] = span.fragments
+        if span.confidence is not None:
+            mention["confidence"] = round(span.confidence, 6)
+        spans.append(mention)
+    fields = {"id": document.id, "text": document.text, "spans": spans}
+    return fields | other_fields(document)
+
+
+def other_fields(document: Document) -> dict[str, Any]:
+    """Return what a document has besides id, text and mentions, as JSON values.
+
+    Tokens are written as Prodigy expects them.
+    """
+    fields: dict[str, Any] = {name: getattr(document, name) for name in _OTHER_FIELDS}
+    fields["meta"] = dict(document.meta)
+    fields["tokens"] = [
+        {
+            "text": document.text[start:end],
+            "start": start,
+            "end": end,
+            "id": number,
+            "ws": document.text[end : end + 1] == " ",
+        }
+        for number, (start, end) in enumerate(document.tokens)
     ]
-    return {"id": document.id, "text": document.text, "spans": spans} | rest(document)
-
-
-def rest(document: Document) -> dict[str, Any]:
-    """What a document has besides id, text and mentions; tokens as Prodigy wants them."""
-    text = document.text
-    optional = {name: getattr(document, name) for name in _REST} | {
-        "meta": dict(document.meta),
-        "tokens": [
-            {
-                "text": text[a:b],
-                "start": a,
-                "end": b,
-                "id": i,
-                "ws": text[b : b + 1] == " ",
-            }
-            for i, (a, b) in enumerate(document.tokens)
-        ],
-    }
     return {
-        k: v for k, v in optional.items() if v or (k == "patient" and v is not None)
+        name: value
+        for name, value in fields.items()
+        if value or (name == "patient" and value is not None)
     }

@@ -58,11 +58,11 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     if not isinstance(tasks, list):
         raise DataError("no array of tasks: export as JSON from Label Studio")
     record = partial(_record, unread=problems.ignored)
-    return jsonl.of_items(tasks, "task", record, path, problems)
+    return jsonl.parse_items(tasks, "task", record, path, problems)
 
 
 def _record(
-    task: Any, noting: jsonl.Noting, unread: Counter[str]
+    task: Any, noting: jsonl.MentionContext, unread: Counter[str]
 ) -> dict[str, Any] | None:
     data = mapping(mapping(task).get("data"))
     strings = [key for key, value in data.items() if isinstance(value, str)]
@@ -88,7 +88,7 @@ def _record(
                 sure = sure if sure is None or 0 <= sure <= 1 else None
                 places = [_place(text, value)]
                 spans.append(
-                    jsonl.mention(text, places, label, value.get("text"), sure)
+                    jsonl.make_mention(text, places, label, value.get("text"), sure)
                 )
     rest = {
         name: value for name, value in data.items() if name not in (key, "fednotes")
@@ -131,12 +131,12 @@ def _place(text: str, value: Any) -> tuple[Any, Any]:
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes tasks that can be imported; mentions in pieces as one stretch."""
-    tasks = [jsonl.dumped(document, _task(document)) for document in documents]
+    tasks = [jsonl.to_json(document, _task(document)) for document in documents]
     write_out(Path(path), "[" + ",\n".join(tasks) + "]\n")
 
 
 def _task(document: Document) -> dict[str, Any]:
-    rest = jsonl.rest(document)
+    rest = jsonl.other_fields(document)
     data = {"text": document.text, "id": document.id} | (
         {"fednotes": rest} if rest else {}
     )

@@ -120,7 +120,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
             meta = {"omop": kept} if kept else {}
             about = {"patient": who if who not in ("", "0") else None, "meta": meta}
             record = {"id": name, "text": text, "spans": spans, **about}
-            document = jsonl.of_record(record, path, line, problems)
+            document = jsonl.parse_record(record, path, line, problems)
             if document is not None:
                 found.append(ReadDocument(document, path, line))
         yield from found
@@ -187,7 +187,9 @@ def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
     pieces = [(int(a), int(b)) for a, b in places]
     sure = re.fullmatch(r"[01](\.[0-9]+)?", told.get("confidence", ""))
     whole = form if len(form) < _LONGEST else None
-    return jsonl.mention(text, pieces, label, whole, float(sure[0]) if sure else None)
+    return jsonl.make_mention(
+        text, pieces, label, whole, float(sure[0]) if sure else None
+    )
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
@@ -200,7 +202,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     for document in given:
         before = mapping(document.meta.get("omop"))
         kept = {k: str(v) for k, v in before.items() if k != "terms"}
-        said = jsonl.beside(before.get("terms", ()))
+        said = jsonl.rows_by_span(before.get("terms", ()))
         number = document.id if document.id in taken else next(fresh)
         if number != document.id:
             source = f"{_OURS}{document.id}"

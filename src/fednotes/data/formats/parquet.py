@@ -65,9 +65,9 @@ def _read_file(path: Path, problems: Problems) -> Iterable[ReadDocument]:
     values = rows(path, schema.names)
     records = (dict(zip(schema.names, row, strict=True)) for row in values)
     if {"passages", "entities"} <= names:
-        return jsonl.of_items(records, "row", bigbio.of_row, path, problems)
+        return jsonl.parse_items(records, "row", bigbio.of_row, path, problems)
     if {"text", "spans"} <= names:
-        return jsonl.of_items(records, "row", _record, path, problems)
+        return jsonl.parse_items(records, "row", _record, path, problems)
     if not {"tokens", "ner_tags"} <= names:
         raise DataError(
             'its columns are not "text" and "spans", "tokens" and "ner_tags", or BigBIO\'s'
@@ -79,7 +79,7 @@ def _read_file(path: Path, problems: Problems) -> Iterable[ReadDocument]:
     tags = mapping(
         next(iter(feature), None) if isinstance(feature, list) else feature
     ).get("names")
-    return conll.of_rows(list(_tagged(records, tags, path, problems)), path)
+    return conll.parse_rows(list(_tagged(records, tags, path, problems)), path)
 
 
 def column_names(path: Path) -> list[str]:
@@ -216,7 +216,7 @@ def _tagged(
                 yield str(row.get("id") or ""), pairs
 
 
-def _record(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
+def _record(row: Any, noting: jsonl.MentionContext) -> dict[str, Any]:
     rest = mapping(parse_json_line(row["fednotes"])) if row.get("fednotes") else {}
     spans = [
         {k: v for k, v in span.items() if v is not None} for span in row["spans"] or ()
@@ -238,14 +238,14 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
             else tokenize(document.text)
         )
         tags, _ = encode(flatten(document.spans, "outermost")[0], tokens, tagset)
-        record, rest = jsonl.record(document), jsonl.rest(document)
+        record, rest = jsonl.to_record(document), jsonl.other_fields(document)
         row = {name: record[name] for name in ("id", "text", "spans")}
         row |= {
             "tokens": [document.text[a:b] for a, b in tokens],
             "ner_tags": tags.tolist(),
         }
         records.append(
-            row | {"fednotes": jsonl.dumped(document, rest) if rest else None}
+            row | {"fednotes": jsonl.to_json(document, rest) if rest else None}
         )
     span = {"start": pa.int64(), "end": pa.int64(), "label": pa.string()}
     span |= {"fragments": pa.list_(pa.list_(pa.int64())), "confidence": pa.float64()}

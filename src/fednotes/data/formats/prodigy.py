@@ -40,7 +40,7 @@ def _record(document: Document) -> dict[str, Any]:
     ):
         tokens = tuple((start, end) for start, end, _ in cut_into_words(document))
     starts, ends = ({own[i]: n for n, own in enumerate(tokens)} for i in (0, 1))
-    made = jsonl.record(replace(document, tokens=tokens))
+    made = jsonl.to_record(replace(document, tokens=tokens))
     for span in made["spans"]:
         span.pop("fragments", None)
         span |= {"token_start": starts[span["start"]], "token_end": ends[span["end"]]}

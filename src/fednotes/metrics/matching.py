@@ -1,0 +1,257 @@
+"""Match predicted mentions with gold mentions, under the three definitions of a hit.
+
+    strict              same start and end
+    relaxed             any overlap
+    relaxed_one_to_one  pairs that overlap, no mention in two pairs, as many pairs as
+                        possible
+
+All definitions are applied within one type and one document. To compute them at once,
+all documents are laid out on one line of characters, once for each type. Mentions
+overlap there only if document and type agree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class LaidOutMentions(NamedTuple):
+    """Distinct mentions, sorted by start and end on the line; arrays (mentions,).
+
+    Attributes:
+        document: Index of the document.
+        type: Index of the entity type.
+        offset: Offset in the document at which the mention begins (characters).
+        start: Start on the line.
+        end: End on the line.
+    """
+
+    document: Ints
+    type: Ints
+    offset: Ints
+    start: Ints
+    end: Ints
+
+
+class Hits(NamedTuple):
+    """Which mentions are hits under one definition.
+
+    Attributes:
+        gold: (gold mentions,) whether a prediction finds the mention.
+        predicted: (predictions,) whether the prediction is right.
+    """
+
+    gold: Flags
+    predicted: Flags
+
+
+class Matches(NamedTuple):
+    """Mentions of two sides, and which of them are hits.
+
+    Attributes:
+        types: The entity types, sorted.
+        gold: The gold mentions.
+        predicted: The predictions.
+        hits: By definition.
+    """
+
+    types: tuple[str, ...]
+    gold: LaidOutMentions
+    predicted: LaidOutMentions
+    hits: dict[str, Hits]
+
+
+def match_mentions(
+    gold: Sequence[Document],
+    predicted: Sequence[Document],
+    types: Collection[str] | None,
+) -> Matches:
+    """Match the mentions of the same documents.
+
+    Args:
+        gold: Documents with gold mentions.
+        predicted: The same documents with predictions.
+        types: The types that count; None counts all that occur.
+
+    Raises:
+        DataError: The documents differ, or a mention is empty or outside its text.
+    """
+    _require_same_documents(gold, predicted)
+    if types is None:
+        types = {
+            span.label
+            for side in (gold, predicted)
+            for document in side
+            for span in document.spans
+        }
+    names = tuple(sorted(set(types)))
+    left = _lay_out(gold, names)
+    right = _lay_out(predicted, names)
+    hits = {
+        "strict": _match_strictly(left, right),
+        "relaxed": Hits(_overlaps_any(left, right), _overlaps_any(right, left)),
+        "relaxed_one_to_one": _match_one_to_one(left, right),
+    }
+    return Matches(names, left, right, hits)
+
+
+def _require_same_documents(
+    gold: Sequence[Document], predicted: Sequence[Document]
+) -> None:
+    if len(gold) != len(predicted):
+        raise DataError(
+            f"{len(gold)} gold documents but {len(predicted)} predicted ones: predict "
+            "on exactly the documents that you evaluate"
+        )
+    for number, (left, right) in enumerate(zip(gold, predicted, strict=True), 1):
+        if left.id != right.id:
+            raise DataError(
+                f"document {number} is {left.id!r} in gold and {right.id!r} in the "
+                "predictions: give both in the same order"
+            )
+        if left.text != right.text:
+            raise DataError(
+                f"document {left.id!r} has one text in gold and another in the "
+                f"predictions ({len(left.text)} and {len(right.text)} characters): "
+                "offsets cannot be compared"
+            )
+
+
+def _lay_out(documents: Sequence[Document], types: Sequence[str]) -> LaidOutMentions:
+    """Return the distinct mentions of these types, laid out on the line."""
+    type_index = {name: index for index, name in enumerate(types)}
+    rows = [
+        (index, type_index[span.label], span.start, span.end)
+        for index, document in enumerate(documents)
+        for span in document.spans
+        if span.label in type_index
+    ]
+    document, type_, start, end = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    length = np.array([len(d.text) for d in documents], dtype=np.int64)
+    wrong = np.flatnonzero((start < 0) | (end <= start) | (end > length[document]))
+    if len(wrong):
+        first = wrong[0]
+        raise DataError(
+            f"document {documents[document[first]].id!r}: span "
+            f"{start[first]}:{end[first]} is empty or outside the text of "
+            f"{length[document[first]]} characters"
+        )
+
+    document_starts = np.concatenate([[0], np.cumsum(length)])
+    shift = type_ * document_starts[-1] + document_starts[document]
+    order = np.lexsort((end, shift + start))
+    line_start = (shift + start)[order]
+    line_end = (shift + end)[order]
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (line_start[1:] != line_start[:-1]) | (line_end[1:] != line_end[:-1])
+    distinct = order[is_new]
+    return LaidOutMentions(
+        document=document[distinct],
+        type=type_[distinct],
+        offset=start[distinct],
+        start=line_start[is_new],
+        end=line_end[is_new],
+    )
+
+
+def _match_strictly(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits:
+    """Return which mentions have the place of one of the other side."""
+    longest = max(
+        int((side.end - side.start).max(initial=0)) for side in (gold, predicted)
+    )
+    gold_keys, predicted_keys = (
+        side.start * (longest + 1) + side.end - side.start for side in (gold, predicted)
+    )
+    return Hits(np.isin(gold_keys, predicted_keys), np.isin(predicted_keys, gold_keys))
+
+
+def _overlaps_any(mentions: LaidOutMentions, others: LaidOutMentions) -> Flags:
+    """Return which mentions overlap any of the others."""
+    if not len(others.start):
+        return np.zeros(len(mentions.start), dtype=bool)
+    furthest_end = np.maximum.accumulate(others.end)
+    begun = np.searchsorted(
+        others.start, mentions.end
+    )  # others that begin before it ends
+    return (begun > 0) & (furthest_end[begun - 1] > mentions.start)
+
+
+def _match_one_to_one(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits:
+    """Return a maximum matching, by clusters of overlapping mentions of both sides."""
+    start = np.concatenate([gold.start, predicted.start])
+    end = np.concatenate([gold.end, predicted.end])
+    order = np.argsort(start, kind="stable")
+    begins_cluster = np.ones(len(order), dtype=bool)
+    begins_cluster[1:] = start[order][1:] >= np.maximum.accumulate(end[order])[:-1]
+    cluster = np.empty(len(order), dtype=np.int64)
+    cluster[order] = np.cumsum(begins_cluster) - 1
+
+    edges = np.arange(cluster.max(initial=-1) + 2)
+    first_gold = np.searchsorted(cluster[: len(gold.start)], edges)
+    first_predicted = np.searchsorted(cluster[len(gold.start) :], edges)
+    smaller_side = np.minimum(np.diff(first_gold), np.diff(first_predicted))
+    is_found = np.zeros(len(gold.start), dtype=bool)
+    is_right = np.zeros(len(predicted.start), dtype=bool)
+
+    # Most clusters have a single mention on one side, and so exactly one pair. Which
+    # mention of the other side is marked does not change any count.
+    single = np.flatnonzero(smaller_side == 1)
+    is_found[first_gold[single]] = True
+    is_right[first_predicted[single]] = True
+    for index in np.flatnonzero(smaller_side > 1):
+        left = slice(*first_gold[index : index + 2])
+        right = slice(*first_predicted[index : index + 2])
+        begins_in_time = gold.start[left, None] < predicted.end[right]
+        ends_in_time = predicted.start[right] < gold.end[left, None]
+        for i, j in _largest_matching(begins_in_time & ends_in_time):
+            is_found[left.start + i] = True
+            is_right[right.start + j] = True
+    return Hits(is_found, is_right)
+
+
+def _largest_matching(overlaps: Flags) -> list[tuple[int, int]]:
+    """Return as many pairs as possible that overlap, no mention in two of them.
+
+    Augmenting paths (Berge 1957) are searched breadth first.
+
+    Args:
+        overlaps: (gold, predictions) whether the two overlap.
+
+    Returns:
+        Pairs (gold, prediction) of indices.
+    """
+    partners = [np.flatnonzero(row).tolist() for row in overlaps]
+    gold_of = [-1] * overlaps.shape[1]
+    prediction_of = [-1] * len(overlaps)
+    for root in range(len(partners)):
+        reached_from: dict[int, int] = {}  # prediction → gold mention before it
+        queue = deque([root])
+        free = -1
+        while queue and free < 0:
+            i = queue.popleft()
+            for j in partners[i]:
+                if j in reached_from:
+                    continue
+                reached_from[j] = i
+                if gold_of[j] < 0:
+                    free = j
+                    break
+                queue.append(gold_of[j])
+        while free >= 0:  # flip the path, from its free end back to the root
+            i = reached_from[free]
+            previous = prediction_of[i]
+            gold_of[free] = i
+            prediction_of[i] = free
+            free = previous
+    return [(i, j) for i, j in enumerate(prediction_of) if j >= 0]
