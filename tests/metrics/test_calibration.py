@@ -250,7 +250,7 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
             Calibration.of(tmp_path)
     made.write(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"others")
-    with pytest.raises(ModelError, match="of other weights"):
+    with pytest.raises(ModelError, match="belongs to other weights"):
         Calibration.of(tmp_path)
 
 

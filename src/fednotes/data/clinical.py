@@ -1,15 +1,16 @@
-"""Clinical notes → sentences for pre-training, after Alsentzer et al. 2019, section
-3.1.
+"""Cut clinical notes into sentences for pre-training, after Alsentzer et al. 2019.
 
-    blocks         headers, answers to headers, list items, paragraphs; rules are dropped
-    sentences      within a block, lines that were broken for their width put together
+    blocks         headers, answers to headers, list items and paragraphs; rules (----)
+                   are dropped
+    sentences      within a block; lines that were broken because of their width are
+                   joined
 
-Placeholders of de-identification are text like any other, here as in annotated notes,
-whose spans' offsets count them: what a model reads in pre-training it reads in
-fine-tuning, evaluation and prediction. Their program (clinicalBERT's
-`format_mimic_for_BERT.py`) keeps them too. It drops the first item of a list under a
-header and cuts sentences with a learnt parser; here nothing but rules and white space
-is lost, and nothing is learnt from notes. Every function is pure.
+Placeholders of de-identification are text like any other, as in annotated notes, whose
+spans' offsets count them: what a model reads in pre-training it also reads in
+fine-tuning, evaluation and prediction. The authors' program (clinicalBERT's
+`format_mimic_for_BERT.py`) keeps them, too (section 3.1). It drops the first item of a
+list under a header, and cuts sentences with a learnt parser. Here only rules and white
+space are lost, and nothing is learnt from notes. Every function is pure.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Final
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences
 
-# raise it when the same note gives other sentences: caches name it
+# Caches name it: change it if the same note gives other sentences.
 RECIPE: Final = "clinical-3"
 
-# Of de-identification, in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**].
-# MIMIC-IV has ___.
+# De-identification in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**]. MIMIC-IV
+# has ___.
 PLACEHOLDER: Final = re.compile(r"\[\*\*([^\[\]]{0,200}?)\*\*\]")
 _RULE = re.compile(r"[-_=*~#]{4,}")
 _ONLY_RULE = re.compile(r"\s*[-_=*~#]{3,}\s*")
@@ -34,85 +35,96 @@ _ITEM = re.compile(
 _HEADER = re.compile(r"\s*([A-Z][^:\n]{0,60}):(?:\s|$)")
 _COLUMN = re.compile(r"[ \t]{2,}(?=[A-Z][A-Za-z ]{1,40}:(?:\s|$))")
 _BRACKETS = re.compile(r"\([^)]*\)")
-_SMALL = frozenset("of on or and the for in to with at by from a an per".split())
-_MOST_WORDS, _LONGEST = 8, 60  # words and characters of a header
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*\s")
+_SMALL_WORDS = frozenset("of on or and the for in to with at by from a an per".split())
+_MAX_HEADER_WORDS = 8
+_MAX_HEADER_LENGTH = 60  # characters
+_MIN_CAPITALS = 4  # letters of a header in capitals
+# Characters of lines that were broken because of their width.
+_MIN_WIDTH = 50
+_MAX_WIDTH = 140
+_MIN_CONTINUED = 40  # characters of a line that continues in lower case
+# Characters that are cut at once; the time of the sentence rule grows with the square
+# of a stretch without an end.
+_WINDOW = 4000
 
 
 def is_header(line: str) -> bool:
-    """Whether a line is a section's title and nothing else.
+    """Return whether a line is a section's title and nothing else.
 
-    "History of Present Illness:", or "CHIEF COMPLAINT" in capitals without a colon.
+    Titles are "History of Present Illness:", or "CHIEF COMPLAINT" in capitals without a
+    colon.
     """
     body = line.strip()
-    if len(body) > _LONGEST:
+    if len(body) > _MAX_HEADER_LENGTH:
         return False
     if body.endswith(":"):
         return _is_title(body[:-1])
     letters = body.replace(" ", "").replace("/", "").replace("&", "")
-    return letters.isalpha() and letters.isupper() and len(letters) > 3
+    return letters.isalpha() and letters.isupper() and len(letters) >= _MIN_CAPITALS
 
 
 def _is_title(text: str) -> bool:
-    """Whether all words but small ones begin in upper case, and they are few."""
+    """Return whether a text is a few words that begin in upper case, but small ones."""
     words = _BRACKETS.sub(" ", text).split()
-    few = 0 < len(words) <= _MOST_WORDS and text != "Disp"
-    return few and all(word in _SMALL or word[0].isupper() for word in words)
+    if not words or len(words) > _MAX_HEADER_WORDS or text == "Disp":
+        return False
+    return all(word in _SMALL_WORDS or word[0].isupper() for word in words)
 
 
 def blocks(text: str) -> list[str]:
-    """What a note is made of, in order, each block one line of text with single spaces.
+    """Return the blocks of a note in order, each one line of text with single spaces.
 
-    A block is a header with its one-line answer, a header, a list item, or a paragraph whose
-    lines were broken for their width. Rules (`----`, `____`) end a block and are dropped.
+    A block is a header with its one-line answer, a header, a list item, or a paragraph
+    whose lines were broken because of their width. Rules (`----`, `____`) end a block
+    and are dropped.
     """
     width = _wrap_width(text)
-    made: list[str] = []
+    parts: list[str] = []  # blocks, and "" for a gap
     lines: list[str] = []
-    for line in (*_lines(text), None):
+    for line in (*_split_lines(text), None):
         if lines and not _continues(lines[-1], line, width):
-            made.append(" ".join(" ".join(lines).split()))
+            parts.append(" ".join(" ".join(lines).split()))
             lines = []
         if line is None:
-            made.append("")  # a gap: a header is answered across no more than one
+            parts.append("")
         else:
             lines.append(line)
-    return _answered(made)
+    return _join_answers(parts)
 
 
-def _lines(text: str) -> list[str | None]:
-    """Lines without rules, columns apart; None for a blank line or a rule."""
-    found: list[str | None] = []
+def _split_lines(text: str) -> list[str | None]:
+    """Return lines without rules, columns apart; None for a blank line or a rule."""
+    lines: list[str | None] = []
     for line in text.split("\n"):
         if not line or line.isspace() or _ONLY_RULE.fullmatch(line):
-            found.append(None)
+            lines.append(None)
             continue
-        for part in _RULE.split(line) if _RULE.search(line) else (line,):
-            if part and not part.isspace():
-                found.extend(p for p in _COLUMN.split(part) if p and not p.isspace())
-            else:
-                found.append(None)
-    return found
-
-
-_NARROWEST, _WIDEST = 50, 140  # characters of text that was broken for its width
+        parts = _RULE.split(line) if _RULE.search(line) else [line]
+        for part in parts:
+            if not part or part.isspace():
+                lines.append(None)
+                continue
+            columns = _COLUMN.split(part)
+            lines += [each for each in columns if each and not each.isspace()]
+    return lines
 
 
 def _wrap_width(text: str) -> int | None:
-    """The width that a note's lines were broken for; None where each paragraph is one
-    line.
+    """Return the width at which a note's lines were broken.
 
-    The upper quartile of lines that are long enough: tables and single wide lines
-    hardly move it.
+    This is the upper quartile of lines that are long enough; tables and single wide
+    lines hardly change it. None if each paragraph is one line.
     """
-    lengths = sorted(n for n in map(len, text.split("\n")) if n >= _NARROWEST)
+    lengths = sorted(len(line) for line in text.split("\n") if len(line) >= _MIN_WIDTH)
     if not lengths:
         return None
     width = lengths[(3 * len(lengths)) // 4]
-    return width if width <= _WIDEST else None
+    return width if width <= _MAX_WIDTH else None
 
 
 def _continues(before: str, line: str | None, width: int | None) -> bool:
-    """Whether a line goes on with what stands in the line before it."""
+    """Return whether a line continues the one before it."""
     if line is None or is_header(before) or is_header(line):
         return False
     header = _HEADER.match(line)
@@ -120,71 +132,78 @@ def _continues(before: str, line: str | None, width: int | None) -> bool:
         return False
     body = line.lstrip()
     if body[0].islower():
-        indented = len(line) - len(body) > len(before) - len(before.lstrip())
-        return indented or len(before.rstrip()) >= 40
+        is_indented = len(line) - len(body) > len(before) - len(before.lstrip())
+        return is_indented or len(before.rstrip()) >= _MIN_CONTINUED
     if width is None:
         return False
-    # The next word did not fit: the break was the margin's, not the writer's.
-    return len(before.rstrip()) + 1 + len(body.split(None, 1)[0]) > width
+    # If the next word would not have fitted, the margin broke the line, not the writer.
+    first_word = body.split(None, 1)[0]
+    return len(before.rstrip()) + 1 + len(first_word) > width
 
 
-def _answered(made: list[str]) -> list[str]:
-    """Headers joined with an answer of one short line ("Allergies: Penicillins"); no
-    gaps."""
-    result: list[str] = []
-    for position, block in enumerate(made):
+def _join_answers(parts: list[str]) -> list[str]:
+    """Return blocks; a header is joined with an answer of one short line.
+
+    An example is "Allergies: Penicillins".
+
+    Args:
+        parts: Blocks, and "" for gaps.
+    """
+    joined: list[str] = []
+    for position, block in enumerate(parts):
         if not block:
             continue
-        alone = (
-            position + 1 == len(made)
-            or not made[position + 1]
-            or is_header(made[position + 1])
-        )
-        answers = position > 0 and made[position - 1] and is_header(made[position - 1])
-        short = (
-            len(block) <= _NARROWEST and not _ITEM.match(block) and not is_header(block)
-        )
-        if answers and alone and short and result[-1].endswith(":"):
-            result[-1] = f"{result[-1]} {block}"
+        if _is_answer(parts, position) and joined[-1].endswith(":"):
+            joined[-1] = f"{joined[-1]} {block}"
         else:
-            result.append(block)
-    return result
+            joined.append(block)
+    return joined
+
+
+def _is_answer(parts: list[str], position: int) -> bool:
+    """Return whether a block is a short line that stands alone after a header."""
+    if position == 0 or not is_header(parts[position - 1]):
+        return False
+    block = parts[position]
+    if len(block) > _MIN_WIDTH or _ITEM.match(block) or is_header(block):
+        return False
+    if position + 1 == len(parts):
+        return True
+    following = parts[position + 1]
+    return not following or is_header(following)
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a note; none is empty, none holds a line end.
+    """Return the sentences of a note; none is empty, and none has a line end.
 
-    All visible characters but those of rules are there, in order. A line end inside a
-    placeholder parts nothing.
+    All visible characters except those of rules are kept, in order. A line end inside a
+    placeholder separates nothing.
     """
-    whole = PLACEHOLDER.sub(lambda match: " ".join(match.group().split()), text)
-    found: list[str] = []
-    for block in blocks(whole):
-        found.extend(_cut(block))
-    return found
+    unbroken = PLACEHOLDER.sub(lambda match: " ".join(match.group().split()), text)
+    return [
+        sentence for block in blocks(unbroken) for sentence in _cut_sentences(block)
+    ]
 
 
-# characters; the rule's time grows with the square of a stretch without an end
-_WINDOW = 4000
-_INSIDE = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*\s")
-
-
-def _cut(block: str) -> list[str]:
-    """The sentences of one block; one longer than the window is cut at a space."""
-    found: list[str] = []
+def _cut_sentences(block: str) -> list[str]:
+    """Return the sentences of one block; a very long one is cut at a space."""
+    cut: list[str] = []
     at = 0
     while at < len(block):
         window = block[at : at + _WINDOW]
         bounds = [(0, len(window))]
-        if _INSIDE.search(window):
+        if _SENTENCE_END.search(window):
             bounds = split_sentences(Document("", window))
         if len(window) == len(block) - at:
             at = len(block)
         elif len(bounds) > 1:
-            at += bounds.pop()[0]  # the last one may go on: again, with what follows
+            # The last sentence may continue: it is cut again, with what follows.
+            last_start, _ = bounds.pop()
+            at += last_start
         else:
             space = window.rfind(" ")
-            bounds = [(0, space if space > 0 else len(window))]
-            at += bounds[0][1]
-        found += [window[start:end].strip() for start, end in bounds]
-    return [sentence for sentence in found if sentence]
+            end = space if space > 0 else len(window)
+            bounds = [(0, end)]
+            at += end
+        cut += [window[start:end].strip() for start, end in bounds]
+    return [sentence for sentence in cut if sentence]

@@ -30,7 +30,7 @@ from fednotes.data.formats.jsonl import accepts as accepts_jsonl
 from fednotes.data.formats.jsonl import stream_file
 from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
-from fednotes.data.notes import Note, guess_notes, read_notes, record_ids
+from fednotes.data.notes import Note, guess_notes, read_notes, with_standard_keys
 
 _NAME = 100  # characters of a path that a message shows
 _STREAMED = ("fhir", "omop")  # corpora that are tables of notes, too
@@ -331,5 +331,5 @@ def document_of(note: Note) -> Document:
 def _json_documents(path: Path, named: str, problems: Problems) -> Iterator[Document]:
     """The documents of JSON lines, each as its line is read."""
     with problems.collect("file", path):
-        for found in stream_file(path, problems, named, prepare=record_ids):
+        for found in stream_file(path, problems, named, prepare=with_standard_keys):
             yield found.document

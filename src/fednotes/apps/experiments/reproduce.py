@@ -57,7 +57,7 @@ from fednotes.core.settings import build, expand, read_toml
 from fednotes.core.stopping import call
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tensors import device_of
-from fednotes.data.notes import present
+from fednotes.data.notes import find_packed_or_plain
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import duration, read_lines, read_result
 from fednotes.jobs.simulate import LONG
@@ -317,7 +317,9 @@ def _notes_of(asked: Attention, jobs: Jobs, base: str) -> tuple[list[Path], list
     job = load_job(jobs[base])
     sites = job.sites.values()
     notes = [
-        present(job.located(path, "path")) for site in sites for path in site.files
+        find_packed_or_plain(job.located(path, "path"))
+        for site in sites
+        for path in site.files
     ]
     return notes, [name for site in sites for name in site.categories]
 

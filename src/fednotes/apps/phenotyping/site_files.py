@@ -21,7 +21,7 @@ from fednotes.apps.phenotyping.job_tables import PatientsConfig
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
 from fednotes.apps.phenotyping.obesity import read_obesity
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.notes import Note, left_out, read_notes
+from fednotes.data.notes import Note, describe_left_out, read_notes
 from fednotes.jobs.job import Job
 
 # ---- what files say ------------------------------------------------------------------
@@ -260,7 +260,7 @@ class _SiteReader:
                 yield note
 
         texts = by_patient(count_notes_without_patient())
-        skipped = left_out(stream.counts)
+        skipped = describe_left_out(stream.counts)
         if not texts:
             places = ", ".join(map(str, paths))
             but = f" but {skipped}" if skipped else ""

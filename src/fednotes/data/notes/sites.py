@@ -1,12 +1,13 @@
-"""Corpora of notes → sites for pre-training, streamed: no text stays in memory.
+"""Turn corpora of notes into sites for pre-training, without text in memory.
 
-    scan      one pass over each corpus: whose notes, how long, a hash of each; nothing else stays
-    homes     patients, or notes, dealt into silos where these are asked for
+    scan      one pass over each corpus notes the patient, the length and a hash of each
+              note; nothing else is kept
+    silos     patients, or notes, are dealt into silos, if a job asks for them
     held out  patients of each site, to judge a model by
-    source    every later pass takes a site's notes from the files again, one at a time
+    source    every later pass reads a site's notes from the files again, one at a time
 
-Per note about 80 bytes are kept, and each patient's key once: 0.2 GB for two million
-notes. A silo stands for a hospital: a patient's notes are in one of them only (Liu and
+About 80 bytes per note are kept, and each patient's key once: 0.2 GB for two million
+notes. A silo stands for a hospital: a patient's notes are in only one of them (Liu and
 Miller 2020, section 3.2).
 """
 
@@ -25,21 +26,40 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
-from fednotes.data.notes import SHARED, Key, Note, NoteStream, left_out, patient_of
+from fednotes.data.notes import (
+    SHARED,
+    Key,
+    Note,
+    NoteStream,
+    describe_left_out,
+    patient_of,
+)
 from fednotes.data.overlap import TextIndex, shares_sentence
 
-NoteSource = Callable[[], Iterable[Note]]  # gives the notes from the first one on
+NoteSource = Callable[[], Iterable[Note]]  # each call reads from the first note on
 By = Literal["patient", "document"]
-_DIGEST = 32  # bytes
+_DIGEST_SIZE = 32  # bytes
+_LEFT_OUT = -1  # in place of a patient or a code
 
 
 @dataclass(frozen=True)
 class SiteNotes:
-    """One site's notes. Never leaves the site.
+    """One site's notes; they never leave the site.
 
-    train, valid: sources, whose notes share no patient; each call reads from the start.
-    train_patients is the site's sample size (Liu and Miller 2020, Eq. 1). longest:
-    characters of the longest note. content: the fingerprint, where it is known already.
+    Attributes:
+        id: The site's name.
+        train: Source of the training notes.
+        valid: Source of the notes that are held out; they share no patient with
+            `train`.
+        train_notes: Number of training notes.
+        valid_notes: Number of notes held out.
+        train_patients: Number of patients of the training notes, the site's sample size
+            (Liu and Miller 2020, Eq. 1).
+        valid_patients: Number of patients of the notes held out.
+        train_characters: Number of characters of the training notes.
+        valid_characters: Number of characters of the notes held out.
+        longest: Number of characters of the longest note.
+        content: The fingerprint, if it is known already.
     """
 
     id: str
@@ -56,76 +76,91 @@ class SiteNotes:
 
 
 def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
-    """One site, called "pooled", with the sites' notes in their order, part by part.
+    """Return one site, "pooled", with the notes of all sites in their order.
 
-    Patients are added up: one whose notes lie at two sites counts twice.
+    Patients are added up, so one with notes at two sites counts twice.
     """
-    sums = ("notes", "patients", "characters")
-    names = [f"{part}_{what}" for part in ("train", "valid") for what in sums]
     return SiteNotes(
-        "pooled",
-        lambda: chain.from_iterable(site.train() for site in sites),
-        lambda: chain.from_iterable(site.valid() for site in sites),
-        **{name: sum(getattr(site, name) for site in sites) for name in names},
+        id="pooled",
+        train=lambda: chain.from_iterable(site.train() for site in sites),
+        valid=lambda: chain.from_iterable(site.valid() for site in sites),
+        train_notes=sum(site.train_notes for site in sites),
+        valid_notes=sum(site.valid_notes for site in sites),
+        train_patients=sum(site.train_patients for site in sites),
+        valid_patients=sum(site.valid_patients for site in sites),
+        train_characters=sum(site.train_characters for site in sites),
+        valid_characters=sum(site.valid_characters for site in sites),
         longest=max((site.longest for site in sites), default=0),
     )
 
 
 def fingerprint(site: SiteNotes) -> str:
-    """SHA-256 of a site's texts, patients and parts; reads the notes unless it is
-    known."""
-    return site.content or _content(
-        map(_digest, site.train()), map(_digest, site.valid())
+    """Return the SHA-256 of a site's texts, patients and parts.
+
+    The notes are read unless it is known.
+    """
+    return site.content or _fingerprint_digests(
+        map(_note_digest, site.train()), map(_note_digest, site.valid())
     )
 
 
-def _content(*parts: Iterable[bytes]) -> str:
-    """The fingerprint of a site, from the digests of its training notes and of those
-    held out."""
-    sums = hashlib.sha256()
+def _fingerprint_digests(*parts: Iterable[bytes]) -> str:
+    """Return a fingerprint from the digests of training notes and of those held out."""
+    total = hashlib.sha256()
     for part in parts:
-        sums.update(b"\x1d")
+        total.update(b"\x1d")
         for digest in part:
-            sums.update(digest)
-    return sums.hexdigest()
+            total.update(digest)
+    return total.hexdigest()
 
 
-def _digest(note: Note) -> bytes:
-    """SHA-256 of whose note it is and what it says, 32 bytes."""
-    sums = hashlib.sha256()
+def _note_digest(note: Note) -> bytes:
+    """Return the SHA-256 of whose note it is and of what it says."""
+    digest = hashlib.sha256()
     for part in (*patient_of(note), note.text):
         data = part.encode("utf-8")
-        sums.update(len(data).to_bytes(8, "little") + data)
-    return sums.digest()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
 
 
 def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
-    """A silo (from 0) for each key; silos' numbers of keys differ by one at most.
+    """Return a silo (from 0) for each key.
 
-    Deals depend on the seed and on which keys there are, not on their order. Raises
-    ConfigError for fewer than one silo, DataError for fewer keys than silos.
+    The silos' numbers of keys differ by one at most.
+    The result depends on the seed and on which keys there are, not on their order.
+
+    Raises:
+        ConfigError: There is less than one silo.
+        DataError: There are fewer keys than silos.
     """
     if silos < 1:
         raise ConfigError(f"the number of silos must be at least 1, not {silos}")
     distinct = sorted(set(keys))
-    if (number := len(distinct)) < silos:
-        told = f"{number} patients or notes cannot fill {silos} silos"
+    number = len(distinct)
+    if number < silos:
         raise DataError(
-            f"{told}: ask for {number or 'fewer'} at most, or give more notes"
+            f"{number} patients or notes cannot fill {silos} silos: ask for "
+            f"{number or 'fewer'} at most, or give more notes"
         )
     order = rng_of(seed, "silos").permutation(number)
     return {
-        distinct[at]: position % silos for position, at in enumerate(order.tolist())
+        distinct[index]: position % silos
+        for position, index in enumerate(order.tolist())
     }
 
 
 @dataclass(frozen=True)
 class NoteCorpus:
-    """Notes before they are dealt out.
+    """Notes before they become sites.
 
-    where: the files, for messages. valid_fraction: of the patients. max_notes: of the
-    training notes, those with the lowest hash of (seed, patient, note's id); 0 is all.
-    exclude: notes that share a sentence with it are left out.
+    Attributes:
+        id: The name of the corpus.
+        notes: Source of the notes.
+        where: The files, for messages.
+        valid_fraction: The fraction of the patients that is held out.
+        max_notes: Number of training notes to use: those with the lowest hash of (seed,
+            patient, note's id). 0 uses all.
+        exclude: Notes that share a sentence with it are left out.
     """
 
     id: str
@@ -138,12 +173,18 @@ class NoteCorpus:
 
 @dataclass(eq=False)
 class _Scan:
-    """What one pass over a corpus leaves, by note: (notes,) each.
+    """What one pass over a corpus keeps of each note.
 
-    patients: positions in the table of patients, -1 where the note is left out. order:
-    the hash that chooses among notes, zeros where none is chosen. digests: _DIGEST
-    bytes a note.
-    code: 2 · site for its training notes, one more for those held out, -1 for others.
+    Attributes:
+        corpus: The corpus.
+        patients: (notes,) positions in the table of patients, -1 for notes that are
+            left out.
+        lengths: (notes,) characters.
+        order: (notes,) the hash that chooses among notes; 0 if nothing is chosen.
+        digests: The digests, `_DIGEST_SIZE` bytes per note.
+        left_out: What was left out, for people.
+        code: (notes,) 2 · site for training notes, 2 · site + 1 for those held out, -1
+            for others.
     """
 
     corpus: NoteCorpus
@@ -154,136 +195,178 @@ class _Scan:
     left_out: str
     code: np.ndarray
 
-    def digest(self, at: int) -> bytes:
-        return self.digests[at * _DIGEST : (at + 1) * _DIGEST]
+    def digest(self, index: int) -> bytes:
+        """Return the digest of one note."""
+        return self.digests[index * _DIGEST_SIZE : (index + 1) * _DIGEST_SIZE]
 
-    def again(self, wanted: bytes) -> Iterator[Note]:
-        """The notes at which `wanted` is not 0. Raises DataError if files changed."""
-        told = f"the notes in {self.corpus.where} changed while they were used: start again"
-        changed = DataError(f"site {self.corpus.id!r}: {told}")
-        at = 0
-        # not by enumerate, which holds on to the text before
+    def read_again(self, is_wanted: bytes) -> Iterator[Note]:
+        """Yield the notes whose byte in `is_wanted` is not 0.
+
+        Raises:
+            DataError: The files have changed.
+        """
+        changed = DataError(
+            f"site {self.corpus.id!r}: the notes in {self.corpus.where} changed while "
+            "they were used: start again"
+        )
+        index = 0
+        # `enumerate` would hold on to the previous text.
         for note in self.corpus.notes():
-            if at == len(wanted):
+            if index == len(is_wanted):
                 raise changed
-            if wanted[at]:
-                if _digest(note) != self.digest(at):
+            if is_wanted[index]:
+                if _note_digest(note) != self.digest(index):
                     raise changed
                 yield note
             del note
-            at += 1
-        if at < len(wanted):
+            index += 1
+        if index < len(is_wanted):
             raise changed
 
 
 def site_notes(
     corpora: Sequence[NoteCorpus], seed: int, silos: int = 0, by: By = "patient"
 ) -> tuple[tuple[SiteNotes, ...], tuple[str, ...]]:
-    """A site for each corpus, or the silos that all of them are dealt into; and what
-    was done.
+    """Return the sites of corpora, and remarks on what was done.
 
-    silos: 0 for none, else `silo1` …, by `assign`. Of each site a share of patients is
-    held out, at least one of two or more, fewer than all. Equal arguments and files
-    give equal sites. Each corpus is read once here.
+    Each corpus is a site, unless all of them are dealt into silos. Of each site, a
+    fraction of the patients is held out: at least one of two or more, and not all.
+    Equal arguments and files give equal sites. Each corpus is read once here.
 
-    Raises ConfigError for a corpus without notes and a site without training notes;
-    DataError for files that cannot be read, and later, from a source, if they have
-    changed.
+    Args:
+        corpora: The corpora.
+        seed: Seed of the draws.
+        silos: Number of silos; they are named `silo1` and so on. 0 means none.
+        by: What is dealt into silos.
+
+    Raises:
+        ConfigError: A corpus has no notes, or a site no training notes.
+        DataError: Files cannot be read; later, from a source, they have changed.
     """
-    table: dict[Key, int] = {}  # patients' positions, over all corpora
-    scans = [_scanned(corpus, seed, table) for corpus in corpora]
+    table: dict[Key, int] = {}  # the positions of patients, over all corpora
+    scans = [_scan(corpus, seed, table) for corpus in corpora]
     patients = list(table)
-    told = [f"{s.corpus.id}: notes left out: {s.left_out}" for s in scans if s.left_out]
+    remarks = [
+        f"{scan.corpus.id}: notes left out: {scan.left_out}"
+        for scan in scans
+        if scan.left_out
+    ]
     if silos:
         names = [f"silo{number + 1}" for number in range(silos)]
         _deal(scans, patients, seed, silos, by)
-        kept = sum(int((scan.code >= 0).sum()) for scan in scans)
-        told.append(
-            f"{kept:,} notes of {len(table):,} patients in {silos} silos by {by}"
+        dealt = sum(int((scan.code >= 0).sum()) for scan in scans)
+        remarks.append(
+            f"{dealt:,} notes of {len(table):,} patients in {silos} silos by {by}"
         )
     else:
         names = [corpus.id for corpus in corpora]
         for number, scan in enumerate(scans):
-            scan.code = np.where(scan.patients < 0, -1, 2 * number)
+            scan.code = np.where(scan.patients < 0, _LEFT_OUT, 2 * number)
     for number in range(len(names)):
         _hold_out(scans, 2 * number, patients, seed)
     for scan in scans:
-        most, training = scan.corpus.max_notes, np.flatnonzero(scan.code % 2 == 0)
-        if 0 < most < len(training):
-            by_hash = training[np.argsort(scan.order[training], kind="stable")]
-            scan.code[by_hash[most:]] = -1
-            told.append(
-                f"{scan.corpus.id}: {most:,} of {len(training):,} training notes are used"
-            )
+        remarks += _limit_training_notes(scan)
     sites = tuple(_site(name, scans, 2 * number) for number, name in enumerate(names))
     for site in sites:
         if not site.train_notes:
-            remedy = "raise max_notes, or ask for fewer silos"
-            raise ConfigError(f"site {site.id!r}: no training note is left; {remedy}")
+            raise ConfigError(
+                f"site {site.id!r}: no training note is left; raise max_notes, or ask "
+                "for fewer silos"
+            )
         if site.train_patients == 1 and not site.valid_notes:
-            told.append(
+            remarks.append(
                 f"{site.id}: one patient, so nothing is held out to judge a model by"
             )
-    return sites, tuple(told)
+    return sites, tuple(remarks)
 
 
-def _scanned(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
-    patients, lengths, order, digests = array("q"), array("q"), array("Q"), bytearray()
+def _limit_training_notes(scan: _Scan) -> list[str]:
+    """Leave out the training notes beyond `max_notes`; return remarks on it."""
+    limit = scan.corpus.max_notes
+    training = np.flatnonzero(scan.code % 2 == 0)
+    if not 0 < limit < len(training):
+        return []
+    by_hash = training[np.argsort(scan.order[training], kind="stable")]
+    scan.code[by_hash[limit:]] = _LEFT_OUT
+    return [f"{scan.corpus.id}: {limit:,} of {len(training):,} training notes are used"]
+
+
+def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
+    """Read a corpus once.
+
+    Args:
+        corpus: The corpus.
+        seed: Seed of the draws.
+        table: The positions of patients; those of the corpus are added.
+    """
+    patients = array("q")
+    lengths = array("q")
+    order = array("Q")
+    digests = bytearray()
     excluded = 0
     with within(f"site {corpus.id!r}", FednotesError):
         stream = corpus.notes()
         for note in stream:
             key = patient_of(note)
-            out = corpus.exclude is not None and shares_sentence(
+            is_excluded = corpus.exclude is not None and shares_sentence(
                 note.text, corpus.exclude
             )
-            excluded += out
-            patients.append(-1 if out else table.setdefault(key, len(table)))
+            if is_excluded:
+                excluded += 1
+                patients.append(_LEFT_OUT)
+            else:
+                patients.append(table.setdefault(key, len(table)))
             lengths.append(len(note.text))
             order.append(
                 seed_of(seed, "max_notes", *key, note.id) if corpus.max_notes else 0
             )
-            digests += _digest(note)
+            digests += _note_digest(note)
             del note  # or two texts would be in memory while the next one is read
     counts = stream.counts if isinstance(stream, NoteStream) else {}
-    gone = left_out({**counts, SHARED: excluded})
+    left_out = describe_left_out({**counts, SHARED: excluded})
     if len(patients) == excluded:
-        why = f" but {gone}" if gone else ": it is empty"
+        reason = f" but {left_out}" if left_out else ": it is empty"
         raise ConfigError(
-            f"site {corpus.id!r}: there is no note in {corpus.where}{why}"
+            f"site {corpus.id!r}: there is no note in {corpus.where}{reason}"
         )
-    arrays = (np.array(patients), np.array(lengths), np.array(order))
-    return _Scan(corpus, *arrays, bytes(digests), gone, np.array([]))
+    return _Scan(
+        corpus=corpus,
+        patients=np.array(patients),
+        lengths=np.array(lengths),
+        order=np.array(order),
+        digests=bytes(digests),
+        left_out=left_out,
+        code=np.array([]),
+    )
 
 
 def _deal(
     scans: Sequence[_Scan], patients: Sequence[Key], seed: int, silos: int, by: By
 ) -> None:
     """Send each note that is not left out to a silo."""
-    keys = [list(_units(scan, patients, by)) for scan in scans]
+    keys_of_scans = [list(_units(scan, patients, by)) for scan in scans]
+    all_keys = (key for keys in keys_of_scans for key in keys if key is not None)
     with within(f"[silos] number = {silos}", DataError, become=ConfigError):
-        where = assign(
-            (key for own in keys for key in own if key is not None), silos, seed
-        )
-    for scan, own in zip(scans, keys, strict=True):
-        scan.code = np.array(
-            [-1 if key is None else 2 * where[key] for key in own], np.int64
-        )
+        silo_of = assign(all_keys, silos, seed)
+    for scan, keys in zip(scans, keys_of_scans, strict=True):
+        codes = [_LEFT_OUT if key is None else 2 * silo_of[key] for key in keys]
+        scan.code = np.array(codes, np.int64)
 
 
 def _units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]:
-    """What is never parted, for each note; None for one that is left out.
+    """Yield what each note must stay together with; None for one that is left out.
 
-    A note is told from others by its hash, and from one like it by its number.
+    If notes are dealt one by one, the hash of a note identifies it, and a number tells
+    equal notes apart.
     """
     seen: Counter[bytes] = Counter()
-    for at, patient in enumerate(scan.patients.tolist()):
+    for index, patient in enumerate(scan.patients.tolist()):
         if patient < 0:
             yield None
         elif by == "patient":
             yield patients[patient]
         else:
-            digest = scan.digest(at)
+            digest = scan.digest(index)
             seen[digest] += 1
             yield (scan.corpus.id, digest.hex(), str(seen[digest]))
 
@@ -293,55 +376,79 @@ def _hold_out(
 ) -> None:
     """Hold out notes of one site.
 
-    A patient's chance is its corpus' fraction: those with the lowest -log(u) /
-    fraction, with a hash of seed and patient as u (Efraimidis and Spirakis 2006), are
-    held out.
+    A patient's chance is the fraction of the corpus: those with the lowest −log(u) /
+    fraction are held out, where u is a hash of seed and patient (Efraimidis and
+    Spirakis 2006).
+
+    Args:
+        scans: The corpora; their codes change.
+        code: The code of the site's training notes.
+        patients: The keys of all patients.
+        seed: Seed of the draws.
     """
     fractions: dict[int, float] = {}
     for scan in scans:
         for patient in np.unique(scan.patients[scan.code == code]).tolist():
-            fractions[patient] = max(
-                scan.corpus.valid_fraction, fractions.get(patient, 0.0)
-            )
-    drawn = {p: f for p, f in fractions.items() if f}
-    number = min(len(fractions) - 1, max(round(sum(drawn.values())), 1 if drawn else 0))
+            previous = fractions.get(patient, 0.0)
+            fractions[patient] = max(scan.corpus.valid_fraction, previous)
+    candidates = {patient: f for patient, f in fractions.items() if f}
+    number = round(sum(candidates.values()))
+    if candidates:
+        number = max(number, 1)
+    number = min(number, len(fractions) - 1)
 
     def rank(patient: int) -> float:
         uniform = (seed_of(seed, "valid", *patients[patient]) + 1) / (2**63 + 1)
-        return -math.log(uniform) / drawn[patient]
+        return -math.log(uniform) / candidates[patient]
 
-    chosen = np.array(sorted(drawn, key=rank)[:number], np.int64)
+    chosen = np.array(sorted(candidates, key=rank)[:number], np.int64)
     for scan in scans:
-        scan.code[(scan.code == code) & np.isin(scan.patients, chosen)] += 1
+        is_held_out = (scan.code == code) & np.isin(scan.patients, chosen)
+        scan.code[is_held_out] += 1
 
 
-def _site(name: str, scans: Sequence[_Scan], train: int) -> SiteNotes:
-    """A site whose training notes have the code `train`, and whose others the next one."""
-    counts: dict[str, int] = {"longest": 0}
-    digests = []
-    for part, code in (("train", train), ("valid", train + 1)):
-        notes = [(scan, np.flatnonzero(scan.code == code)) for scan in scans]
-        sizes = np.concatenate([scan.lengths[at] for scan, at in notes])
-        found = np.concatenate([scan.patients[at] for scan, at in notes])
-        counts |= {
-            f"{part}_notes": len(sizes),
-            f"{part}_patients": len(np.unique(found)),
-            f"{part}_characters": int(sizes.sum()),
-            "longest": max(counts["longest"], int(sizes.max(initial=0))),
-        }
-        digests.append([scan.digest(i) for scan, at in notes for i in at.tolist()])
+def _site(name: str, scans: Sequence[_Scan], code: int) -> SiteNotes:
+    """Return the site whose training notes have a code; the next is of its others."""
+    train = _Part(scans, code)
+    valid = _Part(scans, code + 1)
     return SiteNotes(
-        name,
-        _source(scans, train),
-        _source(scans, train + 1),
-        **counts,
-        content=_content(*digests),
+        id=name,
+        train=train.source(),
+        valid=valid.source(),
+        train_notes=len(train.lengths),
+        valid_notes=len(valid.lengths),
+        train_patients=len(np.unique(train.patients)),
+        valid_patients=len(np.unique(valid.patients)),
+        train_characters=int(train.lengths.sum()),
+        valid_characters=int(valid.lengths.sum()),
+        longest=max(
+            int(train.lengths.max(initial=0)), int(valid.lengths.max(initial=0))
+        ),
+        content=_fingerprint_digests(train.digests(), valid.digests()),
     )
 
 
-def _source(scans: Sequence[_Scan], code: int) -> NoteSource:
+class _Part:
     """The notes of one code, in the order of the corpora and their files."""
-    concerned = [scan for scan in scans if (scan.code == code).any()]
-    return lambda: chain.from_iterable(
-        scan.again((scan.code == code).tobytes()) for scan in concerned
-    )
+
+    def __init__(self, scans: Sequence[_Scan], code: int) -> None:
+        self._scans = scans
+        self._code = code
+        self._indices = [np.flatnonzero(scan.code == code) for scan in scans]
+        pairs = list(zip(scans, self._indices, strict=True))
+        self.lengths = np.concatenate([scan.lengths[at] for scan, at in pairs])
+        self.patients = np.concatenate([scan.patients[at] for scan, at in pairs])
+
+    def digests(self) -> Iterator[bytes]:
+        """Yield the digests of the notes."""
+        for scan, indices in zip(self._scans, self._indices, strict=True):
+            for index in indices.tolist():
+                yield scan.digest(index)
+
+    def source(self) -> NoteSource:
+        """Return a source that reads the notes from their files."""
+        code = self._code
+        scans = [scan for scan in self._scans if (scan.code == code).any()]
+        return lambda: chain.from_iterable(
+            scan.read_again((scan.code == code).tobytes()) for scan in scans
+        )

@@ -1,0 +1,162 @@
+"""Guess the format of notes from the first lines of their files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.data import encodings
+from fednotes.data.formats import fhir, parquet
+from fednotes.data.formats.files import PACKED_SUFFIXES, open_text, unpacked_name
+from fednotes.data.formats.folders import list_files, mixed_formats
+from fednotes.data.notes._settings import COMMON_KEYS, TABLES
+
+_HEAD = 1 << 16  # characters that any header fits in
+_TEXT_SUFFIXES = (".txt", ".text")
+_JSON_SUFFIXES = (".jsonl", ".ndjson")
+_CSV_SUFFIXES = (".csv", ".tsv")
+
+
+def find_note_files(
+    path: Path, format: str | None, column: str | None, encoding: str
+) -> tuple[str, list[Path]]:
+    """Return the format of a path, and its files of that format in a fixed order.
+
+    A folder may have other files beside its notes (a licence, a table of contents).
+    Those of no known format are ignored; text files, too, if there is a table of notes.
+
+    Args:
+        path: A file or a folder.
+        format: The format; None guesses it.
+        column: As in `read_notes`.
+        encoding: The encoding that the user named.
+
+    Raises:
+        DataError: There are no notes, or notes of several formats.
+    """
+    if not path.is_dir():
+        return format or guess_notes(path, column, encoding), [path]
+    by_format: dict[str, list[Path]] = {}
+    for file in list_files(path, recursive=True):
+        guess = _guess_file_of_folder(file, column, encoding)
+        if guess:
+            by_format.setdefault(guess, []).append(file)
+    if format:
+        by_format = {format: by_format[format]} if format in by_format else {}
+    elif len(by_format) > 1:
+        by_format.pop("text", None)
+    if len(by_format) > 1:
+        counts = {name: len(files) for name, files in by_format.items()}
+        raise mixed_formats(path, counts)
+    if not by_format:
+        raise DataError(
+            f"{path}: no file in this folder holds notes of "
+            f"{format or 'a known format'}; text files must end in .txt"
+        )
+    return next(iter(by_format.items()))
+
+
+def _guess_file_of_folder(file: Path, column: str | None, encoding: str) -> str:
+    """Return the format of a file in a folder; "" if it is ignored."""
+    is_text_file = unpacked_name(file).suffix.lower() in _TEXT_SUFFIXES
+    try:
+        guess = guess_notes(file, column, encoding)
+    except DataError:
+        # A text in an unexpected encoding is not ignored; its reader says what is
+        # wrong.
+        guess = "text" if is_text_file else ""
+    if guess == "text" and not is_text_file:
+        return ""
+    return guess
+
+
+def guess_notes(
+    path: Path, column: str | None = None, encoding: str = encodings.AUTO
+) -> str:
+    """Return the format of one file, from its first lines.
+
+    Args:
+        path: The file.
+        column: The column or key that holds the text, if the user named it.
+        encoding: The encoding that the user named, or "auto".
+
+    Raises:
+        DataError: It is a table in which no column is known to hold text, or it is not
+            text at all.
+    """
+    if parquet.accepts(path):
+        guess = _guess_table(parquet.column_names(path), column)
+        if not guess:
+            raise _unknown_table(path, has_header=True)
+        return guess
+    with open_text(path, encoding, errors="replace") as file:
+        head = file.read(_HEAD).lstrip("\r\n")
+    first_line = head.splitlines()[0] if head else ""
+    with encodings.reading_as(encoding):
+        if head.startswith(("{", "[")) and fhir.accepts(path):
+            return "fhir"
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffixes = [suffix for suffix in suffixes if suffix not in PACKED_SUFFIXES]
+    suffix = suffixes[-1] if suffixes else ""
+    if suffix in _JSON_SUFFIXES or _is_json_record(first_line, column):
+        return "jsonl"
+
+    guess = _guess_table(header_of(first_line), column)
+    # The first line of a note may have a comma and the word "text", so a table that is
+    # not a known one needs a name that says csv, or a named column.
+    has_csv_name = any(suffix in _CSV_SUFFIXES for suffix in suffixes)
+    if guess and (guess != "parquet" or column is not None or has_csv_name):
+        return "csv" if guess == "parquet" else guess
+    must_be_table = column is not None and suffix not in _TEXT_SUFFIXES
+    if suffix in _CSV_SUFFIXES or must_be_table:
+        raise _unknown_table(path, has_header=bool(first_line))
+    return "text"
+
+
+def _guess_table(header: Sequence[str], column: str | None) -> str:
+    """Return the known table with this header.
+
+    "parquet" stands for any other table with a column of text, "" for none.
+    """
+    names = {name.strip().lower() for name in header}
+    for name, table in TABLES.items():
+        if table["known"] and names.issuperset(table["known"]):
+            return name
+    text_columns = {column.lower()} if column else set(COMMON_KEYS["text"])
+    return "parquet" if text_columns & names else ""
+
+
+def _unknown_table(path: Path, *, has_header: bool) -> DataError:
+    message = "the table is empty"
+    if has_header:
+        message = "no column of this table is known to hold notes: name it (column)"
+    return DataError.at(path, 1, message)
+
+
+def _is_json_record(line: str, column: str | None) -> bool:
+    """Return whether a file's first line is a JSON object with a text."""
+    if not line.startswith("{"):
+        return False
+    try:
+        record = parse_json(line, strict=False)
+    except JsonError:
+        return False
+    keys = (column,) if column else COMMON_KEYS["text"]
+    return any(key in record for key in keys)
+
+
+def delimiter_of(header: str) -> str:
+    """Return what separates the columns of a table: a tab or a comma."""
+    return "\t" if header.count("\t") > header.count(",") else ","
+
+
+def header_of(line: str) -> list[str]:
+    """Return the columns that a table's first line names, in lower case."""
+    try:
+        row = next(csv.reader([line], delimiter=delimiter_of(line)), [])
+    except csv.Error:
+        return []
+    return [name.strip().lower() for name in row]

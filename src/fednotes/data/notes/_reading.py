@@ -1,0 +1,189 @@
+"""Read the notes of files and folders as a stream."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.data import encodings
+from fednotes.data.formats import parquet
+from fednotes.data.formats.problems import Problems
+from fednotes.data.notes._guessing import find_note_files
+from fednotes.data.notes._note import EMPTY, MISTAKEN, OTHER, Note, NoteStream
+from fednotes.data.notes._records import read_fhir, read_json_lines, read_text_file
+from fednotes.data.notes._settings import FORMATS, ReadSettings
+from fednotes.data.notes._tables import read_columns, read_table
+
+_MAX_REMEMBERED = 1000  # categories that are remembered for a message
+_MAX_NAMED = 30  # more categories may be titles that say something about a patient
+
+
+def read_notes(
+    paths: str | os.PathLike[str] | Sequence[Path],
+    format: str | None = None,
+    categories: Collection[str] = (),
+    *,
+    column: str | None = None,
+    source: str | None = None,
+    encoding: str = encodings.AUTO,
+    problems: Problems | None = None,
+    exact: bool = False,
+) -> NoteStream:
+    r"""Return the notes of files or folders, which are read as they are needed.
+
+    Notes without a visible character are left out and counted.
+
+    Args:
+        paths: A file or folder, or several.
+        format: One of `FORMATS`; None guesses it from the content.
+        categories: Only notes of these categories are kept, compared without case and
+            surrounding blanks (MIMIC has "Nursing " and "Discharge summary"). If empty,
+            all are kept.
+        column: The table's column, or the JSON key, that holds the text; None uses that
+            of the format.
+        source: The `source` of every note; that of a second path ends in "/1", and so
+            on. It tells notes without a patient apart. None uses the name of the path.
+        encoding: The encoding of files that have no byte-order mark and are not UTF-8,
+            such as "cp1252".
+        problems: Collects each record that is wrong, and what cannot be read of a file;
+            the reader continues. Without it, the first error is raised.
+        exact: Keep texts as they are, with Windows line ends, and empty ones, too.
+            Otherwise lines end in `\n`.
+
+    Raises:
+        ConfigError: A setting is impossible.
+        DataError: A file does not exist, is not text, is incomplete or lacks a column;
+            with file and line. Some errors are raised only when the reader gets there.
+    """
+    if format and format not in FORMATS:
+        raise ConfigError(
+            f"unknown format {format!r} of notes: {nearest(format, FORMATS)}"
+        )
+    if isinstance(categories, str):
+        raise ConfigError(
+            f"categories must be a list of names, not the text {categories!r}"
+        )
+    named_encoding = encodings.encoding_of(encoding)
+    wanted = frozenset(category.strip().casefold() for category in categories)
+    path_list = [paths] if isinstance(paths, str | os.PathLike) else paths
+    counts = Counter[str]()
+    streams: list[Iterator[Note]] = []
+    for number, given_path in enumerate(path_list):
+        path = find_packed_or_plain(Path(given_path))
+        path_format, files = find_note_files(path, format, column, named_encoding)
+        if wanted and path_format == "text":
+            raise ConfigError(
+                f"{path}: text files have no category: leave out the category filter"
+            )
+        name = source or path.resolve().name.split(".")[0]
+        settings = ReadSettings(
+            root=path,
+            format=path_format,
+            source=f"{name}/{number}" if number else name,
+            column=column,
+            needs_category=bool(wanted),
+            encoding=named_encoding,
+            problems=problems,
+            exact=exact,
+        )
+        records = _read_files(settings, files)
+        streams.append(_select(records, settings, wanted, counts))
+    return NoteStream(chain.from_iterable(streams), counts)
+
+
+def find_packed_or_plain(path: Path) -> Path:
+    """Return the path, or the same file packed (.gz) or unpacked, whichever exists.
+
+    Raises:
+        DataError: Neither exists.
+    """
+    if path.suffix.lower() == ".gz":
+        other = path.with_suffix("")
+    else:
+        other = path.with_name(f"{path.name}.gz")
+    for candidate in (path, other):
+        if os.path.exists(candidate):
+            return candidate
+    raise DataError(f"{path}: no such file or folder, nor {other.name} beside it")
+
+
+def _read_files(settings: ReadSettings, files: Sequence[Path]) -> Iterator[Note | None]:
+    """Yield the records of files; None for one that is marked as a mistake."""
+    for file in files:
+        if settings.problems is None:
+            yield from _read_file(settings, file)
+        else:
+            with settings.problems.collect("file", file):
+                yield from _read_file(settings, file)
+
+
+def _read_file(settings: ReadSettings, file: Path) -> Iterator[Note | None]:
+    if settings.format == "text":
+        yield read_text_file(settings, file)
+    elif settings.format == "jsonl":
+        yield from read_json_lines(settings, file)
+    elif settings.format == "fhir":
+        yield from read_fhir(settings, file)
+    elif parquet.accepts(file):
+        yield from read_columns(settings, file)
+    else:
+        yield from read_table(settings, file)
+
+
+def _select(
+    records: Iterator[Note | None],
+    settings: ReadSettings,
+    wanted: frozenset[str],
+    counts: Counter[str],
+) -> Iterator[Note]:
+    """Yield the notes that have text and a wanted category, and count all records.
+
+    Args:
+        records: The records; None for one that is marked as a mistake.
+        settings: How the files are read; if exact, notes without text are kept.
+        wanted: The categories, case folded; if empty, all are wanted.
+        counts: The counts of `NoteStream`.
+
+    Raises:
+        DataError: There are notes, but none of a wanted category.
+    """
+    selected = 0
+    others = 0
+    other_categories = set[str]()
+    for note in records:
+        reason = _reason_to_leave_out(note, wanted, keep_empty=settings.exact)
+        counts[reason or "notes"] += 1
+        if note is not None and not reason:
+            selected += 1
+            yield note
+        elif note is not None and reason == OTHER:
+            others += 1
+            if note.category and len(other_categories) < _MAX_REMEMBERED:
+                other_categories.add(note.category)
+        del note  # so that one text is in memory at a time
+    if others and not selected:
+        names = sorted(wanted)
+        fallback = None
+        if len(other_categories) > _MAX_NAMED:
+            fallback = f"there are {len(other_categories)} others"
+        hint = nearest(names[0].capitalize(), other_categories, fallback)
+        raise DataError(
+            f"{settings.root}: no note of category {', '.join(names)}: {hint}"
+        )
+
+
+def _reason_to_leave_out(
+    note: Note | None, wanted: frozenset[str], *, keep_empty: bool
+) -> str:
+    """Return why a record is left out; "" for a note that is kept."""
+    if note is None:
+        return MISTAKEN
+    if not keep_empty and not note.text.strip():
+        return EMPTY
+    if wanted and (note.category or "").casefold() not in wanted:
+        return OTHER
+    return ""

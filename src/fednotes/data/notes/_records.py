@@ -1,0 +1,144 @@
+"""Read notes from text files, JSON lines and FHIR resources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fednotes.core import bounds
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.data import encodings
+from fednotes.data.formats import fhir
+from fednotes.data.formats.files import bounded_lines, locate_errors, open_text
+from fednotes.data.formats.json_files import parse_json_line, read_json, text_key
+from fednotes.data.notes._note import Note
+from fednotes.data.notes._settings import (
+    COMMON_KEYS,
+    ReadSettings,
+    first_value,
+    stem_of,
+)
+
+
+def read_text_file(settings: ReadSettings, path: Path) -> Note:
+    """Return a text file as a note; its id is its path in the folder without suffix."""
+    with open_text(path, settings.encoding, newline="") as file:
+        text = file.read(bounds.NOTE + 1)
+    name = Path(stem_of(path))
+    if path != settings.root:
+        name = path.relative_to(settings.root).parent / name
+    with locate_errors(path):
+        text = settings.finish_text(text)
+    return Note(
+        id=name.as_posix(),
+        text=text,
+        patient=None,
+        category=None,
+        source=settings.source,
+    )
+
+
+def read_json_lines(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
+    """Yield the notes of a JSONL file.
+
+    Its keys are `text`, `id`, `patient`, `category` and similar ones. None stands for a
+    record that an annotator rejected (Prodigy's "answer").
+    """
+    with open_text(path, settings.encoding) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
+            if not line.strip():
+                continue
+            notes: list[Note | None] = []
+            with settings.handle_errors("note", path, number):
+                record = parse_json_line(line)
+                key = text_key(record, *settings.text_keys())
+                if key is None:
+                    notes.append(None)
+                else:
+                    default_id = f"{stem_of(path)}:{number}"
+                    notes.append(_parse_record(settings, record, key, default_id))
+            while notes:  # popped, so that only the caller holds the note
+                yield notes.pop()
+
+
+def _parse_record(
+    settings: ReadSettings, record: Mapping[str, Any], key: str, default_id: str
+) -> Note:
+    """Return the note of a JSON record whose text is at `key`."""
+    own_id = first_value(record, COMMON_KEYS["id"])
+    return Note(
+        id=own_id or default_id,
+        text=settings.finish_text(record[key]),
+        patient=first_value(record, COMMON_KEYS["patient"]),
+        category=first_value(record, COMMON_KEYS["category"]),
+        source=settings.source,
+        visit=first_value(record, COMMON_KEYS["visit"]),
+        own_id=own_id,
+    )
+
+
+def with_standard_keys(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON record with "id", "patient" and "visit".
+
+    Where it has none, the value of a similar key is used, if there is one.
+    """
+    completed = dict(record)
+    for name in ("id", "patient", "visit"):
+        if completed.get(name) is None:
+            value = first_value(record, COMMON_KEYS[name])
+            if value:
+                completed[name] = value
+    return completed
+
+
+def read_fhir(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
+    """Yield the notes of FHIR resources; resources of other types are ignored."""
+    number = 0
+    for line, value in _read_values(settings, path):
+        for resource in fhir.resources(value):
+            number += 1
+            notes: list[Note] = []
+            prefix = "" if line else f"resource {number}: "
+            with settings.handle_errors("note", path, line, prefix):
+                text = fhir.text_of(resource)
+                if text is not None:
+                    own_id, patient, visit, category = fhir.about(resource)
+                    note = Note(
+                        id=own_id or f"{stem_of(path)}:{number}",
+                        text=settings.finish_text(text),
+                        patient=patient,
+                        category=category,
+                        source=settings.source,
+                        visit=visit,
+                        own_id=own_id,
+                    )
+                    notes.append(note)
+                    del note
+            while notes:
+                yield notes.pop()
+
+
+def _read_values(settings: ReadSettings, path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the values of JSON lines with their lines.
+
+    If the file is one value, that value, or each item of it, is yielded with line 0.
+    """
+    with open_text(path, settings.encoding) as file:
+        first = next((line for line in bounded_lines(file, path) if line.strip()), "")
+    try:
+        parse_json(first, strict=False)
+    except JsonError:
+        with encodings.reading_as(settings.encoding):
+            content = read_json(path)
+        for value in content if isinstance(content, list) else [content]:
+            yield 0, value
+        return
+    with open_text(path, settings.encoding) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
+            values: list[Any] = []
+            if line.strip():
+                with settings.handle_errors("note", path, number):
+                    values.append(parse_json_line(line))
+            for value in values:
+                yield number, value

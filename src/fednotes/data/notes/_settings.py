@@ -1,0 +1,107 @@
+"""How the files of one path are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fednotes.core import bounds
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import shipped
+from fednotes.data import encodings
+from fednotes.data.formats.files import unpacked_name
+from fednotes.data.formats.problems import Problems
+
+# By format, the columns of its table. "csv" has those of any other table; the keys of
+# JSON records are the same.
+TABLES: Final[Mapping[str, Any]] = shipped("data/notes/tables.toml")
+COMMON_KEYS: Final[Mapping[str, Any]] = TABLES["csv"]
+FORMATS: Final = (*TABLES, "jsonl", "fhir", "parquet", "text")
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """How the files of one path are read.
+
+    Attributes:
+        root: The path.
+        format: One of `FORMATS`.
+        source: As in `Note`.
+        column: As in `read_notes`.
+        needs_category: Whether notes must have a category.
+        encoding: The encoding that the user named.
+        problems: As in `read_notes`.
+        exact: Whether line ends stay as they are.
+    """
+
+    root: Path
+    format: str
+    source: str
+    column: str | None = None
+    needs_category: bool = False
+    encoding: str = encodings.AUTO
+    problems: Problems | None = None
+    exact: bool = False
+
+    def text_keys(self) -> Sequence[str]:
+        """Return the keys that may hold the text of records without a known table."""
+        return (self.column,) if self.column else COMMON_KEYS["text"]
+
+    def finish_text(self, raw: str) -> str:
+        r"""Return a note's text, with `\n` as line end unless it stays exact.
+
+        Raises:
+            DataError: The text has more than `bounds.NOTE` characters.
+        """
+        if len(raw) > bounds.NOTE:
+            raise DataError(
+                f"the note has more than {bounds.NOTE:,} characters: divide it"
+            )
+        if self.exact or "\r" not in raw:
+            return raw
+        return raw.replace("\r\n", "\n").replace("\r", "\n")
+
+    @contextmanager
+    def handle_errors(
+        self, kind: str, path: Path, line: int = 0, prefix: str = ""
+    ) -> Iterator[None]:
+        """Note a DataError of the block, or raise it with its place.
+
+        It is noted if there are `problems`.
+
+        Args:
+            kind: What is left out because of the error.
+            path: The file, if the error names none.
+            line: The line, likewise; 0 is the whole file.
+            prefix: What precedes the message of an error that names no file.
+        """
+        if self.problems is not None:
+            with self.problems.collect(kind, path, line, prefix):
+                yield
+            return
+        try:
+            yield
+        except DataError as error:
+            if error.problems:
+                raise error from None
+            raise DataError.at(path, line, f"{prefix}{error}") from None
+
+
+def stem_of(path: Path) -> str:
+    """Return the file's name without the endings that tell its format."""
+    name = unpacked_name(path).name
+    return name.rpartition(".")[0] or path.name
+
+
+def first_value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    """Return the value of the first key that says something, as text."""
+    for key in keys:
+        value = record.get(key)
+        if isinstance(value, str | int):
+            text = str(value).strip()
+            if text:
+                return text
+    return None

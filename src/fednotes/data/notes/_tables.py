@@ -1,0 +1,155 @@
+"""Read notes from tables: CSV, tab-separated text, Parquet and Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import DataError, nearest
+from fednotes.data.formats import parquet
+from fednotes.data.formats.csv_rows import read_csv_rows
+from fednotes.data.formats.files import bounded_lines, open_text
+from fednotes.data.notes._guessing import delimiter_of, header_of
+from fednotes.data.notes._note import Note
+from fednotes.data.notes._settings import COMMON_KEYS, TABLES, ReadSettings, stem_of
+
+_FIELDS = ("text", "id", "patient", "visit", "category", "error")
+_TRUE = ("1", "1.0", "True", "true")
+
+# For each field, the columns that may hold it, the best one first.
+Columns = Mapping[str, Sequence[int]]
+
+
+def read_table(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
+    """Yield the notes of a CSV file row by row; None for one marked as an error."""
+    table = TABLES[settings.format]
+    with open_text(path, settings.encoding, newline="") as file:
+        lines = bounded_lines(file, path)
+        first_line = next(lines, "")
+        header = header_of(first_line)
+        columns = _find_columns(settings, path, header, table)
+        rows = read_csv_rows(lines, path, 2, delimiter_of(first_line))
+        for line, row in rows:
+            notes: list[Note | None] = []
+            with settings.handle_errors("note", path, line):
+                if len(row) != len(header):
+                    raise DataError(
+                        f"the row has {len(row)} columns, the header {len(header)}: is "
+                        "the file incomplete, or a quote not closed?"
+                    )
+                notes.append(_parse_row(settings, row, columns, path, line))
+            del row  # so that one text is in memory at a time
+            while notes:
+                yield notes.pop()
+
+
+def read_columns(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
+    """Yield the notes of a Parquet or Arrow file, read batch by batch."""
+    table = TABLES.get(settings.format, COMMON_KEYS)
+    names = parquet.column_names(path)
+    header = [name.strip().lower() for name in names]
+    columns = _find_columns(settings, path, header, table)
+    # Only the columns that are needed are read.
+    needed = sorted({column for each in columns.values() for column in each})
+    place_of = {column: place for place, column in enumerate(needed)}
+    places = {
+        name: [place_of[column] for column in each] for name, each in columns.items()
+    }
+    rows = parquet.rows(path, [names[column] for column in needed])
+    for number, values in enumerate(rows, 1):
+        notes: list[Note | None] = []
+        with settings.handle_errors("note", path, 0, f"row {number}: "):
+            if any(isinstance(value, bytes | list | dict) for value in values):
+                raise DataError("a value is no text and no number")
+            row = ["" if value is None else str(value) for value in values]
+            notes.append(_parse_row(settings, row, places, path, number))
+        while notes:
+            yield notes.pop()
+
+
+def _parse_row(
+    settings: ReadSettings,
+    row: Sequence[str],
+    columns: Columns,
+    path: Path,
+    number: int,
+) -> Note | None:
+    """Return the note of a table's row; None if it is marked as an error.
+
+    Args:
+        settings: How the file is read.
+        row: The values.
+        columns: Where the fields are.
+        path: The file.
+        number: The number of the row.
+    """
+    if _first_filled(row, columns["error"]) in _TRUE:
+        return None
+    own_id = _first_filled(row, columns["id"])
+    id = own_id or str(number)
+    has_unique_ids = TABLES.get(settings.format, COMMON_KEYS).get("own_ids")
+    return Note(
+        id=id if has_unique_ids else f"{stem_of(path)}:{id}",
+        text=settings.finish_text(row[columns["text"][0]]),
+        patient=_first_filled(row, columns["patient"]),
+        category=_first_filled(row, columns["category"]),
+        source=settings.source,
+        visit=_first_filled(row, columns["visit"]),
+        own_id=own_id,
+    )
+
+
+def _first_filled(row: Sequence[str], columns: Sequence[int]) -> str | None:
+    """Return the first value of some columns that is not blank."""
+    for column in columns:
+        value = row[column].strip()
+        if value:
+            return value
+    return None
+
+
+def _find_columns(
+    settings: ReadSettings,
+    path: Path,
+    header: Sequence[str],
+    table: Mapping[str, Any],
+) -> dict[str, list[int]]:
+    """Return where the fields of a note are in a table.
+
+    Args:
+        settings: How the file is read.
+        path: The file, for messages.
+        header: The names of the columns, in lower case.
+        table: The names of each field's columns.
+
+    Raises:
+        DataError: A column that is needed is missing.
+    """
+    names = {field: list(table[field]) for field in _FIELDS}
+    if settings.column:
+        names["text"] = [settings.column.lower()]
+    columns = {
+        field: [header.index(name) for name in candidates if name in header]
+        for field, candidates in names.items()
+    }
+    needed = [("text", "text", settings.column or table["text"][0])]
+    if table["known"] and table["patient"]:
+        needed.append(("patient", "patients", table["patient"][0]))
+    if settings.needs_category:
+        needed.append(("category", "categories", "".join(table["category"][:1])))
+    for field, content, name in needed:
+        if not columns[field]:
+            # The columns are not listed: the first line may be the words of a note.
+            hint = nearest(
+                name,
+                header,
+                f"the first line names {len(header)} columns, none like it",
+            )
+            raise DataError.at(
+                path, 1, f"there is no column {name!r} for the {content}: {hint}"
+            )
+    return {
+        field: places if field == "category" else places[:1]
+        for field, places in columns.items()
+    }
