@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fednotes.api import _platt
+from fednotes.api import _fit_platt
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError
 from fednotes.core.types import Document, Span
 from fednotes.encoders.pretrained import folder_fingerprint
@@ -46,7 +46,7 @@ def drawn(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ..
 
 
 def fitted(slope: float, intercept: float) -> Calibrated:
-    return calibrate(*drawn(slope, intercept), _platt, "")
+    return calibrate(*drawn(slope, intercept), _fit_platt, "")
 
 
 def test_the_reliability_table_is_scikit_learns() -> None:
@@ -112,7 +112,7 @@ def test_the_fit_is_scikit_learns() -> None:
     curves = pytest.importorskip("sklearn.calibration")
     chances, right, _ = drawn(0.5, -0.7)
     other = curves._SigmoidCalibration().fit(log_odds(chances), right)
-    assert _platt(log_odds(chances), right) == pytest.approx(
+    assert _fit_platt(log_odds(chances), right) == pytest.approx(
         (-other.a_, -other.b_), rel=1e-3
     )
     kept = fitted(0.5, -0.7).calibration
@@ -214,7 +214,7 @@ def test_spans_are_judged_by_document() -> None:
     with pytest.raises(DataError, match="finds nothing"):
         judge_spans(gold, [Document("a", "x"), Document("b", "x")], ("A",))
     with pytest.raises(DataError, match="in 2 of these notes: 5"):
-        calibrate(chances, right, owner, _platt, "")
+        calibrate(chances, right, owner, _fit_platt, "")
 
 
 def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:

@@ -603,7 +603,7 @@ def application(
         others of the Bundle are left out. Errors are an OperationOutcome.
         """
         try:
-            given = [(one, fhir.text_of(one)) for one in fhir.resources(resource)]
+            given = [(one, fhir.text_of(one)) for one in fhir.list_resources(resource)]
         except DataError as error:
             raise Refused(422, f"a resource cannot be read: {error}") from None
         notes = [(one, text) for one, text in given if text is not None]

@@ -1,13 +1,12 @@
-"""BigBIO's schema for knowledge bases, `bigbio_kb`: JSON, JSONL or (`parquet`) rows of
-a table.
+"""BigBIO's schema for knowledge bases, `bigbio_kb`: JSON, JSONL or rows of a table.
 
     {"id": "1", "document_id": "n1", "passages": [{"type", "text": ["…"], "offsets":
      [[0, 11]]}], "entities": [{"id", "type", "text": ["rash"], "offsets": [[6, 10]],
      "normalized": []}], …}
 
-Its events, coreferences and relations, its entities' concepts, and passages other than
-one of the type "note" are kept in `meta["bigbio"]`; they come out again while mentions
-and text are the same.
+Tables are read by `parquet`. Events, coreferences and relations, the entities'
+concepts, and passages other than one of the type "note" are kept in `meta["bigbio"]`.
+They are written again while mentions and text are the same.
 """
 
 from __future__ import annotations
@@ -30,102 +29,136 @@ LOOSE = 0
 _LINKED = ("events", "coreferences", "relations")
 
 
+# ---- reading -------------------------------------------------------------------------
+
+
 def accepts(path: Path) -> bool:
-    """Whether the file's first lines name an entity's document and its passages."""
+    """Return whether the file's first lines name a document and its passages."""
     return {"document_id", "passages"} <= read_json_keys(path)
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """A document a row; passages lie where their offsets say."""
+    """Return a document per row; passages are placed where their offsets say."""
     return gather(find_corpus_files(path, accepts, "BigBIO"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, a document at a time."""
-    return stream_files(
-        find_corpus_files(path, accepts, "BigBIO"), _read_file, problems
-    )
+    """Yield what `read` returns, one document at a time."""
+    files = find_corpus_files(path, accepts, "BigBIO")
+    return stream_files(files, _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    return jsonl.parse_items(read_json_rows(path), "row", of_row, path, problems)
+    return jsonl.parse_items(read_json_rows(path), "row", to_record, path, problems)
 
 
-def of_row(row: Any, noting: jsonl.MentionContext) -> dict[str, Any]:
-    """A row as a record of JSONL."""
-    given = bioc.objects(row, "passages")
-    text, spans = _laid(given), []
-    entities = bioc.objects(row, "entities")
+def to_record(row: Any, context: jsonl.MentionContext) -> dict[str, Any]:
+    """Return a row of BigBIO as a record of JSONL."""
+    passages = bioc.require_objects(row, "passages")
+    text = _join_passages(passages)
+    entities = bioc.require_objects(row, "entities")
+    spans = []
     for entity in entities:
-        with noting():
-            form = " ".join(entity.get("text") or ())
+        with context():
             spans.append(
                 jsonl.make_mention(
-                    text, entity.get("offsets") or (), entity.get("type"), form
+                    text,
+                    entity.get("offsets") or (),
+                    entity.get("type"),
+                    " ".join(entity.get("text") or ()),
                 )
             )
-    kept: dict[str, Any] = {name: row[name] for name in _LINKED if row.get(name)}
-    if kept or any(entity.get("normalized") for entity in entities):
-        kept["entities"] = entities
-    if len(given) > 1 or any(
-        p.get("type") != "note" or len(p["text"]) > 1 for p in given
-    ):
-        kept["passages"] = [
-            {k: v for k, v in own.items() if k != "text"} for own in given
+    record: dict[str, Any] = {
+        "id": row.get("document_id"),
+        "text": text,
+        "spans": spans,
+    }
+    details: dict[str, Any] = {name: row[name] for name in _LINKED if row.get(name)}
+    if details or any(entity.get("normalized") for entity in entities):
+        details["entities"] = entities
+    if len(passages) > 1 or any(not _is_plain_note(passage) for passage in passages):
+        details["passages"] = [
+            {key: value for key, value in passage.items() if key != "text"}
+            for passage in passages
         ]
-    meta = {"meta": {"bigbio": kept}} if kept else {}
-    return {"id": row.get("document_id"), "text": text, "spans": spans, **meta}
+    if details:
+        record["meta"] = {"bigbio": details}
+    return record
 
 
-def _laid(passages: Iterable[Mapping[str, Any]]) -> str:
-    return bioc.laid(
+def _is_plain_note(passage: Mapping[str, Any]) -> bool:
+    return passage.get("type") == "note" and len(passage["text"]) <= 1
+
+
+def _join_passages(passages: Iterable[Mapping[str, Any]]) -> str:
+    """Return the text of a document; see `bioc.join_passages`."""
+    return bioc.join_passages(
         {"offset": offsets[0], "text": text}
         for passage in passages
         for text, offsets in zip(passage["text"], passage["offsets"], strict=True)
     )
 
 
+# ---- writing -------------------------------------------------------------------------
+
+
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a row a document, on a line of its own."""
+    """Write a row per document, on a line of its own."""
     numbers = count()
-    jsonl.write_lines(documents, path, lambda document: _row(document, next(numbers)))
+    jsonl.write_lines(
+        documents, path, lambda document: _to_row(document, next(numbers))
+    )
 
 
-def _row(document: Document, number: int) -> dict[str, Any]:
-    text, kept = document.text, mapping(document.meta.get("bigbio"))
+def _to_row(document: Document, number: int) -> dict[str, Any]:
+    """Return a document as a row of BigBIO.
+
+    Args:
+        document: The document.
+        number: Its number, for ids.
+    """
+    text = document.text
+    details = mapping(document.meta.get("bigbio"))
     entities = [
         {
             "id": f"{number}_T{n}",
             "type": span.label,
-            "text": [text[a:b] for a, b in span.pieces],
+            "text": [text[start:end] for start, end in span.pieces],
             "offsets": [list(piece) for piece in span.pieces],
             "normalized": [],
         }
         for n, span in enumerate(document.spans)
     ]
-    if kept and list(map(_place, entities)) == list(
-        map(_place, kept.get("entities", ()))
-    ):
-        entities = list(kept["entities"])
-        linked = {name: kept.get(name, []) for name in _LINKED}
-    else:
-        linked = {name: [] for name in _LINKED}
+    linked: dict[str, Any] = {name: [] for name in _LINKED}
+    if details:
+        read_entities = list(details.get("entities", ()))
+        if [_place(e) for e in entities] == [_place(e) for e in read_entities]:
+            entities = read_entities
+            linked = {name: details.get(name, []) for name in _LINKED}
     passages = [
-        {**p, "text": [text[a:b] for a, b in p["offsets"]]}
-        for p in kept.get("passages", ())
+        {**passage, "text": [text[start:end] for start, end in passage["offsets"]]}
+        for passage in details.get("passages", ())
     ]
-    if not passages or _laid(passages) != text:
-        whole = {
-            "id": f"{number}_P",
-            "type": "note",
-            "text": [text],
-            "offsets": [[0, len(text)]],
-        }
-        passages = [whole]
-    head = {"id": str(number), "document_id": document.id, "passages": passages}
-    return {**head, "entities": entities, **linked}
+    if not passages or _join_passages(passages) != text:
+        passages = [
+            {
+                "id": f"{number}_P",
+                "type": "note",
+                "text": [text],
+                "offsets": [[0, len(text)]],
+            }
+        ]
+    return {
+        "id": str(number),
+        "document_id": document.id,
+        "passages": passages,
+        "entities": entities,
+        **linked,
+    }
 
 
 def _place(entity: object) -> tuple[Any, ...]:
-    held: Mapping[str, Any] = mapping(entity)
-    return held.get("type"), sorted(tuple(piece) for piece in held.get("offsets", ()))
+    """Return the type and the pieces of an entity."""
+    fields: Mapping[str, Any] = mapping(entity)
+    pieces = sorted(tuple(piece) for piece in fields.get("offsets", ()))
+    return fields.get("type"), pieces

@@ -1,15 +1,15 @@
-"""BioC, XML or JSON: documents of passages, with annotations at offsets of the
-document.
+"""BioC, XML or JSON: documents of passages, with annotations at document offsets.
 
     <document><id>n1</id><passage><offset>0</offset><text>Had a rash.</text>
       <annotation id="T1"><infon key="type">ADE</infon>
-        <location offset="6" length="4"/><text>rash</text></annotation></passage></document>
+        <location offset="6" length="4"/><text>rash</text></annotation></passage>
+    </document>
 
 The infon "type" is a mention's type, "confidence" a model's; several locations are one
-mention in pieces. Passages, relations and other infons are kept in `meta["bioc"]` and
-come out again. What BioC has no place for stands as JSON in the document's infon
-"fednotes". XML is written unless the file's name ends in .json; in it, characters that
-XML forbids become U+FFFD.
+mention of several pieces. Passages, relations and other infons are kept in
+`meta["bioc"]` and written again. What BioC has no place for is JSON in the document's
+infon "fednotes". XML is written unless the file's name ends in .json; in it, characters
+that XML forbids become U+FFFD.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,7 +32,7 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
-from fednotes.core.types import Document
+from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.files import (
     READ_ERRORS,
@@ -46,103 +47,129 @@ from fednotes.data.formats.json_files import parse_json_line, read_json, read_js
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
+_ACCEPT_LINES = 10  # lines among which the collection begins
+# The lists of BioC's JSON, by the element of an item.
 _LISTS = {
     name: f"{name}s"
     for name in "passage sentence annotation relation location node".split()
 }
-_PIECE = 1 << 16  # bytes that are parsed at a time
-_GAP = 1 << 20  # characters between the passages of a document, at most
+_SINGULAR = {plural: name for name, plural in _LISTS.items()}
+_CHUNK = 1 << 16  # bytes that are parsed at a time
+_MAX_GAPS = 1 << 20  # characters between the passages of a document, in all
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_OWN = "fednotes"
+_OWN_INFON = "fednotes"
+
+
+# ---- reading -------------------------------------------------------------------------
 
 
 def accepts(path: Path) -> bool:
-    """Whether the file is XML with a collection, or JSON with passages and infons."""
+    """Return whether the file is XML with a collection, or JSON with passages."""
     lines = read_head(path)
     if lines and lines[0].startswith("<"):
-        return any("<collection" in line for line in lines[:10])
+        return any("<collection" in line for line in lines[:_ACCEPT_LINES])
     keys = read_json_keys(path)
-    return not keys & {"text", "[", "resourceType"} and bool(
-        "documents" in keys or {"infons", "passages"} <= keys
-    )
+    if keys & {"text", "[", "resourceType"}:
+        return False
+    return "documents" in keys or {"infons", "passages"} <= keys
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """A document for each of the collections' documents; passages lie where their
-    offsets say.
+    """Return a document for each of the collections' documents.
 
-    Noted are passages that overlap, mentions without a type, and mentions that are not
-    what the text holds there.
+    Passages are placed where their offsets say. Noted are passages that overlap,
+    mentions without a type, and mentions that are not what the text has there.
     """
     return gather(find_corpus_files(path, accepts, "BioC"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, a document at a time; BioC's JSON is held."""
+    """Yield what `read` returns, one document at a time; JSON is read as a whole."""
     return stream_files(find_corpus_files(path, accepts, "BioC"), _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    items: Iterable[Any]
     if read_first_line(path).startswith("<"):
-        items: Iterable[Any] = _elements(path)
+        items = _read_xml(path)
     else:
         value = read_json(path)
         items = mapping(value).get("documents", [value])
-        if not isinstance(items, list) or not all(
-            isinstance(own, dict) for own in items
-        ):
+        if not _is_list_of_objects(items):
             raise DataError('"documents" is no list of objects')
-    return jsonl.parse_items(items, "document", _record, path, problems)
+    return jsonl.parse_items(items, "document", _to_record, path, problems)
 
 
-def _elements(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the documents of an XML file, one by one, as they stand in BioC's JSON.
+def _read_xml(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the documents of an XML file, one by one, as they would be in BioC's JSON.
 
-    Each is bounded in depth, elements and characters, and goes when it has been given.
+    Each is bounded in depth, elements and characters, and is freed once it is yielded.
     """
-    builder = _Builder()
+    builder = _DocumentBuilder()
     parser = XMLParser(target=builder)
-    unread = 0  # bytes in which nothing began, ended or went on
+    idle_bytes = 0  # in which nothing began, ended or continued
     with open_bytes(path) as file:
-        more = True
-        while more:
-            before = builder.events
-            try:
-                data = file.read(_PIECE)
-                more = bool(data)
-                if more:
-                    parser.feed(data)
-                else:
-                    parser.close()
-            except ElementTree.ParseError as error:
-                told = "this is no whole XML: expected a collection of BioC"
-                raise DataError.at(path, error.position[0], told) from None
-            except DefusedXmlException:
-                raise DataError(
-                    "the XML declares entities, which are not read"
-                ) from None
-            except READ_ERRORS as error:
-                raise incomplete_file(path, error) from None
-            unread = 0 if builder.events > before else unread + len(data)
-            if unread > bounds.MARKUP:
-                told = f"a tag or a comment has more than {bounds.MARKUP:,} bytes"
-                line = parser.parser.CurrentLineNumber
-                raise DataError.at(path, line, f"{told}: is the file BioC?")
+        has_more = True
+        while has_more:
+            events_before = builder.events
+            size = _feed(parser, file.read, path)
+            has_more = size > 0
+            is_idle = builder.events == events_before
+            idle_bytes = idle_bytes + size if is_idle else 0
+            if idle_bytes > bounds.MARKUP:
+                raise DataError.at(
+                    path,
+                    parser.parser.CurrentLineNumber,
+                    f"a tag or a comment has more than {bounds.MARKUP:,} bytes: is the "
+                    "file BioC?",
+                )
             while builder.documents:
-                yield _plain(builder.documents.popleft())
+                yield _element_to_json(builder.documents.popleft())
 
 
-class _Builder(ElementTree.TreeBuilder):
-    """Builds the documents of a collection, and forgets each that was taken."""
+def _feed(parser: Any, read_bytes: Any, path: Path) -> int:
+    """Read and parse one chunk; return its size, 0 at the end of the file."""
+    try:
+        data = read_bytes(_CHUNK)
+        if data:
+            parser.feed(data)
+        else:
+            parser.close()
+    except ElementTree.ParseError as error:
+        raise DataError.at(
+            path,
+            error.position[0],
+            "this is no whole XML: expected a collection of BioC",
+        ) from None
+    except DefusedXmlException:
+        raise DataError("the XML declares entities, which are not read") from None
+    except READ_ERRORS as error:
+        raise incomplete_file(path, error) from None
+    return len(data)
+
+
+class _DocumentBuilder(ElementTree.TreeBuilder):
+    """Builds the documents of a collection, and frees each one that was taken.
+
+    Attributes:
+        documents: The documents that are complete.
+        events: How often an element began, ended or continued.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.documents: deque[ElementTree.Element] = deque()
         self.events = 0
-        self._depth = self._elements = self._characters = 0
+        self._depth = 0
+        self._elements = 0
+        self._characters = 0
 
     def start(self, tag: str, attrs: dict[str, str]) -> ElementTree.Element:
-        """Begin an element. Raises DataError beyond the bounds of a document."""
+        """Begin an element.
+
+        Raises:
+            DataError: A document has more or deeper elements than the bounds permit.
+        """
         self.events += 1
         self._depth += 1
         self._elements += 1
@@ -153,12 +180,18 @@ class _Builder(ElementTree.TreeBuilder):
         return super().start(tag, attrs)
 
     def data(self, data: str) -> None:
-        """Take in characters. Raises DataError where a document has too many."""
+        """Add characters.
+
+        Raises:
+            DataError: A document has more characters than the bounds permit.
+        """
         self.events += 1
         self._characters += len(data)
         if self._characters > bounds.FILE:
-            told = f"a document has more than {bounds.FILE:,} characters"
-            raise DataError(f"{told}: is the file BioC?")
+            raise DataError(
+                f"a document has more than {bounds.FILE:,} characters: is the file "
+                "BioC?"
+            )
         super().data(data)
 
     def end(self, tag: str) -> ElementTree.Element:
@@ -167,118 +200,161 @@ class _Builder(ElementTree.TreeBuilder):
         self._depth -= 1
         element = super().end(tag)
         if tag == "document":
-            whole = ElementTree.Element(tag, element.attrib)
-            whole.extend(list(element))
-            self.documents.append(whole)
+            document = ElementTree.Element(tag, element.attrib)
+            document.extend(list(element))
+            self.documents.append(document)
             element.clear()
-            self._elements = self._characters = 0
+            self._elements = 0
+            self._characters = 0
         return element
 
 
-def _plain(element: ElementTree.Element) -> dict[str, Any]:
-    found: dict[str, Any] = dict(element.attrib)
+def _element_to_json(element: ElementTree.Element) -> dict[str, Any]:
+    """Return an element of BioC's XML as it would be in BioC's JSON."""
+    value: dict[str, Any] = dict(element.attrib)
     for child in element:
         if child.tag == "infon":
-            found.setdefault("infons", {})[child.get("key", "")] = child.text or ""
+            value.setdefault("infons", {})[child.get("key", "")] = child.text or ""
         elif child.tag in _LISTS:
-            found.setdefault(_LISTS[child.tag], []).append(_plain(child))
+            value.setdefault(_LISTS[child.tag], []).append(_element_to_json(child))
         else:
-            found[child.tag] = child.text or ""
-    return found
+            value[child.tag] = child.text or ""
+    return value
 
 
-def _record(value: Any, noting: jsonl.MentionContext) -> dict[str, Any]:
-    """A document of BioC as a record of JSONL."""
-    passages = objects(value, "passages")
-    text = laid(passages)
-    parts: list[Any] = [
-        value,
-        *passages,
-        *(s for p in passages for s in objects(p, "sentences")),
-    ]
-    spans, known = [], []
-    for annotation in (a for part in parts for a in objects(part, "annotations")):
-        with noting():
-            infons = dict(mapping(annotation.get("infons")))
-            label, sure = infons.pop("type", None), infons.pop("confidence", None)
-            places = [
-                (start, start + _int(place, "length"))
-                for place in objects(annotation, "locations")
-                for start in [_int(place, "offset")]
-            ]
-            form = annotation.get("text") or None
-            span = jsonl.make_mention(text, places, label, form, _float(sure))
-            spans.append(span)
-            known.append(
-                {"id": str(annotation.get("id", "")), "span": span, "infons": infons}
-            )
+def _to_record(value: Any, context: jsonl.MentionContext) -> dict[str, Any]:
+    """Return a document of BioC's JSON as a record of JSONL."""
+    passages = require_objects(value, "passages")
+    text = join_passages(passages)
+    parts: list[Any] = [value, *passages]
+    for passage in passages:
+        parts += require_objects(passage, "sentences")
+
+    spans = []
+    annotations = []
+    for part in parts:
+        for annotation in require_objects(part, "annotations"):
+            with context():
+                details = _parse_annotation(annotation, text)
+                spans.append(details["span"])
+                annotations.append(details)
     relations = [
-        {"id": str(r.get("id", "")), "infons": mapping(r.get("infons")), "nodes": nodes}
+        {
+            "id": str(relation.get("id", "")),
+            "infons": mapping(relation.get("infons")),
+            "nodes": require_objects(relation, "nodes"),
+        }
         for part in parts
-        for r in objects(part, "relations")
-        for nodes in [objects(r, "nodes")]
+        for relation in require_objects(part, "relations")
     ]
+
     infons = dict(mapping(value.get("infons")))
-    own = infons.pop(_OWN, None)
-    rest = dict(mapping(parse_json_line(own))) if isinstance(own, str) else {}
-    bounds = [[_int(p, "offset"), mapping(p.get("infons"))] for p in passages]
-    kept = {
+    own_infon = infons.pop(_OWN_INFON, None)
+    fields: dict[str, Any] = {}
+    if isinstance(own_infon, str):
+        fields = dict(mapping(parse_json_line(own_infon)))
+    layout = [[_whole_number(p, "offset"), mapping(p.get("infons"))] for p in passages]
+    details = {
         "infons": infons,
-        "passages": bounds if len(bounds) > 1 or any(row[1] for row in bounds) else [],
-        "annotations": known if relations or any(a["infons"] for a in known) else [],
+        "passages": [],
+        "annotations": [],
         "relations": relations,
     }
-    if kept := {name: held for name, held in kept.items() if held}:
-        rest["meta"] = {**mapping(rest.get("meta")), "bioc": kept}
-    return {"id": value.get("id"), **rest, "text": text, "spans": spans}
+    if len(layout) > 1 or any(passage_infons for _, passage_infons in layout):
+        details["passages"] = layout
+    if relations or any(annotation["infons"] for annotation in annotations):
+        details["annotations"] = annotations
+    details = {name: detail for name, detail in details.items() if detail}
+    if details:
+        fields["meta"] = {**mapping(fields.get("meta")), "bioc": details}
+    return {"id": value.get("id"), **fields, "text": text, "spans": spans}
 
 
-def objects(value: Any, key: str) -> list[Any]:
-    """The objects of a list in an object. Raises DataError."""
-    found = mapping(value).get(key) or []
-    if not isinstance(found, list) or not all(isinstance(own, dict) for own in found):
+def _parse_annotation(annotation: Any, text: str) -> dict[str, Any]:
+    """Return the id, the mention and the other infons of an annotation."""
+    infons = dict(mapping(annotation.get("infons")))
+    label = infons.pop("type", None)
+    confidence = _optional_float(infons.pop("confidence", None))
+    pieces = []
+    for location in require_objects(annotation, "locations"):
+        start = _whole_number(location, "offset")
+        pieces.append((start, start + _whole_number(location, "length")))
+    form = annotation.get("text") or None
+    span = jsonl.make_mention(text, pieces, label, form, confidence)
+    return {"id": str(annotation.get("id", "")), "span": span, "infons": infons}
+
+
+def _is_list_of_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def require_objects(value: Any, key: str) -> list[Any]:
+    """Return the objects of a list in an object; [] if there is no such list.
+
+    Raises:
+        DataError: It is not a list of objects.
+    """
+    items: list[Any] = mapping(value).get(key) or []
+    if not _is_list_of_objects(items):
         raise DataError(f'"{key}" is no list of objects')
-    return found
+    return items
 
 
-def _int(value: Mapping[str, Any], key: str) -> int:
-    found = value.get(key)
-    if isinstance(found, str) and re.fullmatch("[0-9]{1,9}", found.strip()):
-        return int(found)
-    if type(found) is not int or found < 0:
+def _whole_number(value: Mapping[str, Any], key: str) -> int:
+    number = value.get(key)
+    if isinstance(number, str) and re.fullmatch("[0-9]{1,9}", number.strip()):
+        return int(number)
+    if type(number) is not int or number < 0:
         raise DataError(f'"{key}" is no whole number')
-    return found
+    return number
 
 
-def _float(value: object) -> float | None:
+def _optional_float(value: object) -> float | None:
     try:
         return float(str(value)) if value is not None else None
     except ValueError:
         raise DataError("a confidence is no number") from None
 
 
-def laid(passages: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a document: passages, or their sentences, where their offsets put
-    them."""
-    text, spare = "", _GAP
+def join_passages(passages: Iterable[Mapping[str, Any]]) -> str:
+    """Return the text of a document: its passages, placed at their offsets.
+
+    If a passage has no text, its sentences are placed.
+
+    Raises:
+        DataError: Passages overlap, or are far apart.
+    """
+    text = ""
+    gaps_left = _MAX_GAPS
     for passage in passages:
-        sentences = [] if passage.get("text") else objects(passage, "sentences")
+        sentences: Sequence[Any] = ()
+        if not passage.get("text"):
+            sentences = require_objects(passage, "sentences")
         for part in sentences or [passage]:
-            own, gap = part.get("text") or "", _int(part, "offset") - len(text)
-            spare -= gap
-            if gap < 0 or spare < 0 or not isinstance(own, str):
+            part_text = part.get("text") or ""
+            gap = _whole_number(part, "offset") - len(text)
+            gaps_left -= gap
+            if gap < 0 or gaps_left < 0 or not isinstance(part_text, str):
                 raise DataError(
                     "a passage overlaps the one before, or lies far behind it"
                 )
-            text += f"{' ' * (gap - 1)}\n"[:gap] if part is passage else " " * gap
-            text += own
+            if part is passage and gap > 0:
+                text += " " * (gap - 1) + "\n"
+            else:
+                text += " " * gap
+            text += part_text
     return text
 
 
+# ---- writing -------------------------------------------------------------------------
+
+
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a collection; `read` gives the same documents, but for characters of no
-    XML."""
-    made = [_whole(document) for document in documents]
+    """Write a collection; `read` returns equal documents.
+
+    Only characters that XML forbids are lost.
+    """
+    values = [_to_json(document) for document in documents]
     collection: dict[str, Any] = {
         "source": "fednotes",
         "date": "",
@@ -286,103 +362,138 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         "infons": {},
     }
     if Path(path).suffix == ".json":
-        whole = collection | {"documents": made}
-        write_out(Path(path), json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
+        content = {**collection, "documents": values}
+        write_out(Path(path), json.dumps(content, ensure_ascii=False, indent=1) + "\n")
         return
-    root = _element("collection", collection)
-    root.extend(_element("document", own) for own in made)
+    root = _json_to_element("collection", collection)
+    root.extend(_json_to_element("document", value) for value in values)
     ElementTree.indent(root, "")
-    text = ElementTree.tostring(root, encoding="unicode").replace("\r", "&#13;")
-    write_out(Path(path), f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
+    xml = ElementTree.tostring(root, encoding="unicode").replace("\r", "&#13;")
+    write_out(Path(path), f'<?xml version="1.0" encoding="UTF-8"?>\n{xml}\n')
 
 
-def _whole(document: Document) -> dict[str, Any]:
+def _to_json(document: Document) -> dict[str, Any]:
+    """Return a document as BioC's JSON."""
     try:
-        return _document(document, mapping(document.meta.get("bioc")))
+        return _to_json_with(document, mapping(document.meta.get("bioc")))
     except (AttributeError, KeyError, TypeError, ValueError):
-        # others' values under that key
-        return _document(document, {})
+        # Something else than this reader keeps is in `meta["bioc"]`.
+        return _to_json_with(document, {})
 
 
-def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A document in BioC's JSON. kept: what was read of it besides text and mentions."""
+def _to_json_with(document: Document, details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document as BioC's JSON.
+
+    Args:
+        document: The document.
+        details: What was read of it besides text and mentions.
+    """
     meta = {name: value for name, value in document.meta.items() if name != "bioc"}
-    rest = jsonl.other_fields(replace(document, meta=meta))
-    if (
-        document.id != document.id.strip()
-        or not document.id
-        or _FORBIDDEN.search(document.id)
-    ):
-        rest["id"] = document.id
-    own = {_OWN: jsonl.to_json(document, rest, ascii=True)} if rest else {}
-    passages = _passages(document.text, kept)
-    known = jsonl.rows_by_span(kept.get("annotations", ()))
-    ids = {value.get("id") for value in kept.get("annotations", ())}
-    fresh = (name for n in range(1, 1 << 30) if (name := f"T{n}") not in ids)
-    held: set[str] = set()
-    for span, raw in zip(
-        document.spans, jsonl.to_record(document)["spans"], strict=True
-    ):
-        same = known(span)
-        name = same.get("id") or next(fresh)
-        held.add(name)
-        sure = {"confidence": repr(raw["confidence"])} if "confidence" in raw else {}
-        annotation = {
-            "id": name,
-            "infons": {"type": span.label, **sure, **same.get("infons", {})},
-            "locations": [{"offset": a, "length": b - a} for a, b in span.pieces],
-            "text": " ".join(document.text[a:b] for a, b in span.pieces),
-        }
-        within = [p for p in passages if p["offset"] <= span.start]
-        within[-1]["annotations"].append(annotation)
+    fields = jsonl.other_fields(replace(document, meta=meta))
+    if not _can_be_id(document.id):
+        fields["id"] = document.id
+    infons = dict(mapping(details.get("infons")))
+    if fields:
+        infons[_OWN_INFON] = jsonl.to_json(document, fields, ascii=True)
+    passages = _passages(document.text, details)
+    written_ids = _add_annotations(document, passages, details.get("annotations", ()))
     relations = [
         relation
-        for relation in kept.get("relations", ())
+        for relation in details.get("relations", ())
         if all(
-            mapping(n).get("refid") in held for n in mapping(relation).get("nodes", ())
+            mapping(node).get("refid") in written_ids
+            for node in mapping(relation).get("nodes", ())
         )
     ]
-    infons = {**mapping(kept.get("infons")), **own}
-    made: dict[str, Any] = {"id": document.id, "infons": infons, "passages": passages}
-    return made | {"annotations": [], "relations": relations}
+    return {
+        "id": document.id,
+        "infons": infons,
+        "passages": passages,
+        "annotations": [],
+        "relations": relations,
+    }
 
 
-def _passages(text: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The passages that were read, if the text is still theirs; else one."""
-    rows = [(start, own) for start, own in kept.get("passages", ())]
-    ends = [*(offset - 1 for offset, _ in rows[1:]), len(text)][: len(rows)]
-    found = [
-        (start, text[start:end], own)
-        for (start, own), end in zip(rows, ends, strict=True)
+def _can_be_id(id: str) -> bool:
+    """Return whether an id comes back unchanged from XML."""
+    return bool(id) and id == id.strip() and not _FORBIDDEN.search(id)
+
+
+def _add_annotations(
+    document: Document,
+    passages: Sequence[Mapping[str, Any]],
+    read_annotations: Iterable[Any],
+) -> set[str]:
+    """Add the mentions of a document to its passages; return their ids."""
+    annotations = list(read_annotations)
+    take_row = jsonl.rows_by_span(annotations)
+    used_ids = {annotation.get("id") for annotation in annotations}
+    new_ids = (f"T{number}" for number in count(1) if f"T{number}" not in used_ids)
+    written_ids: set[str] = set()
+    for span in document.spans:
+        row = take_row(span)
+        id = row.get("id") or next(new_ids)
+        written_ids.add(id)
+        infons = {"type": span.label}
+        if span.confidence is not None:
+            infons["confidence"] = repr(round(span.confidence, 6))
+        passage = [p for p in passages if p["offset"] <= span.start][-1]
+        passage["annotations"].append(
+            {
+                "id": id,
+                "infons": {**infons, **row.get("infons", {})},
+                "locations": _locations(span),
+                "text": " ".join(document.text[a:b] for a, b in span.pieces),
+            }
+        )
+    return written_ids
+
+
+def _locations(span: Span) -> list[dict[str, int]]:
+    return [{"offset": start, "length": end - start} for start, end in span.pieces]
+
+
+def _passages(text: str, details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the passages that were read, if the text is still theirs; else one."""
+    layout = list(details.get("passages", ()))
+    starts = [start for start, _ in layout]
+    ends = [*(start - 1 for start in starts[1:]), len(text)]
+    passages = [
+        _passage(start, text[start:end], infons)
+        for (start, infons), end in zip(layout, ends, strict=False)
     ]
-    if not found or found[0][0] != 0 or laid(_passage(*row) for row in found) != text:
-        found = [(0, text, {})]
-    return [_passage(*row) for row in found]
+    if not passages or starts[0] != 0 or join_passages(passages) != text:
+        return [_passage(0, text, {})]
+    return passages
 
 
 def _passage(offset: int, text: str, infons: Mapping[str, Any]) -> dict[str, Any]:
-    held: dict[str, Any] = {"offset": offset, "infons": dict(infons), "text": text}
-    return held | {"sentences": [], "annotations": [], "relations": []}
+    return {
+        "offset": offset,
+        "infons": dict(infons),
+        "text": text,
+        "sentences": [],
+        "annotations": [],
+        "relations": [],
+    }
 
 
-def _element(tag: str, value: Mapping[str, Any]) -> ElementTree.Element:
-    """The XML of what BioC's JSON holds."""
-    found = ElementTree.Element(tag)
-    singular = {many: one for one, many in _LISTS.items()}
-    for key, held in value.items():
+def _json_to_element(tag: str, value: Mapping[str, Any]) -> ElementTree.Element:
+    """Return the XML of an object of BioC's JSON."""
+    element = ElementTree.Element(tag)
+    for key, content in value.items():
         if key == "infons":
-            for name, told in held.items():
-                ElementTree.SubElement(found, "infon", key=_safe(name)).text = _safe(
-                    told
-                )
-        elif key in singular:
-            found.extend(_element(singular[key], own) for own in held)
+            for name, infon in content.items():
+                child = ElementTree.SubElement(element, "infon", key=_xml_safe(name))
+                child.text = _xml_safe(infon)
+        elif key in _SINGULAR:
+            element.extend(_json_to_element(_SINGULAR[key], item) for item in content)
         elif tag in ("location", "node") or (key == "id" and tag != "document"):
-            found.set(key, _safe(held))
+            element.set(key, _xml_safe(content))
         else:
-            ElementTree.SubElement(found, key).text = _safe(held)
-    return found
+            ElementTree.SubElement(element, key).text = _xml_safe(content)
+    return element
 
 
-def _safe(text: object) -> str:
+def _xml_safe(text: object) -> str:
     return _FORBIDDEN.sub("\ufffd", str(text))

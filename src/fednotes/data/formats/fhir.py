@@ -1,15 +1,14 @@
-"""FHIR R4: DocumentReference and DiagnosticReport with a text/plain attachment, in
-base64.
+"""FHIR R4: DocumentReference and DiagnosticReport with plain text in base64.
 
-A Bundle, one resource, or a resource a line (ndjson) is read; a Bundle of the type
+A Bundle, one resource, or a resource per line (ndjson) is read; a Bundle of the type
 "collection" is written. A mention is an extension of its resource:
 
     {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString":
       "ADE"}, {"url": "start", "valueInteger": 6}, {"url": "end", "valueInteger": 10}]}
 
 with a start and an end for each piece, and "confidence". What FHIR has no place for is
-JSON in the extension "urn:fednotes:document". The rest of a resource that was read is
-kept in `meta["fhir"]`.
+JSON in the extension "urn:fednotes:document". The remaining content of a resource that
+was read is kept in `meta["fhir"]`.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
-from fednotes.data.formats.bioc import objects
+from fednotes.data.formats.bioc import require_objects
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
 from fednotes.data.formats.json_files import (
@@ -41,279 +40,372 @@ from fednotes.data.formats.json_files import (
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
-_MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
+# The types of resources that hold notes, and where their attachments are.
 PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
+_MENTION_URL = "urn:fednotes:mention"
+_DOCUMENT_URL = "urn:fednotes:document"
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
-# of resources; so many are named
-_TYPE, _TYPES = re.compile(r"[A-Z][A-Za-z]{1,40}"), 40
-_PLAIN = {"attachment": {"contentType": "text/plain"}}
+_TYPE = re.compile(r"[A-Z][A-Za-z]{1,40}")
+_MAX_TYPES = 40  # types of ignored resources that are counted one by one
+_PLAIN_CONTENT = {"attachment": {"contentType": "text/plain"}}
+_FILLED_KEYS = ("data", "size", "hash")  # of an attachment, about its text
+# Python knows more encodings; some of them are no character sets or take long.
 _CHARSET = re.compile(
     r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE
 )
 
 
+class ResourceFacts(NamedTuple):
+    """What a resource says about its note; None for each fact that it lacks.
+
+    Attributes:
+        id: The id of the resource.
+        patient: The id of the patient.
+        visit: The id of the encounter.
+        category: What kind of note it is.
+    """
+
+    id: str | None
+    patient: str | None
+    visit: str | None
+    category: str | None
+
+
+# ---- reading -------------------------------------------------------------------------
+
+
 def accepts(path: Path) -> bool:
-    """Whether the file is JSON whose first lines name a type of resource."""
+    """Return whether the file is JSON whose first lines name a type of resource."""
     return "resourceType" in read_json_keys(path)
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """A document for each of the resources that hold notes; others are passed over, and
-    counted.
+    """Return a document for each resource that holds a note.
 
-    id: the resource's; patient: its subject's. Noted are attachments that are no base64
-    or no plain text, and texts that are elsewhere: nothing is fetched.
+    Other resources are ignored and counted. A document has the id of its resource, and
+    the patient is the resource's subject. Noted are attachments that are not base64 or
+    not plain text, and texts that are elsewhere, because nothing is downloaded.
     """
     return gather(find_corpus_files(path, accepts, "FHIR"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, a document at a time."""
+    """Yield what `read` returns, one document at a time."""
     return stream_files(find_corpus_files(path, accepts, "FHIR"), _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    found = (own for value in read_json_rows(path) for own in resources(value))
-    record = partial(_record, unread=problems.ignored)
-    return jsonl.parse_items(found, "resource", record, path, problems)
+    items = (
+        resource for value in read_json_rows(path) for resource in list_resources(value)
+    )
+    to_record = partial(_to_record, ignored=problems.ignored)
+    return jsonl.parse_items(items, "resource", to_record, path, problems)
 
 
-def resources(value: Any) -> list[Any]:
-    """Those of a Bundle; else the one that it is. Raises DataError."""
-    bundle = mapping(value).get("resourceType") == "Bundle"
-    return [e.get("resource") for e in objects(value, "entry")] if bundle else [value]
+def list_resources(value: Any) -> list[Any]:
+    """Return the resources of a Bundle; of any other value, the value itself.
+
+    Raises:
+        DataError: The entries of a Bundle are not a list of objects.
+    """
+    if mapping(value).get("resourceType") != "Bundle":
+        return [value]
+    return [entry.get("resource") for entry in require_objects(value, "entry")]
 
 
 def text_of(resource: Any) -> str | None:
-    """The note that a resource holds; None where its type holds none.
+    """Return the note that a resource holds; None if its type holds none.
 
-    Raises DataError.
+    Raises:
+        DataError: It has no plain text, or the text cannot be decoded.
     """
     place = PLACES.get(str(mapping(resource).get("resourceType")))
     if place is None:
         return None
-    held = objects(resource, place)
-    attachments = (
-        [mapping(a.get("attachment")) for a in held] if place == "content" else held
-    )
-    texts = [a for a in attachments if _is_text(a)]
+    attachments = require_objects(resource, place)
+    if place == "content":
+        attachments = [mapping(content.get("attachment")) for content in attachments]
+    texts = [attachment for attachment in attachments if _is_text(attachment)]
     if not texts:
         raise DataError("it has no attachment of the type text/plain")
-    return "\n".join(map(_text, texts))
+    return "\n".join(_attachment_text(attachment) for attachment in texts)
 
 
-def about(resource: Any) -> tuple[str | None, str | None, str | None, str | None]:
-    """The ids of a resource, of its patient and of its encounter, and what kind of note
-    it is; None for each that it does not say."""
-    known = mapping(resource)
-    context = mapping(known.get("context"))
+def facts_of(resource: Any) -> ResourceFacts:
+    """Return what a resource says about its note."""
+    fields = mapping(resource)
+    id = fields.get("id")
+    return ResourceFacts(
+        id=str(id) if isinstance(id, str | int) else None,
+        patient=_patient_id(mapping(fields.get("subject"))),
+        visit=_encounter_id(fields),
+        category=_category(fields),
+    )
+
+
+def _encounter_id(fields: Mapping[str, Any]) -> str | None:
+    context = mapping(fields.get("context"))
     encounter = (
-        context.get("encounter") or known.get("encounter") or known.get("context")
+        context.get("encounter") or fields.get("encounter") or fields.get("context")
     )
     if isinstance(encounter, list):
         encounter = next(iter(encounter), None)
-    visit = (
-        str(mapping(encounter).get("reference", "")).rpartition("Encounter/")[2] or None
-    )
-    kind = mapping(known.get("type") or known.get("code"))
+    reference = str(mapping(encounter).get("reference", ""))
+    return reference.rpartition("Encounter/")[2] or None
+
+
+def _category(fields: Mapping[str, Any]) -> str | None:
+    kind = mapping(fields.get("type") or fields.get("code"))
     coding = kind.get("coding")
-    first = mapping(next(iter(coding), None)) if isinstance(coding, list) else {}
+    first: Mapping[str, Any] = {}
+    if isinstance(coding, list):
+        first = mapping(next(iter(coding), None))
     category = kind.get("text") or first.get("display") or first.get("code")
-    name, patient = known.get("id"), _patient(mapping(known.get("subject")))
-    own = str(name) if isinstance(name, str | int) else None
-    return own, patient, visit, category if isinstance(category, str) else None
+    return category if isinstance(category, str) else None
+
+
+def _patient_id(subject: Any) -> str | None:
+    return str(subject.get("reference", "")).rpartition("Patient/")[2] or None
 
 
 def _is_text(attachment: Mapping[str, Any]) -> bool:
     return str(attachment.get("contentType", "")).startswith("text/plain")
 
 
-def _bare(held: Mapping[str, Any]) -> dict[str, Any]:
-    """What holds an attachment, without what is said by, or of, the text in it."""
-    if "attachment" in held:
-        return {**held, "attachment": _bare(mapping(held["attachment"]))}
-    if not _is_text(held):
-        return dict(held)
-    kept = {k: v for k, v in held.items() if k not in ("data", "size", "hash")}
-    return kept | {"contentType": "text/plain"}
-
-
-def with_mentions(resource: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
-    """The resource with these mentions in the place of its own, and all else as it was."""
-    others = [e for e in objects(resource, "extension") if e.get("url") != _MENTION]
-    extension = [*others, *map(_extension, spans)]
-    kept = {key: value for key, value in resource.items() if key != "extension"}
-    return kept | ({"extension": extension} if extension else {})
-
-
-def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Resources as a Bundle."""
-    held = [{"resource": resource} for resource in entries]
-    return {"resourceType": "Bundle", "type": "collection", "entry": held}
-
-
-def _record(
-    resource: Any, noting: jsonl.MentionContext, unread: Counter[str]
-) -> dict[str, Any] | None:
-    if (text := text_of(resource)) is None:
-        kind, odd = mapping(resource).get("resourceType"), "resources of other types"
-        name = (
-            f"{kind} resources"
-            if isinstance(kind, str) and _TYPE.fullmatch(kind)
-            else odd
-        )
-        unread[name if name in unread or len(unread) < _TYPES else odd] += 1
-        return None
-    place = PLACES[resource["resourceType"]]
-    rest: dict[str, Any] = {}
-    spans, extensions = [], objects(resource, "extension")
-    for extension in extensions:
-        if extension.get("url") == _REST:
-            raw = _decoded(extension.get("valueBase64Binary")).decode(
-                "utf-8", "replace"
-            )
-            rest = dict(mapping(parse_json_line(raw)))
-        elif extension.get("url") == _MENTION:
-            with noting():
-                spans.append(_mention(text, objects(extension, "extension")))
-    others = [e for e in extensions if e.get("url") not in (_REST, _MENTION)]
-    kept = {k: v for k, v in resource.items() if k != "extension"}
-    kept |= {place: [_bare(held) for held in objects(resource, place)]}
-    kept |= {"extension": others} if others else {}
-    patient = _patient(mapping(resource.get("subject")))
-    plain = {
-        "resourceType": "DocumentReference",
-        "id": resource.get("id"),
-        "status": "current",
-    }
-    plain |= {"subject": {"reference": f"Patient/{patient}"}, place: [_PLAIN]}
-    if any(value != plain.get(key) for key, value in kept.items()):
-        rest["meta"] = {**mapping(rest.get("meta")), "fhir": kept}
-    return {
-        "id": resource.get("id"),
-        "patient": patient,
-        **rest,
-        "text": text,
-        "spans": spans,
-    }
-
-
-def _patient(subject: Any) -> str | None:
-    return str(subject.get("reference", "")).rpartition("Patient/")[2] or None
-
-
-def _text(attachment: Any) -> str:
+def _attachment_text(attachment: Any) -> str:
     if "data" not in attachment and "url" in attachment:
         raise DataError(
             "its text is at a URL, and nothing is fetched: put it into the attachment"
         )
-    named = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
-    charset = named[1] if named else "utf-8"
+    match = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
+    charset = match[1] if match else "utf-8"
     try:
-        # Python has more, and some that take their time
         if not _CHARSET.match(charset):
             raise LookupError
-        return _decoded(attachment.get("data", "")).decode(charset)
+        return _decode_base64(attachment.get("data", "")).decode(charset)
     except (LookupError, UnicodeDecodeError):
         raise DataError(
             "its text is not in the character set that it names, or UTF-8"
         ) from None
 
 
-def _decoded(data: object) -> bytes:
+def _decode_base64(data: object) -> bytes:
     try:
         return base64.b64decode(re.sub(r"\s", "", str(data)), validate=True)
     except (binascii.Error, ValueError):
         raise DataError("the data of an attachment or extension is no base64") from None
 
 
-def _mention(text: str, parts: list[Any]) -> dict[str, Any]:
+def _to_record(
+    resource: Any, context: jsonl.MentionContext, ignored: Counter[str]
+) -> dict[str, Any] | None:
+    """Return a resource as a record of JSONL; None if its type holds no note."""
+    text = text_of(resource)
+    if text is None:
+        _count_ignored(resource, ignored)
+        return None
+    fields: dict[str, Any] = {}
+    spans = []
+    other_extensions = []
+    for extension in require_objects(resource, "extension"):
+        if extension.get("url") == _DOCUMENT_URL:
+            raw = _decode_base64(extension.get("valueBase64Binary"))
+            value = parse_json_line(raw.decode("utf-8", "replace"))
+            fields = dict(mapping(value))
+        elif extension.get("url") == _MENTION_URL:
+            with context():
+                parts = require_objects(extension, "extension")
+                spans.append(_parse_mention(text, parts))
+        else:
+            other_extensions.append(extension)
+
+    patient = _patient_id(mapping(resource.get("subject")))
+    details = _details(resource, other_extensions)
+    if _has_more_than_needed(details, resource, patient):
+        fields["meta"] = {**mapping(fields.get("meta")), "fhir": details}
+    return {
+        "id": resource.get("id"),
+        "patient": patient,
+        **fields,
+        "text": text,
+        "spans": spans,
+    }
+
+
+def _count_ignored(resource: Any, ignored: Counter[str]) -> None:
+    """Count a resource of a type that holds no note."""
+    other = "resources of other types"
+    kind = mapping(resource).get("resourceType")
+    name = other
+    if isinstance(kind, str) and _TYPE.fullmatch(kind):
+        name = f"{kind} resources"
+    if name not in ignored and len(ignored) >= _MAX_TYPES:
+        name = other
+    ignored[name] += 1
+
+
+def _details(resource: Mapping[str, Any], extensions: list[Any]) -> dict[str, Any]:
+    """Return a resource without its text and without our extensions."""
+    place = PLACES[resource["resourceType"]]
+    details = {key: value for key, value in resource.items() if key != "extension"}
+    details[place] = [_without_text(item) for item in require_objects(resource, place)]
+    if extensions:
+        details["extension"] = extensions
+    return details
+
+
+def _has_more_than_needed(
+    details: Mapping[str, Any], resource: Mapping[str, Any], patient: str | None
+) -> bool:
+    """Return whether a resource says more than a new one would."""
+    new = {
+        "resourceType": "DocumentReference",
+        "id": resource.get("id"),
+        "status": "current",
+        "subject": {"reference": f"Patient/{patient}"},
+        PLACES[resource["resourceType"]]: [_PLAIN_CONTENT],
+    }
+    return any(value != new.get(key) for key, value in details.items())
+
+
+def _without_text(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an attachment, or what holds one, without its text and facts about it."""
+    if "attachment" in item:
+        return {**item, "attachment": _without_text(mapping(item["attachment"]))}
+    if not _is_text(item):
+        return dict(item)
+    bare = {key: value for key, value in item.items() if key not in _FILLED_KEYS}
+    bare["contentType"] = "text/plain"
+    return bare
+
+
+def _parse_mention(text: str, parts: list[Any]) -> dict[str, Any]:
+    """Return the mention of an extension's parts."""
     values: dict[str, list[Any]] = {}
     for part in parts:
         value = next((v for k, v in part.items() if k.startswith("value")), None)
-        plain = "valueBase64Binary" not in part
-        values.setdefault(str(part.get("url")), []).append(
-            value if plain else _decoded(value).decode("utf-8", "replace")
-        )
+        if "valueBase64Binary" in part:
+            value = _decode_base64(value).decode("utf-8", "replace")
+        values.setdefault(str(part.get("url")), []).append(value)
     pieces = list(zip(values.get("start", ()), values.get("end", ()), strict=False))
-    (label, *_), (sure, *_) = (
-        values.get("label") or [None],
-        values.get("confidence") or [None],
-    )
-    return jsonl.make_mention(text, pieces, label, None, sure)
+    label = next(iter(values.get("label", ())), None)
+    confidence = next(iter(values.get("confidence", ())), None)
+    return jsonl.make_mention(text, pieces, label, None, confidence)
+
+
+# ---- writing -------------------------------------------------------------------------
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a Bundle of DocumentReferences (DiagnosticReports where that was read)."""
-    made = bundle(
-        _resource(document, number) for number, document in enumerate(documents, 1)
+    """Write a Bundle of DocumentReferences, or of DiagnosticReports that were read."""
+    value = bundle(
+        _to_resource(document, number) for number, document in enumerate(documents, 1)
     )
-    write_out(Path(path), json.dumps(made, ensure_ascii=False, indent=1) + "\n")
+    write_out(Path(path), json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
-def _resource(document: Document, number: int) -> dict[str, Any]:
-    kept = dict(mapping(document.meta.get("fhir")))
-    kind = kept.get("resourceType")
-    kept = kept if kind in PLACES else {"resourceType": "DocumentReference"}
-    rest = jsonl.other_fields(document)
-    if kind in PLACES:
-        rest["meta"] = {k: v for k, v in rest["meta"].items() if k != "fhir"}
-    named = bool(_ID.fullmatch(document.id))
-    rest |= {} if named else {"id": document.id}
+def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return resources as a Bundle."""
+    return {
+        "resourceType": "Bundle",
+        "type": "collection",
+        "entry": [{"resource": resource} for resource in entries],
+    }
+
+
+def with_mentions(resource: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
+    """Return the resource with these mentions in place of its own."""
+    extensions = [
+        extension
+        for extension in require_objects(resource, "extension")
+        if extension.get("url") != _MENTION_URL
+    ]
+    extensions += [_mention_extension(span) for span in spans]
+    changed = {key: value for key, value in resource.items() if key != "extension"}
+    if extensions:
+        changed["extension"] = extensions
+    return changed
+
+
+def _to_resource(document: Document, number: int) -> dict[str, Any]:
+    """Return a document as a resource.
+
+    Args:
+        document: The document.
+        number: Its number from 1, for a new id.
+    """
+    fields = jsonl.other_fields(document)
+    details = dict(mapping(document.meta.get("fhir")))
+    if details.get("resourceType") in PLACES:
+        meta = {key: value for key, value in fields["meta"].items() if key != "fhir"}
+        fields["meta"] = meta
+    else:
+        details = {"resourceType": "DocumentReference"}
+    can_be_id = bool(_ID.fullmatch(document.id))
+    if not can_be_id:
+        fields["id"] = document.id
     if document.patient is not None and _ID.fullmatch(document.patient):
-        del rest["patient"]
-        subject = mapping(kept.get("subject"))
-        if _patient(subject) != document.patient:
-            kept["subject"] = {**subject, "reference": f"Patient/{document.patient}"}
-    raw = jsonl.to_json(document, rest) if any(rest.values()) or not named else ""
-    own = [{"url": _REST, "valueBase64Binary": _encoded(raw)}] if raw else []
-    extension = [*kept.pop("extension", ()), *own, *map(_extension, document.spans)]
-    made = {**kept, "id": document.id if named else f"note-{number}"}
-    place = PLACES[made["resourceType"]]
-    made[place] = _filled(
-        made.get(place) or [_PLAIN if place == "content" else {}], document.text
-    )
-    return {"status": "current", **made} | (
-        {"extension": extension} if extension else {}
-    )
+        del fields["patient"]
+        subject = mapping(details.get("subject"))
+        if _patient_id(subject) != document.patient:
+            reference = f"Patient/{document.patient}"
+            details["subject"] = {**subject, "reference": reference}
+
+    extensions = [*details.pop("extension", ())]
+    if any(fields.values()) or not can_be_id:
+        encoded = _encode_base64(jsonl.to_json(document, fields))
+        extensions.append({"url": _DOCUMENT_URL, "valueBase64Binary": encoded})
+    extensions += [_mention_extension(span) for span in document.spans]
+
+    resource = {"status": "current", **details}
+    resource["id"] = document.id if can_be_id else f"note-{number}"
+    place = PLACES[resource["resourceType"]]
+    default: list[Mapping[str, Any]] = [_PLAIN_CONTENT if place == "content" else {}]
+    resource[place] = _with_text(resource.get(place) or default, document.text)
+    if extensions:
+        resource["extension"] = extensions
+    return resource
 
 
-def _filled(held: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """What holds attachments, as it was read, with the text in the first that is for
-    text; others of that kind were a part of it."""
-    data = {"data": _encoded(text)} if text else {}
-    made, texts = [], 0
-    for own in held:
-        inner = mapping(own.get("attachment", own))
-        if not inner or _is_text(inner):
-            texts += 1
-            filled = {**inner, "contentType": "text/plain; charset=utf-8", **data}
-            if texts == 1:
-                made.append(
-                    {**own, "attachment": filled} if "attachment" in own else filled
-                )
-        else:
-            made.append(dict(own))
-    return made
+def _with_text(items: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return what holds attachments, with the text in the first that is for text.
+
+    Further attachments for text are left out: the text includes theirs.
+    """
+    filled: list[dict[str, Any]] = []
+    has_text = False
+    for item in items:
+        attachment = mapping(item.get("attachment", item))
+        if attachment and not _is_text(attachment):
+            filled.append(dict(item))
+            continue
+        if has_text:
+            continue
+        has_text = True
+        content = {**attachment, "contentType": "text/plain; charset=utf-8"}
+        if text:
+            content["data"] = _encode_base64(text)
+        filled.append(
+            {**item, "attachment": content} if "attachment" in item else content
+        )
+    return filled
 
 
-def _encoded(text: str) -> str:
+def _encode_base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _extension(span: Span) -> dict[str, Any]:
-    plain = span.label.isprintable() and span.label == span.label.strip()
-    label = (
-        {"valueString": span.label}
-        if plain
-        else {"valueBase64Binary": _encoded(span.label)}
-    )
-    places = [
-        {"url": url, "valueInteger": at}
-        for piece in span.pieces
-        for url, at in zip(("start", "end"), piece, strict=True)
-    ]
-    parts: list[dict[str, Any]] = [{"url": "label", **label}, *places]
+def _mention_extension(span: Span) -> dict[str, Any]:
+    """Return a mention as an extension."""
+    label: dict[str, Any] = {"url": "label"}
+    if span.label.isprintable() and span.label == span.label.strip():
+        label["valueString"] = span.label
+    else:
+        label["valueBase64Binary"] = _encode_base64(span.label)
+    parts = [label]
+    for start, end in span.pieces:
+        parts.append({"url": "start", "valueInteger": start})
+        parts.append({"url": "end", "valueInteger": end})
     if span.confidence is not None:
         parts.append({"url": "confidence", "valueDecimal": round(span.confidence, 6)})
-    return {"url": _MENTION, "extension": parts}
+    return {"url": _MENTION_URL, "extension": parts}

@@ -65,7 +65,7 @@ def _read_file(path: Path, problems: Problems) -> Iterable[ReadDocument]:
     values = rows(path, schema.names)
     records = (dict(zip(schema.names, row, strict=True)) for row in values)
     if {"passages", "entities"} <= names:
-        return jsonl.parse_items(records, "row", bigbio.of_row, path, problems)
+        return jsonl.parse_items(records, "row", bigbio.to_record, path, problems)
     if {"text", "spans"} <= names:
         return jsonl.parse_items(records, "row", _record, path, problems)
     if not {"tokens", "ner_tags"} <= names:

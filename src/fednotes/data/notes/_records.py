@@ -96,25 +96,25 @@ def read_fhir(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
     """Yield the notes of FHIR resources; resources of other types are ignored."""
     number = 0
     for line, value in _read_values(settings, path):
-        for resource in fhir.resources(value):
+        for resource in fhir.list_resources(value):
             number += 1
             notes: list[Note] = []
             prefix = "" if line else f"resource {number}: "
             with settings.handle_errors("note", path, line, prefix):
                 text = fhir.text_of(resource)
                 if text is not None:
-                    own_id, patient, visit, category = fhir.about(resource)
+                    facts = fhir.facts_of(resource)
                     note = Note(
-                        id=own_id or f"{stem_of(path)}:{number}",
+                        id=facts.id or f"{stem_of(path)}:{number}",
                         text=settings.finish_text(text),
-                        patient=patient,
-                        category=category,
+                        patient=facts.patient,
+                        category=facts.category,
                         source=settings.source,
-                        visit=visit,
-                        own_id=own_id,
+                        visit=facts.visit,
+                        own_id=facts.id,
                     )
                     notes.append(note)
-                    del note
+                    del note  # so that only the caller holds it
             while notes:
                 yield notes.pop()
 
