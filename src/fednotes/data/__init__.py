@@ -1,0 +1,1 @@
+"""Corpora and notes: formats, tags, splits, batches and checks of data."""

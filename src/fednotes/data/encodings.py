@@ -1,8 +1,8 @@
-"""Encodings of text files: which one a file has, and what a file is that holds no text.
+"""Find the encoding of text files, and recognise files that are not text.
 
 A byte-order mark decides. Without one, a file is UTF-8 unless the caller names another
 encoding. Nothing else is guessed: a text that is decoded with the wrong encoding looks
-fine, and its mentions are not where the annotations say.
+fine, but its mentions are not where the annotations say.
 
 A named encoding applies to the files that are not UTF-8. A folder may therefore mix
 UTF-8 with, say, Windows-1252: text in Windows-1252 that has an accented letter is not
@@ -27,9 +27,8 @@ HEAD = 1 << 16  # bytes that are enough to recognise an encoding
 _CHUNK = 1 << 20  # bytes that are checked at a time
 _ASCII = bytes(range(128))
 
-# Codecs of Python that are no character encodings of files, or that depend on the
-# machine.
-_ODD = frozenset(
+# Codecs of Python that are not character encodings of files, or depend on the machine.
+_UNSUITABLE = frozenset(
     "idna punycode raw-unicode-escape unicode-escape undefined utf-7 mbcs oem".split()
 )
 # The marks of UTF-32 come first: that of UTF-32-LE begins with that of UTF-16-LE.
@@ -42,7 +41,7 @@ _MARKS = (
 )
 _EXPORT = "export its text to a file that ends in .txt"
 _UNPACK = "unpack it, and give the files in it"
-# How files begin that are no text: what they are, and what to do.
+# How files begin that are not text, what they are, and what to do.
 _BINARY = (
     (b"%PDF-", "a PDF document", _EXPORT),
     (b"{\\rtf", "a document in Rich Text Format", "save it as plain text"),
@@ -67,8 +66,7 @@ _BINARY = (
     (b"II*\x00", "an image", _EXPORT),
     (b"MM\x00*", "an image", _EXPORT),
 )
-# The same of files that begin with letters: a NUL byte among the first ones must
-# follow.
+# The same for files that begin with letters; there must be a NUL byte in the head.
 _BINARY_WITH_NUL = (
     (b"PAR1", "a Parquet file", "name its format, parquet"),
     (b"ARROW1", "an Arrow file", "name its format, parquet"),
@@ -96,19 +94,20 @@ def encoding_of(name: str) -> str:
     if name == AUTO:
         return AUTO
     try:
-        found = codecs.lookup(name)
+        codec = codecs.lookup(name)
     except (LookupError, ValueError, TypeError):
-        found = None
-    if (
-        found is None
-        or not found._is_text_encoding
-        or found.name.replace("_", "-") in _ODD
-    ):
+        codec = None
+    if codec is None or not _is_file_encoding(codec):
         known = '"auto", "utf-8", "cp1252", "latin-1", "utf-16-le"'
         raise ConfigError(
             f"encoding = {name!r}: no such encoding; expected one such as {known}"
         )
-    return found.name
+    return codec.name
+
+
+def _is_file_encoding(codec: codecs.CodecInfo) -> bool:
+    is_text: bool = codec._is_text_encoding
+    return is_text and codec.name.replace("_", "-") not in _UNSUITABLE
 
 
 @contextmanager
@@ -126,14 +125,12 @@ def reading_as(encoding: str) -> Iterator[None]:
 
 
 def named_encoding() -> str:
-    """Return the encoding that the user named for the files that are being read, or
-    "auto"."""
+    """Return the encoding that the user named for the files being read, or "auto"."""
     return _named.get()
 
 
 def marked(head: bytes) -> tuple[str, int]:
-    """Return the encoding that a byte-order mark says, and the mark's length; ""
-    without one."""
+    """Return the encoding of a byte-order mark, and its length; "" without a mark."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
@@ -141,16 +138,15 @@ def marked(head: bytes) -> tuple[str, int]:
 
 
 def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
-    """Return the codec to try first on a file, and the bytes of its mark, from its
-    first bytes.
+    """Return the codec to try first on a file, and the length of its mark.
 
     Args:
-        head: The file's first bytes, at most `HEAD` are looked at.
+        head: The file's first bytes; at most `HEAD` are used.
         named: The encoding that the user named, as `encoding_of` returns it.
 
     Raises:
-        DataError: The file holds no text, or UTF-16 or UTF-32 without a mark that
-            nobody named.
+        DataError: The file is not text, or it is UTF-16 or UTF-32 without a mark, and
+            the user did not name this encoding.
     """
     encoding, length = marked(head)
     if encoding:
@@ -160,14 +156,17 @@ def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
         return named, 0
     if wide := _wide(head[:HEAD]):
         raise DataError(
-            f'the text looks like {wide.upper()} without a byte-order mark: set encoding = "{wide}"'
+            f"the text looks like {wide.upper()} without a byte-order mark: set "
+            f'encoding = "{wide}"'
         )
     return "utf-8", 0
 
 
 def require_text(head: bytes) -> None:
-    """Raise DataError, which says what a file is, if its first bytes are not those of a
-    text."""
+    """Raise DataError if the first bytes of a file are not those of a text.
+
+    The error says what the file is.
+    """
     kinds = (*_BINARY, *_BINARY_WITH_NUL) if b"\0" in head[:HEAD] else _BINARY
     for start, what, remedy in kinds:
         if head.startswith(start):
@@ -178,8 +177,9 @@ def require_text(head: bytes) -> None:
 
 
 def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
-    """Return the message for a byte that cannot be decoded, with a remedy that harms no
-    file.
+    """Return the message for a byte that cannot be decoded.
+
+    Its remedy harms no file.
 
     Args:
         place: What the message calls the byte, such as "byte 12".
@@ -189,24 +189,30 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
     """
     if binary:
         return "the file holds binary data, not text: give a text file"
-    told = f"{place} is not {_shown(encoding)}"
+    fact = f"{place} is not {_display_name(encoding)}"
     if named not in (AUTO, "utf-8"):
-        return f"{told}: is the file in another encoding?"
+        return f"{fact}: is the file in another encoding?"
     if encoding == "utf-8":
         return (
-            f'{told}: name the encoding that the file has, such as encoding = "cp1252"'
+            f'{fact}: name the encoding that the file has, such as encoding = "cp1252"'
         )
-    return f"{told}, which its byte-order mark says: is the file complete?"
+    return f"{fact}, which its byte-order mark says: is the file complete?"
 
 
 def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
-    """Decode a whole text. Returns it without its byte-order mark, and the mark's
-    length.
+    """Decode a text.
+
+    Args:
+        data: The content of the file.
+        named: The encoding that the user named, or "auto".
+
+    Returns:
+        The text without its byte-order mark, and the mark's length.
 
     Raises:
-        DataError: The bytes are no text in a known or named encoding. Its message has
-            no place.
-        UndecodableError: A byte does not fit; `line` says where it is.
+        DataError: The bytes are not text in a known or named encoding; the message
+            names no file.
+        UndecodableError: A byte does not fit; `line` says where.
     """
     codec, length = codec_of(data[:HEAD], named)
     try:
@@ -221,8 +227,11 @@ def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
 
 
 class UndecodableError(DataError):
-    """A byte that does not fit the encoding. line: the line that it is on, counted from
-    1."""
+    """A byte does not fit the encoding.
+
+    Attributes:
+        line: The line of the byte, from 1.
+    """
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -233,23 +242,22 @@ def _at(
     data: bytes, error: UnicodeDecodeError, skipped: int, codec: str, named: str
 ) -> UndecodableError:
     position = error.start + skipped
-    binary = b"\0" in data[max(0, position - HEAD) : position + HEAD]
-    told = undecodable(
-        f"byte {position}", codec, named, binary=binary and contains_ascii(codec)
+    has_nul = b"\0" in data[max(0, position - HEAD) : position + HEAD]
+    message = undecodable(
+        f"byte {position}", codec, named, binary=has_nul and contains_ascii(codec)
     )
     before = data[skipped:position].decode(codec, "replace")
-    return UndecodableError(told, before.count("\n") + 1)
+    return UndecodableError(message, before.count("\n") + 1)
 
 
 def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
-    """Return the codec of a file that is read piece by piece, and the length of its
-    mark.
+    """Return the codec of a file that is read in pieces, and the length of its mark.
 
-    Only where an encoding is named that contains ASCII must the whole file be read for
-    this, to know whether it is UTF-8 all the same.
+    If the user named an encoding that contains ASCII, the whole file is read, to find
+    out whether it is UTF-8 nevertheless.
 
     Args:
-        file: The file behind its `head`; it is read to its end in that case.
+        file: The file after its `head`; it is read to its end in that case.
         head: The file's first `HEAD` bytes, or all of them.
         named: The encoding that the user named, or "auto".
 
@@ -273,8 +281,10 @@ def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
 
 @cache
 def contains_ascii(encoding: str) -> bool:
-    """Return whether bytes below 128 are ASCII in an encoding; not so in UTF-16 or
-    ISO-2022-JP."""
+    """Return whether bytes below 128 are ASCII in an encoding.
+
+    They are not in UTF-16 or ISO-2022-JP.
+    """
     if encoding.startswith(_SEVEN_BIT):  # ASCII until an escape sequence comes
         return False
     try:
@@ -306,5 +316,5 @@ def _wide(head: bytes) -> str:
     return ""
 
 
-def _shown(encoding: str) -> str:
+def _display_name(encoding: str) -> str:
     return encoding.upper() if re.match("utf", encoding) else encoding

@@ -1,8 +1,8 @@
-"""spaCy's DocBin (`.spacy`): what `spacy train` reads. Needs the extra "spacy".
+"""spaCy's DocBin (`.spacy`), which `spacy train` reads. Needs the extra "spacy".
 
 Words are cut so that every mention falls on them. All mentions are in the span group
-"sc", those that do not overlap in `doc.ents` too. What spaCy has no place for is JSON
-in the user data "fednotes". A DocBin is compressed msgpack, of which nothing is
+"sc"; those that do not overlap are in `doc.ents`, too. What spaCy has no place for is
+JSON in the user data "fednotes". A DocBin is compressed msgpack; nothing in it is
 unpickled.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, needs
 from fednotes.core.store import write_out
-from fednotes.core.types import Document, Offsets, Span
+from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.files import open_file, starts_with
 from fednotes.data.formats.folders import find_corpus_files
@@ -29,11 +29,14 @@ from fednotes.data.formats.problems import Problems
 from fednotes.data.tags import flatten
 
 LOOSE = 0
-_GROUP, _OWN = "sc", "fednotes"
-_SMALL = 1 << 22  # a small file may unpack to 4 MiB
+_SPAN_GROUP = "sc"
+_USER_DATA = "fednotes"
+_ALWAYS_PERMITTED = 1 << 22  # bytes to which any small file may unpack
+_CHUNK = 1 << 20
+_UNREADABLE = "no DocBin that spaCy can read: is the file complete?"
 
 
-def _spacy() -> tuple[Any, Any, Any, Any]:
+def _import_spacy() -> tuple[Any, Any, Any, Any]:
     with needs("spacy", "spacy"):
         from spacy.tokens import Doc, DocBin
         from spacy.tokens import Span as SpacySpan
@@ -41,101 +44,114 @@ def _spacy() -> tuple[Any, Any, Any, Any]:
     return Doc, DocBin, SpacySpan, Vocab
 
 
+# ---- reading -------------------------------------------------------------------------
+
+
 def accepts(path: Path) -> bool:
-    """Whether the file's name ends in .spacy, or it begins as what zlib packs."""
+    """Return whether the file's name ends in .spacy, or it begins as zlib's data."""
     return path.suffix == ".spacy" or starts_with(path, (b"x\x9c",))
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """A document each; mentions are the group "sc", or the entities where there is
-    none."""
+    """Return the documents; their mentions are the group "sc", or else the entities."""
     return gather(find_corpus_files(path, accepts, "a DocBin"), _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    _, DocBin, _, Vocab = _spacy()
     with open_file(path) as file:
         data = file.read(bounds.DOCBIN_BYTES + 1)
-    _require_small(data)
-
-    def documents() -> Iterator[Any]:
-        """Yield one document after the other: each takes several times its size in the
-        file."""
-        try:
-            yield from DocBin().from_bytes(data).get_docs(Vocab())
-        except Exception:  # whatever spaCy meets in a file that it did not write
-            raise DataError(
-                "no DocBin that spaCy can read: is the file complete?"
-            ) from None
-
-    return jsonl.parse_items(documents(), "document", _record, path, problems)
+    _require_plausible_size(data)
+    return jsonl.parse_items(_unpack(data), "document", _to_record, path, problems)
 
 
-def _require_small(data: bytes) -> None:
+def _unpack(data: bytes) -> Iterator[Any]:
+    """Yield spaCy's documents one by one; each takes several times its packed size."""
+    _, DocBin, _, Vocab = _import_spacy()
+    try:
+        yield from DocBin().from_bytes(data).get_docs(Vocab())
+    except Exception:  # whatever spaCy raises for a file that it did not write
+        raise DataError(_UNREADABLE) from None
+
+
+def _require_plausible_size(data: bytes) -> None:
     """Refuse a file that unpacks to far more than notes do.
 
     Raises:
-        DataError: It is too large when it is unpacked, or it is not packed by zlib.
+        DataError: It is too large when it is unpacked, or zlib did not pack it.
     """
-    most = min(bounds.DOCBIN_BYTES, max(_SMALL, bounds.PACKED_RATIO * len(data)))
-    if len(data) > most:
-        raise DataError(f"it has more than {most:,} bytes: cut it into several files")
-    unpacking = zlib.decompressobj()
+    limit = max(_ALWAYS_PERMITTED, bounds.PACKED_RATIO * len(data))
+    limit = min(bounds.DOCBIN_BYTES, limit)
+    if len(data) > limit:
+        raise DataError(f"it has more than {limit:,} bytes: cut it into several files")
+    decompressor = zlib.decompressobj()
     size = 0
     try:
-        part = unpacking.decompress(data, 1 << 20)
-        while part:
-            size += len(part)
-            if size > most:
+        chunk = decompressor.decompress(data, _CHUNK)
+        while chunk:
+            size += len(chunk)
+            if size > limit:
                 raise DataError(
-                    f"more than {most:,} bytes when it is unpacked, which is no DocBin of notes; "
-                    "if it is one, cut it into several"
+                    f"more than {limit:,} bytes when it is unpacked, which is no "
+                    "DocBin of notes; if it is one, cut it into several"
                 )
-            part = unpacking.decompress(unpacking.unconsumed_tail, 1 << 20)
+            chunk = decompressor.decompress(decompressor.unconsumed_tail, _CHUNK)
     except zlib.error:
-        raise DataError(
-            "no DocBin that spaCy can read: is the file complete?"
-        ) from None
+        raise DataError(_UNREADABLE) from None
 
 
-def _record(doc: Any, noting: jsonl.MentionContext) -> dict[str, Any]:
-    own = doc.user_data.get(_OWN)
-    rest: Any = parse_json_line(own) if isinstance(own, str) else {}
-    kept: defaultdict[tuple[int, int, str], list[Any]] = defaultdict(list)
-    for own in reversed(rest.pop("spans", ())):
-        kept[own["start"], own["end"], own["label"]].append(own)
-    given = doc.spans.get(_GROUP, doc.ents)
-    places = ((span.start_char, span.end_char, span.label_) for span in given)
-    names = ("start", "end", "label")
-    spans = [
-        kept[place].pop() if kept[place] else dict(zip(names, place, strict=True))
-        for place in places
-    ]
-    return {**rest, "text": doc.text, "spans": spans}
+def _to_record(doc: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # noqa: ARG001 - the form of `parse_items`
+    """Return one of spaCy's documents as a record of JSONL."""
+    user_data = doc.user_data.get(_USER_DATA)
+    fields: Any = parse_json_line(user_data) if isinstance(user_data, str) else {}
+    # Our own mentions also have pieces and confidences.
+    own_spans: defaultdict[tuple[int, int, str], list[Any]] = defaultdict(list)
+    for raw in reversed(fields.pop("spans", ())):
+        own_spans[raw["start"], raw["end"], raw["label"]].append(raw)
+    spans = []
+    for span in doc.spans.get(_SPAN_GROUP, doc.ents):
+        same = own_spans[span.start_char, span.end_char, span.label_]
+        if same:
+            spans.append(same.pop())
+        else:
+            spans.append(
+                {"start": span.start_char, "end": span.end_char, "label": span.label_}
+            )
+    return {**fields, "text": doc.text, "spans": spans}
+
+
+# ---- writing -------------------------------------------------------------------------
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a DocBin, whose Docs have a blank vocabulary."""
-    Doc, DocBin, SpacySpan, Vocab = _spacy()
-    vocab, found = Vocab(), DocBin(store_user_data=True)
+    """Write a DocBin, whose documents have a blank vocabulary."""
+    _, DocBin, _, Vocab = _import_spacy()
+    vocab = Vocab()
+    doc_bin = DocBin(store_user_data=True)
     for document in documents:
-        words = cut_into_words(document)
-        text = document.text
-        doc = Doc(
-            vocab, [text[a:b] for a, b, _ in words], [blank for _, _, blank in words]
-        )
-        at: Offsets = tuple((a, b) for a, b, _ in words)
-        first, last = ({own[i]: n for n, own in enumerate(at)} for i in (0, 1))
+        doc_bin.add(_to_doc(document, vocab))
+    write_out(Path(path), doc_bin.to_bytes())
 
-        def placed(
-            span: Span, doc: Any = doc, first: Any = first, last: Any = last
-        ) -> Any:
-            return SpacySpan(doc, first[span.start], last[span.end] + 1, span.label)
 
-        doc.spans[_GROUP] = [placed(span) for span in document.spans]
-        doc.ents = [placed(span) for span in flatten(document.spans, "outermost")[0]]
-        record = jsonl.to_record(document)
-        del record["text"]
-        doc.user_data[_OWN] = jsonl.to_json(document, record)
-        found.add(doc)
-    write_out(Path(path), found.to_bytes())
+def _to_doc(document: Document, vocab: Any) -> Any:
+    """Return a document as spaCy's."""
+    Doc, _, SpacySpan, _ = _import_spacy()
+    words = cut_into_words(document)
+    doc = Doc(
+        vocab,
+        words=[document.text[start:end] for start, end, _ in words],
+        spaces=[has_space for _, _, has_space in words],
+    )
+    first_word = {start: number for number, (start, _, _) in enumerate(words)}
+    last_word = {end: number for number, (_, end, _) in enumerate(words)}
+
+    def to_spacy(span: Span) -> Any:
+        stop = last_word[span.end] + 1
+        return SpacySpan(doc, first_word[span.start], stop, span.label)
+
+    flat, _ = flatten(document.spans, "outermost")
+    doc.spans[_SPAN_GROUP] = [to_spacy(span) for span in document.spans]
+    doc.ents = [to_spacy(span) for span in flat]
+    record = jsonl.to_record(document)
+    del record["text"]
+    doc.user_data[_USER_DATA] = jsonl.to_json(document, record)
+    return doc

@@ -1,9 +1,9 @@
-"""doccano's JSONL, as it imports and exports mentions; `jsonl` reads it too.
+"""doccano's JSONL, as it imports and exports mentions; `jsonl` reads it, too.
 
     {"text": "Had a rash.", "label": [[6, 10, "ADE"]], "id": "n1"}
 
-A mention in pieces is written as one stretch; what a document has besides stands in
-keys of its own, which doccano keeps with it.
+A mention of several pieces is written as one stretch. What else a document has is in
+keys of its own, which doccano preserves.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fednotes.data.formats.prodigy import accepts as accepts
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a line a document."""
-    jsonl.write_lines(documents, path, _record)
+    """Write a line per document."""
+    jsonl.write_lines(documents, path, _to_record)
 
 
-def _record(document: Document) -> dict[str, Any]:
-    labels = [[span.start, span.end, span.label] for span in document.spans]
+def _to_record(document: Document) -> dict[str, Any]:
     return {
         "text": document.text,
-        "label": labels,
+        "label": [[span.start, span.end, span.label] for span in document.spans],
         "id": document.id,
-    } | jsonl.other_fields(document)
+        **jsonl.other_fields(document),
+    }

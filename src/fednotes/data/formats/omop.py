@@ -1,11 +1,10 @@
-"""OMOP's common data model 5.4: NOTE with the notes, and NOTE_NLP with the mentions, as
-CSV.
+"""OMOP's common data model 5.4: notes in NOTE, mentions in NOTE_NLP, as CSV.
 
 A folder holds `note.csv` and `note_nlp.csv`. A mention's type, its pieces and a
 confidence are in `term_modifiers` ("label=ADE,pieces=6-10,confidence=0.9"), its start
-in `offset`. Concepts are 0, "no matching concept", where a mention brought none. Other
-columns of NOTE and, under "terms", of NOTE_NLP (that a term is denied, or past) are
-kept in `meta["omop"]`. A note that had no number gets one; its id is then its
+is in `offset`. Concepts are 0, "no matching concept", unless a mention brought one.
+Other columns of NOTE and, under "terms", of NOTE_NLP (that a term is negated, or past)
+are kept in `meta["omop"]`. A note whose id is not a number gets one; its id is then its
 `note_source_value`, after "fednotes:". Unknown dates of notes are 1970-01-01.
 """
 
@@ -18,6 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -35,208 +35,282 @@ from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
-_NOTE = (
-    "note_id person_id note_date note_datetime note_type_concept_id note_class_concept_id "
-    "note_title note_text encoding_concept_id language_concept_id provider_id "
-    "visit_occurrence_id visit_detail_id note_source_value note_event_id "
-    "note_event_field_concept_id"
+_NOTE_COLUMNS = (
+    "note_id person_id note_date note_datetime note_type_concept_id "
+    "note_class_concept_id note_title note_text encoding_concept_id "
+    "language_concept_id provider_id visit_occurrence_id visit_detail_id "
+    "note_source_value note_event_id note_event_field_concept_id"
 ).split()
-_NLP = (
-    "note_nlp_id note_id section_concept_id snippet offset lexical_variant note_nlp_concept_id "
-    "note_nlp_source_concept_id nlp_system nlp_date nlp_datetime term_exists term_temporal "
-    "term_modifiers"
+_NLP_COLUMNS = (
+    "note_nlp_id note_id section_concept_id snippet offset lexical_variant "
+    "note_nlp_concept_id note_nlp_source_concept_id nlp_system nlp_date nlp_datetime "
+    "term_exists term_temporal term_modifiers"
 ).split()
-_SYSTEM = "fednotes"
-_NUMBER = re.compile("0|[1-9][0-9]{0,17}")  # as a database gives it back
-_NEEDED = {
-    **dict.fromkeys(
-        ("person_id", "note_type_concept_id", "note_class_concept_id"), "0"
-    ),
-    **dict.fromkeys(("encoding_concept_id", "language_concept_id"), "0"),
+# Columns of NOTE that must not be empty, with the values for "unknown".
+_NOTE_DEFAULTS = {
+    "person_id": "0",
+    "note_type_concept_id": "0",
+    "note_class_concept_id": "0",
+    "encoding_concept_id": "0",
+    "language_concept_id": "0",
     "note_date": "1970-01-01",
 }
-_FOUND = ("note_nlp_id", "note_id", "snippet", "offset", "lexical_variant")  # made anew
-_FIELDS = ("note_id", "person_id", "note_text")  # that a Document has
-_TOLD = ("label", "pieces", "confidence")  # in term_modifiers, by us
-_OURS, _LONGEST, _SHORT = f"{_SYSTEM}:", 250, 50  # characters of OMOP's columns of text
+_DOCUMENT_COLUMNS = ("note_id", "person_id", "note_text")  # fields of a Document
+# Columns of NOTE_NLP that are written anew.
+_PLACE_COLUMNS = ("note_nlp_id", "note_id", "snippet", "offset", "lexical_variant")
+_OWN_MODIFIERS = ("label", "pieces", "confidence")
+_SYSTEM = "fednotes"
+_OWN_SOURCE = f"{_SYSTEM}:"
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")  # as a database returns it
+_MAX_TEXT = 250  # characters of columns such as lexical_variant
+_MAX_SOURCE = 50  # characters of note_source_value
+_CONTEXT = 50  # characters of the snippet before and after a mention
+
+_Row = Mapping[str, str]
 
 
-def _heads(path: Path) -> list[str]:
-    return [name.strip(' "').lower() for name in read_first_line(path).split(",")]
+# ---- reading -------------------------------------------------------------------------
 
 
 def accepts(path: Path) -> bool:
-    """Whether the file's header is that of NOTE."""
-    return {"note_id", "note_text"} <= {*_heads(path)}
+    """Return whether the file's header is that of NOTE."""
+    return {"note_id", "note_text"} <= set(_header(path))
+
+
+def _header(path: Path) -> list[str]:
+    return [name.strip(' "').lower() for name in read_first_line(path).split(",")]
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """A document a row of NOTE; its mentions are those of the NOTE_NLP that lies beside
-    it (a file with "nlp" in its name).
+    """Return a document per row of NOTE, with the mentions of the NOTE_NLP beside it.
 
-    Noted, with the line, are rows that are none, notes without a number or a text, and
-    mentions without a place or of a note that is not there.
+    NOTE_NLP is a file with "nlp" in its name. Noted, with their lines, are rows with
+    another number of columns, notes without an id or a text, and mentions without a
+    place or of a note that is not there.
     """
     return gather(find_corpus_files(path, accepts, "OMOP's NOTE"), _read_file, problems)
 
 
 def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    """Yield what `read` returns, a document at a time; NOTE_NLP is held."""
+    """Yield what `read` returns, one document at a time; NOTE_NLP is kept in memory."""
     files = find_corpus_files(path, accepts, "OMOP's NOTE")
     return stream_files(files, _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
-    terms: defaultdict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
-    near = list_files(path.parent, name_contains="nlp")
-    beside = [p for p in near if "note_nlp_id" in _heads(p)]
-    for file in beside:
-        for line, row in _rows(file, problems):
+    nlp_files = [
+        file
+        for file in list_files(path.parent, name_contains="nlp")
+        if "note_nlp_id" in _header(file)
+    ]
+    terms: defaultdict[str, list[tuple[int, _Row]]] = defaultdict(list)
+    for file in nlp_files:
+        for line, row in _read_rows(file, problems):
             terms[row.get("note_id", "").strip()].append((line, row))
-    for line, row in _rows(path, problems):
-        found = list[ReadDocument]()
+
+    for line, row in _read_rows(path, problems):
+        documents: list[ReadDocument] = []
         with problems.collect("document", path, line):
-            name = row.get("note_id", "").strip()
-            if not name or "note_text" not in row:
+            note_id = row.get("note_id", "").strip()
+            if not note_id or "note_text" not in row:
                 raise DataError("note_id or note_text is missing")
-            text, spans, besides = row["note_text"], list[Any](), list[Any]()
-            for at, term in terms.pop(name, ()):
-                with problems.collect("mention", beside[0], at):
-                    spans.append(_mention(text, term))
-                    if columns := _columns(term):
-                        besides.append({"span": spans[-1], "columns": columns})
-            source = row.get("note_source_value", "")
-            kept: dict[str, Any] = {
-                k: v
-                for k, v in row.items()
-                if v and v != _NEEDED.get(k) and k not in _FIELDS
-            }
-            if source.startswith(_OURS):
-                name = source.removeprefix(_OURS)
-                del kept["note_source_value"]
-            if besides:
-                kept["terms"] = besides
-            who = row.get("person_id", "").strip()
-            meta = {"omop": kept} if kept else {}
-            about = {"patient": who if who not in ("", "0") else None, "meta": meta}
-            record = {"id": name, "text": text, "spans": spans, **about}
+            spans: list[Any] = []
+            details: list[Any] = []
+            for term_line, term in terms.pop(note_id, ()):
+                with problems.collect("mention", nlp_files[0], term_line):
+                    span = _parse_term(row["note_text"], term)
+                    spans.append(span)
+                    columns = _other_columns(term)
+                    if columns:
+                        details.append({"span": span, "columns": columns})
+            record = _to_record(row, spans, details)
             document = jsonl.parse_record(record, path, line, problems)
             if document is not None:
-                found.append(ReadDocument(document, path, line))
-        yield from found
-    for rows in terms.values():
+                documents.append(ReadDocument(document, path, line))
+        yield from documents
+
+    for orphans in terms.values():
+        first_line, _ = orphans[0]
         problems.note(
-            "mention", beside[0], rows[0][0], "NOTE has no note of this note_id"
+            "mention", nlp_files[0], first_line, "NOTE has no note of this note_id"
         )
 
 
-def _rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a table, by lower-case heads, with the line that each begins on."""
+def _read_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a table by lower-case columns, and the line of each."""
     with (
         open_text(path, named_encoding(), newline="") as file,
         problems.collect("line", path),
     ):
         rows = read_csv_rows(bounded_lines(file, path, expected="a row"), path)
-        heads = [name.strip().lower() for name in next(rows, (0, []))[1]]
-        if not heads:
+        _, first_row = next(rows, (0, []))
+        header = [name.strip().lower() for name in first_row]
+        if not header:
             raise DataError.at(path, 0, "the file is empty")
         for line, row in rows:
-            with problems.collect("line", path, line) as wrong:
-                if len(row) != len(heads):
+            with problems.collect("line", path, line) as errors:
+                if len(row) != len(header):
                     raise DataError(
-                        f"the row has {len(row)} columns, the header {len(heads)}"
+                        f"the row has {len(row)} columns, the header {len(header)}"
                     )
-            if not wrong:
-                yield line, dict(zip(heads, row, strict=True))
+            if not errors:
+                yield line, dict(zip(header, row, strict=True))
 
 
-def _columns(row: Mapping[str, str]) -> dict[str, str]:
-    """What a row of NOTE_NLP says besides place, type and confidence."""
-    others = [
-        p
-        for p in row.get("term_modifiers", "").split(",")
-        if p.split("=")[0] not in _TOLD
-    ]
-    said = {**row, "term_modifiers": ",".join(filter(None, others))}
-    if said.get("nlp_system") == _SYSTEM:
-        said["nlp_date"] = ""
-    plain = {"nlp_system": _SYSTEM, "term_exists": "Y"}
-    empty = ("", "0")
-    return {
+def _to_record(row: _Row, spans: list[Any], details: list[Any]) -> dict[str, Any]:
+    """Return a row of NOTE as a record of JSONL.
+
+    Args:
+        row: The row.
+        spans: Its mentions.
+        details: What else NOTE_NLP says about them.
+    """
+    other: dict[str, Any] = {
         name: value
-        for name, value in said.items()
-        if name not in _FOUND and value != plain.get(name) and value not in empty
+        for name, value in row.items()
+        if value and value != _NOTE_DEFAULTS.get(name) and name not in _DOCUMENT_COLUMNS
+    }
+    id = row["note_id"].strip()
+    source = row.get("note_source_value", "")
+    if source.startswith(_OWN_SOURCE):
+        id = source.removeprefix(_OWN_SOURCE)
+        del other["note_source_value"]
+    if details:
+        other["terms"] = details
+    patient = row.get("person_id", "").strip()
+    return {
+        "id": id,
+        "text": row["note_text"],
+        "spans": spans,
+        "patient": None if patient in ("", "0") else patient,
+        "meta": {"omop": other} if other else {},
     }
 
 
-def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
-    told = dict(
-        p.split("=", 1) for p in row.get("term_modifiers", "").split(",") if "=" in p
-    )
-    concepts = (row.get(f"note_nlp_{name}concept_id", "0") for name in ("", "source_"))
-    label = unquote(told.get("label", "")) or next(
-        (c for c in concepts if c not in ("0", "")), ""
-    )
-    places = re.findall(r"([0-9]{1,9})-([0-9]{1,9})", told.get("pieces", ""))
+def _modifiers(row: _Row) -> list[str]:
+    return row.get("term_modifiers", "").split(",")
+
+
+def _parse_term(text: str, row: _Row) -> dict[str, Any]:
+    """Return the mention of a row of NOTE_NLP."""
+    modifiers = dict(part.split("=", 1) for part in _modifiers(row) if "=" in part)
+    label = unquote(modifiers.get("label", "")) or _concept(row)
     form = row.get("lexical_variant", "")
-    if not places:
-        start = re.match(r"\s*([0-9]{1,9})", row.get("offset", ""))
-        if start is None:
+    places = re.findall(r"([0-9]{1,9})-([0-9]{1,9})", modifiers.get("pieces", ""))
+    pieces = [(int(start), int(end)) for start, end in places]
+    if not pieces:
+        match = re.match(r"\s*([0-9]{1,9})", row.get("offset", ""))
+        if match is None:
             raise DataError("the offset is no number")
-        places = [(start[1], int(start[1]) + len(form))]
-    pieces = [(int(a), int(b)) for a, b in places]
-    sure = re.fullmatch(r"[01](\.[0-9]+)?", told.get("confidence", ""))
-    whole = form if len(form) < _LONGEST else None
+        start = int(match[1])
+        pieces = [(start, start + len(form))]
+    confidence = None
+    if re.fullmatch(r"[01](\.[0-9]+)?", modifiers.get("confidence", "")):
+        confidence = float(modifiers["confidence"])
+    is_complete = len(form) < _MAX_TEXT
     return jsonl.make_mention(
-        text, pieces, label, whole, float(sure[0]) if sure else None
+        text, pieces, label, form if is_complete else None, confidence
     )
+
+
+def _concept(row: _Row) -> str:
+    """Return the concept of a term, or "" if it has none."""
+    for column in ("note_nlp_concept_id", "note_nlp_source_concept_id"):
+        concept = row.get(column, "0")
+        if concept not in ("0", ""):
+            return concept
+    return ""
+
+
+def _other_columns(row: _Row) -> dict[str, str]:
+    """Return what a row of NOTE_NLP says besides place, type and confidence."""
+    modifiers = [
+        part
+        for part in _modifiers(row)
+        if part and part.split("=")[0] not in _OWN_MODIFIERS
+    ]
+    columns = {**row, "term_modifiers": ",".join(modifiers)}
+    if columns.get("nlp_system") == _SYSTEM:
+        columns["nlp_date"] = ""
+    defaults = {"nlp_system": _SYSTEM, "term_exists": "Y"}
+    return {
+        name: value
+        for name, value in columns.items()
+        if name not in _PLACE_COLUMNS
+        and value != defaults.get(name)
+        and value not in ("", "0")
+    }
+
+
+# ---- writing -------------------------------------------------------------------------
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes `note.csv` and `note_nlp.csv` into the folder `path`."""
+    """Write `note.csv` and `note_nlp.csv` into a folder."""
     folder = Path(path)
-    given = list(documents)
-    taken = {d.id for d in given if _NUMBER.fullmatch(d.id)}
-    fresh = (name for n in range(1, 1 << 40) if (name := str(n)) not in taken)
-    notes, terms = [_NOTE], [_NLP]
-    for document in given:
-        before = mapping(document.meta.get("omop"))
-        kept = {k: str(v) for k, v in before.items() if k != "terms"}
-        said = jsonl.rows_by_span(before.get("terms", ()))
-        number = document.id if document.id in taken else next(fresh)
-        if number != document.id:
-            source = f"{_OURS}{document.id}"
-            kept["note_source_value"] = source if len(source) <= _SHORT else ""
-        if _NUMBER.fullmatch(document.patient or ""):
-            kept["person_id"] = str(document.patient)
-        row = {**_NEEDED, **kept, "note_id": number, "note_text": document.text}
-        notes.append([row.get(name, "") for name in _NOTE])
+    notes = list(documents)
+    used_numbers = {note.id for note in notes if _NUMBER.fullmatch(note.id)}
+    new_numbers = (str(n) for n in count(1) if str(n) not in used_numbers)
+    note_rows = [_NOTE_COLUMNS]
+    nlp_rows = [_NLP_COLUMNS]
+    for document in notes:
+        note_id = document.id if document.id in used_numbers else next(new_numbers)
+        details = mapping(document.meta.get("omop"))
+        note = _to_note(document, note_id, details)
+        note_rows.append([note.get(name, "") for name in _NOTE_COLUMNS])
+        take_row = jsonl.rows_by_span(details.get("terms", ()))
         for span in document.spans:
-            row = _term(document.text, span, said(span).get("columns", {}))
-            row |= {"note_nlp_id": str(len(terms)), "note_id": number}
-            terms.append([row.get(name, "") for name in _NLP])
-    for name, rows in (("note", notes), ("note_nlp", terms)):
-        made = io.StringIO(newline="")
-        csv.writer(made, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
-        write_out(folder / f"{name}.csv", made.getvalue())
+            term = _to_term(document.text, span, take_row(span).get("columns", {}))
+            term["note_nlp_id"] = str(len(nlp_rows))
+            term["note_id"] = note_id
+            nlp_rows.append([term.get(name, "") for name in _NLP_COLUMNS])
+    for name, rows in (("note", note_rows), ("note_nlp", nlp_rows)):
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        writer.writerows(rows)
+        write_out(folder / f"{name}.csv", buffer.getvalue())
 
 
-def _term(text: str, span: Span, said: Mapping[str, str]) -> dict[str, str]:
-    """A row of NOTE_NLP. said: what another row said besides, as `_columns` has it."""
-    more = f",{said['term_modifiers']}" if said.get("term_modifiers") else ""
+def _to_note(
+    document: Document, note_id: str, details: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return a row of NOTE."""
+    row = dict(_NOTE_DEFAULTS)
+    row |= {name: str(value) for name, value in details.items() if name != "terms"}
+    if note_id != document.id:
+        source = f"{_OWN_SOURCE}{document.id}"
+        row["note_source_value"] = source if len(source) <= _MAX_SOURCE else ""
+    if _NUMBER.fullmatch(document.patient or ""):
+        row["person_id"] = str(document.patient)
+    row["note_id"] = note_id
+    row["note_text"] = document.text
+    return row
+
+
+def _to_term(text: str, span: Span, columns: _Row) -> dict[str, str]:
+    """Return a row of NOTE_NLP.
+
+    Args:
+        text: The text of the note.
+        span: The mention.
+        columns: What the row that was read says besides (`_other_columns`).
+    """
     pieces = ";".join(f"{start}-{end}" for start, end in span.pieces)
-    sure = (
-        "" if span.confidence is None else f",confidence={round(span.confidence, 6):f}"
-    )
+    modifiers = [f"label={quote(span.label, safe=' ')}", f"pieces={pieces}"]
+    if span.confidence is not None:
+        modifiers.append(f"confidence={round(span.confidence, 6):f}")
+    if columns.get("term_modifiers"):
+        modifiers.append(columns["term_modifiers"])
+    context = text[max(0, span.start - _CONTEXT) : span.end + _CONTEXT]
     return {
-        "snippet": text[max(0, span.start - 50) : span.end + 50][:_LONGEST],
+        "snippet": context[:_MAX_TEXT],
         "offset": str(span.start),
-        "lexical_variant": " ".join(text[a:b] for a, b in span.pieces)[:_LONGEST],
+        "lexical_variant": " ".join(text[a:b] for a, b in span.pieces)[:_MAX_TEXT],
         "note_nlp_concept_id": "0",
         "note_nlp_source_concept_id": "0",
         "nlp_system": _SYSTEM,
         "nlp_date": date.today().isoformat(),
         "term_exists": "Y",
-        **said,
-        "term_modifiers": f"label={quote(span.label, safe=' ')},pieces={pieces}{sure}{more}",
+        **columns,
+        "term_modifiers": ",".join(modifiers),
     }

@@ -1,11 +1,10 @@
-"""Prodigy's JSONL: tokens, and mentions by characters and by tokens; `jsonl` reads it
-too.
+"""Prodigy's JSONL: mentions by characters and by tokens; `jsonl` reads it, too.
 
     {"text", "tokens": [{"text", "start", "end", "id", "ws"}], "spans": [{"start",
      "end", "label", "token_start", "token_end"}], "answer": "accept"}
 
-A mention in pieces is written as one stretch. Where a mention does not fall on the
-document's tokens, Prodigy could not show it: tokens are then made that it does fall on.
+A mention of several pieces is written as one stretch. Prodigy cannot show a mention
+that does not fall on tokens; if a document has such a mention, it gets other tokens.
 """
 
 from __future__ import annotations
@@ -22,26 +21,30 @@ from fednotes.data.formats.jsonl import read as read
 from fednotes.data.formats.mentions import cut_into_words
 
 
-def accepts(path: Path) -> bool:
-    """No: `jsonl` is asked."""
+def accepts(path: Path) -> bool:  # noqa: ARG001 - the form of a format
+    """Return False: files are left to `jsonl`."""
     return False
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a line a document, to be shown by ner.manual or spans.manual."""
-    jsonl.write_lines(documents, path, _record)
+    """Write a line per document, to be shown by ner.manual or spans.manual."""
+    jsonl.write_lines(documents, path, _to_record)
 
 
-def _record(document: Document) -> dict[str, Any]:
+def _to_record(document: Document) -> dict[str, Any]:
     tokens = document.tokens
-    edges = [{own[i] for own in tokens} for i in (0, 1)]
+    starts = {start for start, _ in tokens}
+    ends = {end for _, end in tokens}
     if not tokens or not all(
-        s.start in edges[0] and s.end in edges[1] for s in document.spans
+        span.start in starts and span.end in ends for span in document.spans
     ):
         tokens = tuple((start, end) for start, end, _ in cut_into_words(document))
-    starts, ends = ({own[i]: n for n, own in enumerate(tokens)} for i in (0, 1))
-    made = jsonl.to_record(replace(document, tokens=tokens))
-    for span in made["spans"]:
+    token_at_start = {start: number for number, (start, _) in enumerate(tokens)}
+    token_at_end = {end: number for number, (_, end) in enumerate(tokens)}
+    record = jsonl.to_record(replace(document, tokens=tokens))
+    for span in record["spans"]:
         span.pop("fragments", None)
-        span |= {"token_start": starts[span["start"]], "token_end": ends[span["end"]]}
-    return made | {"answer": "accept"}
+        span["token_start"] = token_at_start[span["start"]]
+        span["token_end"] = token_at_end[span["end"]]
+    record["answer"] = "accept"
+    return record

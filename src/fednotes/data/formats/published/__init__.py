@@ -1,2 +1,1 @@
-"""Formats that published corpora came in; they are read, and nothing is written in
-them."""
+"""The formats of published corpora; they are read, and never written."""

@@ -1,14 +1,12 @@
-"""ADE Corpus V2 (Gurulingappa et al. 2012): `DRUG-AE.rel`, `DRUG-DOSE.rel`,
-`ADE-NEG.txt`.
+"""ADE Corpus V2 (Gurulingappa et al. 2012).
 
     PMID|sentence|effect|start|end|drug|start|end      DRUG-AE.rel
     PMID|sentence|dose|start|end|drug|start|end        DRUG-DOSE.rel
     PMID NEG sentence                                  ADE-NEG.txt
 
-Offsets relate to the whole abstract, which the corpus does not give. So mentions are
-found by their text, and where a text occurs more than once, by the sentence's place in
-the
-abstract: the one place from which most rows' offsets point at their texts.
+Offsets relate to the whole abstract, which the corpus does not include. Mentions are
+therefore found by their text. If a text occurs several times, the sentence's place in
+the abstract decides: the one place from which most rows' offsets point at their texts.
 All rows of one sentence make one document with the union of their mentions.
 """
 
@@ -32,14 +30,27 @@ from fednotes.data.formats.gathering import (
 from fednotes.data.formats.problems import Problems
 
 _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
-_PMID, _OFFSET = re.compile(r"\d+"), re.compile("[0-9]{1,9}")
-_MAX_UNPLACED = 0.05  # of a file's rows; a few rows of real corpora are damaged
+_PMID = re.compile(r"\d+")
+_OFFSET = re.compile("[0-9]{1,9}")
+_EXPECTED = "expected PMID|sentence|text|start|end|drug|start|end or PMID NEG sentence"
+# The share of a file's rows that may have no place: some rows of the corpus are
+# damaged.
+_MAX_UNPLACED = 0.05
+
+_Place = tuple[int, int]
 
 
 class _Row(NamedTuple):
-    """One relation: `other` is the effect or the dose.
+    """One relation; starts count from the start of the abstract.
 
-    Starts count from the abstract's start.
+    Attributes:
+        path: The file.
+        line: The line.
+        label: "ADE" or "Dosage".
+        other: The text of the effect or the dose.
+        other_start: Where that starts.
+        drug: The text of the drug.
+        drug_start: Where that starts.
     """
 
     path: Path
@@ -52,52 +63,60 @@ class _Row(NamedTuple):
 
 
 def accepts(path: Path) -> bool:
-    """Whether the first line is a relation or a negative sentence."""
+    """Return whether the first line is a relation or a negative sentence."""
     line = read_first_line(path).rstrip()
-    return _NEGATIVE.fullmatch(line) is not None or _relation(line) is not None
+    return _NEGATIVE.fullmatch(line) is not None or _split_relation(line) is not None
 
 
-def _relation(line: str) -> list[str] | None:
-    """Return PMID, sentence, text, start, end, drug, start and end of a line; None of
-    another.
+def _split_relation(line: str) -> list[str] | None:
+    """Return PMID, sentence, text, start, end, drug, start and end of a line.
 
-    The sentence alone may hold a bar. Cut from the right, as here, a line of any length
-    takes time linear in it.
+    None for any other line. Only the sentence may have a bar, so the line is cut from
+    the right, which takes a time linear in its length.
     """
     head, *cells = line.rsplit("|", 6)
     pmid, _, sentence = head.partition("|")
-    is_relation = (
-        len(cells) == 6
-        and _PMID.fullmatch(pmid)
-        and all(part.strip() for part in (sentence, cells[0], cells[3]))
-        and all(_OFFSET.fullmatch(cells[at]) for at in (1, 2, 4, 5))
-    )
-    return [pmid, sentence, *cells] if is_relation else None
+    if len(cells) != 6 or not _PMID.fullmatch(pmid):
+        return None
+    other, start, end, drug, drug_start, drug_end = cells
+    if not all(text.strip() for text in (sentence, other, drug)):
+        return None
+    offsets = (start, end, drug_start, drug_end)
+    if not all(_OFFSET.fullmatch(offset) for offset in offsets):
+        return None
+    return [pmid, sentence, *cells]
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """One document per distinct sentence of an article, over all files of the folder.
+    """Return a document per distinct sentence of an article, over all files.
 
-    Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "part", "relations" for a
-    sentence of the relation files and "negative" for one of ADE-NEG.txt alone;
-    "relations", rows (label, start, end, drug's start, drug's end); "unplaced", how
-    many rows name a text that is not in the sentence. Noted, with the line, is a broken
-    line; and where more than 1 row in 20 cannot be placed, each of them.
+    Labels are Drug, ADE and Dosage. A document's meta has
+        "pmid", to split by;
+        "part": "relations" for a sentence of the relation files, "negative" for one
+        that is only in ADE-NEG.txt;
+        "relations": rows (label, start, end, drug's start, drug's end);
+        "unplaced": how many rows name a text that is not in the sentence.
+
+    Noted are broken lines, with their numbers, and, if more than 1 row in 20 has no
+    place in its sentence, each of these rows.
     """
     sentences: dict[tuple[str, str], list[_Row]] = {}
     for file in find_corpus_files(path, accepts, "the ADE corpus"):
         with problems.collect("file", file):
-            for pmid, text, row in _rows(file, problems):
-                sentences.setdefault((pmid, text), []).extend([row] if row else [])
+            for pmid, text, row in _read_rows(file, problems):
+                rows = sentences.setdefault((pmid, text), [])
+                if row is not None:
+                    rows.append(row)
     numbers: Counter[str] = Counter()
     documents: list[ReadDocument] = []
     unplaced: list[_Row] = []
     for (pmid, text), rows in sentences.items():
         numbers[pmid] += 1
-        document, missing = _document(pmid, text, rows, f"{pmid}:{numbers[pmid]}")
+        id = f"{pmid}:{numbers[pmid]}"
+        document, missing = _to_document(pmid, text, rows, id)
         documents.append(ReadDocument(document, path, DERIVED_ID))
         unplaced += missing
-    total = sum(map(len, sentences.values()))
+    total = sum(len(rows) for rows in sentences.values())
     if len(unplaced) > _MAX_UNPLACED * total:
         message = f"a mention is not in its sentence ({len(unplaced)} of {total} rows)"
         for row in unplaced:
@@ -105,48 +124,54 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     return rename_repeated_ids(documents, problems)
 
 
-def _rows(path: Path, problems: Problems) -> Iterator[tuple[str, str, _Row | None]]:
-    """PMID, sentence and relation of each line."""
+def _read_rows(
+    path: Path, problems: Problems
+) -> Iterator[tuple[str, str, _Row | None]]:
+    """Yield PMID, sentence and relation of each line; a negative one has none."""
     label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
     for number, line in read_nonblank_lines(path):
-        if negative := _NEGATIVE.fullmatch(line.rstrip()):
+        negative = _NEGATIVE.fullmatch(line.rstrip())
+        if negative:
             yield negative.group(1), negative.group(2).strip(), None
-        elif parts := _relation(line.rstrip()):
-            pmid, text, other, start, _, drug, drug_start, _ = parts
-            names = other.strip(), int(start), drug.strip(), int(drug_start)
-            yield pmid, text.strip(), _Row(path, number, label, *names)
-        else:
-            message = "expected PMID|sentence|text|start|end|drug|start|end or PMID NEG sentence"
-            problems.note("line", path, number, message)
-
-
-def _document(
-    pmid: str, text: str, rows: Sequence[_Row], name: str
-) -> tuple[Document, list[_Row]]:
-    """The sentence's document, and the rows that could not be placed."""
-    places = [
-        (_occurrences(text, row.other), _occurrences(text, row.drug)) for row in rows
-    ]
-    origins: Counter[int] = Counter()
-    for (others, drugs), row in zip(places, rows, strict=True):
-        origins.update(
-            {row.other_start - s for s, _ in others}
-            & {row.drug_start - s for s, _ in drugs}
+            continue
+        cells = _split_relation(line.rstrip())
+        if cells is None:
+            problems.note("line", path, number, _EXPECTED)
+            continue
+        pmid, text, other, start, _, drug, drug_start, _ = cells
+        row = _Row(
+            path=path,
+            line=number,
+            label=label,
+            other=other.strip(),
+            other_start=int(start),
+            drug=drug.strip(),
+            drug_start=int(drug_start),
         )
-    origin = min(origins, key=lambda o: (-origins[o], o)) if origins else None
+        yield pmid, text.strip(), row
+
+
+def _to_document(
+    pmid: str, text: str, rows: Sequence[_Row], id: str
+) -> tuple[Document, list[_Row]]:
+    """Return the document of a sentence, and the rows that have no place in it."""
+    places = [
+        (_find_occurrences(text, row.other), _find_occurrences(text, row.drug))
+        for row in rows
+    ]
+    origin = _guess_origin(rows, places)
     spans: set[Span] = set()
     relations: dict[tuple[str, int, int, int, int], None] = {}
     unplaced = []
-    for (others, drugs), row in zip(places, rows, strict=True):
+    for row, (others, drugs) in zip(rows, places, strict=True):
         if not others or not drugs:
             unplaced.append(row)
             continue
-        (start, end), (drug_start, drug_end) = min(
-            product(others, drugs),
-            key=lambda pair: _misfit(pair[0][0], pair[1][0], row, origin),
-        )
-        spans |= {Span(start, end, row.label), Span(drug_start, drug_end, "Drug")}
-        relations[row.label, start, end, drug_start, drug_end] = None
+        pairs = product(others, drugs)
+        other, drug = min(pairs, key=lambda pair: _misfit(pair, row, origin))
+        spans.add(Span(*other, row.label))
+        spans.add(Span(*drug, "Drug"))
+        relations[row.label, *other, *drug] = None
     meta: dict[str, object] = {
         "pmid": pmid,
         "part": "relations" if rows else "negative",
@@ -155,36 +180,59 @@ def _document(
         meta["relations"] = tuple(relations)
     if unplaced:
         meta["unplaced"] = len(unplaced)
-    return Document(name, text, tuple(sorted(spans)), meta=meta), unplaced
+    return Document(id, text, tuple(sorted(spans)), meta=meta), unplaced
 
 
-def _occurrences(text: str, form: str) -> list[tuple[int, int]]:
-    """Where a mention's text stands in a sentence; case and width of spaces only if
-    they must, inside a word only if nowhere else."""
+def _guess_origin(
+    rows: Sequence[_Row], places: Sequence[tuple[list[_Place], list[_Place]]]
+) -> int | None:
+    """Return where the sentence starts in its abstract, by the offsets of most rows.
+
+    None if no row's offsets fit.
+    """
+    votes: Counter[int] = Counter()
+    for row, (others, drugs) in zip(rows, places, strict=True):
+        by_other = {row.other_start - start for start, _ in others}
+        by_drug = {row.drug_start - start for start, _ in drugs}
+        votes.update(by_other & by_drug)
+    return min(votes, key=lambda origin: (-votes[origin], origin)) if votes else None
+
+
+def _find_occurrences(text: str, form: str) -> list[_Place]:
+    """Return where a mention's text occurs in a sentence.
+
+    Case and the width of spaces are ignored only if they must be, and occurrences
+    inside a word count only if there are no others.
+    """
     loose = r"\s+".join(map(re.escape, form.split()))
     for pattern, flags in ((re.escape(form), 0), (loose, re.IGNORECASE)):
-        # Looking ahead finds occurrences that overlap, too.
-        found = (
-            [m.span(1) for m in re.finditer(f"(?=({pattern}))", text, flags)]
-            if pattern
-            else []
-        )
-        whole = [
-            (start, end)
-            for start, end in found
-            if not (text[start].isalnum() and text[start - 1 : start].isalnum())
-            and not (text[end - 1].isalnum() and text[end : end + 1].isalnum())
-        ]
-        if found:
-            return whole or found
+        if not pattern:
+            continue
+        # Looking ahead also finds occurrences that overlap.
+        matches = re.finditer(f"(?=({pattern}))", text, flags)
+        places = [match.span(1) for match in matches]
+        if places:
+            words = [place for place in places if not _is_inside_word(text, *place)]
+            return words or places
     return []
 
 
+def _is_inside_word(text: str, start: int, end: int) -> bool:
+    """Return whether a letter or digit continues a stretch of text on either side."""
+    continues_left = text[start].isalnum() and text[start - 1 : start].isalnum()
+    continues_right = text[end - 1].isalnum() and text[end : end + 1].isalnum()
+    return continues_left or continues_right
+
+
 def _misfit(
-    other: int, drug: int, row: _Row, origin: int | None
+    pair: tuple[_Place, _Place], row: _Row, origin: int | None
 ) -> tuple[int, int, int]:
-    """How badly two places fit a row's offsets: by distance, then by place, then
-    leftmost."""
+    """Return how badly two places fit a row's offsets.
+
+    Their distance counts first, then their place in the abstract, then how far right
+    they are.
+    """
+    (other, _), (drug, _) = pair
     distance = abs((drug - other) - (row.drug_start - row.other_start))
-    place = 0 if origin is None else abs(other + origin - row.other_start)
-    return distance, place, other
+    shift = 0 if origin is None else abs(other + origin - row.other_start)
+    return distance, shift, other

@@ -1,10 +1,10 @@
-"""i2b2 2012 temporal relations: one XML file a record, events and times with offsets.
+"""i2b2 2012 temporal relations: one XML file per record, events and times with offsets.
 
     <TEXT><![CDATA[ … ]]></TEXT> <EVENT id="E0" start="36" end="46" text="chest pain"
     modality="FACTUAL" … type="PROBLEM" />
 
-Offsets are characters into the raw text, half-open. The files are not always XML
-(quotes and ampersands inside attributes stand as they are), so they are read line by
+Offsets are characters of the raw text, half-open. The files are not always valid XML
+(quotes and ampersands inside attributes are not escaped), so they are read line by
 line. Labels are the types of events (PROBLEM, TEST, TREATMENT, CLINICAL_DEPT,
 EVIDENTIAL, OCCURRENCE) and of times (DATE, TIME, DURATION, FREQUENCY). Section times
 and links are not mentions.
@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from sys import intern
+from typing import NamedTuple
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
@@ -28,107 +29,120 @@ from fednotes.data.formats.problems import Problems
 from fednotes.data.text import normalise
 
 LOOSE = 0
+_ACCEPT_LINES = 6  # lines among which the text begins
 _TEXT = re.compile(r"<TEXT>(?:\s*<!\[CDATA\[(.*?)\]\]>\s*|(.*?))</TEXT>", re.DOTALL)
 _TAG = re.compile(r"\s*<(EVENT|TIMEX3)\s")
-_PARTS = re.compile(
-    r'\s*<(?:EVENT|TIMEX3)\s+id="[^"]*"\s+start="([0-9]{1,9})"\s+end="([0-9]{1,9})"\s+text="(.*?)"'
-    r'\s+(?:modality|type)="(.*)/?>\s*'
+_ATTRIBUTES = re.compile(
+    r'\s*<(?:EVENT|TIMEX3)\s+id="[^"]*"\s+start="([0-9]{1,9})"\s+end="([0-9]{1,9})"'
+    r'\s+text="(.*?)"\s+(?:modality|type)="(.*)/?>\s*'
 )
 _TYPE = re.compile(r'(?:^|\s)type="([A-Za-z_]+)"')
-_Mention = tuple[Span, str, int]  # as the file gives it, its text, its line
+
+
+class _Mention(NamedTuple):
+    """A mention as the file gives it, its text, and its line."""
+
+    span: Span
+    form: str
+    line: int
 
 
 def accepts(path: Path) -> bool:
-    """Whether the file is XML whose first lines open a TEXT."""
+    """Return whether the file is XML whose first lines open a TEXT."""
     if path.suffix.lower() != ".xml":
         return False
-    lines = read_head(path)[:6]
-    return (
-        bool(lines)
-        and lines[0].startswith("<")
-        and any("<TEXT>" in line for line in lines)
-    )
+    lines = read_head(path)[:_ACCEPT_LINES]
+    if not lines or not lines[0].startswith("<"):
+        return False
+    return any("<TEXT>" in line for line in lines)
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """One document per record; its lines are its sentences.
+    """Return a document per record; its lines are its sentences.
 
     `meta["mismatched"]` counts mentions whose text is not what their offsets hold.
-    Noted are a file without text or tags, and with the line a broken tag or offsets
-    outside the text, and where most mentions do not match.
+    Noted are a file without text or tags; with its line, a broken tag or offsets
+    outside the text; and a text that most mentions do not match.
     """
-    return gather(
-        find_corpus_files(path, accepts, "i2b2 2012"),
-        _read_record,
-        problems,
-        "document",
-    )
+    files = find_corpus_files(path, accepts, "i2b2 2012")
+    return gather(files, _read_record, problems, "document")
 
 
 def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
     content = read_text(path)
-    found = _TEXT.search(content)
-    if found is None:
+    match = _TEXT.search(content)
+    if match is None:
         raise DataError("there is no TEXT element: it is no i2b2 2012 record")
-    if "<TAGS" not in content[found.end() :]:
+    tags = content[match.end() :]
+    if "<TAGS" not in tags:
         raise DataError(
             "there is no TAGS element after the text: is the file complete?"
         )
-    raw = (
-        found.group(1) if found.group(1) is not None else html.unescape(found.group(2))
-    )
-    first = content.count("\n", 0, found.end()) + 1
-    given: list[_Mention] = []
-    for number, line in enumerate(content[found.end() :].split("\n"), first):
+    raw_text = match.group(1)
+    if raw_text is None:  # no CDATA
+        raw_text = html.unescape(match.group(2))
+
+    first_line = content.count("\n", 0, match.end()) + 1
+    read_mentions: list[_Mention] = []
+    for number, line in enumerate(tags.split("\n"), first_line):
         if _TAG.match(line):
             with problems.collect("mention", path, number):
-                given.append((*_mention(line), number))
-    text, shift = _placed(raw, given)
+                read_mentions.append(_parse_mention(line, number))
+
+    text, shift = _place_text(raw_text, read_mentions)
     mentions: list[_Mention] = []
-    for span, form, number in given:
+    for span, form, number in read_mentions:
         moved = Span(span.start + shift, span.end + shift, span.label)
         if 0 <= moved.start < moved.end <= len(text):
-            mentions.append((moved, form, number))
+            mentions.append(_Mention(moved, form, number))
         else:
-            place = f"{span.start}:{span.end} is no stretch of the text"
-            problems.note("mention", path, number, f"{place} ({len(raw)} characters)")
+            problems.note(
+                "mention",
+                path,
+                number,
+                f"{span.start}:{span.end} is no stretch of the text "
+                f"({len(raw_text)} characters)",
+            )
+    trimmed_lines = re.finditer(r"\S(?:[^\n]*\S)?", text)
     document = Document(
-        path.stem,
-        text,
-        tuple(dict.fromkeys(span for span, _, _ in mentions)),
+        id=path.stem,
+        text=text,
+        spans=tuple(dict.fromkeys(mention.span for mention in mentions)),
         meta=count_mismatches(path, text, mentions, "mentions"),
-        # The lines that hold something, trimmed.
-        sentences=tuple(m.span() for m in re.finditer(r"\S(?:[^\n]*\S)?", text)),
+        sentences=tuple(line.span() for line in trimmed_lines),
     )
     return [ReadDocument(document, path)]
 
 
-def _mention(line: str) -> tuple[Span, str]:
-    found = _PARTS.fullmatch(line)
-    # The value of `type` comes first in a TIMEX3, last in an EVENT.
-    label = None if found is None else _TYPE.findall(line[found.end(3) :])
-    if found is None or not label:
+def _parse_mention(line: str, number: int) -> _Mention:
+    match = _ATTRIBUTES.fullmatch(line)
+    # The attribute `type` is the first after the text in a TIMEX3 and the last in an
+    # EVENT.
+    types = [] if match is None else _TYPE.findall(line[match.end(3) :])
+    if match is None or not types:
         raise DataError('expected id, start, end, text and type="…" in one tag')
-    span = Span(int(found.group(1)), int(found.group(2)), intern(label[0].upper()))
-    return span, html.unescape(found.group(3))
+    label = intern(types[0].upper())
+    span = Span(int(match.group(1)), int(match.group(2)), label)
+    return _Mention(span, html.unescape(match.group(3)), number)
 
 
-def _placed(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
-    """The text without its first line end, and what to add to offsets.
+def _place_text(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
+    """Return the text without its first line end, and what to add to offsets.
 
     Offsets count from the raw text. Readers that strip it first subtract one, which is
-    the same unless the raw text begins otherwise than with one line end: the better fit
-    is taken.
+    the same unless the raw text begins otherwise than with one line end. The shift that
+    fits more mentions is used.
     """
     text = raw.removeprefix("\n")
-    as_raw = len(text) - len(raw)
-    as_stripped = len(raw) - len(raw.lstrip()) - 1 + as_raw
+    shift_of_raw = len(text) - len(raw)
+    shift_of_stripped = len(raw) - len(raw.lstrip()) - 1 + shift_of_raw
 
-    def hits(shift: int) -> int:
-        return sum(
-            s.start + shift >= 0
-            and normalise(text[s.start + shift : s.end + shift]) == normalise(form)
-            for s, form, _ in mentions
-        )
+    def count_hits(shift: int) -> int:
+        hits = 0
+        for span, form, _ in mentions:
+            start = span.start + shift
+            end = span.end + shift
+            hits += start >= 0 and normalise(text[start:end]) == normalise(form)
+        return hits
 
-    return text, max((as_raw, as_stripped), key=hits)
+    return text, max((shift_of_raw, shift_of_stripped), key=count_hits)

@@ -1,19 +1,20 @@
-"""OntoNotes 5.0 in the columns of the CoNLL-2012 shared task: a token a line.
+"""OntoNotes 5.0 in the columns of the CoNLL-2012 shared task: a token per line.
 
     #begin document (nw/wsj/00/wsj_0001); part 000
     nw/wsj/00/wsj_0001   0   1   Vinken   NNP   *)   -   -   -   -   *)   *)   (8)
 
-Columns, parted by white space: document, part, number of the word, word, part of
+Columns, separated by white space: document, part, number of the word, word, part of
 speech, parse bit, lemma, frameset, sense, speaker, named entity, then one column for
 each predicate of the sentence and, last, coreference. Only word and named entity are
-read; `(GPE)`, `(ORG*`, `*` and `*)` open and close mentions. Pradhan et al. 2013; the
-words have to be filled in from the LDC's release first, by the scripts that come with
-the columns.
+read; `(GPE)`, `(ORG*`, `*` and `*)` open and close mentions (Pradhan et al. 2013). The
+words must first be filled in from the LDC's release, by the scripts that come with the
+columns.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from sys import intern
 
@@ -27,129 +28,123 @@ from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 _BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")
-_WORD, _ENTITY = 3, 10  # columns
-_BIT = re.compile(r"((?:\([^()*\s]+)*)(\*?)(\)*)")
-_BRACKETS = {
+_WORD_COLUMN = 3
+_ENTITY_COLUMN = 10
+_ENTITY = re.compile(r"((?:\([^()*\s]+)*)(\*?)(\)*)")
+_MISSING_WORD = "[WORD]"
+# Words as they were written in the original texts.
+_ORIGINAL_FORMS = {
     "-LRB-": "(",
     "-RRB-": ")",
     "-LSB-": "[",
     "-RSB-": "]",
     "-LCB-": "{",
     "-RCB-": "}",
+    "/.": ".",
+    "/?": "?",
+    "/-": "-",
 }
-_FORMS = {**_BRACKETS, "/.": ".", "/?": "?", "/-": "-"}
 
 
 class _Part:
-    """One part of a document while it is read."""
+    """One part of a document while it is read.
 
-    def __init__(self, name: str, part: int, line: int) -> None:
-        self.name, self.part, self.line = name, part, line
+    Args:
+        name: The name of the document.
+        number: The number of the part.
+        line: The line that begins it.
+    """
+
+    def __init__(self, name: str, number: int, line: int) -> None:
+        self.line = line
+        self._name = name
+        self._number = number
         self._sentences: list[list[str]] = [[]]
-        self._number = 0  # words so far
-        self._open: list[tuple[int, str]] = []  # first word, type
+        self._words = 0
+        self._open: list[tuple[int, str]] = []  # first word and type
         self._mentions: list[tuple[int, int, str]] = []  # first and last word, type
 
-    def add(self, row: list[str]) -> None:
-        """One more word of the sentence. Raises DataError for a row that is none."""
-        if len(row) <= _ENTITY:
+    def add_word(self, row: list[str]) -> None:
+        """Add a word to the sentence.
+
+        Raises:
+            DataError: The row has too few columns, or no valid named entity.
+        """
+        if len(row) <= _ENTITY_COLUMN:
             raise DataError(f"{len(row)} columns, expected 12 or more")
-        found = _BIT.fullmatch("*" if row[_ENTITY] == "-" else row[_ENTITY])
-        if found is None:
+        entity = "*" if row[_ENTITY_COLUMN] == "-" else row[_ENTITY_COLUMN]
+        match = _ENTITY.fullmatch(entity)
+        if match is None:
             raise DataError(
                 "column 11 is no named entity: expected *, (TYPE*, *) or (TYPE)"
             )
-        self._open += [
-            (self._number, intern(label)) for label in found[1].split("(")[1:]
-        ]
-        if len(found[3]) > len(self._open):
+        opening, _, closing = match.groups()
+        for label in opening.split("(")[1:]:
+            self._open.append((self._words, intern(label)))
+        if len(closing) > len(self._open):
             raise DataError("column 11 closes a named entity that is not open")
-        for _ in found[3]:
+        for _ in closing:
             first, label = self._open.pop()
-            self._mentions.append((first, self._number, label))
-        self._sentences[-1].append(_FORMS.get(row[_WORD], row[_WORD]))
-        self._number += 1
+            self._mentions.append((first, self._words, label))
+        word = row[_WORD_COLUMN]
+        self._sentences[-1].append(_ORIGINAL_FORMS.get(word, word))
+        self._words += 1
 
     def end_sentence(self) -> None:
-        """Close the sentence. Raises DataError for a mention that goes on."""
+        """End the sentence.
+
+        Raises:
+            DataError: A mention is still open.
+        """
         if self._open:
-            raise DataError(
-                f"a {self._open[-1][1]} is still open at the end of its sentence"
-            )
+            _, label = self._open[-1]
+            raise DataError(f"a {label} is still open at the end of its sentence")
         if self._sentences[-1]:
             self._sentences.append([])
 
-    def document(self) -> Document:
+    def to_document(self) -> Document:
+        """Return the document of the part."""
         text, sentences, tokens = lay_out(self._sentences[:-1])
         spans = [
-            Span(tokens[a][0], tokens[b][1], label) for a, b, label in self._mentions
+            Span(tokens[first][0], tokens[last][1], label)
+            for first, last, label in self._mentions
         ]
         return Document(
-            f"{self.name}:{self.part}",
-            text,
-            tuple(sorted(spans, key=lambda s: (s.start, -s.end, s.label))),
-            meta={"genre": self.name.partition("/")[0]},
+            id=f"{self._name}:{self._number}",
+            text=text,
+            spans=tuple(sorted(spans, key=lambda s: (s.start, -s.end, s.label))),
+            meta={"genre": self._name.partition("/")[0]},
             sentences=sentences,
             tokens=tokens,
         )
 
 
 def accepts(path: Path) -> bool:
-    """Whether the file begins with a document of the shared task."""
+    """Return whether the file begins with a document of the shared task."""
     return _BEGIN.fullmatch(read_first_line(path)) is not None
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """A document for each part of each document; `meta["genre"]`: nw, bc, bn, mz, tc,
-    wb or pt.
+    """Return a document for each part of each document.
 
-    Words are joined by a space, sentences by a line end; brackets get their own form
-    back (-LRB- is "("). Of a folder's files only those called `…gold_conll` are read if
-    there are
-    any: the same texts with automatic columns lie beside them. Noted, with the line, is
-    what is wrong; with it its part of a document is left out.
+    `meta["genre"]` is nw, bc, bn, mz, tc, wb or pt. A space joins words and a line end
+    joins sentences; brackets get their original form (-LRB- is "("). If a folder has
+    files called `…gold_conll`, only these are read: the same texts with automatic
+    columns are beside them. What is wrong is noted with its line, and its part of a
+    document is left out.
     """
     files = find_corpus_files(path, accepts, "OntoNotes in CoNLL-2012 columns")
-    gold = [file for file in files if file.name.endswith("gold_conll")]
-    return gather(gold or files, _read_file, problems)
+    gold_files = [file for file in files if file.name.endswith("gold_conll")]
+    return gather(gold_files or files, _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
-    documents: list[ReadDocument] = []
-    part: _Part | None = None
-    number, damaged, before = 0, False, problems.number
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        row = line.split()
-        if damaged and not line.startswith("#begin"):
-            continue
-        with problems.collect("document", path, number) as wrong:
-            if line.startswith("#begin"):
-                part, damaged = _begun(line, part, number), False
-            elif part is None:
-                if row:
-                    raise DataError("this stands before `#begin document (…)`")
-            elif not row or line.startswith("#end"):
-                part.end_sentence()
-                if row:
-                    document = part.document()
-                    documents += (
-                        [ReadDocument(document, path, part.line)]
-                        if document.tokens
-                        else []
-                    )
-                    part = None
-            else:
-                part.add(row)
-        if wrong:
-            part, damaged = None, True
-    if part is not None:
-        problems.note("document", path, number, "the file ends before `#end document`")
-    if not documents and problems.number == before:
+    problems_before = problems.number
+    documents = list(_read_parts(path, problems))
+    if not documents and problems.number == problems_before:
         raise DataError("the file holds no tokens")
-    # The columns as they are given out have no words.
-    if documents and all(
-        set(found.document.text.split()) <= {"[WORD]"} for found in documents
-    ):
+    # The columns are published without words.
+    if documents and all(_lacks_words(item.document) for item in documents):
         raise DataError(
             "the words are missing ([WORD]): fill them in from the LDC's release with "
             "the script skeleton2conll of the shared task"
@@ -157,10 +152,75 @@ def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
     return documents
 
 
-def _begun(line: str, before: _Part | None, number: int) -> _Part:
-    begin = _BEGIN.fullmatch(line)
-    if begin is None:
+def _lacks_words(document: Document) -> bool:
+    return set(document.text.split()) <= {_MISSING_WORD}
+
+
+def _read_parts(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    """Yield the parts of a file that have tokens."""
+    part: _Part | None = None
+    is_damaged = False
+    number = 0
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if is_damaged and not line.startswith("#begin"):
+            continue
+        is_damaged = False
+        before = part
+        with problems.collect("document", path, number) as errors:
+            part = _read_line(line, part, number)
+        if errors:
+            part = None
+            is_damaged = True
+        elif before is not None and part is None:
+            document = before.to_document()
+            if document.tokens:
+                yield ReadDocument(document, path, before.line)
+    if part is not None:
+        problems.note("document", path, number, "the file ends before `#end document`")
+
+
+def _read_line(line: str, part: _Part | None, number: int) -> _Part | None:
+    """Return the part that is being read after a line; None after its end.
+
+    Args:
+        line: The line.
+        part: The part that is being read, if any.
+        number: The number of the line.
+
+    Raises:
+        DataError: The line does not fit.
+    """
+    if line.startswith("#begin"):
+        return _begin_part(line, part, number)
+    row = line.split()
+    if part is None:
+        if row:
+            raise DataError("this stands before `#begin document (…)`")
+        return None
+    if line.startswith("#end"):
+        part.end_sentence()
+        return None
+    if row:
+        part.add_word(row)
+    else:
+        part.end_sentence()
+    return part
+
+
+def _begin_part(line: str, current: _Part | None, number: int) -> _Part:
+    """Return the part that a line begins.
+
+    Args:
+        line: The line.
+        current: The part that is being read, if any.
+        number: The number of the line.
+
+    Raises:
+        DataError: The line has no name, or a part is being read.
+    """
+    match = _BEGIN.fullmatch(line)
+    if match is None:
         raise DataError("no name of a document")
-    if before is not None:
+    if current is not None:
         raise DataError("a document begins inside another")
-    return _Part(begin[1], int(begin[2] or 0), number)
+    return _Part(match[1], int(match[2] or 0), number)

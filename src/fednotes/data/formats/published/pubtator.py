@@ -3,7 +3,7 @@
     PMID<TAB>start<TAB>end<TAB>text<TAB>type<TAB>concept[<TAB>parts of a joint mention]
     PMID<TAB>relation<TAB>concept<TAB>concept[<TAB>Novel or No]
 
-Text is title, one line break, abstract: offsets count the break as one character.
+The text is title, one line break, abstract; offsets count the break as one character.
 `meta["concepts"]` has a row (start, end, type, concept, parts…) per mention that names
 a concept, `meta["relations"]` a row per relation.
 """
@@ -32,21 +32,36 @@ _NOVELTY = {"Novel", "No"}  # BioRED's fifth column of a relation
 
 @dataclass
 class _Article:
+    """An article while it is read.
+
+    Attributes:
+        id: Its PMID.
+        title: Its title.
+        line: The line of the title.
+        abstract: Its abstract, once it was read.
+        rows: The line number and the columns of each mention and relation.
+    """
+
     id: str
     title: str
     line: int
     abstract: str | None = None
-    rows: list[tuple[int, list[str]]] = field(default_factory=list)  # line, columns
+    rows: list[tuple[int, list[str]]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Title and abstract."""
+        return f"{self.title}\n{self.abstract}" if self.abstract else self.title
 
 
 def accepts(path: Path) -> bool:
-    """Whether the first line is a title, or the file's name says so."""
+    """Return whether the first line is a title, or the file's name says so."""
     match = _PASSAGE.fullmatch(read_first_line(path))
     return path.suffix == ".pubtator" or (match is not None and match.group(2) == "t")
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """One document per article; id: its PMID.
+    """Return a document per article; its id is the PMID.
 
     Noted, with the line, are a line that fits no pattern and offsets that do not hold
     the mention's text.
@@ -61,52 +76,65 @@ def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
         if passage and passage.group(2) == "t":
             articles.append(_Article(passage.group(1), passage.group(3), number))
             continue
-        columns = line.split("\t")
         with problems.collect("line", path, number):
-            if not articles or articles[-1].id != (
-                passage.group(1) if passage else columns[0]
-            ):
+            columns = line.split("\t")
+            pmid = passage.group(1) if passage else columns[0]
+            if not articles or articles[-1].id != pmid:
                 raise DataError("no title line with this PMID goes before")
+            article = articles[-1]
             if passage is None:
-                articles[-1].rows.append((number, columns))
-            elif articles[-1].abstract is not None:
+                article.rows.append((number, columns))
+            elif article.abstract is not None:
                 raise DataError("a second abstract for one PMID")
             else:
-                articles[-1].abstract = passage.group(3)
-    return [ReadDocument(_document(path, a, problems), path, a.line) for a in articles]
+                article.abstract = passage.group(3)
+    return [
+        ReadDocument(_to_document(path, article, problems), path, article.line)
+        for article in articles
+    ]
 
 
-def _document(path: Path, article: _Article, problems: Problems) -> Document:
-    text = f"{article.title}\n{article.abstract}" if article.abstract else article.title
-    spans, concepts, relations = [], [], []
+def _to_document(path: Path, article: _Article, problems: Problems) -> Document:
+    text = article.text
+    spans = []
+    concepts = []
+    relations = []
     for number, columns in article.rows:
         if _is_relation(columns, text):
             relations.append(tuple(columns[1:]))
             continue
         with problems.collect("mention", path, number):
-            span = _span(columns, text)
+            span = _parse_mention(columns, text)
             spans.append(span)
             if columns[5:]:
                 concepts.append((span.start, span.end, span.label, *columns[5:]))
-    meta: dict[str, Any] = {"concepts": tuple(concepts), "relations": tuple(relations)}
-    return Document(
-        article.id, text, tuple(spans), meta={k: v for k, v in meta.items() if v}
-    )
+    meta: dict[str, Any] = {}
+    if concepts:
+        meta["concepts"] = tuple(concepts)
+    if relations:
+        meta["relations"] = tuple(relations)
+    return Document(article.id, text, tuple(spans), meta=meta)
 
 
 def _is_relation(columns: list[str], text: str) -> bool:
-    """Whether a line is a relation, and no mention whose start is not a number."""
+    """Return whether a line is a relation, and not a mention with a damaged start."""
     if not 3 <= len(columns) <= 5 or not _RELATION.fullmatch(columns[1]):
         return False
     if len(columns) == 5 and columns[4] not in _NOVELTY:
         return False
     if len(columns) == 3 or not _OFFSET.fullmatch(columns[2]):
         return True
-    # A gene's concept is a number too; only an end offset has the mention before it.
+    # The concept of a gene is a number, too; but only an end offset is preceded by the
+    # mention's text.
     return not (columns[3] and text[: int(columns[2])].endswith(columns[3]))
 
 
-def _span(columns: list[str], text: str) -> Span:
+def _parse_mention(columns: list[str], text: str) -> Span:
+    """Return the mention of a line.
+
+    Raises:
+        DataError: The line is not a mention, or the text has something else there.
+    """
     if len(columns) < 5 or not all(map(_OFFSET.fullmatch, columns[1:3])):
         raise DataError(
             f"{len(columns)} columns, expected PMID, start, end (numbers), text, type"
@@ -114,6 +142,7 @@ def _span(columns: list[str], text: str) -> Span:
     start, end = require_in_text(int(columns[1]), int(columns[2]), len(text))
     if not is_same_text(text[start:end], columns[3]):
         raise DataError(f"{start}:{end} is not what the text holds there")
-    if not columns[4].strip():
+    label = columns[4].strip()
+    if not label:
         raise DataError("the type is empty")
-    return Span(start, end, intern(columns[4].strip()))
+    return Span(start, end, intern(label))
