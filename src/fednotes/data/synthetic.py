@@ -1,14 +1,15 @@
-"""A seeded generator of clinical text for several sites. No text of anyone's is in it.
+"""Generate clinical text for several sites. It contains no text of real patients.
 
-Sites differ in genre (discharge summaries, case reports, patients' posts, mixtures
-beyond three), in which names and phrasings they use often (long-tailed), in what they
-annotate (overlapping tag sets), in size, and in care (annotation noise, in train only).
-A finding is an ADE, a Disease or a Symptom by its context; companies, devices and lab
-values look like drugs and doses.
+Sites differ in genre (discharge summaries, case reports, patients' posts; mixtures
+beyond three sites), in the names and phrasings that they use often (long-tailed), in
+what they annotate (overlapping tag sets), in size, and in care (annotation noise, in
+train only). Whether a finding is an ADE, a Disease or a Symptom depends on its context;
+companies, devices and lab values look like drugs and doses.
 
     sites = generate(3, sentences_per_site=250, seed=0)
     sites[0].data        what the site annotates: its own tag set, noise in train
-    sites[0].complete    the same texts, every type, no noise: pooled training's upper bound
+    sites[0].complete    the same texts with every type and without noise: the upper
+                         bound of pooled training
 
 Names are made of the syllables, roots and phrases in `lexicon.toml`, texts of its
 templates.
@@ -44,7 +45,9 @@ GENRE_TYPES: dict[str, tuple[str, ...]] = {
 _TOKEN = re.compile(r"\[|\]|\||\{\w+\}|[^\[\]|{]+")
 T = TypeVar("T")
 PARTS = ("train", "valid", "test")
-_SIZES = (1.5, 0.9, 0.6)  # of sites in turn, in parts of the mean
+_SIZES = (1.5, 0.9, 0.6)  # of sites in turn, as multiples of the mean
+_TYPO_RATE = 0.06  # of words in patients' posts
+_DRAWN_AT_ONCE = 8192
 # A compiled template: ("text", as it is), ("choice", options), ("slot", name),
 # ("mention", type).
 Template = tuple[tuple[str, Any], ...]
@@ -52,40 +55,44 @@ Template = tuple[tuple[str, Any], ...]
 
 @lru_cache(maxsize=1)
 def words() -> dict[str, Any]:
-    """`lexicon.toml`: lists of words and phrases, some of them by genre."""
+    """Return `lexicon.toml`: lists of words and phrases, some of them by genre."""
     return shipped("data/lexicon.toml")
 
 
 def make_lexicon(
     rng: np.random.Generator, size: int = 1500
 ) -> dict[str, tuple[str, ...]]:
-    """About `size` drugs and findings and half as many diseases. A function of `rng`
-    alone.
+    """Return about `size` drugs and findings, and half as many diseases.
 
-    Names by kind, the commonest first; how often each is used is up to a site.
+    They depend on `rng` alone. Names are listed by kind, the most common first; each
+    site decides how often it uses them.
     """
     known = words()
 
-    def drawn(slot: str) -> str:
-        """One of a list of the file, or a name of a kind; in title case where the slot
-        is."""
+    def draw(slot: str) -> str:
+        """Draw from a list of the file, or make a name of a kind.
+
+        It is in title case if the slot is.
+        """
         kinds = known["names"].get(slot.lower())
         if kinds is None:
             return str(known[slot][int(rng.integers(len(known[slot])))])
         mark = rng.random() if len(kinds) > 1 else 0.0
-        template, *chance = next(rest for below, *rest in kinds if mark < below)
-        name = re.sub(r"\{(\w+)\}", lambda found: drawn(found[1]), template)
-        if chance and rng.random() < chance[0]:
-            name = f"{drawn('course')} {name}"
+        # Each kind has an upper limit of the mark, a template and, for some, the chance
+        # of a course ("acute").
+        template, *course_chance = next(kind[1:] for kind in kinds if mark < kind[0])
+        name = re.sub(r"\{(\w+)\}", lambda match: draw(match[1]), template)
+        if course_chance and rng.random() < course_chance[0]:
+            name = f"{draw('course')} {name}"
         return name.title() if slot[0].isupper() else name
 
     def distinct(count: int, slot: str) -> list[str]:
-        """`count` different names, or fewer if the inventory is too small for so many."""
+        """Return `count` different names, or fewer if the lexicon is too small."""
         names: dict[str, None] = {}
         for _ in range(20 * count):
             if len(names) >= count:
                 break
-            names[drawn(slot)] = None
+            names[draw(slot)] = None
         return list(names)
 
     def shuffled(names: list[str]) -> tuple[str, ...]:
@@ -94,11 +101,10 @@ def make_lexicon(
     brands = distinct(size // 3, "Brand")
     generics = distinct(size - len(brands) - len(known["electrolytes"]), "generic")
     companies = distinct(200, "Brand")
-    orgs = [f"{name} {drawn('orgs')}" for name in companies[:90]]
-    orgs += [f"{drawn('places')} {drawn('orgs')}" for _ in range(30)]
-    devices = [f"{name} {drawn('devices')}" for name in companies[90:]] + known[
-        "devices"
-    ]
+    orgs = [f"{name} {draw('orgs')}" for name in companies[:90]]
+    orgs += [f"{draw('places')} {draw('orgs')}" for _ in range(30)]
+    devices = [f"{name} {draw('devices')}" for name in companies[90:]]
+    devices += known["devices"]
     return {
         "drug": shuffled([*brands, *generics, *known["electrolytes"]]),
         "finding": shuffled(distinct(size, "finding")),
@@ -111,7 +117,14 @@ def make_lexicon(
 
 
 class Writer:
-    """Writes the notes of one genre at one site, with the site's favourite names."""
+    """Writes the notes of one genre at one site, with the site's favourite names.
+
+    Args:
+        genre: One of `GENRES`.
+        seed: Seed of the corpora.
+        rng: The site's source of randomness.
+        lexicon: The names, as `make_lexicon` returns them.
+    """
 
     def __init__(
         self,
@@ -123,18 +136,16 @@ class Writer:
         self.genre = genre
         self._rng = rng
         self._drawn: list[float] = []
-        self._typos = 0.06 if genre == "posts" else 0.0
+        self._typo_rate = _TYPO_RATE if genre == "posts" else 0.0
         known = words()
         weights = _clause_weights(known["clauses"], genre, seed)
         self._clause = self._tail(_compiled(), weights, rng, 0.5)
-        drug, finding, disease, test = (
-            self._tail(names, 1 / (np.arange(len(names)) + 8.0) ** 0.9, rng, 1.0)
-            for names in map(
-                lexicon.__getitem__, ("drug", "finding", "disease", "test")
-            )
-        )
+        drug = self._name_source(lexicon["drug"], rng)
+        finding = self._name_source(lexicon["finding"], rng)
+        disease = self._name_source(lexicon["disease"], rng)
+        test = self._name_source(lexicon["test"], rng)
         one = self._choice
-        # mentions by type, other slots by name
+        # Sources of text: of mentions by type, of other slots by name.
         self._fill: dict[str, Callable[[], str]] = {
             "Drug": drug,
             "Test": test,
@@ -151,35 +162,47 @@ class Writer:
             "brand": one(lexicon["brand"]),
             "poss": one(known["possessives"][genre]),
             "obj": one(known["objects"][genre]),
-            "num": lambda: str(1 + self._below(99)),
+            "num": lambda: str(1 + self._draw_index(99)),
             "value": self._number(known["values"]),
         }
         self._lead = one([_compile(lead) for lead in known["leads"][genre]])
         self._subject = one([_compile(subject) for subject in known["subjects"][genre]])
-        self._join, self._end = one(known["joins"][genre]), one(known["ends"][genre])
+        self._join = one(known["joins"][genre])
+        self._end = one(known["ends"][genre])
 
     def _uniform(self) -> float:
-        """Drawn by the thousand: one by one, NumPy's generator is the bottleneck."""
+        """Return a uniform number.
+
+        Thousands are drawn at once; one by one, NumPy's generator is the bottleneck.
+        """
         if not self._drawn:
-            self._drawn = self._rng.random(8192).tolist()
+            self._drawn = self._rng.random(_DRAWN_AT_ONCE).tolist()
         return self._drawn.pop()
 
-    def _below(self, count: int) -> int:
+    def _draw_index(self, count: int) -> int:
         return int(self._uniform() * count)
 
     def note(
         self, name: str, patient: str, length: int, part: str, used: dict[str, str]
     ) -> Document:
-        """A note of `length` sentences, none of them in another part of any site."""
+        """Return a note whose sentences are in no other part of any site.
+
+        Args:
+            name: The id of the note.
+            patient: The id of the patient.
+            length: Number of sentences.
+            part: The part that the note belongs to.
+            used: The part of each sentence so far; new ones are added.
+        """
         spans: list[Span] = []
         bounds: list[tuple[int, int]] = []
         texts: list[str] = []
         at = 0
         for _ in range(length):
-            text, found = self._sentence()
+            text, mentions = self._sentence()
             while used.setdefault(text.casefold(), part) != part:
-                text, found = self._sentence()
-            spans += [Span(a + at, b + at, label) for a, b, label in found]
+                text, mentions = self._sentence()
+            spans += [Span(a + at, b + at, label) for a, b, label in mentions]
             bounds.append((at, at + len(text)))
             texts.append(text)
             at += len(text) + 1
@@ -193,59 +216,80 @@ class Writer:
         )
 
     def _sentence(self) -> tuple[str, list[tuple[int, int, str]]]:
+        """Return a sentence, and its mentions (start, end, type)."""
         pieces: list[str] = []
-        found: list[tuple[int, int, str]] = []
-        at = self._write(self._lead(), pieces, found, 0)
-        at = self._write(self._clause(), pieces, found, at)
+        mentions: list[tuple[int, int, str]] = []
+        at = self._write(self._lead(), pieces, mentions, 0)
+        at = self._write(self._clause(), pieces, mentions, at)
         if self._uniform() < 0.3:
             join = self._join()
             pieces.append(join)
-            at = self._write(self._clause(), pieces, found, at + len(join))
+            at = self._write(self._clause(), pieces, mentions, at + len(join))
         pieces.append(self._end())
         text = "".join(pieces)
         if self.genre == "posts" and self._uniform() < 0.5:
-            return text.lower(), found
-        return text[0].upper() + text[1:], found
+            return text.lower(), mentions
+        return text[0].upper() + text[1:], mentions
 
     def _write(
         self,
         template: Template,
         pieces: list[str],
-        found: list[tuple[int, int, str]],
+        mentions: list[tuple[int, int, str]],
         at: int,
     ) -> int:
-        """Append the filled template; returns the offset behind it."""
+        """Append a filled template, and return the offset after it.
+
+        Args:
+            template: The template.
+            pieces: The pieces of the sentence; those of the template are added.
+            mentions: The mentions of the sentence; those of the template are added.
+            at: The offset at which the template begins.
+        """
         for kind, value in template:
             if kind == "choice":
-                at = self._write(value[self._below(len(value))], pieces, found, at)
+                option = value[self._draw_index(len(value))]
+                at = self._write(option, pieces, mentions, at)
                 continue
             if value == "subj":
-                at = self._write(self._subject(), pieces, found, at)
+                at = self._write(self._subject(), pieces, mentions, at)
                 continue
             text = value if kind == "text" else self._fill[value]()
-            if self._typos and self._uniform() < self._typos:
-                text = self._mistyped(text)
+            if self._typo_rate and self._uniform() < self._typo_rate:
+                text = self._mistype(text)
             if kind == "mention":
-                found.append((at, at + len(text), value))
+                mentions.append((at, at + len(text), value))
             pieces.append(text)
             at += len(text)
         return at
 
-    def _mistyped(self, text: str) -> str:
-        """Two letters swapped, or one left out or doubled."""
-        i = self._below(max(1, len(text) - 1))
+    def _mistype(self, text: str) -> str:
+        """Return a text with two letters swapped, or one left out or doubled."""
+        i = self._draw_index(max(1, len(text) - 1))
         if not text[i : i + 2].isalpha() or len(text) < 5:
             return text
-        a, b = text[i], text[i + 1]
-        return text[:i] + (b + a, b, a + a + b)[self._below(3)] + text[i + 2 :]
+        first = text[i]
+        second = text[i + 1]
+        mistakes = (second + first, second, first + first + second)
+        return text[:i] + mistakes[self._draw_index(3)] + text[i + 2 :]
 
     def _number(self, patterns: Sequence[str]) -> Callable[[], str]:
-        pattern, step = self._choice(patterns), self._choice(words()["numbers"])
-        return lambda: pattern().replace("{n}", step())
+        """Return a source of patterns with a number in place of "{n}"."""
+        pattern = self._choice(patterns)
+        value = self._choice(words()["numbers"])
+        return lambda: pattern().replace("{n}", value())
 
     def _choice(self, options: Sequence[T]) -> Callable[[], T]:
+        """Return a source that draws options uniformly."""
         count = len(options)
-        return lambda: options[self._below(count)]
+        return lambda: options[self._draw_index(count)]
+
+    def _name_source(
+        self, names: Sequence[str], rng: np.random.Generator
+    ) -> Callable[[], str]:
+        """Return a source of names, the first ones most often."""
+        weights = 1 / (np.arange(len(names)) + 8.0) ** 0.9
+        return self._tail(names, weights, rng, 1.0)
 
     def _tail(
         self,
@@ -254,26 +298,33 @@ class Writer:
         rng: np.random.Generator,
         spread: float,
     ) -> Callable[[], T]:
-        """Draws from long-tailed weights which the site shifts by its own taste."""
-        own = weights * np.exp(rng.normal(0.0, spread, len(items)))
-        edges = (np.cumsum(own) / own.sum()).tolist()
+        """Return a source that draws items by long-tailed weights.
+
+        Args:
+            items: The items.
+            weights: (items,) how often they are drawn on average.
+            rng: The site's source of randomness.
+            spread: How far the site deviates from the weights.
+        """
+        site_weights = weights * np.exp(rng.normal(0.0, spread, len(items)))
+        edges = (np.cumsum(site_weights) / site_weights.sum()).tolist()
         last = len(items) - 1
         return lambda: items[min(bisect_right(edges, self._uniform()), last)]
 
 
 def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray:
-    """(clauses,) how often a genre uses each: a long tail, its own types first."""
+    """Return (clauses,) how often a genre uses each: a long tail, its types first."""
     ranks = rng_of(seed, "clauses", genre).permutation(len(clauses))
     types = [set(re.findall(r"\{([A-Z]\w+)\}", clause)) for clause in clauses]
-    theme = [
-        2.0 if held & set(GENRE_TYPES[genre]) - {"Drug"} else 1.0 for held in types
-    ]
-    weights: np.ndarray = np.array(theme) / (ranks + 10.0) ** 0.7
+    genre_types = set(GENRE_TYPES[genre]) - {"Drug"}
+    preference = [2.0 if clause_types & genre_types else 1.0 for clause_types in types]
+    weights: np.ndarray = np.array(preference) / (ranks + 10.0) ** 0.7
     return weights
 
 
 @lru_cache(maxsize=1)
 def _compiled() -> tuple[Template, ...]:
+    """Return the templates of all clauses."""
     return tuple(map(_compile, words()["clauses"]))
 
 
@@ -286,29 +337,39 @@ def _compile(text: str) -> Template:
 
 
 def _parse(text: str, at: int) -> tuple[list[Template], int]:
-    """The alternatives from `at` up to the closing bracket (or the end), and where that
-    is."""
+    """Return the alternatives up to the closing bracket, or the end, and its offset.
+
+    Args:
+        text: The template.
+        at: The offset to begin at.
+    """
     options: list[Template] = [()]
-    while (token := _TOKEN.match(text, at)) and token.group() != "]":
-        piece, at = token.group(), token.end()
-        part: tuple[str, Any] = ("text", piece)
+    token = _TOKEN.match(text, at)
+    while token and token.group() != "]":
+        piece = token.group()
+        at = token.end()
         if piece == "|":
             options.append(())
-            continue
-        if piece == "[":
-            inner, at = _parse(text, at)
-            part, at = ("choice", inner), at + 1
-        elif piece[0] == "{":
-            part = ("mention" if piece[1:-1] in TYPES else "slot", piece[1:-1])
-        options[-1] += (part,)
+        elif piece == "[":
+            choices, closing = _parse(text, at)
+            options[-1] += (("choice", choices),)
+            at = closing + 1
+        elif piece.startswith("{"):
+            name = piece[1:-1]
+            options[-1] += (("mention" if name in TYPES else "slot", name),)
+        else:
+            options[-1] += (("text", piece),)
+        token = _TOKEN.match(text, at)
     return options, at
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSite:
-    """One site twice over the same texts.
+    """One site with two annotations of the same texts.
 
-    data: the site's own annotation. complete: noise-free labels of all `TYPES`.
+    Attributes:
+        data: The site's own annotation.
+        complete: Annotation of all `TYPES` without noise.
     """
 
     data: SiteData
@@ -322,47 +383,63 @@ def generate(
     *,
     noise: float = 0.08,
 ) -> tuple[SyntheticSite, ...]:
-    """Corpora of `num_sites` sites; the same arguments give the same bytes.
+    """Generate the corpora of several sites; equal arguments give equal bytes.
 
-    sentences_per_site: training sentences, the mean over sites (they are unequal).
-        Valid has a fifth of a site's (at least 40), test a quarter (at least 200).
-        Parts share no patient and no sentence, within and across sites.
-    noise: the share of training mentions that the site annotates wrongly: dropped, cut
-        or grown by a word, or of another type.
+    Parts share no patient and no sentence, within and across sites.
 
-    Raises ConfigError for numbers that make no corpus.
+    Args:
+        num_sites: Number of sites.
+        sentences_per_site: Training sentences, as a mean over sites (they are unequal).
+            Valid has a fifth of a site's number (at least 40), test a quarter (at least
+            200).
+        seed: Seed of all draws.
+        noise: The fraction of training mentions that the site annotates wrongly:
+            dropped, shortened or extended by a word, or of another type.
+
+    Raises:
+        ConfigError: The numbers make no corpus.
     """
     if num_sites < 1 or sentences_per_site < 1 or not 0 <= noise < 1:
         raise ConfigError(
             "synthetic corpora need one site or more, a sentence or more for each and "
-            f"0 <= noise < 1, not {num_sites} site(s) with {sentences_per_site} sentences, {noise}"
+            f"0 <= noise < 1, not {num_sites} site(s) with {sentences_per_site} "
+            f"sentences, {noise}"
         )
     lexicon = make_lexicon(rng_of(seed, "lexicon"))
     used: dict[str, str] = {}
-    made = []
+    sites = []
     for index in range(num_sites):
         rng = rng_of(seed, "synthetic", index)
         name, shares, types = _profile(index, rng)
         writers = [Writer(genre, seed, rng, lexicon) for genre in GENRES]
         size = max(1, round(sentences_per_site * _SIZES[index % len(_SIZES)]))
+        sizes = (size, max(40, size // 5), max(200, size // 4))
         train, valid, test = (
             _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
-            for part, count in zip(
-                PARTS, (size, max(40, size // 5), max(200, size // 4)), strict=True
-            )
+            for part, count in zip(PARTS, sizes, strict=True)
         )
         complete = SiteData(name, TagSet(TYPES), train, valid, test)
-        train, valid, test = (relabel(part, {}, types) for part in (train, valid, test))
-        train = _noisy(train, types, noise, rng_of(seed, "noise", index))
-        own = SiteData(name, TagSet(types), train, valid, test)
-        made.append(SyntheticSite(own, complete))
-    return tuple(made)
+        annotated_train = relabel(train, {}, types)
+        data = SiteData(
+            id=name,
+            tags=TagSet(types),
+            train=_add_noise(
+                annotated_train, types, noise, rng_of(seed, "noise", index)
+            ),
+            valid=relabel(valid, {}, types),
+            test=relabel(test, {}, types),
+        )
+        sites.append(SyntheticSite(data, complete))
+    return tuple(sites)
 
 
 def _profile(
     index: int, rng: np.random.Generator
 ) -> tuple[str, list[float], tuple[str, ...]]:
-    """A site's name, genre shares and tag set: one genre each for three, then mixtures."""
+    """Return a site's name, its shares of the genres, and its tag set.
+
+    The first three sites have one genre each, the others mixtures.
+    """
     if index < len(GENRES):
         genre = GENRES[index]
         return genre, [float(g == genre) for g in GENRES], GENRE_TYPES[genre]
@@ -385,51 +462,65 @@ def _notes(
     rng: np.random.Generator,
     used: dict[str, str],
 ) -> tuple[Document, ...]:
-    """Patients of one to three notes of three to nine sentences each, `sentences` in
-    all."""
+    """Return notes of patients with one to three notes of three to nine sentences each.
+
+    Args:
+        prefix: Beginning of the ids.
+        part: The part that the notes belong to.
+        sentences: Number of sentences in all.
+        shares: The share of each genre.
+        writers: A writer for each genre.
+        rng: The site's source of randomness.
+        used: As in `Writer.note`.
+    """
     documents: list[Document] = []
     edges = np.cumsum(shares).tolist()
-    left, patient, notes_left = sentences, 0, 0
+    sentences_left = sentences
+    notes_left = 0
+    patient_number = 0
     writer = writers[0]
-    while left:
+    while sentences_left:
         if notes_left == 0:
-            patient, notes_left = patient + 1, int(rng.integers(1, 4))
-            writer = writers[
-                min(bisect_right(edges, rng.random() * edges[-1]), len(edges) - 1)
-            ]
-        length = min(left, int(rng.integers(3, 10)))
-        who = f"{prefix}-p{patient:04d}"
-        documents.append(writer.note(f"{who}-n{notes_left}", who, length, part, used))
-        left, notes_left = left - length, notes_left - 1
+            patient_number += 1
+            notes_left = int(rng.integers(1, 4))
+            genre = bisect_right(edges, rng.random() * edges[-1])
+            writer = writers[min(genre, len(edges) - 1)]
+        length = min(sentences_left, int(rng.integers(3, 10)))
+        patient = f"{prefix}-p{patient_number:04d}"
+        name = f"{patient}-n{notes_left}"
+        documents.append(writer.note(name, patient, length, part, used))
+        sentences_left -= length
+        notes_left -= 1
     return tuple(documents)
 
 
-def _noisy(
+def _add_noise(
     notes: Sequence[Document],
     types: Sequence[str],
     noise: float,
     rng: np.random.Generator,
 ) -> tuple[Document, ...]:
-    made = []
+    """Return notes with mistakes in a fraction of their mentions."""
+    noisy_notes = []
     for note in notes:
-        spans = [_mistaken(note, span, types, noise, rng) for span in note.spans]
-        # without the mentions that a mistake made overlap the one before
-        kept: list[Span] = []
+        spans = [_annotate(note, span, types, noise, rng) for span in note.spans]
+        # An extended mention may overlap the next one, which is then left out.
+        flat: list[Span] = []
         for span in sorted(span for span in spans if span):
-            if not kept or span.start >= kept[-1].end:
-                kept.append(span)
-        made.append(replace(note, spans=tuple(kept)))
-    return tuple(made)
+            if not flat or span.start >= flat[-1].end:
+                flat.append(span)
+        noisy_notes.append(replace(note, spans=tuple(flat)))
+    return tuple(noisy_notes)
 
 
-def _mistaken(
+def _annotate(
     note: Document,
     span: Span,
     types: Sequence[str],
     noise: float,
     rng: np.random.Generator,
 ) -> Span | None:
-    """The mention as a hurried annotator has it: mostly right."""
+    """Return the mention as a hurried annotator marks it; None if it is missed."""
     if rng.random() >= noise:
         return span
     kind = rng.random()
@@ -437,21 +528,26 @@ def _mistaken(
         return None
     if kind < 0.75:
         return Span(span.start, span.end, types[int(rng.integers(len(types)))])
-    cut = note.text.find(" ", span.start, span.end)
-    if cut > 0:
-        return Span(cut + 1, span.end, span.label)
-    first = max(a for a, _ in note.sentences if a <= span.start)
-    word = re.search(r"\w+ $", note.text[first : span.start])
-    return Span(first + word.start(), span.end, span.label) if word else span
+    space = note.text.find(" ", span.start, span.end)
+    if space > 0:
+        return Span(space + 1, span.end, span.label)
+    sentence_start = max(start for start, _ in note.sentences if start <= span.start)
+    word = re.search(r"\w+ $", note.text[sentence_start : span.start])
+    if word is None:
+        return span
+    return Span(sentence_start + word.start(), span.end, span.label)
 
 
 def write_sites(
     sites: Sequence[SyntheticSite], directory: str | Path, format: str = "conll"
 ) -> tuple[Path, ...]:
-    """Write `<directory>/<site>/{train,valid,test}.<format>`; returns the sites'
-    folders.
+    """Write `<directory>/<site>/{train,valid,test}.<format>`.
 
-    Raises ConfigError for a format that has no writer.
+    Returns:
+        The folders of the sites.
+
+    Raises:
+        ConfigError: The format cannot be written.
     """
     writer = getattr(FORMATS.get(format), "write", None)
     if writer is None:

@@ -22,7 +22,7 @@ _MAX_REMEMBERED = 1000  # categories that are remembered for a message
 _MAX_NAMED = 30  # more categories may be titles that say something about a patient
 
 
-def read_notes(
+def read_notes(  # noqa: PLR0913 - the options of a public function
     paths: str | os.PathLike[str] | Sequence[Path],
     format: str | None = None,
     categories: Collection[str] = (),
