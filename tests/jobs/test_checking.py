@@ -258,7 +258,7 @@ def test_a_job_of_sites_that_skip(tmp_path: Path) -> None:
     assert not found.wrong
     assert found.sites is not None
     assert (
-        "warning: north: 2 lines of a.jsonl cannot be used: left out"
+        "warning: north: 2 lines of a.jsonl cannot be used and are left out"
         in found.sites.told
     )
 
