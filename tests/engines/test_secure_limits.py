@@ -14,7 +14,7 @@ import torch
 from fault_toy import JOB
 from secure_net import ByHand, network, random_updates
 
-from fednotes.apps.deployment.agreement import threshold
+from fednotes.apps.deployment.agreement import sum_threshold
 from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.core.messages import Attached
 from fednotes.core.update import Update
@@ -141,7 +141,7 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
         job: Any = SimpleNamespace(
             federation=SimpleNamespace(secure_sum=True, min_sites=least)
         )
-        asked = threshold(job, cast("Any", SimpleNamespace(sites=names, min_sites=1)))
+        asked = sum_threshold(job, cast("Any", SimpleNamespace(sites=names, min_sites=1)))
         terms: dict[str, Any] = {"job": JOB, "threshold": asked}
         ends = SecureSum(names, **terms), SecureSeal(names[0], names, **terms)
         assert asked == ends[0].least == max(least or sites, sites // 2 + 1)

@@ -274,7 +274,7 @@ def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -
     asked(kit, JOB)
     told = given("approve", kit, "--yes", "--key", tmp_path / "a", code=2)
     assert "its rules list no approvers: approve without --key" in told
-    assert "is there already" in given("key", "alice", "--out", tmp_path / "a", code=2)
+    assert "exists already" in given("key", "alice", "--out", tmp_path / "a", code=2)
 
 
 # audits

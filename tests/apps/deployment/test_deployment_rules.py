@@ -37,9 +37,9 @@ from tiny_models import save_bert
 
 from fednotes.apps.deployment.agreement import (
     Description,
-    agreement_of,
-    as_text,
+    agreement_fingerprint,
     describe,
+    descriptions_to_text,
     mismatch,
 )
 from fednotes.apps.deployment.rules.guard import pending
@@ -368,7 +368,7 @@ SERVER, MANY = (
         # sentence.
         (
             MANY,
-            lambda j, f: agreement_of(j, {**f, **MANY}),
+            lambda j, f: agreement_fingerprint(j, {**f, **MANY}),
             "the server lists 53 sites that agree, but the",
         ),
     ],
@@ -379,8 +379,11 @@ def test_a_server_that_tells_of_more_sites_is_refused(
 ) -> None:
     """Or of the true sites with the fingerprint of another agreement."""
     with (
-        mock.patch(f"{SERVER}.as_text", lambda found: as_text({**found, **more})),
-        mock.patch(f"{SERVER}.agreement_of", agreed),
+        mock.patch(
+            f"{SERVER}.descriptions_to_text",
+            lambda found: descriptions_to_text({**found, **more}),
+        ),
+        mock.patch(f"{SERVER}.agreement_fingerprint", agreed),
         pytest.raises(ConfigError, match=match),
     ):
         Hospitals(tmp_path, SHORT, site_notes).run()
@@ -478,7 +481,7 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
         (
             {"scheme": "BIOES"},
             'site "a": the job has {Drug, ADR}, the site has {Drug, ADR}, written as BIO and as '
-            "BIOES: set scheme alike",
+            "BIOES: set the same scheme on both sides",
         ),
         (
             {"label_map": {"AE": "", "DI": "Drug"}},

@@ -1,11 +1,11 @@
-"""What sites must agree on before round 1, though none sees another's notes.
+"""What sites must agree on before round 1, although none sees another's notes.
 
 Each site describes itself by public facts: the entity types that it annotates and how
-it maps labels to them, or the dictionary that it reads notes with and the phenotypes.
-The server gathers all descriptions and sends all of them to everybody. Each side then
-makes the method's configuration for itself, from stubs of sites that hold a description
-and no notes, and a site that finds itself described wrongly refuses
-(`deployment.AgreedSite`).
+it maps labels to them, or the dictionary with which it reads notes and the phenotypes.
+The server collects all descriptions and sends all of them to every site. Each side then
+derives the method's configuration for itself, from stubs of sites that hold a
+description and no notes. A site that finds itself described wrongly refuses
+(`site.AgreedSite`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,29 @@ from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
 from fednotes.taggers.saving import PLACES
 
-AGREE, DESCRIBE, SCORES = "agree", "@describe", "@scores"
-_MOST_BYTES = 2**20
+AGREE = "agree"
+DESCRIBE = "@describe"
+SCORES = "@scores"
+_MAX_BYTES = 2**20
 
 
 @checked(frozen=True)
 class Description:
-    """One site in public.
+    """The public facts of one site.
 
-    version: of fednotes. encoder: digest of the pretrained encoder that models begin
-        from. types,
-    scheme, label_map: of sites with annotations. width, dense,
-    features, phenotypes, coded: of sites with patients: their features (with the
-    fingerprint of the dictionary or encoder), the phenotypes, and whether codes are
-    known. vectors: digest of the public vectors that stage 1 starts from.
+    Attributes:
+        version: Version of fednotes.
+        encoder: Digest of the pretrained encoder from which models begin.
+        types: Entity types, of a site with annotations.
+        scheme: Tagging scheme of such a site.
+        label_map: How such a site maps labels to entity types.
+        width: Number of features, of a site with patients.
+        dense: Whether these features are dense.
+        features: Where they come from, with the fingerprint of the dictionary or
+            encoder.
+        phenotypes: The phenotypes of such a site.
+        coded: Whether codes of its patients are known.
+        vectors: Digest of the public word vectors from which stage 1 starts.
     """
 
     version: str = fednotes.__version__
@@ -61,14 +70,17 @@ class Description:
 
     def __post_init__(self) -> None:
         if len(set(self.types)) < len(self.types):
-            raise ConfigError("describes itself in a way that cannot be")
+            raise ConfigError("describes itself with an entity type that occurs twice")
 
 
 Descriptions = Mapping[str, Description]
 
 
-def threshold(job: Job, setup: Setup) -> int:
-    """Least number of sites that a sum is opened with: of a secure sum more than half."""
+def sum_threshold(job: Job, setup: Setup) -> int:
+    """Return the least number of sites with which a sum is opened.
+
+    For a secure sum it is more than half of the sites.
+    """
     sites = len(setup.sites)
     if not job.federation.secure_sum:
         return setup.min_sites
@@ -76,20 +88,27 @@ def threshold(job: Job, setup: Setup) -> int:
 
 
 def planned_rounds(job: Job, config: Any) -> int | None:
-    """The most rounds that a job can take; None if that depends on how many notes sites
-    have."""
-    few, many = (job.module.planned(config, [n])[0] for n in (1, 1_000_000))
+    """Return the number of rounds of a job.
+
+    It is None if the number depends on how many notes the sites have.
+    """
+    few, _ = job.module.planned(config, [1])
+    many, _ = job.module.planned(config, [1_000_000])
     return int(few) if few == many else None
 
 
 def can_round_counts(job: Job) -> bool:
-    """Return whether the sites of a job's method can send their counts as multiples of
-    a step."""
+    """Return whether a method's sites can send their counts as multiples of a step."""
     return bool(getattr(job.module.Site, "rounds_counts", False))
 
 
 def describe(job: Job, data: Any) -> Description:
-    """A site's own description. job: with this site alone. data: what it holds."""
+    """Return the description of this site.
+
+    Args:
+        job: The job as this site reads it.
+        data: The site's notes.
+    """
     facts = dict(job.kind.describe(job, data))
     if job.kind.stub is None:  # models of patients begin from no encoder
         facts["encoder"] = encoder_of(job)
@@ -97,172 +116,247 @@ def describe(job: Job, data: Any) -> Description:
 
 
 def encoder_of(job: Job) -> str:
-    """Digest of the encoder that the job's models begin from, as this machine has it;
-    "" for none.
+    """Return a digest of the encoder from which a job's models begin; "" for none.
 
-    Raises ModelError where it is not here, MissingExtra.
+    Raises:
+        ModelError: This machine does not have it.
+        MissingExtra: A package that reads it is missing.
     """
-    spec = next(
-        filter(None, (getattr(job.config.model, key, "") for key in PLACES)), ""
-    )
-    name = spec if Path(spec).expanduser().is_dir() else spec.partition("#")[0]
-    return folder_fingerprint(encoder_directory(name, spec)) if spec else ""
+    specs = [getattr(job.config.model, key, "") for key in PLACES]
+    spec = next(filter(None, specs), "")
+    if not spec:
+        return ""
+    is_folder = Path(spec).expanduser().is_dir()
+    name = spec if is_folder else spec.partition("#")[0]
+    return folder_fingerprint(encoder_directory(name, spec))
 
 
-def packed(value: Any) -> torch.Tensor:
-    """A JSON value as it travels: the bytes of its text."""
+# ---- how descriptions travel ---------------------------------------------------------
+
+
+def pack_json(value: Any) -> torch.Tensor:
+    """Return the bytes of a value's JSON text, as a tensor."""
     raw = json.dumps(value, separators=(",", ":")).encode("ascii")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
-def unpacked(value: torch.Tensor, **bounds: Any) -> Any:
-    """The JSON value of a tensor. bounds: of `parse_json`. Raises ValueError."""
-    if value.dtype != torch.uint8:
+def unpack_json(tensor: torch.Tensor, **bounds: Any) -> Any:
+    """Return the JSON value of a tensor of bytes.
+
+    Args:
+        tensor: The bytes.
+        **bounds: Bounds of the value, as `parse_json` takes them.
+
+    Raises:
+        ValueError: The tensor holds no such value.
+    """
+    if tensor.dtype != torch.uint8:
         raise ValueError("not bytes")
-    return parse_json(value.numpy().tobytes(), **bounds)
+    return parse_json(tensor.numpy().tobytes(), **bounds)
 
 
-def as_text(descriptions: Descriptions) -> str:
-    """All descriptions, in the sites' order, as one line of ASCII."""
-    tables = {site: asdict(own) for site, own in descriptions.items()}
+def descriptions_to_text(descriptions: Descriptions) -> str:
+    """Return all descriptions, in the sites' order, as one line of ASCII."""
+    tables = {site: asdict(facts) for site, facts in descriptions.items()}
     return json.dumps(tables, separators=(",", ":"))
 
 
-def agreement_of(job: Job, descriptions: Descriptions) -> str:
-    """The fingerprint that all sides must have before round 1; the order of sites
-    counts."""
-    sites = [{"site": site, **asdict(own)} for site, own in descriptions.items()]
-    return table_fingerprint({"method": job.method, "sites": sites})
+def descriptions_from_text(text: str) -> dict[str, Description]:
+    """Return the descriptions that `descriptions_to_text` wrote.
 
-
-def from_text(text: str) -> dict[str, Description]:
-    """Raises ConfigError for anything that `as_text` does not write."""
+    Raises:
+        ConfigError: It did not write this text.
+    """
     try:
         tables = parse_json(text).items()
     except (ValueError, AttributeError) as error:
         raise ConfigError("the sites' descriptions are not readable") from error
-    return {site: build(Description, own, f"site {site!r}") for site, own in tables}
+    return {site: build(Description, table, f"site {site!r}") for site, table in tables}
 
 
-def from_tensors(site: str, tensors: Tensors) -> Description:
-    """A description as it travelled.
+def description_from_tensors(site: str, tensors: Tensors) -> Description:
+    """Return the description that a site sent.
 
-    Raises ConfigError where a site sent something else.
+    Raises:
+        ConfigError: The site sent something else.
     """
     value = tensors.get("description")
-    if value is None or not 0 < value.numel() <= _MOST_BYTES:
+    if value is None or not 0 < value.numel() <= _MAX_BYTES:
         raise ConfigError(
             f"site {site!r} does not describe itself: does it run this version?"
         )
     try:
-        return build(Description, unpacked(value), f"site {site!r}")
+        return build(Description, unpack_json(value), f"site {site!r}")
     except (ConfigError, ValueError) as error:
         raise ConfigError(
-            f"site {site!r} describes itself in a way that this version does not read: install "
-            f"the same fednotes everywhere, here it is {fednotes.__version__}"
+            f"site {site!r} describes itself in a way that this version does not read: "
+            f"install the same fednotes everywhere, here it is {fednotes.__version__}"
         ) from error
 
 
-def _stub(job: Job, site: str, own: Description) -> Any:
-    """A site with nothing in it, for `for_sites` of a method."""
-    if job.kind.stub is not None:
-        return job.kind.stub(site, own)
-    return SiteData(site, TagSet(own.types, own.scheme), (), (), ())
+def agreement_fingerprint(job: Job, descriptions: Descriptions) -> str:
+    """Return the fingerprint on which all sides must agree before round 1.
+
+    The order of the sites matters.
+    """
+    sites = [{"site": site, **asdict(facts)} for site, facts in descriptions.items()]
+    return table_fingerprint({"method": job.method, "sites": sites})
+
+
+# ---- the agreement -------------------------------------------------------------------
 
 
 def agreed_config(job: Job, descriptions: Descriptions) -> Any:
-    """The method's configuration for these sites.
+    """Return the method's configuration for these sites.
 
-    Raises ConfigError, DataError or RefusedError where they do not go together.
+    Raises:
+        ConfigError: The sites have different versions, encoders or entity types.
+        DataError: The sites do not fit the method.
+        RefusedError: The sites do not fit the method.
     """
-    here = fednotes.__version__
-    if any(own.version != here for own in descriptions.values()):
-        named = ", ".join(
-            f"{s} {clean(own.version, NAME)}" for s, own in descriptions.items()
-        )
-        raise ConfigError(
-            f"the sites run different versions of fednotes ({named}; here {here}): install the "
-            "same one everywhere"
-        )
-    ours = encoder_of(job) if job.kind.stub is None else ""
-    for site, own in descriptions.items():
-        if own.encoder != ours:
-            raise ConfigError(
-                f"site {_text(site)} has another encoder ({clean(own.encoder, NAME) or 'none'}) "
-                f"than is here ({ours or 'none'}): give every site and the server one folder"
-            )
-    every = {label for own in descriptions.values() for label in own.types}
-    for label in job.tags.types if job.tags is not None else ():
-        if label not in every:
-            own_types = "; ".join(
-                f"{site}: {clean(', '.join(own.types), 10 * NAME)}"
-                for site, own in descriptions.items()
-            )
-            raise ConfigError(
-                f"[tags] types has {label!r}, which no site annotates ({own_types})"
-            )
-    stubs = tuple(_stub(job, site, own) for site, own in descriptions.items())
+    _require_same_version(descriptions)
+    if job.kind.stub is None:
+        _require_encoder(descriptions, encoder_of(job))
+    else:
+        _require_encoder(descriptions, "")
+    if job.tags is not None:
+        _require_annotated(job.tags.types, descriptions)
+    stubs = tuple(_stub(job, site, facts) for site, facts in descriptions.items())
     return job.module.for_sites(job.config, stubs)
 
 
-def require_as_declared(job: Job, descriptions: Descriptions) -> None:
-    """What the job's own tables say of a site's labels is what that site does.
+def _require_same_version(descriptions: Descriptions) -> None:
+    version = fednotes.__version__
+    if any(facts.version != version for facts in descriptions.values()):
+        versions = ", ".join(
+            f"{site} {clean(facts.version, NAME)}"
+            for site, facts in descriptions.items()
+        )
+        raise ConfigError(
+            f"the sites run different versions of fednotes ({versions}; here "
+            f"{version}): install the same one everywhere"
+        )
 
-    Raises ConfigError with the labels on both sides and the remedy.
+
+def _require_encoder(descriptions: Descriptions, encoder: str) -> None:
+    """Raise ConfigError unless all sites have this encoder; "" is none."""
+    for site, facts in descriptions.items():
+        if facts.encoder != encoder:
+            raise ConfigError(
+                f"site {_quote(site)} has another encoder "
+                f"({clean(facts.encoder, NAME) or 'none'}) than is here "
+                f"({encoder or 'none'}): give every site and the server one folder"
+            )
+
+
+def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None:
+    """Raise ConfigError if no site annotates one of these entity types."""
+    annotated = {label for facts in descriptions.values() for label in facts.types}
+    for label in types:
+        if label not in annotated:
+            site_types = "; ".join(
+                f"{site}: {clean(', '.join(facts.types), 10 * NAME)}"
+                for site, facts in descriptions.items()
+            )
+            raise ConfigError(
+                f"[tags] types has {label!r}, which no site annotates ({site_types})"
+            )
+
+
+def _stub(job: Job, site: str, facts: Description) -> Any:
+    """Return a site without notes, for `for_sites` of a method."""
+    if job.kind.stub is not None:
+        return job.kind.stub(site, facts)
+    return SiteData(site, TagSet(facts.types, facts.scheme), (), (), ())
+
+
+def require_as_declared(job: Job, descriptions: Descriptions) -> None:
+    """Raise ConfigError if a site's labels are not those that the job declares for it.
+
+    The message has the labels of both sides and the remedy.
     """
-    lines = []
-    for site, own in descriptions.items():
+    problems = []
+    for site, facts in descriptions.items():
         table = job.sites[site]
         if job.data == "documents" and table.types:
-            label_map = table.label_map or own.label_map
             declared = Description(
-                types=table.types, scheme=table.scheme, label_map=label_map
+                types=table.types,
+                scheme=table.scheme,
+                label_map=table.label_map or facts.label_map,
             )
-            lines.append(mismatch(site, declared, own, ("the job", "the site")))
-    if any(lines):
-        raise ConfigError("; ".join(filter(None, lines)))
+            problem = mismatch(site, declared, facts, names=("the job", "the site"))
+            if problem:
+                problems.append(problem)
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def mismatch(
-    site: str, here: Description, there: Description, names: tuple[str, str]
+    site: str, left: Description, right: Description, *, names: tuple[str, str]
 ) -> str:
-    """Where two sides' ideas of a site's labels differ: the labels on both sides, and
-    the remedy. "" where they agree. names: what messages call both sides."""
-    ours, theirs = names
-    sets = f"{ours} has {{{_list(here.types)}}}, {theirs} has {{{_list(there.types)}}}"
-    head = f"site {_text(site)}: {sets}"
-    odd = {
-        ours: [label for label in here.types if label not in there.types],
-        theirs: [label for label in there.types if label not in here.types],
-    }
-    if any(odd.values()):
-        sides = "; ".join(
-            f"only {who}: {_list(types)}" for who, types in odd.items() if types
-        )
-        return f"{head} ({sides}): map the labels in label_map, or correct types, on one side"
-    if here.types != there.types:
-        return f"{head}: the order differs, and a tag's id is its place: give types in one order"
-    if here.scheme != there.scheme:
-        return (
-            f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
-        )
-    shown = "; ".join(
-        f"{_text(key)} → {_target(here, key)} at {ours}, {_target(there, key)} at {theirs}"
-        for key in sorted(here.label_map.keys() | there.label_map.keys())
-        if here.label_map.get(key) != there.label_map.get(key)
+    """Explain how two descriptions of a site's labels differ.
+
+    Args:
+        site: The site.
+        left: One description.
+        right: The other one.
+        names: What messages call the two sides.
+
+    Returns:
+        The labels of both sides and the remedy; "" if the descriptions agree.
+    """
+    left_name, right_name = names
+    head = (
+        f"site {_quote(site)}: {left_name} has {{{_list(left.types)}}}, {right_name} "
+        f"has {{{_list(right.types)}}}"
     )
-    told = f"{head}, but label_map differs ({shown}): make it the same on both sides"
-    return told if shown else ""
+    only = {
+        left_name: [label for label in left.types if label not in right.types],
+        right_name: [label for label in right.types if label not in left.types],
+    }
+    if any(only.values()):
+        differences = "; ".join(
+            f"only {name}: {_list(types)}" for name, types in only.items() if types
+        )
+        return (
+            f"{head} ({differences}): map the labels in label_map, or correct types, "
+            "on one side"
+        )
+    if left.types != right.types:
+        return (
+            f"{head}: the order differs, and a tag's id is its place: give types in "
+            "one order"
+        )
+    if left.scheme != right.scheme:
+        return (
+            f"{head}, written as {left.scheme} and as {right.scheme}: set the same "
+            "scheme on both sides"
+        )
+    labels = sorted(left.label_map.keys() | right.label_map.keys())
+    differences = "; ".join(
+        f"{_quote(label)} → {_target(left, label)} at {left_name}, "
+        f"{_target(right, label)} at {right_name}"
+        for label in labels
+        if left.label_map.get(label) != right.label_map.get(label)
+    )
+    if not differences:
+        return ""
+    return (
+        f"{head}, but label_map differs ({differences}): make it the same on both sides"
+    )
 
 
-def _target(own: Description, key: str) -> str:
-    label = own.label_map.get(key)
-    return "not mapped" if label is None else _text(label) if label else "dropped"
+def _target(facts: Description, label: str) -> str:
+    """Return the entity type to which a label is mapped, in words."""
+    target = facts.label_map.get(label)
+    if target is None:
+        return "not mapped"
+    return _quote(target) if target else "dropped"
 
 
 def _list(types: Iterable[str]) -> str:
     return ", ".join(clean(label, NAME) for label in types)
 
 
-def _text(value: str) -> str:
+def _quote(value: str) -> str:
     return clean(json.dumps(value, ensure_ascii=False), None)

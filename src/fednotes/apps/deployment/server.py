@@ -31,15 +31,15 @@ from fednotes.apps.deployment.agreement import (
     DESCRIBE,
     SCORES,
     agreed_config,
-    agreement_of,
-    as_text,
+    agreement_fingerprint,
+    description_from_tensors,
+    descriptions_from_text,
+    descriptions_to_text,
     encoder_of,
-    from_tensors,
-    from_text,
     planned_rounds,
     require_as_declared,
-    threshold,
-    unpacked,
+    sum_threshold,
+    unpack_json,
 )
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
 from fednotes.apps.deployment.site_file import read_site_file, with_local_files
@@ -274,7 +274,7 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
         summing = SecureSum(
             setup.sites,
             job=key,
-            threshold=threshold(job, setup),
+            threshold=sum_threshold(job, setup),
             record=setup.state / OPENED,
         )
     engine = _Engine(
@@ -310,21 +310,23 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     path = setup.state / "agreement.json"
     if engine.resume() is not None:
         with readable(path, ConfigError):
-            return agreed_config(job, from_text(path.read_text(encoding="utf-8")))
+            return agreed_config(
+                job, descriptions_from_text(path.read_text(encoding="utf-8"))
+            )
 
     descriptions = {
-        site: from_tensors(site, tensors)
+        site: description_from_tensors(site, tensors)
         for site, tensors in engine.public(DESCRIBE).items()
     }
     require_as_declared(job, descriptions)
     config = agreed_config(job, descriptions)
-    text = as_text(descriptions)
+    text = descriptions_to_text(descriptions)
     write_text(path, text)
 
     progress.refusals.clear()
     try:
         total = engine.sum(
-            AGREE, descriptions=text, agreed=agreement_of(job, descriptions)
+            AGREE, descriptions=text, agreed=agreement_fingerprint(job, descriptions)
         )
     except TrainingError as error:
         if progress.refusals:
@@ -341,7 +343,7 @@ def _fetch_shared_scores(engine: Deployed) -> dict[str, Any]:
     for site, tensors in engine.public(SCORES, all_sites=False).items():
         try:
             scores[site] = dict(
-                unpacked(tensors["scores"], most_values=MAX_SCORES, strict=False)
+                unpack_json(tensors["scores"], most_values=MAX_SCORES, strict=False)
             )
         except (KeyError, ValueError, TypeError):
             logger.warning("site %r: its scores are not readable", site)
@@ -374,7 +376,7 @@ class Progress:
         self._sites = len(setup.sites)
         # The sites that are needed to go on; all of them are needed to agree, and until
         # then there is no configuration.
-        self._least = max(threshold(job, setup), setup.min_sites)
+        self._least = max(sum_threshold(job, setup), setup.min_sites)
         self._config: Any = None
         self._published: dict[tuple[str, str], str] = {}  # (site, kind) -> newest text
         self._silent: dict[str, str] = {}  # site -> why it gave no answer

@@ -28,14 +28,14 @@ from fednotes.apps.deployment.agreement import (
     SCORES,
     Description,
     agreed_config,
-    agreement_of,
+    agreement_fingerprint,
     can_round_counts,
     describe,
-    from_text,
+    descriptions_from_text,
     mismatch,
-    packed,
+    pack_json,
     planned_rounds,
-    threshold,
+    sum_threshold,
 )
 from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
@@ -108,7 +108,7 @@ def _open_host(setup: Setup) -> SiteHost:
     require_approved(kit, site, table, file.policy)
 
     job = job_of_site(setup.job, site, file)
-    least = threshold(job, setup)
+    least = sum_threshold(job, setup)
     guard = _create_guard(setup, file, table, job=job, least=least)
 
     torch.set_num_threads(file.threads or job.threads)
@@ -119,7 +119,7 @@ def _open_host(setup: Setup) -> SiteHost:
     data = loaded.data[0]
     guard.coverage(job.module.covers(job.config, data))
     description = describe(job, data)
-    packed_description = packed(asdict(description))
+    packed_description = pack_json(asdict(description))
     participation = _Participation(
         setup,
         file,
@@ -201,7 +201,7 @@ def _create_guard(
         threshold=least,
         promise=job.module.promise(config),
     )
-    check_counts(file.policy, job.method, can_round_counts(job))
+    check_counts(file.policy, job.method, rounds_counts=can_round_counts(job))
     guard.job(
         job.method,
         len(setup.sites),
@@ -391,7 +391,7 @@ def _share_scores(kit: Path, agreed_site: Any) -> Tensors:
     scores = getattr(agreed_site.site, "scores", None)
     if not scores:
         raise RefusedError(f"site {agreed_site.id!r} has no scores yet")
-    return {"scores": packed(scores)}
+    return {"scores": pack_json(scores)}
 
 
 class AgreedSite:
@@ -447,7 +447,7 @@ class AgreedSite:
         return Update(metrics={"agreed": 1.0})
 
     def _join(self, text: str, agreed: str) -> None:
-        descriptions = from_text(text)
+        descriptions = descriptions_from_text(text)
         # The number of sites bounds a site's part of a mini-batch.
         if tuple(descriptions) != self._sites:
             raise RefusedError(
@@ -468,7 +468,7 @@ class AgreedSite:
                 or f"site {self.id!r} was described with another dictionary, encoder "
                 "or version than it has now"
             )
-        if agreement_of(self._job, descriptions) != agreed:
+        if agreement_fingerprint(self._job, descriptions) != agreed:
             raise RefusedError(
                 f"site {self.id!r} makes another configuration of this job than the "
                 "server: start both from the same job and the same version of fednotes"
@@ -521,7 +521,9 @@ class AgreedSite:
         """Return to a saved state."""
         text = state.facts["descriptions"]
         if text:
-            self._join(text, agreement_of(self._job, from_text(text)))
+            self._join(
+                text, agreement_fingerprint(self._job, descriptions_from_text(text))
+            )
             self.site.restore(State(state.round, state.tensors, state.facts["own"]))
 
 

@@ -22,7 +22,7 @@ from fednotes.apps.deployment.rules.approval import (
     Quorum,
     Signer,
     make_key,
-    public_of,
+    public_key_text,
     read_key,
 )
 from fednotes.apps.deployment.rules.policy import Policy, policy_from
@@ -47,7 +47,7 @@ ALICE, BOB = Signer("alice", KEYS["a"]), Signer("bob", KEYS["b"])
 
 
 def approved_at(site: Approvals) -> datetime | None:
-    made = site.standing(JOB).made
+    made = site.standing(JOB).settled
     return datetime.fromisoformat(made.when) if made is not None else None
 
 
@@ -213,10 +213,10 @@ def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
     public = make_key(path, "alice")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     key = read_key(path, never)
-    assert public_of(key) == public
+    assert public_key_text(key) == public
     assert Quorum("h1", 1, {"alice": public}).person_of(key, path) == "alice"
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         make_key(path, "alice")
     assert path.read_bytes() == before
     path.chmod(0o640)
@@ -228,7 +228,7 @@ def test_a_passphrase_locks_a_key(tmp_path: Path) -> None:
     path = tmp_path / "alice.key"
     public = make_key(path, "alice", "s3cret")
     assert b"ENCRYPTED" in path.read_bytes()
-    assert public_of(read_key(path, lambda: "s3cret")) == public
+    assert public_key_text(read_key(path, lambda: "s3cret")) == public
     for wrong in ("S3cret", ""):
         with pytest.raises(ConfigError, match="the passphrase is wrong"):
             read_key(path, lambda wrong=wrong: wrong)
@@ -241,7 +241,7 @@ def test_a_strangers_key_and_no_key(tmp_path: Path) -> None:
         read_key(tmp_path / "none", never)
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(ConfigError, match="no private key is in it"):
+    with pytest.raises(ConfigError, match="it holds no private key"):
         read_key(tmp_path / "text", never)
     with pytest.raises(ConfigError, match="letters, digits"):
         make_key(tmp_path / "x", "../x")

@@ -222,7 +222,7 @@ def test_a_record_that_would_be_too_large_is_refused(
     join(tmp_path, many)
     size = (tmp_path / "examples" / RECORD).stat().st_size
     assert 1000 * 16 * 4 / 3 < size < 1000 * 16 * 4 / 3 + 1000
-    monkeypatch.setattr(differences, "_MOST_BYTES", size + 1000)
+    monkeypatch.setattr(differences, "_MAX_BYTES", size + 1000)
     join(tmp_path, many, run="run2")
     with pytest.raises(
         ConfigError, match=r"would have \d\d,\d\d\d bytes.*move it away"

@@ -536,7 +536,7 @@ def _check_counts(kit: Path, table: dict[str, Any]) -> None:
         job = parse_declared(table, kit, "job")
     except FednotesError:
         return  # an invalid job is refused when it begins
-    check_counts(policy, job.method, can_round_counts(job))
+    check_counts(policy, job.method, rounds_counts=can_round_counts(job))
     say(f"weights and counts of this site leave in multiples of {policy.count_step:,}")
 
 
@@ -677,12 +677,12 @@ def _show_earlier_jobs(
         sites = "its sites"
         if difference.sites:
             sites = f"other sites ({', '.join(map(clean, difference.sites))})"
-        notes = "other notes here" if difference.own else "its notes here"
+        notes = "other notes here" if difference.notes else "its notes here"
         _say_rows(
             f"compared with {named(past.table)} ({past.fingerprint[:12]}): {sites}, "
             f"{notes}"
         )
-        for line in difference.own:
+        for line in difference.notes:
             _say_rows(f"  {line}")
         for warning in difference.warnings(least):
             _say_rows(f"  warning: {warning}")

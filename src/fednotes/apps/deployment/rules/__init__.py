@@ -1,0 +1,1 @@
+"""A site's rules: approvals, policy, privacy budget and ledger."""

@@ -1,21 +1,23 @@
-"""What a site said yes to: jobs by the hash of their table, and who said it.
+"""The jobs that a site approved, by the fingerprint of their table, and by whom.
 
 A job is a table of JSON values and nothing else: no code comes over the wire, and a
 table that holds anything but such values has no fingerprint. A site keeps its
-decisions, with the tables they were about, in one file that only its owner can read:
+decisions, with the tables that they are about, in one file that only its owner can
+read:
 
     <folder>/approvals.json   every decision in order, and each table once
 
-Where a site asks for more than one person, each has an Ed25519 key in a file of their
-own, and the public parts stand in the site's rules:
+If a site asks for more than one person, each has an Ed25519 key in a file of their own,
+and the site's rules list the public keys:
 
     [policy]
     approvals = 2
     approvers = { alice = "MCow…", bob = "9aXk…" }
 
-A signature is over the site, the job's fingerprint, the decision, the time, the account
-it was made from and the person's name, so it counts for nothing else. That two people
-looked is what it shows: whoever may write the site's rules can list other keys there.
+A signature covers the site, the job's fingerprint, the decision, the time, the account
+that made it and the person's name, so it is valid for nothing else. It shows that two
+people looked at the job. It does not protect against whoever may write the site's
+rules: they can list other keys there.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ Status = Literal["approved", "rejected", "waiting", "unknown", "changed"]
 
 FORMAT = 1
 _PURPOSE = "fednotes approval of a job"
-_MOST_BYTES = 10_000  # of a key's file
+_MAX_KEY_FILE_BYTES = 10_000
 _PERSON = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -64,9 +66,14 @@ _PERSON = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class Quorum:
     """How many different people must approve a job at a site.
 
-    people: name → public key, 32 bytes in base64. None: whoever runs the command,
-        without a key.
-    Raises ConfigError for what no decision could fulfil.
+    Attributes:
+        site: The site.
+        needed: Number of people who must approve.
+        people: Name of each person who may approve to their public key (32 bytes in
+            base64). If it is empty, whoever runs the command approves, without a key.
+
+    Raises:
+        ConfigError: No decision could fulfil these rules.
     """
 
     site: str = ""
@@ -75,51 +82,65 @@ class Quorum:
 
     def __post_init__(self) -> None:
         for person, key in self.people.items():
-            if not _PERSON.fullmatch(person) or _raw(key) is None:
+            if not _PERSON.fullmatch(person) or _raw_key(key) is None:
                 raise ConfigError(
-                    f'approvers: {person!r} = {key!r}: expected NAME = "KEY", the line that '
-                    "`fednotes site key NAME` shows"
+                    f'approvers: {person!r} = {key!r}: expected NAME = "KEY", the line '
+                    "that `fednotes site key NAME` shows"
                 )
-        if len(set(map(_raw, self.people.values()))) < len(self.people):
+        different_keys = {_raw_key(key) for key in self.people.values()}
+        if len(different_keys) < len(self.people):
             raise ConfigError(
                 "approvers: two names have the same key; each needs their own"
             )
-        if len(self.people) < self.needed and (self.people or self.needed > 1):
+        is_listed = bool(self.people) or self.needed > 1
+        if is_listed and len(self.people) < self.needed:
             raise ConfigError(
-                f"approvals = {self.needed}, and approvers lists {len(self.people)}: list all who "
-                "may approve, as the line that `fednotes site key NAME` shows"
+                f"approvals = {self.needed}, and approvers lists {len(self.people)}: "
+                "list all who may approve, as the line that `fednotes site key NAME` "
+                "shows"
             )
 
     def person_of(self, key: Ed25519PrivateKey, path: Path) -> str:
-        """Whose key it is. Raises ConfigError if it is nobody's of the list."""
-        public = public_of(key)
+        """Return the person to whom a key belongs.
+
+        Args:
+            key: The private key.
+            path: Its file, for messages.
+
+        Raises:
+            ConfigError: The key belongs to none of the listed people.
+        """
+        public = public_key_text(key)
         for person, known in self.people.items():
-            if _raw(known) == _raw(public):
+            if _raw_key(known) == _raw_key(public):
                 return person
         raise ConfigError(
-            f"{path}: its public part, {public}, is not among the approvers of this site's rules "
-            f"({', '.join(self.people) or 'none are listed'}); nothing was decided"
+            f"{path}: its public part, {public}, is not among the approvers of this "
+            f"site's rules ({', '.join(self.people) or 'none are listed'}); nothing "
+            "was decided"
         )
 
-    def signed(self, made: Approval) -> bool:
-        """Whether a person of the list approved this with their key; anybody counts
-        where none is listed."""
+    def has_signed(self, approval: Approval) -> bool:
+        """Return whether a listed person signed an approval.
+
+        If nobody is listed, anybody may approve, and this is always true.
+        """
         if not self.people:
             return True
         need_cryptography()
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        raw = _raw(self.people.get(made.person, ""))
+        raw_key = _raw_key(self.people.get(approval.person, ""))
+        if raw_key is None:
+            return False
         try:
-            signature = bytes.fromhex(made.signature)
-            if raw is not None:
-                Ed25519PublicKey.from_public_bytes(raw).verify(
-                    signature, made.text(self.site)
-                )
+            Ed25519PublicKey.from_public_bytes(raw_key).verify(
+                bytes.fromhex(approval.signature), approval.signed_text(self.site)
+            )
         except (InvalidSignature, ValueError):
             return False
-        return raw is not None
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,35 +152,53 @@ class Signer:
 
 
 def make_key(path: Path, person: str, passphrase: str = "") -> str:
-    """Write a new private key that only its owner can read; returns the public part.
+    """Write a new private key that only its owner can read.
 
-    passphrase: with which the file is encrypted; "" leaves it plain. Raises ConfigError
-    for a file that is there, or a name that no list of approvers can hold.
+    Args:
+        path: The file to create.
+        person: The name of the key's owner.
+        passphrase: Encrypts the file; "" leaves it plain.
+
+    Returns:
+        The public key, as the site's rules list it.
+
+    Raises:
+        ConfigError: The file exists, or no list of approvers can hold the name.
     """
     need_cryptography()
-    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     if not _PERSON.fullmatch(person):
         raise ConfigError(f"{person!r}: letters, digits, '_' and '-' only, 64 at most")
     if path.exists() or path.is_symlink():
         raise ConfigError(
-            f"{path}: is there already, and no key is overwritten: give another --out"
+            f"{path}: exists already, and no key is overwritten: give another --out"
         )
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        encryption = serialization.BestAvailableEncryption(passphrase.encode())
     key = Ed25519PrivateKey.generate()
-    locked = form.BestAvailableEncryption(passphrase.encode()) if passphrase else None
     text = key.private_bytes(
-        form.Encoding.PEM, form.PrivateFormat.PKCS8, locked or form.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        encryption_algorithm=encryption,
     )
     with on_disk(path, ConfigError):
         replace_file(path, text, mode=0o600)
-    return public_of(key)
+    return public_key_text(key)
 
 
 def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
-    """A person's private key. ask: for its passphrase, where it has one.
+    """Return a person's private key.
 
-    Raises ConfigError if there is none, others can read it, or the passphrase is wrong.
+    Args:
+        path: The file of the key.
+        ask: Returns the passphrase; it is called only if the file is encrypted.
+
+    Raises:
+        ConfigError: There is no such key, others can read it, or the passphrase is
+            wrong.
     """
     need_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -167,29 +206,33 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
 
     with readable(path, ConfigError):
         with path.open("rb") as file:
-            text = file.read(_MOST_BYTES)
+            text = file.read(_MAX_KEY_FILE_BYTES)
         mode = path.stat().st_mode
     if mode & 0o077:
         raise ConfigError(f"{path}: others can read it: chmod 600 {path}")
-    locked = b"ENCRYPTED" in text
+
+    is_encrypted = b"ENCRYPTED" in text
     try:
-        key = load_pem_private_key(text, ask().encode() if locked else None)
+        key = load_pem_private_key(text, ask().encode() if is_encrypted else None)
     except (ValueError, TypeError) as error:  # their messages may quote the key
-        what = "the passphrase is wrong" if locked else "no private key is in it"
-        raise ConfigError(f"{path}: {what}; nothing was decided") from error
+        problem = "it holds no private key"
+        if is_encrypted:
+            problem = "the passphrase is wrong"
+        raise ConfigError(f"{path}: {problem}; nothing was decided") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(
-            f"{path}: is no key that `fednotes site key` made; nothing was decided"
+            f"{path}: is not a key that `fednotes site key` made; nothing was decided"
         )
     return key
 
 
-def public_of(key: Ed25519PrivateKey) -> str:
-    """The public part as the site's rules have it."""
+def public_key_text(key: Ed25519PrivateKey) -> str:
+    """Return the public part of a key, as the site's rules list it."""
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
-def _raw(public: str) -> bytes | None:
+def _raw_key(public: str) -> bytes | None:
+    """Return the bytes of a public key; None for a text that is not one."""
     try:
         raw = base64.b64decode(public, validate=True)
     except (binascii.Error, ValueError):
@@ -202,10 +245,19 @@ def _raw(public: str) -> bytes | None:
 
 @checked_dataclass(frozen=True, config={"strict": True, "extra": "forbid"})
 class Approval:
-    """One decision. by: the account it was made from. when: UTC, as ISO text. table:
-    the job that it was about. person, signature (hexadecimal): of who approved with a
-    key of their own. ledger: the hash of the last line of the site's ledger then; "" if
-    it had none, or is not known."""
+    """One decision on one job.
+
+    Attributes:
+        fingerprint: The job's fingerprint.
+        decision: `approved` or `rejected`.
+        by: The account that made it.
+        when: The time in UTC, as ISO text.
+        table: The job.
+        person: Who approved with a key of their own; "" for nobody.
+        signature: Their signature, in hexadecimal.
+        ledger: Hash of the last line that the site's ledger had at that time; "" if it
+            had none, or is not known.
+    """
 
     fingerprint: str
     decision: Decision
@@ -216,51 +268,67 @@ class Approval:
     signature: str = ""
     ledger: str = ""
 
-    def text(self, site: str) -> bytes:
-        """What a person signs."""
-        about = (self.fingerprint, self.decision, self.by, self.when)
-        return joined(_PURPOSE, site, self.person, *about)
+    def signed_text(self, site: str) -> bytes:
+        """Return the text that a person at a site signs."""
+        return joined(
+            _PURPOSE,
+            site,
+            self.person,
+            self.fingerprint,
+            self.decision,
+            self.by,
+            self.when,
+        )
 
-    def kept(self) -> dict[str, str]:
-        """As it stands in the file, which has each table once."""
+    def entry(self) -> dict[str, str]:
+        """Return the decision as the file has it; tables are stored separately."""
         names = ["fingerprint", "decision", "by", "when", "ledger"]
-        names += ["person", "signature"] if self.signature else []
+        if self.signature:
+            names += ["person", "signature"]
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What all decisions on one job come to. made: the one that settled it; None while
-    too few have approved. people: who have approved since, of those who must."""
+    """The result of all decisions on one job.
 
-    made: Approval | None = None
+    Attributes:
+        settled: The decision that settled it; None while too few have approved.
+        people: Those who have approved since, of those who must.
+    """
+
+    settled: Approval | None = None
     people: frozenset[str] = frozenset()
 
-    def after(self, past: Approval, quorum: Quorum) -> Standing:
-        """As it stands after another decision."""
-        if past.decision == "rejected":
-            return Standing(past)
-        if not quorum.signed(past):
+    def after(self, decision: Approval, quorum: Quorum) -> Standing:
+        """Return the standing after another decision."""
+        if decision.decision == "rejected":
+            return Standing(decision)
+        if not quorum.has_signed(decision):
             return self
-        people = self.people | {past.person}
+        people = self.people | {decision.person}
         if len(people) >= quorum.needed:
-            return Standing(past)
-        rejected = self.made is not None and self.made.decision == "rejected"
-        return Standing(None if rejected else self.made, people)
+            return Standing(decision)
+        # An approval stays valid while people approve once more; a rejection does not.
+        is_rejected = self.settled is not None and self.settled.decision == "rejected"
+        return Standing(None if is_rejected else self.settled, people)
 
 
 class Approvals:
-    """The decisions of one site, kept in `folder` (made when the first one is written).
+    """The decisions of one site.
 
-    quorum: how many must approve, and by which keys. Who approves twice counts once; a
-    no takes every yes before it back.
+    Who approves twice counts once, and a rejection takes back every approval before it.
+    Methods raise ConfigError if the file cannot be read or was edited by hand: a site
+    that does not know what it approved approves nothing.
 
-    Raises ConfigError where the file cannot be read or was edited by hand: a site that
-    does not know what it approved approves nothing.
+    Args:
+        folder: The folder of the file; it is made when the first decision is written.
+        quorum: How many people must approve, and by which keys.
     """
 
     def __init__(self, folder: Path, quorum: Quorum | None = None) -> None:
-        self.path, self.quorum = folder / "approvals.json", quorum or Quorum()
+        self.path = folder / "approvals.json"
+        self.quorum = quorum or Quorum()
 
     def decide(
         self,
@@ -271,105 +339,141 @@ class Approvals:
         signer: Signer | None = None,
         ledger: str = "",
     ) -> str:
-        """Say yes to a job or no, or take an approval back; returns its fingerprint.
-        when: with a time zone. ledger: see `Approval`."""
+        """Approve or reject a job, or take an approval back.
+
+        Args:
+            decision: The decision.
+            table: The job.
+            by: The account that makes the decision.
+            when: The time, with a time zone.
+            signer: A person who signs the decision.
+            ledger: Hash of the last line of the site's ledger.
+
+        Returns:
+            The job's fingerprint.
+
+        Raises:
+            FednotesError: The decision cannot be written.
+        """
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
-        key, moment, job = (
-            table_fingerprint(table),
-            when.astimezone(UTC).isoformat(),
-            plain_copy(table),
+        key = table_fingerprint(table)
+        approval = Approval(
+            key,
+            decision,
+            by=by,
+            when=when.astimezone(UTC).isoformat(),
+            table=plain_copy(table),
+            ledger=ledger,
         )
-        made = Approval(key, decision, by, moment, job, ledger=ledger)
         if signer is not None:
-            made = replace(made, person=signer.person)
-            made = replace(
-                made, signature=signer.key.sign(made.text(self.quorum.site)).hex()
-            )
+            approval = replace(approval, person=signer.person)
+            text = approval.signed_text(self.quorum.site)
+            approval = replace(approval, signature=signer.key.sign(text).hex())
+
         with on_disk(self.path, FednotesError, "; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # or one would be lost
+            # Without a lock, one of two decisions at a time would be lost.
             with locked_file(self.path.with_name(f".{self.path.name}.lock")):
-                every = (*self.decisions(), made)
-                jobs = {past.fingerprint: past.table for past in every}
-                kept = {"format": FORMAT, "decisions": [past.kept() for past in every]}
-                text = json.dumps({**kept, "jobs": jobs}, indent=2) + "\n"
-                replace_file(self.path, text.encode(), mode=0o600)
+                self._write((*self.decisions(), approval))
         return key
 
+    def _write(self, decisions: tuple[Approval, ...]) -> None:
+        contents = {
+            "format": FORMAT,
+            "decisions": [decision.entry() for decision in decisions],
+            "jobs": {decision.fingerprint: decision.table for decision in decisions},
+        }
+        text = json.dumps(contents, indent=2) + "\n"
+        replace_file(self.path, text.encode(), mode=0o600)
+
     def status(self, table: Table) -> Status:
-        """What was decided on exactly this table. "waiting": some of those who must
-        have approved it. "changed": nothing, but another table of the same `name` was
-        approved; "unknown": nothing at all."""
-        found = self.standing(table)
-        if found.made is not None:
-            return found.made.decision
-        if found.people:
+        """Return how a job stands.
+
+        Returns:
+            `approved` or `rejected`; `waiting` if some of those who must have approved
+            it; `changed` if nothing was decided on exactly this table, but another one
+            of the same name was approved; `unknown` otherwise.
+        """
+        standing = self.standing(table)
+        if standing.settled is not None:
+            return standing.settled.decision
+        if standing.people:
             return "waiting"
-        same = "name" in table and self.last_approved(table["name"]) is not None
-        return "changed" if same else "unknown"
+        is_changed = "name" in table and self.last_approved(table["name"]) is not None
+        return "changed" if is_changed else "unknown"
 
     def standing(self, table: Table) -> Standing:
-        """What the decisions on exactly this table come to."""
+        """Return the result of the decisions on exactly this table."""
         return self._standings().get(table_fingerprint(table), Standing())
 
     def approved_after(self, table: Table) -> str:
-        """After which line of the ledger exactly this table was approved last, by all
-        who must: its hash, which no clock moves; "" for none."""
-        made = self.standing(table).made
-        return made.ledger if made is not None and made.decision == "approved" else ""
+        """Return the hash of the ledger's last line when a job was last approved.
+
+        No clock can move it. It is "" for a job that is not approved, or if the ledger
+        was empty.
+        """
+        settled = self.standing(table).settled
+        if settled is None or settled.decision != "approved":
+            return ""
+        return settled.ledger
 
     def last_approved(self, name: str | None = None) -> Approval | None:
-        """The newest approval that still holds; with `name`, of a job called so."""
+        """Return the newest approval that still holds.
+
+        Args:
+            name: Only consider jobs with this name.
+        """
         for standing in reversed(self._standings().values()):
-            made = standing.made
-            named = made is not None and name in (None, made.table.get("name"))
-            if made is not None and named and made.decision == "approved":
-                return made
+            approval = standing.settled
+            if approval is None or approval.decision != "approved":
+                continue
+            if name is None or approval.table.get("name") == name:
+                return approval
         return None
 
     def approved(self) -> tuple[Approval, ...]:
-        """Return each job that was ever approved here, by its newest approval, newest
-        first.
+        """Return the newest approval of each job ever approved here, newest first.
 
-        A job whose approval was taken back may have had its sums by then, so it counts
-        too.
+        A job whose approval was taken back may have had its sums before that, so it
+        counts too.
         """
-        found: dict[str, Approval] = {}
-        for past in reversed(self.decisions()):
-            if past.decision == "approved":
-                found.setdefault(past.fingerprint, past)
-        return tuple(found.values())
+        newest: dict[str, Approval] = {}
+        for decision in reversed(self.decisions()):
+            if decision.decision == "approved":
+                newest.setdefault(decision.fingerprint, decision)
+        return tuple(newest.values())
 
     def _standings(self) -> dict[str, Standing]:
-        """Fingerprint → standing, the one that changed last at the end."""
-        found: dict[str, Standing] = {}
-        for past in self.decisions():
-            before = found.get(past.fingerprint, Standing())
-            if (after := before.after(past, self.quorum)) != before:
-                found.pop(past.fingerprint, None)
-                found[past.fingerprint] = after
-        return found
+        """Return each job's standing; the one that changed last comes last."""
+        standings: dict[str, Standing] = {}
+        for decision in self.decisions():
+            before = standings.get(decision.fingerprint, Standing())
+            after = before.after(decision, self.quorum)
+            if after != before:
+                standings.pop(decision.fingerprint, None)
+                standings[decision.fingerprint] = after
+        return standings
 
     def decisions(self) -> tuple[Approval, ...]:
-        """Every decision, oldest first."""
+        """Return every decision, oldest first."""
         try:
-            kept = read_json(self.path)
+            contents = read_json(self.path)
         except FileNotFoundError:
             return ()
         except (OSError, ValueError) as error:
             raise self._unusable("cannot be read as JSON") from error
         try:
-            if kept["format"] != FORMAT:
+            if contents["format"] != FORMAT:
                 raise self._unusable(
-                    f"has format {kept['format']}, this version reads {FORMAT}"
+                    f"has format {contents['format']}, this version reads {FORMAT}"
                 )
-            jobs = kept["jobs"]
+            jobs = contents["jobs"]
             if any(table_fingerprint(table) != key for key, table in jobs.items()):
                 raise self._unusable("was edited: a job does not have its fingerprint")
-            listed = kept["decisions"]
             return tuple(
-                Approval(**d | {"table": jobs[d["fingerprint"]]}) for d in listed
+                Approval(**entry | {"table": jobs[entry["fingerprint"]]})
+                for entry in contents["decisions"]
             )
         except (
             LookupError,
@@ -380,9 +484,9 @@ class Approvals:
         ) as error:
             raise self._unusable("was edited, or is no list of decisions") from error
 
-    def _unusable(self, why: str) -> ConfigError:
+    def _unusable(self, problem: str) -> ConfigError:
         return ConfigError(
-            f"{self.path}: {why}; move it away and approve the site's jobs again"
+            f"{self.path}: {problem}; move it away and approve the site's jobs again"
         )
 
 
@@ -393,67 +497,68 @@ class Approvals:
 class Comparison:
     """How a job differs from an earlier one in whose notes are summed.
 
-    Whoever writes both jobs can subtract their sums. What is left is of the sites that
-    are in one of them alone, and of the notes that a site reads for one of them alone.
+    Whoever writes both jobs can subtract their sums. What remains are the sites that
+    only one of the jobs has, and the notes that a site reads for only one of them.
 
     Attributes:
-        sites: The sites that are in one of the two jobs alone, sorted.
-        own: What the two jobs say differently of the notes of this site, a line for
-            each key.
+        sites: The sites that only one of the two jobs has, sorted.
+        notes: How the two jobs differ about the notes of this site, a line for each
+            key.
     """
 
     sites: tuple[str, ...]
-    own: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def warnings(self, least: int) -> tuple[str, ...]:
         """Return what a person should know before approving the later job.
 
         Args:
-            least: The fewest sites that the difference of two sums may be of, as of any
-                sum.
+            least: The least number of sites that the difference of two sums may cover,
+                as for any sum.
         """
-        told = []
+        warnings = []
         if 0 < len(self.sites) < least:
-            named = ", ".join(clean(site) for site in self.sites)
-            told.append(
-                f"the sums of both jobs differ by few sites alone ({named}): whoever subtracts "
-                "them sees what these sent, but for what the others draw in secret"
+            names = ", ".join(clean(site) for site in self.sites)
+            warnings.append(
+                f"the sums of both jobs differ by few sites alone ({names}): whoever "
+                "subtracts them sees what these sent, apart from what the other sites "
+                "draw in secret"
             )
-        if self.own:
-            told.append(
-                "this site reads other notes for it: where few notes differ, the sums of both jobs "
-                "can tell these; [privacy] bounds what they tell"
+        if self.notes:
+            warnings.append(
+                "this site reads other notes for it: if few notes differ, the sums of "
+                "both jobs can reveal these; [privacy] bounds what they reveal"
             )
-        return tuple(told)
+        return tuple(warnings)
 
 
 def compare(earlier: Table, later: Table, site: str) -> Comparison:
     """Compare two jobs as a site approves them.
+
+    The site's own file may also say which notes are read. It is not part of a job's
+    table, so it is not compared.
 
     Args:
         earlier: The table of the job that was approved before.
         later: The table of the job that waits.
         site: The name of the site that reads this.
 
-    Returns:
-        The comparison. The site's own file may say besides which notes are read; it is
-        not in the tables of jobs.
-
     Raises:
         RefusedError: A table holds what no job does.
     """
-    sites = [set(map(str, table.get("sites", ()))) for table in (earlier, later)]
-    before, after = (_selection(table, site) for table in (earlier, later))
-    return Comparison(
-        tuple(sorted(sites[0] ^ sites[1])), table_differences(before, after)
-    )
+    earlier_sites = set(map(str, earlier.get("sites", ())))
+    later_sites = set(map(str, later.get("sites", ())))
+    notes = table_differences(_selection(earlier, site), _selection(later, site))
+    return Comparison(tuple(sorted(earlier_sites ^ later_sites)), notes)
 
 
 def _selection(table: Table, site: str) -> dict[str, Any]:
-    """Return what a job says of the notes that a site reads: its own table, and the
-    seed, by which notes are split and left out."""
+    """Return what a job says of the notes that a site reads.
+
+    This is the site's table, and the seed by which notes are split and left out.
+    """
     job = table.get("job")
     job = job if isinstance(job, Mapping) else {}
     sites = job.get("sites")
-    own = sites.get(site) if isinstance(sites, Mapping) else None
-    return {"sites": {site: own or {}}, "seed": job.get("seed", 0)}
+    site_table = sites.get(site) if isinstance(sites, Mapping) else None
+    return {"sites": {site: site_table or {}}, "seed": job.get("seed", 0)}

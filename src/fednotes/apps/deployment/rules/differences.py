@@ -1,7 +1,7 @@
 """Refuse a job whose training examples differ by few from those of an earlier job.
 
 Whoever writes two jobs can subtract their sums (docs/privacy.md, "Two jobs"). What is
-left tells most where few examples differ. A site with `[policy] min_difference = N`
+left reveals most if few examples differ. A site with `[policy] min_difference = N`
 therefore remembers the training examples of each run that it joins, and refuses a run
 whose examples differ from those of an earlier run by at least one and fewer than N.
 
@@ -10,8 +10,8 @@ whose examples differ from those of an earlier run by at least one and fewer tha
 
 A digest is 16 bytes of an HMAC-SHA256. Without the secret the record tells how many
 examples there were and which runs shared some, but no text can be compared with it. The
-record ends with a code of its own, so that an edited one is noticed. Both files are
-made together; where one is missing or damaged, the site joins no run.
+record ends with a code of its own, so that edits are noticed. Both files are made
+together; if one is missing or damaged, the site joins no run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECORD = "record.json"
 SECRET = "secret.key"
 DIGEST_BYTES = 16
 _KEY_BYTES = 32
-_MOST_BYTES = bounds.FILE // 2  # of the record, well below what is read of a file
+_MAX_BYTES = bounds.FILE // 2  # of the record, well below what is read of a file
 _SHOWN = 12  # characters of a job's fingerprint, for people
 
 Views = Mapping[str, Iterable[bytes]]
@@ -63,8 +63,14 @@ class JoinedRun:
 
 
 class _Entry(BaseModel):
-    """One run in the record. views: the name of a view → the key of its digests in
-    `sets`."""
+    """One run in the record.
+
+    Attributes:
+        run: The run's name.
+        job: The fingerprint of its job.
+        sites: All sites of the job.
+        views: Name of each view to the key of its digests in `sets`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -75,7 +81,13 @@ class _Entry(BaseModel):
 
 
 class _Record(BaseModel):
-    """The record's contents. sets: sorted digests in base64, each set once."""
+    """The contents of the record.
+
+    Attributes:
+        format: Version of the format.
+        runs: The runs, in the order in which the site joined them.
+        sets: Sorted digests in base64, each set once, by the hash of the set.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -102,8 +114,7 @@ class ExampleRecord:
     def join(
         self, joining: JoinedRun, read: Callable[[], Views], policy: Policy
     ) -> None:
-        """Compare a run's training examples with those of earlier runs, then remember
-        them.
+        """Compare a run's training examples with earlier runs, then remember them.
 
         A run is not compared with itself, so a site that resumes one joins it again.
         With `min_difference = 0` nothing is read, compared or written.
@@ -128,19 +139,19 @@ class ExampleRecord:
         private_folder(self.folder.parent)
         with locked_file(self.folder.with_suffix(".lock")):
             if not self.folder.exists():
-                self._begin()
+                self._create()
             secret, record = self._read()
-            own = {
+            views = {
                 name: digests(secret, name, examples)
                 for name, examples in read().items()
             }
             for earlier in record.runs:
                 if (earlier.run, earlier.job) != (joining.run, joining.job):
-                    _require_apart(earlier, own, record, policy)
-            self._remember(joining, own, secret, record)
+                    _require_apart(earlier, views, record=record, policy=policy)
+            self._remember(joining, views, secret=secret, record=record)
 
-    def _begin(self) -> None:
-        """Make a new secret, and a record of no run."""
+    def _create(self) -> None:
+        """Write a new secret, and a record without runs."""
         secret = secrets.token_bytes(_KEY_BYTES)
         record = _Record()
 
@@ -153,7 +164,11 @@ class ExampleRecord:
         write_folder(self.folder, fill)
 
     def _read(self) -> tuple[bytes, _Record]:
-        """Return the secret and the record. Raises ConfigError."""
+        """Return the secret and the record.
+
+        Raises:
+            ConfigError: One of them is missing, damaged or edited.
+        """
         try:
             secret = (self.folder / SECRET).read_bytes()
             table = dict(read_json(self.folder / RECORD))
@@ -165,17 +180,19 @@ class ExampleRecord:
                 raise ValueError("not as it was written")
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise ConfigError(
-                f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or edited, so it is not "
-                "known which examples earlier jobs trained on, and min_difference lets the site "
-                "join no run: put back a copy of the folder; without one, move it away, and jobs "
-                "are compared with later ones alone"
+                f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or edited, "
+                "so it is not known which examples earlier jobs trained on, and "
+                "min_difference lets the site join no run: put back a copy of the "
+                "folder; without one, move the folder away, and jobs are compared "
+                "with later ones alone"
             ) from error
         return secret, record
 
     def _remember(
         self,
         joining: JoinedRun,
-        own: Mapping[str, frozenset[bytes]],
+        views: Mapping[str, frozenset[bytes]],
+        *,
         secret: bytes,
         record: _Record,
     ) -> None:
@@ -184,8 +201,8 @@ class ExampleRecord:
             run=joining.run, job=joining.job, sites=sorted(joining.sites), views={}
         )
         sets = dict(record.sets)
-        for name, found in own.items():
-            raw = b"".join(sorted(found))
+        for name, view_digests in views.items():
+            raw = b"".join(sorted(view_digests))
             key = hashlib.sha256(raw).hexdigest()
             entry.views[name] = key
             sets[key] = base64.b64encode(raw).decode()
@@ -195,17 +212,18 @@ class ExampleRecord:
         longer = _Record(runs=[*record.runs, entry], sets=sets)
         table = longer.model_dump() | {"code": longer.code(secret)}
         size = len(json.dumps(table, indent=2, ensure_ascii=False))
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             raise ConfigError(
-                f"{self.folder}: the record of earlier jobs' examples would have {size:,} bytes, "
-                f"and may have {_MOST_BYTES:,}: keep the folder elsewhere and move it away; "
-                "jobs are compared with later ones alone then"
+                f"{self.folder}: the record of earlier jobs' examples would have "
+                f"{size:,} bytes, and may have {_MAX_BYTES:,}: move the folder to "
+                "another place and keep it; jobs are then compared with later ones "
+                "alone"
             )
         write_json(self.folder / RECORD, table)
 
 
 def digests(secret: bytes, view: str, examples: Iterable[bytes]) -> frozenset[bytes]:
-    """Return a keyed digest of each example; one that occurs again has another digest.
+    """Return a keyed digest of each example; a repeated example has different digests.
 
     Args:
         secret: The secret of the site's record.
@@ -215,31 +233,37 @@ def digests(secret: bytes, view: str, examples: Iterable[bytes]) -> frozenset[by
     Returns:
         As many digests as there are examples, each of `DIGEST_BYTES` bytes.
     """
-    begun = hmac.digest(secret, view.encode(), "sha256")
+    view_key = hmac.digest(secret, view.encode(), "sha256")
     occurrences: Counter[bytes] = Counter()
-    found = set()
+    result = set()
     for example in examples:
-        plain = hmac.digest(begun, example, "sha256")
+        plain = hmac.digest(view_key, example, "sha256")
         occurrences[plain] += 1
         number = occurrences[plain].to_bytes(8, "big")
-        found.add(hmac.digest(begun, plain + number, "sha256")[:DIGEST_BYTES])
-    return frozenset(found)
+        result.add(hmac.digest(view_key, plain + number, "sha256")[:DIGEST_BYTES])
+    return frozenset(result)
 
 
 def _require_apart(
     earlier: _Entry,
-    own: Mapping[str, frozenset[bytes]],
+    views: Mapping[str, frozenset[bytes]],
+    *,
     record: _Record,
     policy: Policy,
 ) -> None:
-    """Pass examples that are those of an earlier run, or differ by enough.
+    """Check that examples are those of an earlier run, or differ by enough.
 
-    Raises PolicyRefusal.
+    Raises:
+        PolicyRefusal: They differ by too few.
     """
-    named = f"an earlier job ({earlier.job[:_SHOWN]}, run {clean(earlier.run, NAME)})"
-    for name in own:
+    name_of_job = (
+        f"an earlier job ({earlier.job[:_SHOWN]}, run {clean(earlier.run, NAME)})"
+    )
+    for name, view_digests in views.items():
         if name not in earlier.views:
             continue
         raw = base64.b64decode(record.sets[earlier.views[name]])
         past = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
-        check_difference(policy, len(own[name] ^ past), view=name, earlier=named)
+        check_difference(
+            policy, len(view_digests ^ past), view=name, earlier=name_of_job
+        )

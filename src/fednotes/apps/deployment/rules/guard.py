@@ -202,7 +202,7 @@ def settle(
     )
     decision: Decision = "approved" if approve else "rejected"
     key = approvals.decide(decision, table, by, now(), signer, end)
-    settled = approvals.standing(table).made is not None
+    settled = approvals.standing(table).settled is not None
     if settled and (pending(kit) or {}).get("fingerprint") == key:
         _pending(kit).unlink(missing_ok=True)
     return key

@@ -1,12 +1,12 @@
-"""A site's rules for what a federation may ask of it; they stand above the server's
-wishes.
+"""A site's rules for what a federation may ask of it; they override the server.
 
-`check_job` judges what a job will want before the site joins, `check_difference` what
-it trains on, `check_request` each request, and `check_update` what is really in a reply
-before it leaves. A wish that breaks a rule raises `PolicyRefusal`, which names the
-rule, both sides, and the file and key where the site alone can change it. The server is
-told its `public` part, the rule alone: how few patients a site has, and what it allows,
-is the site's own business. Nothing here looks at a value of a tensor.
+`check_job` checks what a job will ask before the site joins, `check_difference` what it
+trains on, `check_request` each request, and `check_update` the contents of a reply
+before it leaves. A request that breaks a rule raises `PolicyRefusal`. Its message names
+the rule, what was asked, what is allowed, and the file and key where the site alone can
+change it. The server receives only the error's `public` text, which names the rule: how
+few patients a site has, and what it allows, is the site's own business. No value of a
+tensor is read here.
 """
 
 from __future__ import annotations
@@ -29,82 +29,113 @@ from fednotes.core.messages import Request
 from fednotes.core.settings import build, checked
 from fednotes.core.word_tables import find_word_tables
 
-# What may be behind an update, and how messages call it.
-_BEHIND = {k: k for k in ("tokens", "steps", "patients")} | {
-    "batch": "examples of a mini-batch"
+# What may be behind an update: the name in `min_NAME`, and how messages call it.
+_BEHIND = {
+    "tokens": "tokens",
+    "steps": "steps",
+    "patients": "patients",
+    "batch": "examples of a mini-batch",
 }
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
-_BY_THE_JOB = "; the job can sum securely: [federation] secure_sum = true, with three sites or more"
+_MINUTES_A_DAY = 24 * 60
+_SECURE_SUM_REMEDY = (
+    "; the job can sum securely: [federation] secure_sum = true, with three sites or "
+    "more"
+)
 
 
-Count = Annotated[int, Ge(0)]
-Names = tuple[Annotated[str, MinLen(1)], ...]
+NonNegativeInt = Annotated[int, Ge(0)]
+NameTuple = tuple[Annotated[str, MinLen(1)], ...]
 
 
 class PolicyRefusal(RefusedError):
-    """A site's policy forbids it. rule: the key of the policy that does. public: what
-    the server may be told. later: whether the rule allows later what it forbids now."""
+    """A site's policy forbids what was asked.
+
+    Attributes:
+        rule: The key of the policy that forbids it.
+        public: What the server may be told.
+        later: Whether the rule may allow later what it forbids now.
+    """
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
-        self.rule, self.later = rule, rule == "hours"
-        mended = _BY_THE_JOB if rule in ("share_scores", "secure_sum") else ""
+        self.rule = rule
+        self.later = rule == "hours"
+        remedy = _SECURE_SUM_REMEDY if rule in ("share_scores", "secure_sum") else ""
         self.public = (
-            f"refused by {rule} of this site's policy; its own log says more, and only the site "
-            f"can change it{mended}"
+            f"refused by {rule} of this site's policy; its own log says more, and only "
+            f"the site can change it{remedy}"
         )
 
 
 @checked(frozen=True)
 class Policy:
-    """The [policy] table of a site's file. A number that is 0 is no rule.
+    """The [policy] table of a site's file.
 
-    min_sites: in a sum, and least that a secure sum may be opened with. secure_sum:
-    "required" for every sum, or for updates that say much of single notes
-    ("revealing"). allowed_layers,
-    denied_layers: patterns such as "lstm.*"; "lstm" means all below it too; what is in
-    both may not leave. freeze_embeddings: tensors with a row per word stay. min_tokens,
-    min_steps,
-    min_patients: behind an update that holds tensors; min_batch: examples of a
-    mini-batch (of many steps the rest of an epoch may have fewer); not said is refused.
-    min_difference: the least number of this site's training examples by which a job may
-    differ from an earlier one, if it differs at all
-    (`apps/deployment/rules/differences.py`). max_rounds: by the server's word and by
-    the site's own count. max_epsilon: of differential privacy, over all jobs together
-    (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
-    epsilon_unit: the smallest that ε may be promised of. hours: such as "19:00-06:00",
-    the end excluded; an update of a request that was served may leave later.
-    timezone: "local", "UTC" or a name. draws: "secret": what shapes this site's updates
-    by chance follows from a secret of the site, a new one for each run; "job": from the
-    job's seed, so that a run has the bits of its simulation. audit: "required": a
-    person can approve a job with an audit of it alone (`audit/`), no attack of which
-    succeeds by more than audit_bound above chance.
-    count_step: this site's weight and counts leave as multiples of it
-        (`core/counts.py`).
-    steady_replies: under a secure sum, answers leave at times that say little of how
-    many notes there are. share_scores: the server may see this site's scores, and
-    outside a secure sum the counts that they are made of. individual_updates: the
-    server may look at this site's own update (`aggregation` of a job), where
-    `secure_sum` lets it leave unmasked. methods: empty: all.
-    approvals, approvers: how many people must approve a job, and their public keys
-    (`apps/deployment/rules/approval.py`). source: how messages call the table; no key
-    of it. docs/deploy.md says more.
+    0 disables a limit. docs/deploy.md explains each key to its users.
 
-    Raises ConfigError for a value that is no rule.
+    Attributes:
+        min_sites: Least number of sites in a sum, and with which a secure sum may be
+            opened.
+        secure_sum: Which updates must be masked: `"required"` for all, `"revealing"`
+            for those that reveal much of single notes, `"off"` for none.
+        allowed_layers: Name patterns of the tensors that may leave, such as `"lstm.*"`;
+            `"lstm"` includes everything below it.
+        denied_layers: Patterns of tensors that may not leave, even if they are allowed.
+        freeze_embeddings: Whether tables with a row for each word stay.
+        min_tokens: Least number of tokens behind an update that holds tensors. An
+            update with an unknown number is refused; so with the next three limits.
+        min_steps: Least number of training steps behind such an update.
+        min_patients: Least number of patients behind such an update.
+        min_batch: Least number of examples in a mini-batch. The last of several
+            batches of an epoch may have fewer.
+        min_difference: Least number of this site's training examples by which a job may
+            differ from an earlier one, if it differs at all
+            (`apps/deployment/rules/differences.py`).
+        max_rounds: Maximum number of rounds, as the server claims and as the site
+            counts them.
+        max_bytes: Maximum size of a reply.
+        max_epsilon: Privacy budget of all jobs together
+            (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
+        epsilon_unit: Smallest unit for which a job may promise its ε.
+        hours: When requests are served, such as `"19:00-06:00"`, without the end. An
+            update that was requested in time may leave later.
+        timezone: `"local"`, `"UTC"` or a name.
+        draws: `"secret"`: random draws follow from a secret of the site that is new for
+            each run. `"job"`: they follow from the job's seed, so a run has the bits of
+            its simulation.
+        audit: `"required"`: a job can only be approved with an audit of it (`audit/`).
+        audit_bound: How far above chance the best attack of the audit may succeed.
+        count_step: The site's weight and counts leave as multiples of it
+            (`core/counts.py`).
+        steady_replies: Whether replies under a secure sum leave at times that reveal
+            little about the number of notes.
+        share_scores: Whether the server may see this site's scores and, outside a
+            secure sum, the counts behind them.
+        individual_updates: Whether the server may look at this site's own update
+            (`aggregation` of a job), if `secure_sum` lets it leave unmasked.
+        methods: Names of the methods that are allowed; empty for all.
+        approvals: How many people must approve a job.
+        approvers: The people who may approve, and their public keys
+            (`apps/deployment/rules/approval.py`).
+        source: How messages call the table; not a key of it.
+
+    Raises:
+        ConfigError: A value is not valid.
     """
 
     min_sites: Annotated[int, Ge(1)] = 3
     secure_sum: Literal["required", "revealing", "off"] = "revealing"
-    allowed_layers: Names = ("*",)
-    denied_layers: Names = ()
+    allowed_layers: NameTuple = ("*",)
+    denied_layers: NameTuple = ()
     freeze_embeddings: bool = True
-    min_tokens: Count = 0
-    min_steps: Count = 0
-    min_patients: Count = 0
-    min_batch: Count = 0
-    min_difference: Count = 0
-    max_rounds: Count = 0
-    max_bytes: Count = 0
+    min_tokens: NonNegativeInt = 0
+    min_steps: NonNegativeInt = 0
+    min_patients: NonNegativeInt = 0
+    min_batch: NonNegativeInt = 0
+    min_difference: NonNegativeInt = 0
+    max_rounds: NonNegativeInt = 0
+    max_bytes: NonNegativeInt = 0
     max_epsilon: Annotated[float, Ge(0)] = 0.0
     epsilon_unit: Literal["", "patient", "document", "sentence"] = ""
     hours: str = ""
@@ -116,51 +147,74 @@ class Policy:
     steady_replies: bool = True
     share_scores: bool = False
     individual_updates: bool = False
-    methods: Names = ()
+    methods: NameTuple = ()
     approvals: Annotated[int, Ge(1)] = 1
     approvers: Mapping[str, str] = field(default_factory=dict)
     source: str = "[policy] of the site's file"
 
     def __post_init__(self) -> None:
-        # wrong hours raise here, not at the first request
+        # Raise for invalid values now, not at the first request.
         self.open_at(datetime.now(UTC))
         self.quorum("")
 
     def quorum(self, site: str) -> Quorum:
-        """Who must approve a job at this site, and how many of them."""
+        """Return who must approve a job at this site, and how many of them."""
         return Quorum(site, self.approvals, self.approvers)
 
     def open_at(self, now: datetime) -> tuple[bool, datetime]:
-        """Whether `hours` are now, and what their clock says. now: with a time zone."""
+        """Return whether requests are served at a time, and the time on the site's clock.
+
+        Args:
+            now: The time, with a time zone.
+        """
         try:
-            clock = now.astimezone(
-                None if self.timezone == "local" else ZoneInfo(self.timezone)
-            )
+            zone = None if self.timezone == "local" else ZoneInfo(self.timezone)
+            clock = now.astimezone(zone)
         except (KeyError, ValueError, OSError) as error:
             raise ConfigError(
-                f'timezone = {self.timezone!r}: expected "local", "UTC" or a name such as '
-                '"Europe/Berlin" that this machine knows'
+                f'timezone = {self.timezone!r}: expected "local", "UTC" or a name such '
+                'as "Europe/Berlin" that this machine knows'
             ) from error
         if not self.hours:
             return True, clock
-        found = _HOURS.fullmatch(self.hours)
-        h0, m0, h1, m1 = (
-            (int(part) for part in found.groups()) if found else (99, 0, 0, 0)
+        start, end = self._opening_minutes()
+        minute = 60 * clock.hour + clock.minute
+        if start < end:
+            return start <= minute < end, clock
+        # The hours pass midnight, so the site is closed from `end` to `start`.
+        return not end <= minute < start, clock
+
+    def _opening_minutes(self) -> tuple[int, int]:
+        """Return the start and the end of `hours`, in minutes since midnight."""
+        expected = ConfigError(
+            f'hours = {self.hours!r}: expected such as "19:00-06:00"'
         )
-        start, end, minute = 60 * h0 + m0, 60 * h1 + m1, 60 * clock.hour + clock.minute
-        if max(m0, m1) > 59 or start >= 1440 or end > 1440:
-            raise ConfigError(f'hours = {self.hours!r}: expected such as "19:00-06:00"')
+        match = _HOURS.fullmatch(self.hours)
+        if match is None:
+            raise expected
+        start_hour, start_minute, end_hour, end_minute = map(int, match.groups())
+        start = 60 * start_hour + start_minute
+        end = 60 * end_hour + end_minute
+        if max(start_minute, end_minute) > 59 or start >= _MINUTES_A_DAY:
+            raise expected
+        if end > _MINUTES_A_DAY:
+            raise expected
         if start == end:
             raise ConfigError(
-                f"hours = {self.hours!r}: starts when it ends; leave hours out to allow any time"
+                f"hours = {self.hours!r}: starts when it ends; leave hours out to "
+                "allow any time"
             )
-        return (
-            start <= minute < end if start < end else not end <= minute < start
-        ), clock
+        return start, end
 
     def require(self, holds: object, rule: str, asked: str, allowed: str) -> None:
-        """Raises PolicyRefusal unless a rule holds: with what was asked, and what is
-        allowed."""
+        """Raise PolicyRefusal unless a rule holds.
+
+        Args:
+            holds: Whether it does.
+            rule: The key of the policy.
+            asked: What was asked, for the message.
+            allowed: What this site allows, for the message.
+        """
         if not holds:
             raise PolicyRefusal(
                 rule,
@@ -170,12 +224,16 @@ class Policy:
 
 
 def policy_from(table: Mapping[str, Any], where: str) -> Policy:
-    """The policy of a [policy] table; `where` is how messages call it.
+    """Return the policy of a [policy] table.
 
-    Raises ConfigError for an unknown key (with the nearest), or a value of the wrong
-        type.
+    Args:
+        table: The table.
+        where: How messages call it.
+
+    Raises:
+        ConfigError: A key is unknown, or a value has the wrong type.
     """
-    if "source" in table:  # a field of ours, not a key of theirs
+    if "source" in table:  # a field of the class that is not a key of the file
         raise ConfigError(f"{where}: unknown key 'source'")
     return replace(build(Policy, table, where), source=where)
 
@@ -190,43 +248,71 @@ def check_job(
     secure: bool,
     each: bool = False,
 ) -> None:
-    """Whether the site may join. Raises PolicyRefusal naming the first rule that says
-    no.
+    """Check whether the site may join a job.
 
-    threshold: least number of sites that a sum is opened with. rounds: None if the job
-    does not say. secure: whether sums are masked; if not, the server sees what scores
-    are made of. each: whether the server looks at each site's update.
+    Args:
+        policy: The site's rules.
+        method: The job's method.
+        sites: Number of sites.
+        threshold: Least number of sites with which a sum is opened.
+        rounds: Number of rounds; None if the job does not say.
+        secure: Whether sums are masked. If not, the server sees the counts behind
+            scores.
+        each: Whether the server looks at each site's update.
+
+    Raises:
+        PolicyRefusal: A rule forbids it; the first of several is named.
     """
-    methods, most = policy.methods, policy.max_rounds
-    known = not methods or method in methods
+    limit = policy.max_rounds
     policy.require(
-        known, "methods", f"the job's method is {_name(method)}", ", ".join(methods)
+        not policy.methods or method in policy.methods,
+        "methods",
+        f"the job's method is {_quote(method)}",
+        ", ".join(policy.methods),
     )
     _check_sites(policy, sites, threshold)
-    wants = "does not say how many rounds it takes" if rounds is None else ""
-    wants = wants or f"asks for {rounds:,} rounds"
-    few = not most or (rounds is not None and rounds <= most)
-    policy.require(few, "max_rounds", f"the job {wants}", f"at most {most:,}")
-    _check_each(policy, "the job", each)
+    length = "does not say how many rounds it takes"
+    if rounds is not None:
+        length = f"asks for {rounds:,} rounds"
+    policy.require(
+        not limit or (rounds is not None and rounds <= limit),
+        "max_rounds",
+        f"the job {length}",
+        f"at most {limit:,}",
+    )
+    _check_each(policy, "the job", each=each)
     _check_sum(policy, "the job", secure=secure, scores=not secure)
 
 
 def check_audit(policy: Policy, worst: float | None) -> None:
-    """Whether a person may approve a job. Raises PolicyRefusal.
+    """Check whether a person may approve a job.
 
-    worst: by how much the best attack of its audit at this site succeeds above chance;
-    None: there is none that tried every attack.
+    Args:
+        policy: The site's rules.
+        worst: How far above chance the best attack of the job's audit at this site
+            succeeds; None if there is no audit that tried every attack.
+
+    Raises:
+        PolicyRefusal: An audit is missing, or an attack succeeds too often.
     """
-    if policy.audit == "required":
-        asked = "there is no audit of this job at this site, or not every attack could be tried"
-        allowed = "approvals with one alone (`fednotes audit`, `fednotes site approve --audit`)"
-        policy.require(worst is not None, "audit", asked, allowed)
-        asked = f"an attack of the audit may succeed {worst or 0:.3f} above chance"
-        small = (worst or 0) <= policy.audit_bound
-        policy.require(small, "audit_bound", asked, f"{policy.audit_bound:g} at most")
+    if policy.audit != "required":
+        return
+    policy.require(
+        worst is not None,
+        "audit",
+        "there is no audit of this job at this site, or not every attack could be "
+        "tried",
+        "approvals with one alone (`fednotes audit`, `fednotes site approve --audit`)",
+    )
+    policy.require(
+        (worst or 0) <= policy.audit_bound,
+        "audit_bound",
+        f"an attack of the audit may succeed {worst or 0:.3f} above chance",
+        f"{policy.audit_bound:g} at most",
+    )
 
 
-def check_counts(policy: Policy, method: str, rounds_counts: bool) -> None:
+def check_counts(policy: Policy, method: str, *, rounds_counts: bool) -> None:
     """Check that the sites of a method can send their counts as the policy asks.
 
     Args:
@@ -241,8 +327,8 @@ def check_counts(policy: Policy, method: str, rounds_counts: bool) -> None:
     policy.require(
         policy.count_step == 1 or rounds_counts,
         "count_step",
-        f"sites of the method {_name(method)} send exact weights and counts, because their class "
-        "has no `rounds_counts = True`",
+        f"sites of the method {_quote(method)} send exact weights and counts, because "
+        "their class has no `rounds_counts = True`",
         f"multiples of {policy.count_step:,} (another method, or count_step = 1)",
     )
 
@@ -263,9 +349,10 @@ def check_difference(policy: Policy, number: int, view: str, earlier: str) -> No
     policy.require(
         number == 0 or number >= least,
         "min_difference",
-        f"the site's training examples ({view}) differ by {number:,} from those of {earlier}, so "
-        "the sums of both jobs would tell these few",
-        f"a job on the same examples as that one, or one that differs by {least:,} and more",
+        f"the site's training examples ({view}) differ by {number:,} from those of "
+        f"{earlier}, so the sums of both jobs would tell these few",
+        f"a job on the same examples as that one, or one that differs by {least:,} "
+        "and more",
     )
 
 
@@ -297,30 +384,40 @@ def check_request(
     secure: bool,
     now: datetime,
 ) -> None:
-    """Whether the site may serve a request. now: with a time zone.
+    """Check whether the site may serve a request.
 
-    Raises PolicyRefusal.
+    Args:
+        policy: The site's rules.
+        request: The request.
+        sites: Number of sites whose updates the sum has.
+        threshold: Least number of sites with which the sum is opened.
+        secure: Whether the sum is masked.
+        now: The time, with a time zone.
+
+    Raises:
+        PolicyRefusal: A rule forbids it.
     """
-    what, most = (
-        f"task {_name(request.task)} of round {request.round}",
-        policy.max_rounds,
-    )
+    what = f"task {_quote(request.task)} of round {request.round}"
+    limit = policy.max_rounds
     _check_sites(policy, sites, threshold)
-    few = not most or request.round < most
     policy.require(
-        few, "max_rounds", f"{what} was asked for", f"rounds 0 to {most - 1:,}"
+        not limit or request.round < limit,
+        "max_rounds",
+        f"{what} was asked for",
+        f"rounds 0 to {limit - 1:,}",
     )
     is_open, clock = policy.open_at(now)
-    asked, allowed = (
+    policy.require(
+        is_open,
+        "hours",
         f"{what} was asked for at {clock:%H:%M}",
-        f"{policy.hours} ({policy.timezone}",
+        f"{policy.hours} ({policy.timezone} time)",
     )
-    policy.require(is_open, "hours", asked, f"{allowed} time)")
-    _check_each(policy, what, request.each)
+    _check_each(policy, what, each=request.each)
     _check_sum(policy, what, secure=secure, scores=not secure)
 
 
-def check_update(
+def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which there is a rule
     policy: Policy,
     task: str,
     round: int,
@@ -332,95 +429,166 @@ def check_update(
     scores: bool,
     left: int | None,
 ) -> None:
-    """Whether a reply may leave. Raises PolicyRefusal.
+    """Check whether a reply may leave.
 
-    tensors: their names. behind: tokens, steps and patients of training, and batch, the
-    examples of a mini-batch; without those that are not known. size: bytes on the wire.
-    scores: whether the server will see this site's own scores, or the counts that they
-    are made of. left: updates of this task that left in the job, with this one, as the
-    site counted; None: it did not.
+    Args:
+        policy: The site's rules.
+        task: The task that it answers.
+        round: The round, as the server numbers it.
+        tensors: The names of the tensors.
+        behind: Tokens, steps and patients of training behind them, and batch, the
+            examples of a mini-batch; without those that are not known.
+        size: Bytes on the wire.
+        secure: Whether the reply is masked.
+        scores: Whether the server will see this site's own scores, or the counts behind
+            them.
+        left: The updates of this task that have left in the job, including this one, as
+            the site counted them; None if it did not.
+
+    Raises:
+        PolicyRefusal: A rule forbids it.
     """
-    what = f"the reply to task {_name(task)} of round {round}"
-    tables, names = find_word_tables(tensors), sorted(tensors)
-    # as one of which that is not known
-    one_step = tensors and behind.get("steps", 1) <= 1
-    revealed = (
-        "a table of words" if tables else "the gradient of one step" if one_step else ""
-    )
+    what = f"the reply to task {_quote(task)} of round {round}"
+    word_tables = find_word_tables(tensors)
+    revealed = ""
+    if word_tables:
+        revealed = "a table of words"
+    # An unknown number of steps counts as one.
+    elif tensors and behind.get("steps", 1) <= 1:
+        revealed = "the gradient of one step"
     _check_sum(policy, what, secure=secure, scores=scores, revealed=revealed)
-    denied = [name for name in names if _layer(name, policy.denied_layers)]
-    others = [name for name in names if not _layer(name, policy.allowed_layers)]
-    frozen = tables if policy.freeze_embeddings else ()
-    for rule, odd, allowed in (
-        ("denied_layers", denied, f"all but {', '.join(policy.denied_layers)}"),
-        (
-            "allowed_layers",
-            others,
-            ", ".join(policy.allowed_layers) or "no tensor at all",
-        ),
-        ("freeze_embeddings", frozen, "none to leave"),
-    ):
-        kind = "a table of words, " if odd is frozen else ""
-        policy.require(not odd, rule, f"{what} holds {kind}{_names(odd)}", allowed)
-    # counts alone have no training
-    for key, words in _BEHIND.items() if tensors else ():
-        least, number = getattr(policy, f"min_{key}"), behind.get(key)
-        told = "an unknown number of" if number is None else f"{number:,}"
-        enough = not least or (number is not None and number >= least)
-        asked = f"{what} has {told} {words} behind it"
-        policy.require(enough, f"min_{key}", asked, f"{least:,} and more")
-    few = not policy.max_rounds or left is None or left <= policy.max_rounds
-    asked = f"{what} would be number {left or 0:,} of this job"
-    allowed = f"{policy.max_rounds:,} rounds; a new approval counts anew"
-    policy.require(few, "max_rounds", asked, allowed)
-    small = not policy.max_bytes or size <= policy.max_bytes
-    asked, allowed = f"{what} has {size:,} bytes", f"at most {policy.max_bytes:,}"
-    policy.require(small, "max_bytes", asked, allowed)
+    _check_layers(policy, what, tensors=tensors, word_tables=word_tables)
+    if tensors:  # counts alone have no training behind them
+        _check_training(policy, what, behind)
+
+    policy.require(
+        not policy.max_rounds or left is None or left <= policy.max_rounds,
+        "max_rounds",
+        f"{what} would be number {left or 0:,} of this job",
+        f"{policy.max_rounds:,} rounds; a new approval counts anew",
+    )
+    policy.require(
+        not policy.max_bytes or size <= policy.max_bytes,
+        "max_bytes",
+        f"{what} has {size:,} bytes",
+        f"at most {policy.max_bytes:,}",
+    )
+
+
+def _check_layers(
+    policy: Policy, what: str, *, tensors: Collection[str], word_tables: Iterable[str]
+) -> None:
+    """Check the names of the tensors that would leave."""
+    names = sorted(tensors)
+    denied = [name for name in names if _matches(name, policy.denied_layers)]
+    policy.require(
+        not denied,
+        "denied_layers",
+        f"{what} holds {_summarize(denied)}",
+        f"all but {', '.join(policy.denied_layers)}",
+    )
+    others = [name for name in names if not _matches(name, policy.allowed_layers)]
+    policy.require(
+        not others,
+        "allowed_layers",
+        f"{what} holds {_summarize(others)}",
+        ", ".join(policy.allowed_layers) or "no tensor at all",
+    )
+    frozen = list(word_tables) if policy.freeze_embeddings else []
+    policy.require(
+        not frozen,
+        "freeze_embeddings",
+        f"{what} holds a table of words, {_summarize(frozen)}",
+        "none to leave",
+    )
+
+
+def _check_training(policy: Policy, what: str, behind: Mapping[str, int]) -> None:
+    """Check how much training is behind an update."""
+    for key, words in _BEHIND.items():
+        least = getattr(policy, f"min_{key}")
+        number = behind.get(key)
+        shown = "an unknown number of" if number is None else f"{number:,}"
+        policy.require(
+            not least or (number is not None and number >= least),
+            f"min_{key}",
+            f"{what} has {shown} {words} behind it",
+            f"{least:,} and more",
+        )
 
 
 def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
     asked = f"the sum may be opened with {threshold} of {sites} sites"
     if sites < policy.min_sites:
         asked = f"the sum would be over {sites} sites"
-    enough = min(sites, threshold) >= policy.min_sites
-    policy.require(enough, "min_sites", asked, f"{policy.min_sites} sites and more")
-
-
-def _check_each(policy: Policy, what: str, each: bool) -> None:
-    asked, permitted = f"{what} has the server look at each site's update", not each
-    permitted = permitted or policy.individual_updates
     policy.require(
-        permitted, "individual_updates", asked, "its update to be one of a sum"
+        min(sites, threshold) >= policy.min_sites,
+        "min_sites",
+        asked,
+        f"{policy.min_sites} sites and more",
+    )
+
+
+def _check_each(policy: Policy, what: str, *, each: bool) -> None:
+    """Check whether the server may look at each site's update."""
+    policy.require(
+        not each or policy.individual_updates,
+        "individual_updates",
+        f"{what} has the server look at each site's update",
+        "its update to be one of a sum",
     )
 
 
 def _check_sum(
     policy: Policy, what: str, *, secure: bool, scores: bool, revealed: str = ""
 ) -> None:
-    """What the server may see of this site alone. revealed: what an update says of
-    single notes: the rows of a word table that changed are the words that occurred, and
-    the gradient of one step can be inverted."""
-    masked = secure or policy.secure_sum != "required"
-    asked = f"{what} is without a secure sum"
-    policy.require(masked, "secure_sum", asked, "masked replies only")
-    hidden = secure or not revealed or policy.secure_sum != "revealing"
-    asked = f"{what} would show {revealed} without a secure sum"
-    policy.require(hidden, "secure_sum", asked, "such replies only masked")
-    asked = f"{what} would show the server the counts of this site's own evaluations"
-    allowed = "them in a secure sum only ([federation] secure_sum = true, three sites or more)"
-    policy.require(not scores or policy.share_scores, "share_scores", asked, allowed)
+    """Check what the server may see of this site alone.
+
+    Args:
+        policy: The site's rules.
+        what: How messages call the request or the reply.
+        secure: Whether the sum is masked.
+        scores: Whether the server would see the counts behind this site's scores.
+        revealed: What an update would reveal of single notes: the rows of a word table
+            that changed are the words that occurred, and the gradient of one step can
+            be inverted. "" for nothing.
+    """
+    policy.require(
+        secure or policy.secure_sum != "required",
+        "secure_sum",
+        f"{what} is without a secure sum",
+        "masked replies only",
+    )
+    policy.require(
+        secure or not revealed or policy.secure_sum != "revealing",
+        "secure_sum",
+        f"{what} would show {revealed} without a secure sum",
+        "such replies only masked",
+    )
+    policy.require(
+        not scores or policy.share_scores,
+        "share_scores",
+        f"{what} would show the server the counts of this site's own evaluations",
+        "them in a secure sum only ([federation] secure_sum = true, three sites or "
+        "more)",
+    )
 
 
-def _layer(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a tensor is one of some layers, or below one."""
+    return any(
+        fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        for pattern in patterns
+    )
 
 
-def _names(names: Iterable[str]) -> str:
-    """The first name, and how many others there are."""
+def _summarize(names: Iterable[str]) -> str:
+    """Return the first name, and how many others there are."""
     first, *others = names or ("",)
-    return _name(first) + (f" and {len(others)} more" if others else "")
+    more = f" and {len(others)} more" if others else ""
+    return f"{_quote(first)}{more}"
 
 
-def _name(name: str) -> str:
-    """A name from outside, in quotes."""
+def _quote(name: str) -> str:
+    """Return a name that comes from outside, cleaned and in quotes."""
     return f"'{clean(name, NAME)}'"
