@@ -162,7 +162,7 @@ class Policy:
         return Quorum(site, self.approvals, self.approvers)
 
     def open_at(self, now: datetime) -> tuple[bool, datetime]:
-        """Return whether requests are served at a time, and the time on the site's clock.
+        """Return whether requests are served at a time, and the time at the site.
 
         Args:
             now: The time, with a time zone.
