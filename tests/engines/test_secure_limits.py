@@ -141,7 +141,9 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
         job: Any = SimpleNamespace(
             federation=SimpleNamespace(secure_sum=True, min_sites=least)
         )
-        asked = sum_threshold(job, cast("Any", SimpleNamespace(sites=names, min_sites=1)))
+        asked = sum_threshold(
+            job, cast("Any", SimpleNamespace(sites=names, min_sites=1))
+        )
         terms: dict[str, Any] = {"job": JOB, "threshold": asked}
         ends = SecureSum(names, **terms), SecureSeal(names[0], names, **terms)
         assert asked == ends[0].least == max(least or sites, sites // 2 + 1)
