@@ -215,9 +215,8 @@ class ExampleRecord:
         if size > _MAX_BYTES:
             raise ConfigError(
                 f"{self.folder}: the record of earlier jobs' examples would have "
-                f"{size:,} bytes, and may have {_MAX_BYTES:,}: move the folder to "
-                "another place and keep it; jobs are then compared with later ones "
-                "alone"
+                f"{size:,} bytes, and may have {_MAX_BYTES:,}: keep a copy of the "
+                "folder and move it away; jobs are then compared with later ones alone"
             )
         write_json(self.folder / RECORD, table)
 
