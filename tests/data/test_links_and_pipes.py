@@ -16,7 +16,7 @@ import pytest
 from fednotes.apps.phenotyping.code_tables import read_codiesp, read_mimic
 from fednotes.apps.phenotyping.ctakes import read_ctakes
 from fednotes.apps.phenotyping.obesity import read_obesity
-from fednotes.apps.phenotyping.predict import notes_of
+from fednotes.apps.phenotyping.patient_notes import notes_of
 from fednotes.core.errors import DataError
 from fednotes.data.formats import read
 from fednotes.data.formats.files import open_file

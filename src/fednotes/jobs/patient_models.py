@@ -12,7 +12,7 @@ from __future__ import annotations
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -48,6 +48,19 @@ class PatientFinding:
     probabilities: Mapping[str, float | None]
     labels: Mapping[str, str | None]
     concepts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PatientNote:
+    """One note of a patient.
+
+    Attributes:
+        patient: Name of the patient.
+        text: The note.
+    """
+
+    patient: str = field(repr=False)
+    text: str = field(repr=False)
 
 
 class PatientModel(ABC):
@@ -87,8 +100,11 @@ class PatientModel(ABC):
         format: str | None = None,
         column: str | None = None,
         encoding: str = AUTO,
-    ) -> dict[str, list[str]]:
-        """Return the notes of each patient in a file or folder.
+    ) -> Iterable[PatientNote]:
+        """Return the notes in a file or folder, read one at a time.
+
+        The file is read again at each iteration. It is read once before this function
+        returns, so that a damaged file is refused before the model reads a note.
 
         Args:
             name: A path, or `-` for stdin.
@@ -112,19 +128,36 @@ class PatientModel(ABC):
         """What the probabilities are, in words."""
 
     @abstractmethod
+    def find_in_stream(
+        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+    ) -> list[PatientFinding]:
+        """Return a finding for each patient, and hold one note at a time.
+
+        Args:
+            notes: The notes, in any order of patients.
+            patients: Patients who come first, even if they have no notes. All others
+                follow in the order of their first notes.
+        """
+
     def find(self, notes: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
         """Return a finding for each patient, in order.
 
         Args:
             notes: The texts of each patient's notes by the patient's name.
         """
+        stream = (
+            PatientNote(patient, text)
+            for patient, texts in notes.items()
+            for text in texts
+        )
+        return self.find_in_stream(stream, patients=notes)
 
     @abstractmethod
-    def written(self, notes: Mapping[str, Sequence[str]], format: str) -> str:
-        """Return the findings as a file.
+    def written(self, notes: Iterable[PatientNote], format: str) -> str:
+        """Return the findings as a file, and hold one note at a time.
 
         Args:
-            notes: The texts of each patient's notes by the patient's name.
+            notes: The notes, in any order of patients.
             format: "jsonl" or "csv".
         """
 
@@ -185,7 +218,9 @@ class PatientModel(ABC):
         column: str | None = None,
         encoding: str = AUTO,
     ) -> list[PatientFinding]:
-        """Find the phenotypes of the patients whose notes a file or folder holds.
+        """Find the phenotypes of the patients whose notes are in a file or folder.
+
+        One note is in memory at a time.
 
         Args:
             path: A table of notes, JSON lines, or a folder of texts. A note without a
@@ -200,7 +235,7 @@ class PatientModel(ABC):
         """
         name = str(path_of(path, "a file or folder of notes"))
         notes = self.read_notes(name, format=format, column=column, encoding=encoding)
-        return self.find(notes)
+        return self.find_in_stream(notes)
 
 
 def file_names() -> tuple[str, ...]:

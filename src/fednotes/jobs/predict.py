@@ -60,8 +60,9 @@ def predict(
 ) -> None:
     """Predict mentions and write them; or phenotypes by patient, or billing codes.
 
-    Notes are read, and mentions written, one batch after the other; nothing is under
-    the name of `out` before all of it is.
+    Notes are read, and mentions written, one batch after the other. A model of patients
+    reads one note at a time and keeps what it needs of each patient. `out` appears when
+    all of it is written.
 
     Args:
         model: A saved model's folder.

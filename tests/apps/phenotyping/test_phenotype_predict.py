@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.cli import app
 from fednotes.core.errors import DataError
+from fednotes.jobs.patient_models import PatientNote
 from fednotes.jobs.predict import predict
 
 NAME = "Zebulonovic"  # stands for what must never be shown
@@ -161,9 +162,12 @@ def test_vectors_of_text_have_no_concepts(
     Phenotyper(space, phenotypes=("gout",), machines=machines).save(tmp_path / "m")
 
     class Stub:
-        def make(self, notes: dict[str, Any], *_: object) -> PatientInputs:
-            vectors = Vectors(np.ones((len(notes), 2), np.float32))
-            return PatientInputs(tuple(notes), vectors, {"left_out": 0, "without": 0})
+        def make_from_stream(
+            self, notes: Iterable[PatientNote], patients: Iterable[str]
+        ) -> PatientInputs:
+            names = tuple(dict.fromkeys([*patients, *(note.patient for note in notes)]))
+            vectors = Vectors(np.ones((len(names), 2), np.float32))
+            return PatientInputs(names, vectors, {"left_out": 0, "without": 0})
 
     monkeypatch.setattr(
         "fednotes.apps.phenotyping.predict.load_features", lambda recipe, place: Stub()

@@ -9,6 +9,7 @@ From files to patients, in the order in which a newcomer reads them:
     code_tables    the codes of MIMIC-III, OMOP, CodiEsp and tables of a site's own
     labels         labels of phenotypes, from tables
     obesity        the i2b2 2008 obesity challenge
+    patient_notes  the notes of patients, one at a time, for a saved model
     gold           the labels that a saved model is scored on
     words          the words of terms and texts
     dictionary     terms of concepts, from the UMLS, ontologies or tables

@@ -329,9 +329,13 @@ def by_patient(notes: Iterable[Note]) -> dict[str, list[str]]:
     """
     texts: dict[str, list[str]] = {}
     for note in notes:
-        patient = note.id if note.patient is None else note.patient
-        texts.setdefault(patient, []).append(note.text)
+        texts.setdefault(patient_name(note), []).append(note.text)
     return texts
+
+
+def patient_name(note: Note) -> str:
+    """Return the name of a note's patient; of a note without one, the note's id."""
+    return note.id if note.patient is None else note.patient
 
 
 def report_progress(
@@ -369,10 +373,10 @@ def bags(
     """
 
     def read_all() -> dict[str, np.ndarray]:
-        texts = [text for texts in notes.values() for text in texts]
-        counts = Counter(
-            patients=len(notes), notes=len(texts), characters=sum(map(len, texts))
-        )
+        counts = Counter(patients=len(notes))
+        for texts in notes.values():
+            counts["notes"] += len(texts)
+            counts["characters"] += sum(map(len, texts))
         with _pool(matcher, min(processes, max(len(notes), 1))) as run:
             found_bags = report_progress(run(notes.values()), len(notes), progress)
             arrays = gather_bags(found_bags, counts, max_concepts)

@@ -10,7 +10,9 @@ fingerprint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +32,7 @@ from fednotes.apps.phenotyping.concepts import (
     Progress,
     bags,
     cached_arrays,
+    gather_bags,
     report_progress,
 )
 from fednotes.apps.phenotyping.context import Option
@@ -39,6 +42,7 @@ from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Document
 from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
+from fednotes.jobs.patient_models import PatientNote
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
 # Change it when the same text gives another vector.
@@ -156,6 +160,42 @@ class ConceptFeatures:
             max_concepts=self.max_concepts,
         )
 
+    def make_from_stream(
+        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+    ) -> PatientInputs:
+        """Return the bags that `make` returns, without holding the texts.
+
+        Of a patient the concepts are kept, and of a patient who is left out nothing.
+
+        Args:
+            notes: The notes, in any order of patients. No reference to a text is kept.
+            patients: Patients who come first, even if they have no notes.
+
+        Returns:
+            One bag per patient, in the order of their first notes. The counts are
+            `patients`, `left_out` and `without`.
+        """
+        concepts = {patient: array("i") for patient in patients}
+        left_out: set[str] = set()
+        for note in notes:
+            bag = concepts.setdefault(note.patient, array("i"))
+            if note.patient in left_out:
+                continue
+            bag.extend(self.matcher.bag(note.text).tolist())
+            if len(bag) > self.max_concepts:
+                left_out.add(note.patient)
+                del bag[:]
+
+        counts = Counter(patients=len(concepts), left_out=len(left_out))
+        remaining = [patient for patient in concepts if patient not in left_out]
+        arrays = gather_bags(
+            (np.array(concepts[patient], np.int32) for patient in remaining),
+            counts,
+            self.max_concepts,
+        )
+        del counts["mentions"]  # those of patients who are left out are not counted
+        return PatientInputs.of(remaining, arrays, self.matcher.vocabulary, counts)
+
 
 @dataclass(frozen=True, eq=False)
 class TextFeatures:
@@ -198,21 +238,91 @@ class TextFeatures:
         }
         return PatientInputs(tuple(notes), Vectors(values), counts)
 
-    def _mean_vector(self, texts: Sequence[str]) -> np.ndarray:
+    def make_from_stream(
+        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+    ) -> PatientInputs:
+        """Return the vectors that `make` returns, without holding the texts.
+
+        Of a patient a sum of vectors is kept.
+
+        Args:
+            notes: The notes, in any order of patients. No reference to a text is kept.
+            patients: Patients who come first, even if they have no notes.
+
+        Returns:
+            One vector per patient, in the order of their first notes. The counts are
+            `left_out` and `without`.
+        """
+        means = {patient: _RunningMean() for patient in patients}
+        for note in notes:
+            mean = means.setdefault(note.patient, _RunningMean())
+            vector = self.note_vector(note.text)
+            if vector is not None:
+                mean.add(vector)
+
+        values = np.zeros((len(means), self.space.width), np.float32)
+        for row, mean in enumerate(means.values()):
+            if mean.number:
+                values[row] = mean.value()
+        counts = {"left_out": 0, "without": int((~values.any(1)).sum())}
+        return PatientInputs(tuple(means), Vectors(values), counts)
+
+    def note_vector(self, text: str) -> np.ndarray | None:
+        """Return the mean over the words of a note.
+
+        Returns:
+            (layers × dim,) float64; None if the note has no word.
+        """
+        passages = _passages_of(text)
+        if not passages:
+            return None
+        vectors = self.encoder.encode(passages)  # (words, layers, dim)
+        flat = vectors.reshape(len(vectors), -1)
+        mean: np.ndarray = flat.mean(0, dtype=np.float64)
+        return mean
+
+    def _mean_vector(self, texts: Iterable[str]) -> np.ndarray:
         """Return the mean over notes of the mean over a note's words.
 
         Returns:
-            (layers × dim,) float64.
+            (layers × dim,) float64; zeros if no note has a word.
         """
-        means = []
+        mean = _RunningMean()
         for text in texts:
-            passages = _passages_of(text)
-            if passages:
-                vectors = self.encoder.encode(passages)  # (words, layers, dim)
-                flat = vectors.reshape(len(vectors), -1)
-                means.append(flat.mean(0, dtype=np.float64))
-        mean: np.ndarray = np.mean(means, 0) if means else np.zeros(self.space.width)
-        return mean
+            vector = self.note_vector(text)
+            if vector is not None:
+                mean.add(vector)
+        return mean.value() if mean.number else np.zeros(self.space.width)
+
+
+class _RunningMean:
+    """The mean of vectors that are added one by one.
+
+    Attributes:
+        number: How many vectors were added.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._sum: np.ndarray | None = None
+
+    def add(self, vector: np.ndarray) -> None:
+        """Add a float64 vector."""
+        self.number += 1
+        if self._sum is None:
+            self._sum = vector.copy()
+        else:
+            self._sum += vector
+
+    def value(self) -> np.ndarray:
+        """Return the mean.
+
+        Raises:
+            ValueError: No vector was added.
+        """
+        if self._sum is None:
+            raise ValueError("there is no mean of no vectors")
+        return self._sum / self.number
 
 
 def _passages_of(text: str) -> list[Passage]:

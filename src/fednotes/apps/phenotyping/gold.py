@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fednotes.apps.phenotyping.cohort import LABELS
-from fednotes.apps.phenotyping.concepts import by_patient
 from fednotes.apps.phenotyping.labels import read_labels
 from fednotes.apps.phenotyping.obesity import read_obesity
+from fednotes.apps.phenotyping.patient_notes import PatientNotes
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.encodings import named_encoding
 from fednotes.data.formats.files import bounded_lines, open_text
+from fednotes.jobs.patient_models import PatientNote
 
 Gold = dict[str, dict[str, int]]  # labels by patient and phenotype
 
@@ -51,11 +52,12 @@ def rename_labels(
     return renamed, tuple(names), clashes
 
 
-def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
+def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
     """Read labelled patients from JSON lines, or a folder of the obesity challenge.
 
     Returns:
-        The texts and the labels of each patient.
+        The notes and the labels of each patient. JSON lines are read again, one at a
+        time, when the notes are.
 
     Raises:
         DataError: The file cannot be read; with file and line.
@@ -63,33 +65,48 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
     if path.is_dir():
         summaries, labels = read_obesity(path)
         gold = {note.id: labels.of(note.id) for note in summaries}
-        return by_patient(summaries), gold
-    notes: dict[str, list[str]] = {}
+        notes = [PatientNote(note.id, note.text) for note in summaries]
+        return PatientNotes(tuple(gold), lambda: iter(notes)), gold
+
     gold = {}
-    with open_text(path, named_encoding()) as file:
-        for number, line in enumerate(bounded_lines(file, path), 1):
-            if not line.strip():
-                continue
-            record = _parse_record(path, number, line)
-            notes.setdefault(record.patient, []).append(record.text)
-            known = gold.setdefault(record.patient, {})
-            for name, word in record.labels.items():
-                if not isinstance(word, str) or word not in LABELS:
-                    expected = ", ".join(LABELS)
-                    raise DataError.at(path, number, f"a label is none of {expected}")
-                if known.setdefault(name, LABELS[word]) != LABELS[word]:
-                    raise DataError.at(
-                        path, number, f"two different labels of one {name!r}"
-                    )
-    return notes, gold
+    encoding = named_encoding()
+    for record in _records(path, encoding):
+        known = gold.setdefault(record.patient, {})
+        for name, word in record.labels.items():
+            if not isinstance(word, str) or word not in LABELS:
+                expected = ", ".join(LABELS)
+                raise DataError.at(path, record.line, f"a label is none of {expected}")
+            if known.setdefault(name, LABELS[word]) != LABELS[word]:
+                raise DataError.at(
+                    path, record.line, f"two different labels of one {name!r}"
+                )
+
+    def read() -> Iterator[PatientNote]:
+        for record in _records(path, encoding):
+            yield PatientNote(record.patient, record.text)
+
+    return PatientNotes(tuple(gold), read), gold
 
 
 class _Record(NamedTuple):
-    """A note in JSON lines, with its patient and labels."""
+    """A note in JSON lines, with its line, its patient and labels."""
 
+    line: int
     patient: str
     text: str
     labels: dict[str, Any]
+
+
+def _records(path: Path, encoding: str) -> Iterator[_Record]:
+    """Yield the notes in JSON lines, each when its line is read.
+
+    Raises:
+        DataError: The file cannot be read, or a line is no such note.
+    """
+    with open_text(path, encoding) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
+            if line.strip():
+                yield _parse_record(path, number, line)
 
 
 def _parse_record(path: Path, number: int, line: str) -> _Record:
@@ -113,22 +130,22 @@ def _parse_record(path: Path, number: int, line: str) -> _Record:
     patient = record.get("patient")
     if not isinstance(patient, str | int):
         raise DataError.at(path, number, 'the key "patient" is missing or no id')
-    return _Record(str(patient), text, labels)
+    return _Record(number, str(patient), text, labels)
 
 
 def read_gold_table(
-    notes: dict[str, list[str]], path: Path, labels: Path
-) -> tuple[dict[str, list[str]], Gold, tuple[str, ...]]:
-    """Read the labels of notes from a table.
+    patients: Sequence[str], path: Path, labels: Path
+) -> tuple[Gold, tuple[str, ...]]:
+    """Read the labels of patients from a table.
 
     Args:
-        notes: The texts of each patient.
-        path: Where the notes are, for messages.
+        patients: The patients who have notes, each once.
+        path: Where their notes are, for messages.
         labels: The table.
 
     Returns:
-        The texts and the labels of the patients who have both; and a message about each
-        problem in the table and about patients who are left out.
+        The labels of the patients who have both notes and labels; and a message about
+        each problem in the table and about patients who are left out.
 
     Raises:
         DataError: As of `read_labels`.
@@ -136,18 +153,18 @@ def read_gold_table(
     table = read_labels(labels)
     messages = list(table.messages())
     gold: Gold = {}
-    for patient in notes:
+    for patient in patients:
         known = table.of(patient)
         if known:
             gold[patient] = known
-    without_notes = len(set(table.values) - set(notes))
+    without_notes = len(set(table.values) - set(patients))
     if without_notes:
         messages.append(
             f"{without_notes} labelled patient(s) have no notes in {path}: left out"
         )
-    without_labels = len(notes) - len(gold)
+    without_labels = len(patients) - len(gold)
     if without_labels:
         messages.append(
             f"{without_labels} patient(s) have notes and no label: left out"
         )
-    return {patient: notes[patient] for patient in gold}, gold, tuple(messages)
+    return gold, tuple(messages)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from fednotes.apps.phenotyping.patient_notes import PatientNotes, notes_of
 from fednotes.apps.phenotyping.phenotyper import load_phenotyper
-from fednotes.apps.phenotyping.predict import (
-    PatientReader,
-    evaluate_patients,
-    notes_of,
-)
+from fednotes.apps.phenotyping.predict import PatientReader, evaluate_patients
 from fednotes.data.encodings import AUTO
 from fednotes.jobs.evaluation import Evaluation
-from fednotes.jobs.patient_models import PatientFinding, PatientModel
+from fednotes.jobs.patient_models import PatientFinding, PatientModel, PatientNote
 
 
 class PhenotypeModel(PatientModel):
@@ -49,8 +46,8 @@ class PhenotypeModel(PatientModel):
         format: str | None = None,
         column: str | None = None,
         encoding: str = AUTO,
-    ) -> dict[str, list[str]]:
-        """Return the texts of each patient in a file or folder."""
+    ) -> PatientNotes:
+        """Return the notes in a file or folder, read one at a time."""
         return notes_of(name, text, format=format, column=column, encoding=encoding)
 
     @property
@@ -75,13 +72,23 @@ class PhenotypeModel(PatientModel):
             "(Platt)"
         )
 
-    def find(self, notes: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
-        """Return a finding for each patient, in order."""
-        if not notes:
+    def find_in_stream(
+        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+    ) -> list[PatientFinding]:
+        """Return a finding for each patient; without a row for one who is left out."""
+        names = dict.fromkeys(patients)
+
+        def collect_names() -> Iterator[PatientNote]:
+            for note in notes:
+                names.setdefault(note.patient)
+                yield note
+
+        inputs = self.reader.read(collect_names(), names)
+        if not names:
             return []
-        rows = {row["patient"]: row for row in self.reader.results(notes, told=False)}
+        rows = {row["patient"]: row for row in self.reader.rows(inputs)}
         findings = []
-        for patient in notes:
+        for patient in names:
             row = rows.get(patient, {})
             findings.append(
                 PatientFinding(
@@ -93,7 +100,7 @@ class PhenotypeModel(PatientModel):
             )
         return findings
 
-    def written(self, notes: Mapping[str, Sequence[str]], format: str) -> str:
+    def written(self, notes: Iterable[PatientNote], format: str) -> str:
         """Return the findings as JSON lines or CSV."""
         return self.reader.written(notes, format)
 

@@ -110,14 +110,18 @@ def _xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
 
 
 def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
-    """Read the summaries of one or more files.
+    """Read the summaries of one or more files, as `stream_texts` yields them."""
+    return tuple(stream_texts(paths))
+
+
+def stream_texts(paths: Iterable[Path]) -> Iterator[Note]:
+    """Yield the summaries of one or more files, each when it is read.
 
     The id of a document is that of the note and of the patient.
 
     Raises:
         DataError: A document has no id or no text, or its id is repeated.
     """
-    notes: dict[str, Note] = {}
     places: dict[str, str] = {}
     for path in paths:
         number = 0
@@ -127,17 +131,16 @@ def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
                 raise DataError.at(path, line, "the document has no id")
             if not text.strip():
                 raise DataError.at(path, line, "no text")
-            if id in notes:
+            if id in places:
                 reason = f"the document's id is also that at {places[id]}"
                 raise DataError.at(path, line, reason)
             places[id] = f"{path}:{line}"
             source = path.name.split(".")[0]
-            notes[id] = Note(id, text, id, "Discharge summary", source)
+            yield Note(id, text, id, "Discharge summary", source)
         if not number:
             raise DataError(
                 f"{path}: there is no doc element: these are no patient records"
             )
-    return tuple(notes.values())
 
 
 def _documents(path: Path) -> Iterator[tuple[int, str, str]]:

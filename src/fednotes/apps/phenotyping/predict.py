@@ -1,5 +1,4 @@
-"""A saved phenotyping model on new notes: phenotypes of patients, or their billing
-codes."""
+"""Use a saved phenotyping model on notes: phenotypes of patients, or billing codes."""
 
 from __future__ import annotations
 
@@ -7,71 +6,45 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
-from fednotes.apps.phenotyping.concepts import by_patient
+from fednotes.apps.phenotyping.classifiers import LinearSVMs
+from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags
+from fednotes.apps.phenotyping.concepts import PatientInputs
 from fednotes.apps.phenotyping.features import Features, load_features
-from fednotes.apps.phenotyping.gold import read_gold, read_gold_table, rename_labels
-from fednotes.apps.phenotyping.obesity import read_texts
+from fednotes.apps.phenotyping.gold import (
+    Gold,
+    read_gold,
+    read_gold_table,
+    rename_labels,
+)
+from fednotes.apps.phenotyping.patient_notes import notes_of
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
-from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO, reading_as
-from fednotes.data.formats.folders import list_files
-from fednotes.data.notes import read_notes
 from fednotes.jobs.evaluation import Evaluation, require_mapping
-from fednotes.jobs.inputs import require_notes, source_of
+from fednotes.jobs.patient_models import PatientNote
 from fednotes.metrics.classification import ClassCounts, rankings
 
+_DECIMALS = 6  # of a probability
+_LABEL_NAMES = {value: name for name, value in LABELS.items()}
 
-def notes_of(
-    name: str,
-    text: str | None = None,
-    *,
-    format: str | None = None,
-    column: str | None = None,
-    encoding: str = AUTO,
-) -> dict[str, list[str]]:
-    """Return the texts of each patient in a file or folder of notes, stdin, or the text
-    given.
-
-    A patient's notes may be anywhere in a table, so the texts of all patients are held.
-
-    Args:
-        name: A path, or `-` for stdin.
-        text: A text in place of a path.
-        format: As of `read_notes`.
-        column: As of `read_notes`.
-        encoding: As of `read_notes`.
-
-    Raises:
-        DataError: As `inputs.inputs_of`, or there is no note with any text.
-    """
-    path = source_of(name, text, encoding)
-    if isinstance(path, Document):
-        return {path.id: [path.text]}
-    records = [path] if path.name.lower().endswith((".xml", ".xml.gz")) else []
-    if path.is_dir():  # the obesity challenge's summaries, without its annotations
-        records = [p for p in list_files(path) if "patient_records" in p.name.lower()]
-    if records:
-        notes = by_patient(read_texts(records))
-    else:
-        kind = require_notes(path, format, column, encoding)
-        notes = by_patient(read_notes(path, kind, column=column, encoding=encoding))
-    if not notes:
-        raise DataError(f"{path}: no note here has any text")
-    return notes
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class PatientReader:
-    """A phenotyping model, and what it reads notes with."""
+    """A phenotyping model, and the dictionary or encoder that it reads notes with.
+
+    Attributes:
+        model: The model.
+        features: Makes what the model reads from notes.
+    """
 
     model: Phenotyper
     features: Features
@@ -80,103 +53,140 @@ class PatientReader:
     def of(
         cls, folder: Path, model: Phenotyper, place: str | None = None
     ) -> PatientReader:
-        """place: where its dictionary, or encoder, is now.
+        """Return a reader for a saved model.
 
-        Raises ModelError naming the folder.
+        Args:
+            folder: The model's folder, for messages.
+            model: The model.
+            place: Where its dictionary or encoder is now, if it has moved.
+
+        Raises:
+            ModelError: The dictionary or encoder cannot be read, or is another one.
         """
         with within(str(folder), ModelError):
             return cls(model, load_features(model.space.recipe, place))
 
     def read(
-        self, notes: Mapping[str, Sequence[str]], told: bool = True
-    ) -> tuple[tuple[str, ...], Bags | Vectors]:
-        """What the model sees of each patient; told: those who are left out, on stderr."""
-        made = self.features.make(notes, None, None)
-        left_out, without = made.counts["left_out"], made.counts["without"]
-        if told and left_out:
+        self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
+    ) -> PatientInputs:
+        """Return what the model reads of each patient, and hold one note at a time.
+
+        Args:
+            notes: The notes, in any order of patients.
+            patients: Patients who come first, even if they have no notes.
+        """
+        return self.features.make_from_stream(notes, patients)
+
+    def warn(self, inputs: PatientInputs) -> None:
+        """Print on stderr how many patients have no result, or an empty one."""
+        left_out = inputs.counts["left_out"]
+        if left_out:
             print(
                 f"note: {left_out} patient(s) left out: too many concepts",
                 file=sys.stderr,
             )
-        if told and without:
-            found = (
-                "no word" if self.model.space.dense else "no concept of the dictionary"
-            )
+        without = inputs.counts["without"]
+        if without:
+            nothing = "no concept of the dictionary"
+            if self.model.space.dense:
+                nothing = "no word"
             print(
-                f"note: {without} of {len(made.patients)} patient(s) have {found} in their notes: "
-                "their results say nothing of them",
+                f"note: {without} of {len(inputs.patients)} patient(s) have {nothing} "
+                "in their notes: their results say nothing of them",
                 file=sys.stderr,
             )
-        return made.patients, made.values
 
-    def results(
-        self, notes: Mapping[str, Sequence[str]], told: bool = True
-    ) -> Iterator[dict[str, Any]]:
-        """{"patient", "concepts", "probabilities": of present, "labels"}; None if never
-        learnt.
+    def rows(self, inputs: PatientInputs) -> Iterator[Row]:
+        """Yield the result of each patient.
 
-        concepts: mentions found in the patient's notes; left out for vectors of text.
+        Args:
+            inputs: As `read` returns them.
+
+        Yields:
+            `patient`; `concepts`, the number of mentions in the patient's notes, unless
+            the model reads vectors; `probabilities` of phenotypes being present, or of
+            codes; and `labels`, if the model has phenotypes. A phenotype that the model
+            has not learned has None in both.
         """
-        model = self.model
-        patients, inputs = self.read(notes, told)
-        heads: list[dict[str, Any]] = [{"patient": patient} for patient in patients]
-        if isinstance(inputs, Bags):
-            for head, found in zip(heads, inputs.sizes.tolist(), strict=True):
-                head["concepts"] = found
-        if not model.phenotypes:
-            for head, row in zip(heads, model.code_probabilities(inputs), strict=True):
-                named = zip(model.code_names, row.tolist(), strict=True)
-                yield {
-                    **head,
-                    "probabilities": {code: round(p, 6) for code, p in named},
-                }
-            return
-        words = {value: word for word, value in LABELS.items()}
-        chances, classes = (
-            model.probabilities(inputs)[:, :, PRESENT],
-            model.classes(inputs),
-        )
-        for head, row, own in zip(
-            heads, chances.tolist(), classes.tolist(), strict=True
-        ):
-            labels = {
-                name: words.get(c)
-                for name, c in zip(model.phenotypes, own, strict=True)
-            }
-            named = zip(model.phenotypes, row, strict=True)
-            yield {
-                **head,
-                "probabilities": {
-                    n: round(p, 6) if labels[n] else None for n, p in named
-                },
-                "labels": labels,
-            }
+        heads: list[Row] = [{"patient": patient} for patient in inputs.patients]
+        if isinstance(inputs.values, Bags):
+            sizes = inputs.values.sizes.tolist()
+            for head, size in zip(heads, sizes, strict=True):
+                head["concepts"] = size
+        if self.model.phenotypes:
+            predictions = self._phenotypes(inputs)
+        else:
+            predictions = self._codes(inputs)
+        for head, prediction in zip(heads, predictions, strict=True):
+            yield {**head, **prediction}
 
-    def written(self, notes: Mapping[str, Sequence[str]], format: str) -> str:
-        """The results as JSON lines; as csv a row for each patient and phenotype (or
-        code, where none is labelled), with a heading."""
-        results = self.results(notes)
-        if format != "csv":
-            return "".join(
-                json.dumps(each, ensure_ascii=False) + "\n" for each in results
-            )
+    def _codes(self, inputs: PatientInputs) -> Iterator[Row]:
+        """Yield the probabilities of each patient's codes."""
+        names = self.model.code_names
+        for row in self.model.code_probabilities(inputs.values).tolist():
+            probabilities = {
+                name: round(probability, _DECIMALS)
+                for name, probability in zip(names, row, strict=True)
+            }
+            yield {"probabilities": probabilities}
+
+    def _phenotypes(self, inputs: PatientInputs) -> Iterator[Row]:
+        """Yield the probabilities and labels of each patient's phenotypes."""
+        names = self.model.phenotypes
+        present = self.model.probabilities(inputs.values)[:, :, PRESENT].tolist()
+        classes = self.model.classes(inputs.values).tolist()
+        for row, patient_classes in zip(present, classes, strict=True):
+            labels = {
+                name: _LABEL_NAMES.get(value)
+                for name, value in zip(names, patient_classes, strict=True)
+            }
+            probabilities = {
+                name: round(probability, _DECIMALS) if labels[name] else None
+                for name, probability in zip(names, row, strict=True)
+            }
+            yield {"probabilities": probabilities, "labels": labels}
+
+    def written(self, notes: Iterable[PatientNote], format: str) -> str:
+        """Return the results as JSON lines or CSV, and warn about empty ones.
+
+        Args:
+            notes: The notes, in any order of patients.
+            format: "jsonl"; or "csv", with a row for each patient and phenotype, or
+                code if the model has no phenotypes.
+        """
+        inputs = self.read(notes)
+        self.warn(inputs)
+        rows = self.rows(inputs)
+        if format == "csv":
+            return self._csv(rows)
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    def _csv(self, rows: Iterable[Row]) -> str:
+        """Return results as a table with a heading."""
+        has_labels = bool(self.model.phenotypes)
+        has_concepts = not self.model.space.dense
+
+        titles = ["patient", "phenotype" if has_labels else "code", "probability"]
+        if has_labels:
+            titles.append("label")
+        if has_concepts:
+            titles.append("concepts")
+
         buffer = io.StringIO()
         table = csv.writer(buffer, lineterminator="\n")
-        labelled = bool(self.model.phenotypes)
-        what = (
-            ["phenotype", "probability", "label"]
-            if labelled
-            else ["code", "probability"]
-        )
-        last = [] if self.model.space.dense else ["concepts"]
-        table.writerow(["patient", *what, *last])
-        for each in results:
-            for name, p in each["probabilities"].items():
-                label = [each["labels"][name]] if labelled else []
-                table.writerow(
-                    [each["patient"], name, p, *label, *(each[key] for key in last)]
-                )
+        table.writerow(titles)
+        for row in rows:
+            for name, probability in row["probabilities"].items():
+                cells = [row["patient"], name, probability]
+                if has_labels:
+                    cells.append(row["labels"][name])
+                if has_concepts:
+                    cells.append(row["concepts"])
+                table.writerow(cells)
         return buffer.getvalue()
+
+
+# ---- scores --------------------------------------------------------------------------
 
 
 def evaluate_patients(
@@ -186,69 +196,133 @@ def evaluate_patients(
     labels: Path | None = None,
     encoding: str = AUTO,
 ) -> Evaluation:
-    """Scores of a phenotyping model on labelled patients, and the phenotypes it does
-    not know.
+    """Return the scores of a phenotyping model on labelled patients.
 
-    path: a folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON
-    lines with "patient", "text" and "labels" ({name: "present" | "absent" |
-    "questionable"}), several lines a patient if need be; or, with `labels`, notes as in
-    `predict`. labels: a table of them (`apps/phenotyping/labels.py`); what is wrong in
-    it goes to stderr. label_map: as in `evaluate_documents`; where two labels of a
-    patient come to the same phenotype and differ, neither holds, and how many there are
-    goes to stderr.
-    Raises DataError if no phenotype is in common.
+    Problems with the labels, and patients who are left out, are printed on stderr.
+
+    Args:
+        reader: The model.
+        path: A folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON
+            lines with "patient", "text" and "labels" ({name: "present" | "absent" |
+            "questionable"}), of which a patient may have several. With `labels`: notes,
+            as in `predict`.
+        label_map: The model's name for a name of the files. If two labels of a patient
+            get the same name and differ, neither holds.
+        labels: A table of labels for the notes (`labels.py`).
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+    Raises:
+        ConfigError: The model predicts no phenotypes.
+        DataError: The files cannot be read, or have no phenotype of the model.
     """
-    phenotyper = reader.model
-    if phenotyper.machines is None:
+    model = reader.model
+    if model.machines is None:
         raise ConfigError(
             "the model ends with stage 1: it predicts codes, no phenotypes to score"
         )
-    if labels is None:
-        with reading_as(encoding):
+    with reading_as(encoding):
+        if labels is None:
             notes, gold = read_gold(path)
-    else:
-        with reading_as(encoding):
-            notes, gold, told = read_gold_table(
-                notes_of(str(path), encoding=encoding), path, labels
-            )
-        for line in told:
-            print(f"note: {line}", file=sys.stderr)
-        if not gold:
-            raise DataError(
-                f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
-            )
-    before = tuple(dict.fromkeys(name for own in gold.values() for name in own))
-    label_map = require_mapping(
-        label_map, before, phenotyper.phenotypes, labels or path
-    )
-    gold, found, clashes = rename_labels(gold, label_map)
+        else:
+            notes = notes_of(str(path), encoding=encoding)
+            gold = _labels_of(notes.patients, path, labels)
+    gold, names = _rename(gold, label_map, model.phenotypes, place=labels or path)
+
+    inputs = reader.read(note for note in notes if note.patient in gold)
+    reader.warn(inputs)
+    scores = _score(model, model.machines, inputs, gold=gold)
+    unknown = tuple(name for name in names if name not in model.phenotypes)
+    return Evaluation(scores, unknown)
+
+
+def _labels_of(patients: Sequence[str], path: Path, labels: Path) -> Gold:
+    """Return the labels of patients with notes, and print problems with the table.
+
+    Args:
+        patients: The patients who have notes.
+        path: Where their notes are.
+        labels: The table of labels.
+
+    Raises:
+        DataError: The table cannot be read, or no patient is in both.
+    """
+    gold, messages = read_gold_table(patients, path, labels)
+    for message in messages:
+        print(f"note: {message}", file=sys.stderr)
+    if not gold:
+        raise DataError(
+            f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
+        )
+    return gold
+
+
+def _rename(
+    gold: Gold,
+    label_map: Mapping[str, str] | None,
+    phenotypes: Sequence[str],
+    *,
+    place: Path,
+) -> tuple[Gold, tuple[str, ...]]:
+    """Give labels the names that the model has.
+
+    Args:
+        gold: The labels.
+        label_map: The model's name for a name of the files.
+        phenotypes: The names that the model has.
+        place: Where the labels are, for messages.
+
+    Returns:
+        The labels, and all their names.
+
+    Raises:
+        DataError: No label is one of the model's phenotypes.
+    """
+    original = tuple(dict.fromkeys(name for known in gold.values() for name in known))
+    label_map = require_mapping(label_map, original, phenotypes, place)
+    renamed, names, clashes = rename_labels(gold, label_map)
     if clashes:
         print(
-            f"note: {clashes} pair(s) of patient and phenotype have two different labels after "
-            "--map: neither holds",
+            f"note: {clashes} pair(s) of patient and phenotype have two different "
+            "labels after --map: neither holds",
             file=sys.stderr,
         )
-    if not set(found) & set(phenotyper.phenotypes):
+    if not set(names) & set(phenotypes):
         raise DataError(
-            f"{labels or path} labels {', '.join(found) or 'nothing'}, the model knows "
-            f"{', '.join(phenotyper.phenotypes)}: name them alike with --map OLD=NEW"
+            f"{place} labels {', '.join(names) or 'nothing'}, the model knows "
+            f"{', '.join(phenotypes)}: name them alike with --map OLD=NEW"
         )
-    patients, inputs = reader.read(notes)
-    names = phenotyper.phenotypes
-    rows = [[gold[p].get(n, UNLABELLED) for n in names] for p in patients]
-    truth = np.array(rows, np.int8).reshape(len(patients), len(names))
-    counts = ClassCounts.of(
-        truth, phenotyper.classes(inputs), names, phenotyper.machines.classes
-    )
-    ranked = rankings(truth, phenotyper.probabilities(inputs)[:, :, PRESENT], names)
+    return renamed, names
+
+
+def _score(
+    model: Phenotyper, machines: LinearSVMs, inputs: PatientInputs, *, gold: Gold
+) -> dict[str, Any]:
+    """Return the scores of a model's predictions, with the ranking of patients.
+
+    Args:
+        model: The model.
+        machines: Its classifiers.
+        inputs: What it reads of each patient.
+        gold: The labels of each patient.
+    """
+    names = model.phenotypes
+    labels = [
+        [gold[patient].get(name, UNLABELLED) for name in names]
+        for patient in inputs.patients
+    ]
+    truth = np.array(labels, np.int8).reshape(len(inputs.patients), len(names))
+    predicted = model.classes(inputs.values)
+    counts = ClassCounts.of(truth, predicted, names, classes=machines.classes)
+    present = model.probabilities(inputs.values)[:, :, PRESENT]
+    ranking = rankings(truth, present, names)
+
     scores = counts.scores()
-    by_output = {
-        name: {
-            **of,
-            **{area: ranked["by_output"][name][area] for area in ("auroc", "auprc")},
+    by_output = {}
+    for name, output_scores in scores["by_output"].items():
+        areas = ranking["by_output"][name]
+        by_output[name] = {
+            **output_scores,
+            "auroc": areas["auroc"],
+            "auprc": areas["auprc"],
         }
-        for name, of in scores["by_output"].items()
-    }
-    unknown = tuple(name for name in found if name not in names)
-    scores = {**scores, "ranking": ranked["macro"], "by_output": by_output}
-    return Evaluation(scores, unknown)
+    return {**scores, "ranking": ranking["macro"], "by_output": by_output}

@@ -1,0 +1,97 @@
+"""Read the notes of patients one at a time.
+
+A patient's notes may be anywhere in a table. They are not collected: each is given to
+the model as it is read, so memory does not grow with the length or number of notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fednotes.apps.phenotyping.concepts import patient_name
+from fednotes.apps.phenotyping.obesity import stream_texts
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document
+from fednotes.data.encodings import AUTO
+from fednotes.data.formats.folders import list_files
+from fednotes.data.notes import Note, read_notes
+from fednotes.jobs.inputs import require_notes, source_of
+from fednotes.jobs.patient_models import PatientNote
+
+
+@dataclass(frozen=True)
+class PatientNotes(Iterable[PatientNote]):
+    """The notes of patients, read again from their source at each iteration.
+
+    Attributes:
+        patients: Names of the patients, in the order of their first notes.
+    """
+
+    patients: tuple[str, ...] = field(repr=False)
+    _read: Callable[[], Iterator[PatientNote]] = field(repr=False)
+
+    def __iter__(self) -> Iterator[PatientNote]:
+        """Yield the notes, one at a time."""
+        return self._read()
+
+
+def notes_of(
+    name: str,
+    text: str | None = None,
+    *,
+    format: str | None = None,
+    column: str | None = None,
+    encoding: str = AUTO,
+) -> PatientNotes:
+    """Return the notes of each patient in a file or folder, in stdin, or in a text.
+
+    A file or folder is read once here. A damaged one is therefore refused before a
+    model reads its first note.
+
+    Args:
+        name: A path, or `-` for stdin.
+        text: A text in place of a path.
+        format: Format of the notes, as in `read_notes`; recognised if it is None.
+        column: The column, or the key of JSON lines, that contains the text.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+    Raises:
+        DataError: The file cannot be read, or has no note with any text.
+    """
+    source = source_of(name, text, encoding)
+    if isinstance(source, Document):
+        note = PatientNote(source.id, source.text)
+        return PatientNotes((note.patient,), lambda: iter([note]))
+
+    path = source
+    summaries = _summary_files(path)
+    kind = None if summaries else require_notes(path, format, column, encoding)
+
+    def read() -> Iterator[PatientNote]:
+        notes: Iterator[Note]
+        if summaries:
+            notes = stream_texts(summaries)
+        else:
+            notes = read_notes(path, kind, column=column, encoding=encoding)
+        return (PatientNote(patient_name(note), note.text) for note in notes)
+
+    patients = tuple(dict.fromkeys(note.patient for note in read()))
+    if not patients:
+        raise DataError(f"{path}: no note here has any text")
+    return PatientNotes(patients, read)
+
+
+def _summary_files(path: Path) -> list[Path]:
+    """Return the summaries of the obesity challenge at a path.
+
+    Returns:
+        The file itself, or the files of summaries in a folder, without those of
+        judgments. Empty if the path has other notes.
+    """
+    if path.is_dir():
+        return [
+            file for file in list_files(path) if "patient_records" in file.name.lower()
+        ]
+    return [path] if path.name.lower().endswith((".xml", ".xml.gz")) else []
