@@ -31,10 +31,11 @@ from fednotes.core.messages import Frame, decode_request
 from fednotes.core.types import SiteData, TagSet
 from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
+from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost
-from fednotes.engines.secure import AnswerTimes, SecureSeal, SecureSum
+from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.methods import fedner
 from fednotes.taggers.tagger import tagger_config
 
@@ -87,7 +88,7 @@ def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[fl
             job=JOB,
             name=site.id,
             sealer=SecureSeal(
-                site.id, names, job=JOB, threshold=3, kept=folder / site.id / OPENED
+                site.id, names, job=JOB, threshold=3, record=folder / site.id / OPENED
             ),
             pace=AnswerTimes() if steady else None,
         )

@@ -17,17 +17,16 @@ from secure_net import Giver
 
 from fednotes.core.messages import Request, decode_reply, encode
 from fednotes.core.update import Update
-from fednotes.engines.host import SiteHost
-from fednotes.engines.secure import (
+from fednotes.engines.answer_times import (
     CLASSES,
     PACE,
     AnswerTimes,
-    SecureSeal,
-    SecureSum,
     class_of,
     seconds_of,
     slowest,
 )
+from fednotes.engines.host import SiteHost
+from fednotes.engines.secure import SecureSeal, SecureSum
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 

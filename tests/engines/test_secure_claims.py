@@ -166,7 +166,7 @@ def test_a_site_with_too_many_counts_is_refused(
 def _answers(facts: dict[str, dict[str, Any]]) -> mock._patch[object]:
     """Let sites replace facts of their answers to a task; without a message there are
     no words."""
-    sealed = SecureSeal._sealed
+    sealed = SecureSeal._mask
 
     def claimed(self: SecureSeal, *arguments: Any) -> Attached:
         answer = sealed(self, *arguments)
@@ -176,7 +176,7 @@ def _answers(facts: dict[str, dict[str, Any]]) -> mock._patch[object]:
         kept = {**answer.facts, **changed}
         return Attached(kept, answer.tensors if kept["message"] else {})
 
-    return mock.patch.object(SecureSeal, "_sealed", claimed)
+    return mock.patch.object(SecureSeal, "_mask", claimed)
 
 
 def _reports(histories: dict[str, bytes]) -> mock._patch[object]:

@@ -27,7 +27,7 @@ class ServerKilled(BaseException):
 def seal_of(folder: Path, site: str, threshold: int | None = None) -> SecureSeal:
     """A site's part in a secure sum of the toy job, kept where its host keeps the rest."""
     kept = folder / site / OPENED
-    return SecureSeal(site, SITES, job=JOB, threshold=threshold, kept=kept)
+    return SecureSeal(site, SITES, job=JOB, threshold=threshold, record=kept)
 
 
 @dataclass

@@ -64,7 +64,7 @@ def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -
     seals = {"job": JOB, **options}
 
     def seal(site: str) -> SecureSeal:
-        own = {"identity": identities.get(site), "kept": folder / site / OPENED}
+        own = {"identity": identities.get(site), "record": folder / site / OPENED}
         return SecureSeal(site, tuple(updates), **own, **seals)
 
     net = Net(makes, folder, seal=seal)

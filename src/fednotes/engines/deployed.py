@@ -10,8 +10,8 @@ with faults has the bits of a run without faults in which the same sites took pa
 A first request of a round without tensors means the tensors that were sent last; a site
 that does not have them receives them again.
 
-The server stores checkpoints (`rounds.Checkpoints`), with where every site stood, and in
-`run.json` how often it was started; sites know this number as the run.
+The server stores checkpoints (`rounds.Checkpoints`), with where every site stood, and
+in `run.json` how often it was started; sites know this number as the run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from fednotes.engines.summing import PlainSum, Replies, Sites, Summing
 
 
 class Paused(Exception):
-    """A run was asked to stop; it can resume from the checkpoint that was just saved."""
+    """A run was asked to stop; it can resume from the checkpoint just saved."""
 
 
 class Deployed(Rounds):
@@ -81,7 +81,7 @@ class Deployed(Rounds):
         ModelError: Every checkpoint is damaged, or the folder holds another job.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each side of a run has many parts
         self,
         transport: Transport,
         sites: Sequence[str],
@@ -254,7 +254,7 @@ class Deployed(Rounds):
         self,
         state: State,
         metrics: Mapping[str, float],
-        evaluated: bool,
+        evaluated: bool,  # noqa: FBT001 - as `CommittedRound` calls it
     ) -> None:
         self._report(state, metrics, evaluated=evaluated, sites=self._took_part)
         self._active = None

@@ -117,8 +117,8 @@ class Journal:
         if job != self._job:
             raise RefusedError(
                 f"site {self._site!r}: {place} holds job {job[:12]}, this is job "
-                f"{self._job[:12]}: run it under another name, or delete {place} at the "
-                "site"
+                f"{self._job[:12]}: run it under another name, or delete {place} at "
+                "the site"
             )
         if version != VERSION:
             raise ModelError(
@@ -296,7 +296,7 @@ class Journal:
         return max(number for number in self.states if number <= target)
 
     def undo_to(self, target: int) -> None:
-        """Delete all after a request, the newest first, so that a kill leaves no gap."""
+        """Delete all after a request, the newest first: a kill then leaves no gap."""
         undone = [number for number in self.states if number > target]
         for number in reversed(undone):
             shutil.rmtree(self._state(number), ignore_errors=True)

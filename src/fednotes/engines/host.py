@@ -34,9 +34,10 @@ from fednotes.core.messages import (
 )
 from fednotes.core.tensors import restoring
 from fednotes.core.update import Tensors, Update
+from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.history import Asked, Journal
 from fednotes.engines.launch import place_of
-from fednotes.engines.secure import AnswerTimes, SecureSeal
+from fednotes.engines.secure import SecureSeal
 from fednotes.engines.summing import check_received, check_update
 
 KEEP_BYTES = 2**29  # of requests since the newest state; then a state is saved
@@ -96,7 +97,7 @@ class SiteHost:
         FednotesError: The directory cannot be written.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each side of a run has many parts
         self,
         make: Callable[[], SiteTasks],
         directory: Path,
@@ -196,8 +197,8 @@ class SiteHost:
             )
         if (request.run, request.number) < (self._run, self._newest):
             raise RefusedError(
-                f"site {self._name!r}: request {request.number} of run {request.run} is old, "
-                f"request {self._newest} of run {self._run} has come"
+                f"site {self._name!r}: request {request.number} of run {request.run} "
+                f"is old, request {self._newest} of run {self._run} has come"
             )
         if self._name not in request.counted:
             raise RefusedError(f"the request does not name site {self._name!r}")

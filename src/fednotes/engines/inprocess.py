@@ -129,7 +129,10 @@ class InProcess(Rounds):
         return update
 
     def _commit(
-        self, state: State, metrics: Mapping[str, float], evaluated: bool
+        self,
+        state: State,
+        metrics: Mapping[str, float],
+        evaluated: bool,  # noqa: FBT001 - as `CommittedRound` calls it
     ) -> None:
         self._report(
             state,
@@ -201,7 +204,7 @@ class _Exchange:
         self,
         attached: Attached | None = None,
         *,
-        sites: Sites = None,
+        sites: Sites = None,  # noqa: ARG002 - part of `Exchange`
     ) -> Replies:
         """Call the sites in turn; their errors are raised."""
         request = self._next(self.request.task, attached or Attached())
@@ -219,7 +222,7 @@ class _Exchange:
         name: str,
         attached: Mapping[str, Attached],
         *,
-        least: int | None = None,
+        least: int | None = None,  # noqa: ARG002 - part of `Exchange`
     ) -> Replies:
         """Send one of the protocol's own messages to the sites."""
         blank = self._next(name, Attached())
@@ -230,7 +233,7 @@ class _Exchange:
             replies[site] = self._reply(request, site, answer)
         return replies
 
-    def refuse(self, site: str, reason: str) -> None:
+    def refuse(self, site: str, reason: str) -> None:  # noqa: ARG002 - part of `Exchange`
         """Raise TrainingError: a simulation leaves no site out."""
         raise TrainingError(reason)
 

@@ -208,7 +208,7 @@ class Participants:
     _started = False
     _knocked = 0.0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each side of a run has many parts
         self,
         transport: Transport,
         patience: Patience,
@@ -305,8 +305,8 @@ class Participants:
         seconds = self.clock() - begun
         if seconds >= self.patience.give_up:
             raise TrainingError(
-                f"no answer from {missing} to {request.task!r} in {seconds:.0f} seconds; "
-                "resume the run to continue from the last checkpoint"
+                f"no answer from {missing} to {request.task!r} in {seconds:.0f} "
+                "seconds; resume the run to continue from the last checkpoint"
             )
         text = (
             f"{request.task!r}: waiting for {missing}, {len(answers.replies)} have "
@@ -358,7 +358,7 @@ class Participants:
                 f"site {site!r} attached {size:,} bytes, {MOST_BYTES:,} are accepted"
             )
 
-    def _reason_to_drop(
+    def _reason_to_drop(  # noqa: PLR0911 - one return for each reason
         self, site: str, reply: Reply, request: Request, answers: Answers
     ) -> tuple[Kind, str] | None:
         """Return why a reply does not answer the request; None if it does."""

@@ -78,8 +78,8 @@ def _require_finite(state: State) -> None:
             raise TrainingError(
                 f"round {state.round}: {name!r} of the server's state is not finite "
                 "(NaN or infinity), so it was not saved: resume from the last "
-                "checkpoint with a lower learning_rate; max_norm in [federation] bounds "
-                "what a site may send"
+                "checkpoint with a lower learning_rate; max_norm in [federation] "
+                "bounds what a site may send"
             )
 
 
@@ -119,7 +119,7 @@ class Checkpoints:
         sites_of: Callable[[Mapping[str, Any]], Sequence[str]],
         restore: Callable[[Parts, Mapping[str, Any]], T],
     ) -> tuple[State, T] | None:
-        """Read the newest checkpoint that is whole, and delete the damaged ones after it.
+        """Read the newest whole checkpoint, and delete the damaged ones after it.
 
         Args:
             sites_of: Returns the sites in the facts of a checkpoint.
@@ -223,7 +223,7 @@ class Rounds(ABC):
         self,
         state: State,
         metrics: Mapping[str, float],
-        evaluated: bool,
+        evaluated: bool,  # noqa: FBT001 - as `CommittedRound` calls it
     ) -> None:
         """End a round: report it and, after an evaluation, save a checkpoint."""
 
@@ -236,7 +236,7 @@ class Rounds(ABC):
         sites: int,
         replies: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
     ) -> None:
-        """Report a round before it is saved; a restart reports repeated rounds again."""
+        """Report a round before it is saved; a restart reports it again."""
         if self._observer is None:
             return
         result = RoundResult(

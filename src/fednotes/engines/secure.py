@@ -1,33 +1,33 @@
-"""The secure sum behind the engine: the server's end (`summing.Summing`) and a site's.
+"""The secure sum as an engine sees it: the server's side and a site's side.
 
-    task, boxes, terms           →  masked update, keys of the next exchange     the method's task
-    survivors, receipts, keys    →  what opens the sum, shares of the next one   "@unmask"
+While nothing fails, an exchange takes two messages to each site:
 
-That is all while nothing fails. An exchange that begins afresh has "@keys" and
-"@shares" before it. Where a site could not mask its update with the keys of this
-exchange (it was started again), with the names of counts that were agreed, or within
-the limits, it keeps the update in memory; an exchange begins afresh after the task, and
-sites mask what they have ("@masked"). Where a sum may leave sites out, survivors first
-tell each other their list ("@confirm").
+    request                                    reply
+    task, boxes, terms                         masked update, keys of the next exchange
+    "@unmask": survivors, receipts, keys       what opens the sum, the next shares
 
-The terms, equal for all sites: names of the counts (those of the last sum of this task;
-None: each site's own) and limits of the values (from the last total of this task). Both
-are public.
+A new exchange has "@keys" and "@shares" before these. A site may be unable to mask its
+update: with the keys of this exchange (because it was restarted), with the names of
+counts that were agreed on, or within the limits. It then keeps the update in memory. A
+new exchange begins after the task, and sites mask what they have ("@masked"). If a sum
+may leave sites out, the survivors first tell each other their list ("@confirm").
+
+The terms are equal for all sites and public: the names of the counts (those of the last
+sum of this task; None stands for each site's own) and the limits of the values (from
+the last total of this task).
 
 The masks are made for the question (`history.Asked`), so only updates of sites that
 were asked the same add up. An update is opened in one exchange at most: a site answers
-for the newest, and forgets the update with that. A task that is done again, as after a
-fault, is opened for the same sites as before alone (`history.Opened`). As an exchange
-takes over half of the sites to open, no two can be opened over different sites that
-hold the same update.
+for its newest exchange and then forgets the update. A task that is repeated after a
+fault is opened only for the same sites as before (`history.Opened`). More than half of
+the sites are needed to open an exchange, so no two exchanges can be opened over
+different sites that hold the same update.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -39,6 +39,13 @@ from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.messages import OURS, Attached, Reply, Request
 from fednotes.core.tensors import tensor_fingerprint
 from fednotes.core.update import Total, Update
+from fednotes.engines.answer_times import (
+    CLASSES,
+    PACE,
+    PACES,
+    slowest,
+    without_classes,
+)
 from fednotes.engines.history import Asked, Opened, OpeningRecord, history_after
 from fednotes.engines.summing import MOST_METRICS, Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
@@ -48,41 +55,37 @@ from fednotes.privacy.secure_sum.fixed_point import BITS, SumLayout, limits_afte
 from fednotes.privacy.secure_sum.server import ServerChain
 from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
 
-PACE = "@time "  # begins the names of the counts that tell classes
-CLASSES = 36  # the last one ends after three hours
-# names of the counts, by class
-PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))
-# answers of a task by which its class goes: an odd pause is forgotten after these
-WINDOW = 8
-MARGIN = 1.25  # for the next answer, which may take a little longer
-SETTLED = 3  # answers after which an honest server's class is never below a site's own
-WARY = 64  # answers for which one that is below is not forgotten
 MOST_NAMES = MOST_METRICS + CLASSES  # of one site's counts
-MOST_LETTERS = (
-    2**19
-)  # of all their names: what sites agree on has to fit into one header
-MOST_LIMITS = (
-    3  # that are tried for one round and task: the last total's, the widest, one more
-)
+# Characters of all their names: what sites agree on has to fit into one header.
+MOST_LETTERS = 2**19
+# Limits that are tried for one round and task: the last total's, the widest, one more.
+MOST_LIMITS = 3
 ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
-AGAIN = 2  # fresh exchanges of updates that sites could not mask at first
+AGAIN = 2  # new exchanges for updates that sites could not mask at first
 _NO: frozenset[str] = frozenset()
 R = TypeVar("R")
-logger = logging.getLogger("fednotes.engines.secure")
+logger = logging.getLogger(__name__)
 
 
-# a site's end
+# ---- a site's side -------------------------------------------------------------------
 
 
 def context_of(job: str, run: int) -> bytes:
-    """Names all exchanges of one start of the server."""
+    """Return the context of all exchanges of one start of the server."""
     return joined("fednotes secure sum", job, run)
 
 
 @dataclass
-class _Kept:
-    """The update of the newest task, until it is opened. question: a digest of what was
-    asked."""
+class _Pending:
+    """The update of the newest task, until it is opened.
+
+    Attributes:
+        number: Number of its request.
+        round: Its round.
+        task: Its task.
+        question: Digest of the question that it answers.
+        update: The update.
+    """
 
     number: int
     round: int
@@ -92,18 +95,20 @@ class _Kept:
 
     @property
     def purpose(self) -> str:
-        """What the masks are made for."""
+        """The purpose that its masks are made for."""
         return f"{self.round} {self.task} {self.question.hex()}"
 
 
 @dataclass
 class _Tried:
-    """What the server asked of the size of the values of one round and task.
+    """What the server has learnt about the size of the values of one round and task.
 
-    Whether they are within a limit is told by a refusal and by an answer, so both are
-    counted, each of its kind once: the same question again has the same answer.
-    `limits`: digests of those that were tried; `refused`: of limits together with the
-    values that were beyond them.
+    A refusal and an answer both tell whether values are within a limit, so both are
+    counted. Equal ones count once, since they tell nothing new.
+
+    Attributes:
+        limits: Digests of the limits that were tried.
+        refused: Digests of limits together with the values that exceeded them.
     """
 
     limits: set[bytes] = field(default_factory=set)
@@ -113,10 +118,15 @@ class _Tried:
 class SecureSeal:
     """One site's part in the secure sum of one job, for the life of its process.
 
-    sites, threshold: see `Parties`. job: the declarative job's fingerprint. identity:
-    signs this site's keys and checks the others'; None trusts the server to relay them.
-    kept: file of the questions that were opened; without one they are forgotten with
-        the process.
+    Args:
+        site: The site's name.
+        sites: The names of all sites; see `Parties`.
+        job: Fingerprint of the job's table.
+        threshold: How many sites a sum must have; see `Parties`.
+        identity: Signs this site's keys and checks those of the others; None trusts the
+            server to relay them.
+        record: File of the questions that were opened; None forgets them when the
+            process ends.
     """
 
     def __init__(
@@ -127,61 +137,65 @@ class SecureSeal:
         job: str,
         threshold: int | None = None,
         identity: Identity | None = None,
-        kept: Path | None = None,
+        record: Path | None = None,
     ) -> None:
-        self._site, self._identity = site, identity
-        self._parties, self._job, self._opened = (
-            Parties(sites, threshold),
-            job,
-            Opened(site, kept),
-        )
+        self._site = site
+        self._identity = identity
+        self._parties = Parties(sites, threshold)
+        self._job = job
+        self._opened = Opened(site, record)
         self._run = -1
         self._chain: SiteChain  # of that run
-        self._kept: _Kept | None = None
-        # the newest masked exchange, its question
+        self._pending: _Pending | None = None
+        # Number of the newest exchange with a masked update, and its question.
         self._masked_in: tuple[int, bytes] = (-1, b"")
-        # by round and task, whatever was sent
-        self._tried: dict[tuple[int, str], _Tried] = {}
-        # the last stage's number, reply
+        self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task
+        # Number of the last stage, and the answer to it.
         self._answered: tuple[int, Attached] = (-1, Attached())
 
     @property
     def strict(self) -> bool:
-        """Whether every sum is over all sites. Else their histories differ, and each
-        trusts the server which of its tasks count (docs/privacy.md says what that is
-        worth)."""
+        """Whether every sum is over all sites.
+
+        Otherwise the sites' histories differ, and each trusts the server which of its
+        tasks count; docs/privacy.md says what that means.
+        """
         return self._parties.threshold == len(self._parties.sites)
 
     def adopted(self, request: Request, asked: Asked) -> bytes | None:
-        """The history that this site goes on with in place of its own, which it has
-        lost: that of the others, from the terms. None where it has its own.
+        """Return the other sites' history, from the terms, if this site lost its own.
 
-        Only what happened at this site makes it so: nothing was ever opened here and it
-        has trained nothing (a new disk), or its own files were damaged. A server that
-        sends it back changes neither.
+        Only events at this site count as a loss: nothing was opened and trained here (a
+        new disk), or its own files were damaged. A server that sends the site back
+        changes neither.
+
+        Returns:
+            None if the site has its own history.
         """
         lost = self._opened.lost or not (asked.trained or len(self._opened))
         if not self.strict or not lost or not request.attached.facts:
             return None
-        told = wire.read(wire.Terms, request.attached.facts).history
-        return None if told in (b"", asked.history) else told
+        history = wire.read(wire.Terms, request.attached.facts).history
+        return None if history in (b"", asked.history) else history
 
     def lost(self) -> None:
-        """What this site kept of the job on its disk was damaged."""
+        """Record that what this site stored of the job was damaged."""
         self._opened.lose()
 
     def pace(self, request: Request) -> int | None:
-        """The class of times that all sites answer in (`AnswerTimes`), from the terms."""
-        with suppress(RefusedError):  # terms that are none
-            told = wire.read(wire.Terms, request.attached.facts).pace
-            return None if told is None else min(told, CLASSES - 1)
+        """Return the class of times that all sites answer in, from the terms."""
+        with suppress(RefusedError):  # the terms cannot be read
+            pace = wire.read(wire.Terms, request.attached.facts).pace
+            return None if pace is None else min(pace, CLASSES - 1)
         return None
 
     def stage(self, request: Request) -> Attached:
-        """Answer one of the protocol's own messages; a repeated one gets the same
-        answer.
+        """Answer one of the protocol's own messages.
 
-        Raises RefusedError for what the protocol forbids.
+        A repeated message gets the same answer.
+
+        Raises:
+            RefusedError: The protocol forbids it.
         """
         self._begin(request.run)
         if self._answered[0] != request.number:
@@ -189,32 +203,39 @@ class SecureSeal:
         return self._answered[1]
 
     def seal(self, request: Request, update: Update, question: bytes) -> Attached:
-        """The update under its masks, or why it cannot be masked yet.
+        """Return the update under its masks, or why it cannot be masked yet.
 
-        question: a digest of what the site was asked, at other sites too. A request
-        without the terms of an exchange (a task that a late site makes up for) gets
-        nothing.
-        Raises RefusedError for any other without them, TrainingError for values that no
-        exchange can sum.
+        A task that a late site catches up on has no terms of an exchange; its update is
+        not sent.
+
+        Args:
+            request: The request of the task.
+            update: The update.
+            question: Digest of the question, which is the same at other sites.
+
+        Raises:
+            RefusedError: Another request has no terms.
+            TrainingError: No exchange can sum these values.
         """
         self._begin(request.run)
         self._answered = (-1, Attached())
-        self._kept = None
+        self._pending = None
         if not request.attached.facts:
             if not request.preparing:
                 raise RefusedError(
-                    f"site {self._site!r}: {request.task!r} is asked for outside the secure sum"
+                    f"site {self._site!r}: {request.task!r} is asked for outside the "
+                    "secure sum"
                 )
             return Attached()
         terms = wire.read(wire.Terms, request.attached.facts)
         round = 0 if request.preparing else request.round
-        self._kept = _Kept(request.number, round, request.task, question, update)
-        return self._sealed(self._kept, terms, request.attached)
+        self._pending = _Pending(request.number, round, request.task, question, update)
+        return self._mask(self._pending, terms, request.attached)
 
     def _answer(self, request: Request) -> Attached:
         attached = request.attached
         if request.task == wire.MASKED:
-            return self._masked(request)
+            return self._mask_again(request)
         if request.task not in wire.ANSWERS:
             raise RefusedError(f"site {self._site!r} has no task {request.task!r}")
         stage = wire.read(wire.Stage, attached.facts)
@@ -222,239 +243,165 @@ class SecureSeal:
             return wire.packed(self._chain.keys(stage.number))
         if request.task == wire.SHARES:
             return wire.packed(self._chain.at(stage.number).shares(stage.keys))
-        asked, question = (
-            wire.request_in(stage, attached, self._site),
-            self._question(stage.number),
-        )
+        opening = wire.request_in(stage, attached, self._site)
+        question = self._question(stage.number)
         if request.task == wire.CONFIRM:
-            self._opened.require(question, asked.survivors)
-            return wire.packed(self._chain.at(stage.number).confirm(asked))
-        message = self._chain.unmask(stage.number, asked, stage.keys)
-        self._opened.add(question, asked.survivors)
-        self._kept = None
+            self._opened.require(question, opening.survivors)
+            return wire.packed(self._chain.at(stage.number).confirm(opening))
+        message = self._chain.unmask(stage.number, opening, stage.keys)
+        self._opened.add(question, opening.survivors)
+        self._pending = None
         return wire.packed(message)
 
-    def _masked(self, request: Request) -> Attached:
-        kept = self._kept
-        if kept is None or request.counted.get(self._site) != kept.number:
+    def _mask_again(self, request: Request) -> Attached:
+        """Mask the pending update in a new exchange.
+
+        Raises:
+            RefusedError: There is no such update any more.
+        """
+        pending = self._pending
+        if pending is None or request.counted.get(self._site) != pending.number:
             raise RefusedError(
                 f"site {self._site!r} has no update for the secure sum any more"
             )
         terms = wire.read(wire.Terms, request.attached.facts)
         try:
-            return self._sealed(kept, terms, request.attached)
+            return self._mask(pending, terms, request.attached)
         except TrainingError as error:
-            # no limit is wide enough; an answer, for it is final
+            # No limit is wide enough. This is an answer, because it is final.
             return wire.packed(wire.Masking((), b"", again=str(error), wide=True))
 
     def _question(self, number: int) -> bytes:
-        """What the update was for that was masked in an exchange.
+        """Return the question of the update that was masked in an exchange.
 
-        Raises RefusedError.
+        Raises:
+            RefusedError: No update was masked in it.
         """
         if self._masked_in[0] != number:
             raise RefusedError(
-                f"site {self._site!r} has no keys for exchange {number} of the secure sum, or "
-                "masked nothing in it: start afresh"
+                f"site {self._site!r} has no keys for exchange {number} of the secure "
+                "sum, or masked nothing in it: start a new exchange"
             )
         return self._masked_in[1]
 
-    def _sealed(self, kept: _Kept, terms: wire.Terms, attached: Attached) -> Attached:
-        """The masked update, or `again` with the reason: it can be masked in a fresh
-        exchange."""
-        names, metrics = tuple(kept.update.metrics), terms.metrics
-        told = wire.Masking(
-            None if names == (metrics or ()) else names,
-            history_after(kept.question),
-            self._opened.survivors(kept.question),  # it can be opened for these alone
+    def _mask(
+        self, pending: _Pending, terms: wire.Terms, attached: Attached
+    ) -> Attached:
+        """Return the masked update, or the reason why it needs a new exchange."""
+        names = tuple(pending.update.metrics)
+        metrics = terms.metrics
+        answer = wire.Masking(
+            names=None if names == (metrics or ()) else names,
+            history=history_after(pending.question),
+            before=self._opened.survivors(pending.question),
         )
         if metrics is not None and not set(names) <= set(metrics):
             return wire.packed(
-                replace(told, again="counts that the sites did not agree on")
+                replace(answer, again="counts that the sites did not agree on")
             )
         limits = terms.limits
         if not all(abs(exponent) <= BITS for exponent in limits.values()):
-            raise RefusedError("a request of the secure sum has limits that are none")
-        tried, grid = self._try(kept, limits)
+            raise RefusedError("a request of the secure sum has impossible limits")
+
+        tried, grid = self._count_try(pending, limits)
         try:
             boxes = wire.boxes_in(attached, terms.roster, self._site)
-            how = LaidOut(purpose=kept.purpose, limits=limits, metrics=metrics)
-            message = self._chain.masked(terms.number, boxes, kept.update, **how)
+            layout = LaidOut(purpose=pending.purpose, limits=limits, metrics=metrics)
+            message = self._chain.masked(terms.number, boxes, pending.update, **layout)
         except RefusedError as error:
-            return wire.packed(replace(told, again=str(error)))
+            return wire.packed(replace(answer, again=str(error)))
         except TrainingError as error:
-            # which tensor and what limit: for this site's people alone
+            # Tensor and limit are only for this site's own people.
             logger.warning("%s", error)
-            tried.refused.add(digest(grid, _digest(kept.update)))
+            tried.refused.add(digest(grid, _digest(pending.update)))
             if not limits or len(tried.refused) >= REFUSALS:
-                raise self._beyond(kept) from error
+                raise self._give_up(pending) from error
             return wire.packed(
-                replace(told, again="values beyond the limits", wide=True)
+                replace(answer, again="values beyond the limits", wide=True)
             )
-        self._masked_in = terms.number, kept.question
-        return wire.packed_masked(told, message)
+        self._masked_in = terms.number, pending.question
+        return wire.packed_masked(answer, message)
 
-    def _try(self, kept: _Kept, limits: Mapping[str, int]) -> tuple[_Tried, bytes]:
-        """Count what is asked of the values' size: what was tried so far, a digest of
-        these limits.
+    def _count_try(
+        self, pending: _Pending, limits: Mapping[str, int]
+    ) -> tuple[_Tried, bytes]:
+        """Count a question about the size of the values.
 
-        A limit counts by the grid that comes of it; numbers of 8 bytes have one grid
-        always.
-        Raises TrainingError if this says more of the values than the server may know.
+        Limits count by the grid of numbers that follows from them; values of 8 bytes
+        always have the same grid.
+
+        Returns:
+            What was tried so far, and a digest of these limits.
+
+        Raises:
+            TrainingError: The answer would tell the server too much of the values.
         """
-        tried = self._tried.setdefault((kept.round, kept.task), _Tried())
-        fields = SumLayout.of(
-            kept.update, len(self._parties.sites), limits=limits
-        ).fields
-        grid = digest(*(part for item in fields for part in (item.name, item.exponent)))
-        new = grid not in tried.limits
-        if (new and len(tried.limits) >= MOST_LIMITS) or len(tried.refused) >= REFUSALS:
-            raise self._beyond(kept)
+        tried = self._tried.setdefault((pending.round, pending.task), _Tried())
+        layout = SumLayout.of(pending.update, len(self._parties.sites), limits=limits)
+        grid = digest(
+            *(part for item in layout.fields for part in (item.name, item.exponent))
+        )
+        is_new = grid not in tried.limits
+        has_too_many = is_new and len(tried.limits) >= MOST_LIMITS
+        if has_too_many or len(tried.refused) >= REFUSALS:
+            raise self._give_up(pending)
         tried.limits.add(grid)
         return tried, grid
 
-    def _beyond(self, kept: _Kept) -> TrainingError:
-        """The last word on an update.
+    def _give_up(self, pending: _Pending) -> TrainingError:
+        """Drop an update and return the error for the server.
 
-        It names no tensor and no number: the server reads it.
+        It names no tensor and no number, because the server reads it.
         """
-        self._kept = None
+        self._pending = None
         return TrainingError(
-            f"site {self._site!r}: {kept.task!r} has values beyond the limits "
-            "of the secure sum, or too many limits were tried; the site's own log names the "
-            "tensor: lower the learning rate"
+            f"site {self._site!r}: {pending.task!r} has values beyond the limits of "
+            "the secure sum, or too many limits were tried; the site's own log names "
+            "the tensor: lower the learning rate"
         )
 
     def _begin(self, run: int) -> None:
-        """A server that was started again begins afresh: numbers begin again, with new
-        keys, and nothing of a run before is opened any more."""
+        """Follow a server that was restarted.
+
+        Numbers and keys are new in each run, and nothing of an earlier run is opened
+        any more.
+        """
         if run < self._run:
             raise RefusedError(
                 f"site {self._site!r}: run {run} of the secure sum is over"
             )
         if run > self._run:
-            self._run, context = run, context_of(self._job, run)
+            self._run = run
+            context = context_of(self._job, run)
             self._chain = SiteChain(self._site, self._parties, context, self._identity)
-            self._kept, self._answered, self._masked_in = (
-                None,
-                (-1, Attached()),
-                (-1, b""),
-            )
+            self._pending = None
+            self._answered = (-1, Attached())
+            self._masked_in = (-1, b"")
 
 
 def _digest(update: Update) -> bytes:
-    """SHA-256 of an update's numbers."""
+    """Return the SHA-256 of an update's values."""
     counts = repr((float(update.weight), sorted(update.metrics.items())))
     return digest(counts, tensor_fingerprint(update.tensors))
 
 
-def seconds_of(level: int) -> float:
-    """The end of a class."""
-    return float(2.0 ** (level / 2) / 16)
+# ---- the server's side ---------------------------------------------------------------
 
 
-def class_of(seconds: float) -> int:
-    """The first class that ends no earlier."""
-    return min(
-        CLASSES - 1, max(0, math.ceil(2 * math.log2(max(seconds, 1e-9) * 16) - 1e-9))
-    )
-
-
-def last_class_within(seconds: float) -> int:
-    """Return the last class that ends no later; the first class if all end later."""
-    return max(
-        (level for level in range(CLASSES) if seconds_of(level) <= seconds), default=0
-    )
-
-
-def _coarse(level: int) -> int:
-    """The next class whose end is a power of four, over 16."""
-    return 4 * math.ceil(level / 4)
-
-
-def slowest(metrics: Mapping[str, float]) -> int | None:
-    """The highest class that any site told, from a sum; None if none did."""
-    return max((PACES.index(name) for name in PACES if metrics.get(name)), default=None)
-
-
-def without(metrics: Mapping[str, float]) -> dict[str, float]:
-    """A method's own counts."""
-    return {name: n for name, n in metrics.items() if not name.startswith(PACE)}
-
-
-class AnswerTimes:
-    """When one site answers: who answers first would have the fewest notes.
-
-    A site holds an answer back until the end of a class of times, 2^(k/2) / 16 seconds,
-    that all sites keep to: the class of the slowest, from the last sum of the task, to
-    which each site adds a 1 under its class. Where no class is told (the first time),
-    one below its own (a server that lies), or the answer is late for it, it waits for
-    the next 4^k / 16 seconds; a server that tries one class after the other gets such
-    answers for long after the first.
-
-    Args:
-        clock: The time in seconds; tests have their own.
-        sleep: Waits for so many seconds.
-        longest: Seconds after which no answer is held back for the sake of slower
-            sites. A site that reports a class of hours can thus delay the others by no
-            more than by answering late itself.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        longest: float = math.inf,
-    ) -> None:
-        self.clock, self._sleep = clock, sleep
-        self._most = last_class_within(longest)
-        self._lasted: dict[str, deque[float]] = {}  # by task
-        self._wary: dict[str, int] = {}  # by task: answers that keep to powers of four
-
-    def counts(self, task: str, seconds: float) -> dict[str, float]:
-        """What the site tells in the sum: 1 under its class, 0 under the others.
-
-        seconds: that the task has taken so far.
-        """
-        own = self._class(task, seconds)
-        if self._wary.get(task):
-            own = _coarse(own)
-        return {name: float(level == own) for level, name in enumerate(PACES)}
-
-    def wait(self, task: str, begun: float, told: int | None) -> None:
-        """Hold the answer to a task back. begun: when its request came, by `clock`.
-        told: the class of the slowest site."""
-        lasted, own = self.clock() - begun, self._class(task)
-        before = self._lasted.setdefault(task, deque(maxlen=WINDOW))
-        if told is not None and told < own and len(before) >= SETTLED:
-            self._wary[task] = WARY
-        before.append(lasted)
-        level = -1 if told is None else min(told, self._most)
-        wary = self._wary.get(task, 0)
-        if level < own or lasted > seconds_of(level) or wary:
-            level = max(level, _coarse(max(own, class_of(lasted))))
-        self._wary[task] = max(0, wary - 1)
-        while (left := begun + seconds_of(level) - self.clock()) > 0:
-            self._sleep(left)
-
-    def _class(self, task: str, seconds: float = 0.0) -> int:
-        """By the slowest of the last answers, with a margin."""
-        return class_of(MARGIN * max(seconds, *self._lasted.get(task, ()), 0.0))
-
-
-# the server's end
-
-
-class _Spoilt(TrainingError):
-    """An exchange that came to nothing, though it may succeed if it is begun afresh."""
+class _ExchangeFailed(TrainingError):
+    """An exchange failed; a new one may succeed."""
 
 
 @dataclass
-class _Told:
-    """What sites said of their updates under some terms.
+class _Answers:
+    """What sites answered about their updates under some terms.
 
-    threshold: how many sites it takes to open a sum. is_recorded: whether the server
-    has asked to open this sum over such sites.
+    Attributes:
+        terms: The terms.
+        threshold: How many sites it takes to open a sum.
+        is_recorded: Returns whether the server has asked to open this sum over these
+            sites.
+        answers: The answers by site.
     """
 
     terms: wire.Terms
@@ -463,26 +410,27 @@ class _Told:
     answers: dict[str, wire.Masking] = field(default_factory=dict)
 
     def names(self, site: str) -> tuple[str, ...]:
-        """Of a site's counts."""
-        own = self.answers[site].names
-        return (self.terms.metrics or ()) if own is None else own
+        """Return the names of a site's counts."""
+        names = self.answers[site].names
+        return (self.terms.metrics or ()) if names is None else names
 
     @property
     def again(self) -> dict[str, str]:
-        """Who could not mask, and why."""
-        return {site: told.again for site, told in self.answers.items() if told.again}
+        """The sites that could not mask their update, and why."""
+        return {
+            site: answer.again for site, answer in self.answers.items() if answer.again
+        }
 
     @property
     def wide(self) -> list[str]:
-        """For whom a limit was too narrow."""
+        """The sites for which a limit was too narrow."""
         return [site for site in self.again if self.answers[site].wide]
 
     @property
     def before(self) -> frozenset[str]:
-        """The sites over which a sum of this very task was opened before a fault; {} if
-        none was.
+        """The sites over which this very sum was opened before a fault; {} if none.
 
-        A site's word is not enough (`_is_confirmed`).
+        One site's claim is not enough; see `_is_confirmed`.
         """
         confirmed = filter(self._is_confirmed, self._claims.values())
         return max(
@@ -494,14 +442,15 @@ class _Told:
     @property
     def excluded(self) -> dict[str, str]:
         """The sites whose updates cannot be in this sum, each with the reason."""
-        before, reasons = self.before, dict[str, str]()
+        before = self.before
+        reasons: dict[str, str] = {}
         for site in sorted(self.answers):
             claim = self._claims.get(site)
             if claim not in (None, before, self.answers.keys()):
                 reasons[site] = (
-                    f"site {site!r} reports that a sum of this task was opened before over "
-                    f"{', '.join(sorted(claim))}, which neither the server's record nor these "
-                    "sites confirm"
+                    f"site {site!r} reports that a sum of this task was opened before "
+                    f"over {', '.join(sorted(claim))}, which neither the server's "
+                    "record nor these sites confirm"
                 )
             elif before and site not in before:
                 reasons[site] = f"site {site!r} was not in the sum of this task before"
@@ -509,23 +458,23 @@ class _Told:
 
     @property
     def _claims(self) -> dict[str, frozenset[str]]:
-        """By site, over which sites it says that a sum of this task was opened."""
+        """The sites over which this sum was opened, as each site claims."""
         return {
-            site: frozenset(told.before)
-            for site, told in self.answers.items()
-            if told.before
+            site: frozenset(answer.before)
+            for site, answer in self.answers.items()
+            if answer.before
         }
 
     def _support(self, sites: frozenset[str]) -> int:
-        """How many sites say that a sum over these sites was opened."""
+        """Return how many sites claim that a sum over these sites was opened."""
         return sum(claim == sites for claim in self._claims.values())
 
     def _is_confirmed(self, sites: frozenset[str]) -> bool:
-        """Whether a sum over these sites may have been opened before.
+        """Return whether a sum over these sites may have been opened before.
 
         The server must have asked for it. It takes `threshold` of its sites to open a
-        sum, and each notes it before it answers. So of the sites in the list that are
-        here, no more than the rest may know nothing of it.
+        sum, and each records it before it answers. So at most the other sites of the
+        sum may know nothing of it.
         """
         if not self.is_recorded(sites):
             return False
@@ -533,33 +482,33 @@ class _Told:
         return len(sites) >= self.threshold and silent <= len(sites) - self.threshold
 
     def fits(self) -> bool:
-        """Whether all that answered can be added as they are."""
+        """Return whether all updates can be added as they are."""
         names = set(map(frozenset, map(self.names, self.answers)))
         differ = self.terms.metrics is None and len(names) > 1
         return not (self.again or differ or self.excluded)
 
     def for_all(self) -> wire.Terms:
-        """wire.Terms under which all that answered can be added."""
+        """Return terms under which the updates of all that answered can be added."""
         union = sorted({name for site in self.answers for name in self.names(site)})
         limits = {} if self.wide else self.terms.limits
         return replace(self.terms, metrics=tuple(union), limits=limits)
 
 
 class SecureSum(Summing):
-    """Σ over sites of which the server sees the sum alone. See `privacy.secure_sum`.
+    """A sum of which the server sees only the total; see `privacy.secure_sum`.
 
-    Its parameters must be equal at the sites' `SecureSeal`. Where a sum may leave sites
-    out, there is one message more, in which they confirm their list to each other.
+    Its parameters must equal those of the sites' `SecureSeal`. If a sum may leave sites
+    out, one more message lets them confirm their list to each other.
 
     Args:
         sites: The sites' names, in the fixed order.
         job: The declarative job's fingerprint.
         threshold: How many sites a sum must have; see `Parties`.
-        record: The file in which the server notes the sums that it opens, for after a
-            restart. None keeps them in memory.
+        record: The file in which the server records the sums that it opens, for the
+            time after a restart. None keeps them in memory.
     """
 
-    _whole = False  # the last exchange came to its end, so the next may be prepared
+    _whole = False  # whether the last exchange was completed and prepared the next one
 
     def __init__(
         self,
@@ -569,23 +518,25 @@ class SecureSum(Summing):
         threshold: int | None = None,
         record: Path | None = None,
     ) -> None:
-        self._parties, self._job, self._run = Parties(sites, threshold), job, -1
+        self._parties = Parties(sites, threshold)
+        self._job = job
+        self._run = -1
         self._chain: ServerChain  # of that run
         self._record = OpeningRecord(record)
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
-        # that all sites have (`history.Asked`), where all are in each sum
+        # The history of all sites (`history.Asked`), if all are in each sum.
         self._history = b""
         self._paces: dict[str, int | None] = {}  # by task
 
     def state(self) -> dict[str, Any]:
-        """What later sums depend on: limits, the sites' history. JSON values."""
+        """Return what later sums depend on: limits and the sites' history."""
         limits = {task: dict(own) for task, own in self._limits.items()}
         return {"limits": limits, "history": self._history.hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a kept state, so that the next sums are rounded as they were."""
+        """Go back to an earlier state, so that the next sums are rounded equally."""
         self._limits = {
             task: {name: int(limit) for name, limit in own.items()}
             for task, own in state.get("limits", {}).items()
@@ -593,103 +544,131 @@ class SecureSum(Summing):
         self._history = bytes.fromhex(state.get("history", ""))
 
     def total(self, exchange: Exchange) -> Total:
-        """Σ over the sites that took part.
+        """Return the sum over the sites that took part.
 
-        Raises TrainingError where too few can be added; nothing is opened then.
+        Raises:
+            TrainingError: Too few sites can be added; nothing is opened then.
         """
-        for left in reversed(range(ATTEMPTS)):
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
                 return self._total(exchange)
-            except _Spoilt as error:
-                if not left:
+            except _ExchangeFailed as error:
+                if not attempts_left:
                     raise TrainingError(str(error)) from error
                 exchange.again()
         raise AssertionError("unreachable")
 
     def _total(self, exchange: Exchange) -> Total:
-        task, sites = exchange.request.task, exchange.sites
-        self._enough(exchange, len(sites), TrainingError)
-        if (run := exchange.request.run) != self._run:
-            self._run, self._whole = run, False
+        """Run the method's task, mask, and open the sum."""
+        task = exchange.request.task
+        sites = self._ready_sites(exchange)
+        terms = wire.Terms(
+            0,
+            (),
+            self._metrics.get(task),
+            self._limits.get(task, {}),
+            self._paces.get(task),
+            self._history,
+        )
+        replies = exchange.task(self._attach(terms), sites=sites)
+        self._require_enough(exchange, len(replies), TrainingError)
+        answers = self._receive(exchange, replies, terms)
+        for _ in range(AGAIN):
+            if answers.fits():
+                break
+            answers = self._mask_again(exchange, answers)
+
+        for site, reason in answers.again.items():
+            exchange.refuse(site, f"site {site!r} could not mask its update: {reason}")
+        away = sorted(answers.before - answers.answers.keys())
+        if away:
+            raise TrainingError(
+                f"{task!r}: a sum of this very task was opened with {', '.join(away)} "
+                "before the fault, and is not opened without: resume when that site is "
+                "there"
+            )
+
+        total = self._open(exchange)
+        self._whole = True
+        return self._finish(exchange, answers, total)
+
+    def _ready_sites(self, exchange: Exchange) -> tuple[str, ...]:
+        """Return the sites that have keys for this exchange; begin it if necessary."""
+        sites = exchange.sites
+        self._require_enough(exchange, len(sites), TrainingError)
+        run = exchange.request.run
+        if run != self._run:
+            self._run = run
+            self._whole = False
             self._chain = ServerChain(self._parties, context_of(self._job, run))
         prepared = set(self._chain.prepared) if self._whole else set()
         self._whole = False
         if not set(sites) <= prepared:
             sites = self._begin(exchange, sites)
-        agreed = (
-            self._metrics.get(task),
-            self._limits.get(task, {}),
-            self._paces.get(task),
-        )
-        terms = wire.Terms(0, (), *agreed, self._history)
-        replies = exchange.task(self._asked(terms), sites=sites)
-        self._enough(exchange, len(replies), TrainingError)
-        told = self._take(exchange, replies, terms)
-        for _ in range(AGAIN):
-            if told.fits():
-                break
-            excluded = told.excluded
-            for site, reason in excluded.items():
-                exchange.refuse(site, reason)
-            terms = told.for_all()
-            sites = tuple(site for site in told.answers if site not in excluded)
-            self._enough(exchange, len(sites), TrainingError)
-            sites = self._begin(exchange, sites)
-            replies = exchange.stage(
-                wire.MASKED, dict.fromkeys(sites, self._asked(terms))
-            )
-            told = self._take(exchange, replies, terms)
-            # the widest are too narrow: so they would be again
-            if told.wide and not terms.limits:
-                for site in sorted(told.wide, key=self._parties.sites.index):
-                    exchange.refuse(site, told.answers.pop(site).again)
-                self._enough(exchange, len(told.answers), TrainingError)
-        for site, reason in told.again.items():
-            exchange.refuse(site, f"site {site!r} could not mask its update: {reason}")
-        if away := sorted(told.before - told.answers.keys()):
-            raise TrainingError(
-                f"{task!r}: a sum of this very task was opened with {', '.join(away)} before the "
-                "fault, and is not opened without: resume when that site is there"
-            )
-        total = self._opened(exchange)
-        self._whole = True
-        told_of = (name for site in total.included for name in told.names(site))
-        metrics = {
-            name: total.metrics[name] for name in told_of if name in total.metrics
-        }
-        self._metrics[task], self._paces[task] = tuple(metrics), slowest(metrics)
-        if self.least == len(self._parties.sites):
-            self._history = _agreed_history(told.answers, self._history)
-        self._limits[task] = limits_after(total)
-        return replace(total, metrics=without(metrics))
+        return sites
 
-    # the stages
+    def _mask_again(self, exchange: Exchange, answers: _Answers) -> _Answers:
+        """Let the sites mask their updates in a new exchange under wider terms."""
+        excluded = answers.excluded
+        for site, reason in excluded.items():
+            exchange.refuse(site, reason)
+        terms = answers.for_all()
+        sites = tuple(site for site in answers.answers if site not in excluded)
+        self._require_enough(exchange, len(sites), TrainingError)
+        sites = self._begin(exchange, sites)
+        attached = dict.fromkeys(sites, self._attach(terms))
+        replies = exchange.stage(wire.MASKED, attached)
+        answers = self._receive(exchange, replies, terms)
+        # The widest limits are too narrow for these sites, and would be again.
+        if answers.wide and not terms.limits:
+            for site in sorted(answers.wide, key=self._parties.sites.index):
+                exchange.refuse(site, answers.answers.pop(site).again)
+            self._require_enough(exchange, len(answers.answers), TrainingError)
+        return answers
+
+    def _finish(self, exchange: Exchange, answers: _Answers, total: Total) -> Total:
+        """Record what later sums depend on; return the total without the classes."""
+        task = exchange.request.task
+        metrics = {}
+        for site in total.included:
+            for name in answers.names(site):
+                if name in total.metrics:
+                    metrics[name] = total.metrics[name]
+        self._metrics[task] = tuple(metrics)
+        self._paces[task] = slowest(metrics)
+        if self.least == len(self._parties.sites):
+            self._history = _majority_history(answers.answers, self._history)
+        self._limits[task] = limits_after(total)
+        return replace(total, metrics=without_classes(metrics))
+
+    # ---- the stages
 
     def _begin(self, exchange: Exchange, sites: tuple[str, ...]) -> tuple[str, ...]:
-        """A fresh exchange: keys, then shares; who is in it."""
-        now, number = self._chain.start(), self._chain.number
-        asked = wire.packed(wire.Stage(number))
-        self._ask(exchange, sites, asked, wire.KEYS, now.add_keys)
-        keys = _closed(now.keys)
-        asked = wire.packed(wire.Stage(number, keys))
-        self._ask(exchange, tuple(keys), asked, wire.SHARES, now.add_shares)
-        _closed(now.boxes)
-        self._enough(exchange, len(now.roster), _Spoilt)
-        return now.roster
+        """Begin an exchange: keys, then shares. Return the sites that are in it."""
+        current = self._chain.start()
+        number = self._chain.number
+        attached = wire.packed(wire.Stage(number))
+        self._ask(exchange, sites, attached, wire.KEYS, current.add_keys)
+        keys = _close(current.keys)
+        attached = wire.packed(wire.Stage(number, keys))
+        self._ask(exchange, tuple(keys), attached, wire.SHARES, current.add_shares)
+        _close(current.boxes)
+        self._require_enough(exchange, len(current.roster), _ExchangeFailed)
+        return current.roster
 
-    def _asked(self, terms: wire.Terms) -> Attached:
-        """What goes to all sites with a task."""
-        now = self._chain.now
-        terms = replace(terms, number=self._chain.number, roster=now.roster)
-        return wire.packed_boxes(terms, now.boxes())
+    def _attach(self, terms: wire.Terms) -> Attached:
+        """Return what all sites receive with a task."""
+        current = self._chain.now
+        terms = replace(terms, number=self._chain.number, roster=current.roster)
+        return wire.packed_boxes(terms, current.boxes())
 
-    def _take(
+    def _receive(
         self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms
-    ) -> _Told:
-        """Add masked updates; what each site says of its own."""
+    ) -> _Answers:
+        """Add the masked updates; return what each site answered about its own."""
         is_recorded = partial(self._record.has, exchange.request)
-        told = _Told(terms, self._parties.threshold, is_recorded)
-        for site, attached in _given(exchange, replies):
+        answers = _Answers(terms, self._parties.threshold, is_recorded)
+        for site, attached in _in_order(exchange, replies):
             try:
                 _require_only(site, attached, "words")
                 answer = wire.read(wire.Masking, attached.facts)
@@ -698,42 +677,43 @@ class SecureSum(Summing):
                     message = wire.masked_in(answer, attached)
                     _require_own(site, message.site)
                     self._chain.add_masked(message)
-                told.answers[site] = answer
+                answers.answers[site] = answer
             except RefusedError as error:
                 exchange.refuse(site, str(error))
-        return told
+        return answers
 
-    def _opened(self, exchange: Exchange) -> Total:
-        """Close the updates, and open their sum."""
-        chain, number = self._chain, self._chain.number
+    def _open(self, exchange: Exchange) -> Total:
+        """Close the exchange for updates, and open their sum."""
+        chain = self._chain
+        number = chain.number
         heard = chain.now.heard
-        self._enough(exchange, len(heard), _Spoilt)
-        # below the threshold: sites differ, as they will again
+        self._require_enough(exchange, len(heard), _ExchangeFailed)
         requests, keys = chain.requests()
-        opening = survivors = chain.now.survivors
+        survivors = chain.now.survivors
+        opening = survivors
         for site in heard:
             if site not in survivors:
                 exchange.refuse(
                     site, f"site {site!r} laid its update out as the others did not"
                 )
-        self._enough(exchange, len(survivors), TrainingError)
+        # With too few survivors the sites differ, as they would in a new exchange.
+        self._require_enough(exchange, len(survivors), TrainingError)
         if self._parties.confirmed:
-            asked, add = (
-                wire.packed_requests(number, {}, requests),
-                chain.now.add_confirm,
+            attached = wire.packed_requests(number, {}, requests)
+            heard = self._ask(
+                exchange, survivors, attached, wire.CONFIRM, chain.now.add_confirm
             )
-            heard = self._ask(exchange, survivors, asked, wire.CONFIRM, add)
-            # nobody waits for the others
-            opening = tuple(filter(heard.__contains__, survivors))
+            # Sites that did not confirm are not waited for again.
+            opening = tuple(site for site in survivors if site in heard)
             requests = chain.requests()[0]
-        asked = wire.packed_requests(number, keys, requests)
+        attached = wire.packed_requests(number, keys, requests)
         self._record.add(exchange.request, survivors)
-        self._ask(exchange, opening, asked, wire.UNMASK, chain.add_unmask)
-        now = chain.now
-        total = _closed(chain.total, exchange.reasons)
-        for site, of in now.doubtful:
+        self._ask(exchange, opening, attached, wire.UNMASK, chain.add_unmask)
+        current = chain.now
+        total = _close(chain.total, exchange.reasons)
+        for site, owner in current.doubtful:
             logger.warning(
-                "site %r or %r: a wrong share of the secret of %r", site, of, of
+                "site %r or %r: a wrong share of the secret of %r", site, owner, owner
             )
         return total
 
@@ -741,64 +721,67 @@ class SecureSum(Summing):
         self,
         exchange: Exchange,
         sites: tuple[str, ...],
-        asked: Attached,
+        attached: Attached,
         stage: str,
         add: Callable[[Any], None],
     ) -> tuple[str, ...]:
-        """One stage; one message that is wrong costs its site the exchange.
+        """Run one stage; a site with a wrong message is left out of the exchange.
 
-        Who answered.
+        Returns:
+            The sites that answered.
         """
         least = self.least if stage in (wire.CONFIRM, wire.UNMASK) else None
-        replies = exchange.stage(stage, dict.fromkeys(sites, asked), least=least)
-        for site, attached in _given(exchange, replies):
+        replies = exchange.stage(stage, dict.fromkeys(sites, attached), least=least)
+        for site, answer in _in_order(exchange, replies):
             try:
-                _require_only(site, attached)
-                message = wire.read(wire.ANSWERS[stage], attached.facts)
+                _require_only(site, answer)
+                message = wire.read(wire.ANSWERS[stage], answer.facts)
                 _require_own(site, message.site)
                 add(message)
             except RefusedError as error:
                 exchange.refuse(site, str(error))
         return tuple(replies)
 
-    def _enough(
+    def _require_enough(
         self, exchange: Exchange, count: int, error: type[TrainingError]
     ) -> None:
+        """Raise `error` if too few sites can be added."""
         if count < exchange.least:
             reasons = f": {exchange.reasons}" if exchange.reasons else ""
             raise error(
-                f"{exchange.request.task!r}: {count} sites can be added under the secure sum, "
-                f"{exchange.least} are needed{reasons}; nothing was opened"
+                f"{exchange.request.task!r}: {count} sites can be added under the "
+                f"secure sum, {exchange.least} are needed{reasons}; nothing was opened"
             )
 
 
-def _given(
+def _in_order(
     exchange: Exchange, replies: Mapping[str, Reply]
 ) -> Iterator[tuple[str, Attached]]:
-    """What the sites that answered attached, in the fixed order."""
-    return (
-        (site, replies[site].attached) for site in exchange.sites if site in replies
-    )
+    """Yield what the sites that answered attached, in the fixed order."""
+    for site in exchange.sites:
+        if site in replies:
+            yield site, replies[site].attached
 
 
-def _closed(close: Callable[[], R], reasons: str = "") -> R:
-    """The end of a stage. Too few messages of it are reason to begin afresh."""
+def _close(close: Callable[[], R], reasons: str = "") -> R:
+    """End a stage. If it has too few messages, a new exchange may succeed."""
     try:
         return close()
     except TrainingError as error:
-        raise _Spoilt(f"{error} ({reasons})" if reasons else str(error)) from error
+        message = f"{error} ({reasons})" if reasons else str(error)
+        raise _ExchangeFailed(message) from error
 
 
-def _agreed_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
+def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
     """Return the history that more than half of the sites report after an opened sum.
 
-    All sites that masked for one question have one history, but its masks do not cover
-    what a site says of it here. A single site's word would give a site that lost its
-    disk a history that fits nobody, and the next sum would fail.
+    All sites that masked for one question have one history, but the masks do not cover
+    what a site reports of it here. If one site's word counted, a site that lost its
+    disk could adopt a history that fits nobody, and the next sum would fail.
 
     Args:
         answers: What each site of the sum reported.
-        before: The history that is kept where no majority reports one.
+        before: The history to return if no majority reports one.
     """
     if not answers:
         return before
@@ -815,13 +798,12 @@ def _agreed_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes
 
 
 def _require_known_names(site: str, answer: wire.Masking) -> None:
-    """Refuse counts that are too many, or that are named like the engine's own and are
-    not."""
+    """Refuse too many counts, and counts with names that belong to the engine."""
     names = answer.names or ()
     if len(names) > MOST_NAMES or sum(map(len, names)) > MOST_LETTERS:
         raise RefusedError(
-            f"site {site!r} sent more than {MOST_NAMES:,} counts, or {MOST_LETTERS:,} characters "
-            "of their names"
+            f"site {site!r} sent more than {MOST_NAMES:,} counts, or {MOST_LETTERS:,} "
+            "characters of their names"
         )
     for name in names:
         if name.startswith(PACE) and name not in PACES:
@@ -834,14 +816,15 @@ def _require_known_names(site: str, answer: wire.Masking) -> None:
             )
 
 
-def _require_own(site: str, named: str) -> None:
-    if named != site:
+def _require_own(site: str, sender: str) -> None:
+    """Refuse a message that names another site as its sender."""
+    if sender != site:
         raise RefusedError(
-            f"site {site!r} sent a message of the secure sum as {named!r}"
+            f"site {site!r} sent a message of the secure sum as {sender!r}"
         )
 
 
 def _require_only(site: str, attached: Attached, *names: str) -> None:
-    """What the step needs; how long it may be is the engine's business."""
+    """Refuse attached tensors that the stage does not need."""
     if attached.tensors.keys() - set(names):
         raise RefusedError(f"site {site!r} sent more than a message of the secure sum")

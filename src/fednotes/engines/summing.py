@@ -44,14 +44,13 @@ def expected_layout(
             otherwise the most frequent layout is, and of equally frequent ones that of
             the first update.
     """
-    layouts = []
-    for update in updates:
-        layouts.append(
-            {
-                name: (tuple(value.shape), value.dtype)
-                for name, value in update.tensors.items()
-            }
-        )
+    layouts = [
+        {
+            name: (tuple(value.shape), value.dtype)
+            for name, value in update.tensors.items()
+        }
+        for update in updates
+    ]
     if known is not None and known in layouts:
         return known
     counts = Counter(

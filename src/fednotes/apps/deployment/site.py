@@ -62,10 +62,11 @@ from fednotes.core.store import private_folder, replace_file, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
+from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost, explained
 from fednotes.engines.launch import Setup
-from fednotes.engines.secure import AnswerTimes, SecureSeal
+from fednotes.engines.secure import SecureSeal
 from fednotes.jobs.card import SCORES_FILE, OwnRun, write_cards
 from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job import Job
@@ -154,7 +155,7 @@ def _open_host(setup: Setup) -> SiteHost:
             job=participation.fingerprint,
             threshold=least,
             identity=setup.identity,
-            kept=setup.state / "site" / OPENED,
+            record=setup.state / "site" / OPENED,
         )
     pace = None
     if file.policy.steady_replies:

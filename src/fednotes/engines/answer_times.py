@@ -1,0 +1,126 @@
+"""When a site answers under a secure sum, so that its speed tells nothing of its notes.
+
+The site that answers first would have the fewest notes. So sites hold their answers
+back until the end of a class of times, 2^(k/2) / 16 seconds, which all sites share: the
+class of the slowest site in the last sum of the task. Each site adds a 1 under its own
+class to that sum.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+PACE = "@time "  # first characters of the names of the counts that stand for classes
+CLASSES = 36  # the last class ends after three hours
+PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))  # count names by class
+WINDOW = 8  # last answers that decide a task's class; a longer pause is forgotten
+MARGIN = 1.25  # factor for the next answer, which may take a little longer
+SETTLED = 3  # answers after which an honest server's class is never below a site's own
+WARY = 64  # answers for which a site distrusts a server that sent such a class
+
+
+def seconds_of(level: int) -> float:
+    """Return the end of a class in seconds."""
+    return float(2.0 ** (level / 2) / 16)
+
+
+def class_of(seconds: float) -> int:
+    """Return the first class that ends no earlier than a time."""
+    level = math.ceil(2 * math.log2(max(seconds, 1e-9) * 16) - 1e-9)
+    return min(CLASSES - 1, max(0, level))
+
+
+def last_class_within(seconds: float) -> int:
+    """Return the last class that ends no later; the first class if all end later."""
+    return max(
+        (level for level in range(CLASSES) if seconds_of(level) <= seconds), default=0
+    )
+
+
+def slowest(metrics: Mapping[str, float]) -> int | None:
+    """Return the highest class that any site reported in a sum; None if none did."""
+    reported = [PACES.index(name) for name in PACES if metrics.get(name)]
+    return max(reported, default=None)
+
+
+def without_classes(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the method's own counts."""
+    return {name: count for name, count in metrics.items() if not name.startswith(PACE)}
+
+
+class AnswerTimes:
+    """Holds the answers of one site back.
+
+    Three answers wait longer, until the end of the next interval of 4^k / 16 seconds:
+    the first one of a task, for which no class is known; one whose class from the
+    server is below the site's own, as a dishonest server may send it; and one that is
+    too late for its class. After a class below its own, a site keeps to these longer
+    intervals for a while, so that a server gains little by trying one class after the
+    other.
+
+    Args:
+        clock: Returns the time in seconds; tests have their own.
+        sleep: Waits for so many seconds; tests have their own.
+        longest: Seconds after which no answer waits for slower sites. A site that
+            reports a class of hours can thus delay the others no more than by answering
+            late itself.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        longest: float = math.inf,
+    ) -> None:
+        self.clock = clock
+        self._sleep = sleep
+        self._max_class = last_class_within(longest)
+        self._durations: dict[str, deque[float]] = {}  # of the last answers, by task
+        self._wary: dict[str, int] = {}  # answers for which a site is wary, by task
+
+    def counts(self, task: str, seconds: float) -> dict[str, float]:
+        """Return what the site adds to the sum: 1 under its class, 0 under the others.
+
+        Args:
+            task: The task.
+            seconds: The time that the task has taken so far.
+        """
+        own = self._class(task, seconds)
+        if self._wary.get(task):
+            own = _coarse(own)
+        return {name: float(level == own) for level, name in enumerate(PACES)}
+
+    def wait(self, task: str, begun: float, told: int | None) -> None:
+        """Hold the answer to a task back.
+
+        Args:
+            task: The task.
+            begun: When its request came, by `clock`.
+            told: The class of the slowest site; None if it is not known.
+        """
+        duration = self.clock() - begun
+        own = self._class(task)
+        durations = self._durations.setdefault(task, deque(maxlen=WINDOW))
+        if told is not None and told < own and len(durations) >= SETTLED:
+            self._wary[task] = WARY
+        durations.append(duration)
+
+        level = -1 if told is None else min(told, self._max_class)
+        wary = self._wary.get(task, 0)
+        if level < own or duration > seconds_of(level) or wary:
+            level = max(level, _coarse(max(own, class_of(duration))))
+        self._wary[task] = max(0, wary - 1)
+        while (seconds_left := begun + seconds_of(level) - self.clock()) > 0:
+            self._sleep(seconds_left)
+
+    def _class(self, task: str, seconds: float = 0.0) -> int:
+        """Return the class of the slowest of the last answers, with a margin."""
+        return class_of(MARGIN * max(seconds, *self._durations.get(task, ()), 0.0))
+
+
+def _coarse(level: int) -> int:
+    """Return the next class whose end is a power of four, divided by 16."""
+    return 4 * math.ceil(level / 4)
