@@ -1,4 +1,4 @@
-"""Codes and categories: against the rules written out by hand and NumPy-free loops."""
+"""Codes and categories, compared with rules written by hand and with plain loops."""
 
 from __future__ import annotations
 
@@ -92,8 +92,7 @@ def test_the_rule_of_each_system() -> None:
 
 
 def test_a_job_may_name_what_codes_begin_with() -> None:
-    """Every text of up to three characters, and longer ones, against the codes written
-    out."""
+    """Texts of up to three characters and longer ones are compared with all codes."""
     categories = [f"{n:03d}" for n in range(1000)] + [f"V{n:02d}" for n in range(100)]
     codes = {
         code + more for code in categories for more in ("", *_digits(1), *_digits(2))
@@ -236,8 +235,7 @@ def test_the_public_lists_hold_each_category_once() -> None:
 
 
 def test_the_matrix_against_a_loop() -> None:
-    """Present where any code is of the category, absent where others are, else
-    unlabelled."""
+    """The expected matrix comes from a loop over patients, codes and outputs."""
     coded = _patients(150, 1)
     patients = [*coded, "uncoded"]
     outputs = sorted({category(code) for codes in coded.values() for code in codes})[2:]
@@ -275,8 +273,7 @@ def test_held_out_codes_are_gone_and_their_patients_are_not() -> None:
 
 @pytest.mark.parametrize("system", ["condition", "procedure"])
 def test_a_concept_is_itself_alone(system: str) -> None:
-    """3 begins 316866 and has nothing to do with it; a CPT code is whole with five
-    characters."""
+    """3 begins 316866 but is another concept; a CPT code has five characters."""
     codes = {"a": {f"{system}:316866", "cpt:99254"}, "b": {f"{system}:3", "cpt:99255"}}
     remaining, counts = hold_out(codes, [f"{system}:3", "cpt:99254"])
     assert remaining == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
@@ -300,8 +297,7 @@ def test_phenotypes_by_codes() -> None:
 
 @pytest.mark.corpora
 def test_outputs_of_the_demo_patients(corpora: Path) -> None:
-    """Against a loop over rows; the agreed list of a split hospital is that of the
-    whole."""
+    """A loop over rows gives the counts; parts of a hospital agree on its outputs."""
     codes = read_mimic(corpora / "mimic_iii_demo").codes
     names = public_categories()
     totals = dict(zip(names, category_counts(codes, names).tolist(), strict=True))

@@ -1,5 +1,4 @@
-"""Bags and cohorts: against lists of lists in plain Python; nothing is lost, nobody is
-twice."""
+"""Bags and cohorts, compared with lists of lists; no patient is lost or repeated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Jobs on patients: from notes, codes and labels in files to each site's patients.
+"""Jobs on patients: files of notes, codes and labels become the patients of each site.
 
-Expected values are read off small files written here, or are identities (silos together
-are the whole).
+The expected values are read off small files that are written here, or are identities:
+all silos together have the patients of the site.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A dictionary of four terms; 30 patients with notes, most of them with MIMIC-III's
-    codes.
+    """Write a dictionary of four terms, and 30 patients with notes and MIMIC-III codes.
 
-    Patient i has i % 4 mentions. Every third has hypertension (401); patients 0 to 4
-    are uncoded, and code tables know three patients without notes.
+    Patient i has i % 4 mentions. Every third has hypertension (401). Patients
+    0 to 4 have no codes, and three patients in the tables of codes have no notes.
     """
     write_terms(tmp_path, *TERMS)
     write_notes(tmp_path / "notes.csv", range(30))
@@ -188,8 +187,10 @@ def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
 def test_ids_that_cross_between_sites_are_counted(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By plain loops over ids: b shares ten ids with a, c ten with b, which are renamed
-    there; d none. `check` warns of them."""
+    """Plain loops count ids: b shares ten with a, c ten with b, and d none.
+
+    `check` warns of them.
+    """
     numbers = {
         "a": range(30),
         "b": range(20, 50),
@@ -381,8 +382,7 @@ def test_ctakes_output_in_place_of_notes(place: Path) -> None:
 def test_codiesp(
     corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """750 cases, 104 without a concept that holds for the patient; counts of codes by
-    grep.
+    """Of 750 cases, 104 have no concept that holds for the patient; grep counts codes.
 
     grep -cP '^\\S+\\ti10$' codiesp/train/trainD.tsv → 77 of 500, dev 39 of 250.
     """
@@ -476,8 +476,7 @@ def of_vectors(
 
 
 def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
-    """Indices and numbers as they were written, the dictionary's order; other words
-    left out."""
+    """Vectors follow the order of the dictionary; other words are left out."""
     vectors_job, loaded = of_vectors(place, LINES)
     assert len(loaded.data) == 2
     for site in loaded.data:
@@ -516,8 +515,7 @@ def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
 
 
 def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An encoder that gives each word its length: a patient is the mean, worked out
-    here."""
+    """The encoder gives each word its length; the mean is worked out here."""
 
     class Lengths:
         fingerprint, layers, dim = "lengths", 1, 2

@@ -1,8 +1,7 @@
-"""Jobs on patients: parts and silos hang on the job's seed; sites with nothing to train
-run.
+"""Jobs on patients: the seed decides on parts and silos; sites may have nothing to train.
 
-Expected values are counts of the files written here, `data.cohort.deal` on what the
-same job without silos has, and runs that must or must not be equal.
+The expected values are counts of files that are written here, and what `cohort.deal`
+makes of the patients of the same job without silos.
 """
 
 from __future__ import annotations
@@ -111,8 +110,7 @@ def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
 
 
 def test_only_training_patients_lose_their_labels(place: Path) -> None:
-    """A third of the training labels, drawn by the seed; valid and test keep all of
-    theirs."""
+    """A third of the training labels stays; valid and test patients keep all labels."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.3}
     (complete,) = sites_of(place, sites={"a": site})
     (part,) = sites_of(place, sites={"a": {**site, "labelled": 1 / 3}})
@@ -144,8 +142,7 @@ def curves(folder: Path, part: str) -> list[dict[str, Any]]:
 
 
 def judged_alone(place: Path) -> dict[str, dict[str, Any]]:
-    """Three sites with a test part: all known; codes of test patients alone; labels
-    likewise."""
+    """Return sites: complete, with codes, or with labels, of test patients only."""
     for kind, first in (("uncoded", 100), ("unjudged", 200)):
         write_notes(place / f"{kind}.csv", range(first, first + 30))
         write_notes(place / f"{kind}_test.csv", range(first + 30, first + 50))
@@ -165,8 +162,7 @@ def judged_alone(place: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
-    """Federated and pooled: every site is judged on both stages; curves have no loss of
-    none."""
+    """Federated and pooled, every site is scored on both stages."""
     sites = judged_alone(place)
     summary = run(place, sites, conditions=["federated", "pooled"])
     for name in sites:

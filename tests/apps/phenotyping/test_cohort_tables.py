@@ -1,8 +1,7 @@
-"""A hospital's own tables in a job on patients: codes, judged labels; scores against a
-table.
+"""A hospital's own tables of codes and labels, in jobs and in scores.
 
-Expected values are read off small files written here: patient i names term i % 3 in the
-notes.
+The expected values are read off small files that are written here. The notes of patient
+i name term i % 3.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ Run = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """30 patients with notes, 4 more in a test part; all but 0 and 1 coded; labels of 0
-    to 31.
+    """Write 30 patients with notes, 4 more in a test part, and their codes and labels.
 
-    codes.csv: a row a patient, MIMIC-IV's columns under other names; patient 99 has no
-        notes.
-    labels.csv: long; gout where the notes name it, asthma of every second patient; one
-    pair twice, one damaged row; patients 98 and 99 have no notes.
+    All but patients 0 and 1 have codes; patients 0 to 31 have labels. codes.csv has a
+    row per patient, with MIMIC-IV's columns under other names; patient 99 has no notes.
+    labels.csv is long: gout where the notes name it, asthma for every second patient;
+    one pair is labelled twice, one row is damaged; patients 98 and 99 have no notes.
     """
     write_terms(tmp_path, *TERMS)
     for name, numbers in (("notes", range(30)), ("test", range(30, 34))):

@@ -1,5 +1,8 @@
-"""Matching terms in texts: against a brute-force matcher, offsets, bags, pools, the
-cache; what a context says, by NegEx's and ConText's definitions; cTAKES' output."""
+"""Terms in texts, their context, bags of concepts, and the output of cTAKES.
+
+Matches are compared with a brute-force matcher. The expected contexts follow the
+definitions of NegEx and ConText.
+"""
 
 from __future__ import annotations
 
@@ -148,8 +151,7 @@ def test_finds_what_brute_force_finds(seed: int) -> None:
 
 
 def test_terms_that_begin_and_end_alike() -> None:
-    """Against `brute`, where failure links matter: the library's own longest match
-    misses some."""
+    """Compared with `brute`; the library's own longest match misses some of these."""
     rng = random.Random(0)
     for _ in range(300):
         terms = [
@@ -450,8 +452,7 @@ Prophylaxis against [thrombosis]
 
 
 def cases(table: str) -> list[str]:
-    """One case a line; a line that is indented or begins a new block belongs to the one
-    before."""
+    """Return the cases of a table; an indented line continues the case before it."""
     sentences: list[str] = []
     for line in table.strip().split("\n"):
         if sentences and "[" not in sentences[-1]:
@@ -498,8 +499,7 @@ def test_each_mention_of_a_text_has_its_own() -> None:
 
 
 def test_saved_models_know_these_rules() -> None:
-    """Models and caches name the hash of all phrases: another order of them is another
-    one."""
+    """Models and caches name the digest of all phrases, which their order changes."""
     assert fingerprint_of_rules() == (
         "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
     )

@@ -1,4 +1,4 @@
-"""The tables of jobs on patients, and how a mistake in them is told."""
+"""The tables of jobs on patients, and the messages about mistakes in them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Judged phenotypes: tables and the obesity challenge's XML, against hand-written
-files, labels drawn here and ElementTree."""
+"""Labels from tables and from the obesity challenge.
+
+The expected labels are drawn here, written by hand, or read by ElementTree.
+"""
 
 from __future__ import annotations
 
@@ -245,8 +247,7 @@ def _judged(**sources: dict[str, dict[str, str]]) -> str:
 
 @pytest.fixture
 def challenge(file: File, tmp_path: Path) -> Path:
-    """A folder as the challenge has it: two files of training texts, an addendum, a
-    test part."""
+    """Write a folder like that of the challenge, with an addendum and a test part."""
     for name, content in {
         "patient_records_training": _texts(
             ("1", "Obese , BP &lt; 140 &amp; well ."), ("2", "No asthma .")

@@ -1,6 +1,6 @@
-"""A patient as bytes: two are equal in a view where it leaves out how they differ.
+"""Patients as bytes: two are equal in a view that leaves out how they differ.
 
-How many patients differ is counted by hand.
+The number of patients who differ is counted by hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two phenotyping models on the same test patients; classifiers are set by hand."""
+"""Two phenotyping models are compared; their classifiers are set by hand."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def side(run: Path, sites: Sequence[SitePatients], condition: str) -> Side:
 def compared(
     a: Side, b: Side, samples: int, metric: str = "strict"
 ) -> dict[str, Bootstrap]:
-    """Each site's test, after a look at both sides' measures: their F1 is what is
-    tested."""
+    """Return the test of each site, after checking that it tests the sides' F1."""
     tests = compare_patients(a, b, samples, metric)
     for each in tests.values():
         if each.scores is not None:
@@ -42,8 +41,7 @@ def compared(
 
 
 def machine(folder: Path, columns: dict[int, int]) -> None:
-    """A model that finds disease d where one of ten concepts from `columns[d]` on is
-    there."""
+    """Save a model that finds disease d by ten concepts from `columns[d]` on."""
     machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
     for disease, block in columns.items():
         machines.weight[block : block + 10, disease] = 10
@@ -56,8 +54,7 @@ GOOD, POOR = {0: 0, 1: 10, 2: 20}, {0: 0, 1: 10}
 
 
 def shares(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
-    """(patients, diseases) how much of a patient such a model counts, by a loop over
-    patients."""
+    """Return the (patients, diseases) shares that such a model counts, by a loop."""
     out = np.zeros((len(cohort), 3))
     assert isinstance(cohort.bags, Bags)
     for row in range(len(cohort)):
@@ -100,10 +97,7 @@ def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
 
 
 def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
-    """One model a side: one row.
-
-    A model a site: also the mean of the sites' macro F1s.
-    """
+    """One model per side gives one row; one per site adds the mean of the macro F1s."""
     first, second = sites_of(2)
     sites, run = (first, replace(second, test=first.test)), tmp_path / "run"
     machine(run / "federated/model", GOOD)

@@ -1,5 +1,4 @@
-"""A phenotyping model as a folder; its recipe gives the numbers of training again, and
-says where its dictionary is another one."""
+"""Saved phenotyping models, and the recipes that make the same features again."""
 
 from __future__ import annotations
 
@@ -235,8 +234,7 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
 def test_impossible_facts_are_named(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    """Under a checksum that fits, computed here: what is wrong is said, and in which
-    folder."""
+    """The checksum fits, so the message is about the fact, and names the folder."""
     folder = tmp_path / "m"
     model().save(folder)
     path = folder / "phenotyper.json"
@@ -379,8 +377,7 @@ class Encoder:
 def test_vectors_are_kept_and_named_by_their_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean over notes of the mean over words, by hand: ((3+4+3+1+5+1)/6 +
-    (2+4+1)/3) / 2."""
+    """Expected by hand: ((3+4+3+1+5+1)/6 + (2+4+1)/3) / 2."""
     encoder = Encoder()
     monkeypatch.setattr(
         "fednotes.apps.phenotyping.features.load_encoder", lambda spec: encoder

@@ -1,5 +1,4 @@
-"""A phenotyping model as scikit-learn's pipeline: the same probabilities, nothing to be
-trusted."""
+"""A phenotyping model as a scikit-learn pipeline gives the same probabilities."""
 
 from __future__ import annotations
 

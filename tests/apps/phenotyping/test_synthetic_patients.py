@@ -1,5 +1,4 @@
-"""Generated patients: seeded, of every kind that the demonstration needs, with findable
-terms."""
+"""Generated patients depend on the seed, differ between sites, and can be matched."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def test_equal_arguments_give_equal_patients() -> None:
 
 
 def test_sizes_and_kinds() -> None:
-    """Counted here: sites differ in size and in what is common; each label and 40
-    categories."""
+    """Sites differ in size and conditions; every label and 40 categories occur."""
     sites = [generate(f"site{at}", 600, 1) for at in (1, 2, 3)]
     sizes = [len(s.notes) for s in sites]
     assert len(set(sizes)) == 3

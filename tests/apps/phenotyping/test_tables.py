@@ -1,4 +1,4 @@
-"""Tables of codes, against hand-written files and the standard library's csv module."""
+"""Tables of codes, compared with files written by hand and with the csv module."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def test_packed_with_other_columns_quotes_and_line_ends(file: File) -> None:
 
 
 def test_each_row_may_name_its_system(file: File) -> None:
-    """Names as registries, OMOP and FHIR write them; rows that name none are of
-    `system`."""
+    """Systems are named as in registries, OMOP and FHIR; the default is `system`."""
     named = [
         *(("icd10", "I10", "icd10:I10"), ("ICD-10-CM", "E11.9", "icd10:E119")),
         *(("ICD10PCS", "0DTJ4ZZ", "icd10pcs:0DTJ4ZZ"), ("ICD9CM", "0389", "icd9:0389")),
@@ -112,8 +111,7 @@ PROCEDURES_IV = {"1": {"icd9proc:3605", "icd10pcs:0DTJ4ZZ"}}
 def test_tables_of_mimic_iv(
     file: File, text: str, name: str, system: str, codes: dict[str, set[str]]
 ) -> None:
-    """3605 is a code of diagnoses and of procedures: the file's name, or the system,
-    says it."""
+    """3605 is a code of both kinds: the name of the file or `system` decides."""
     assert read_codes(file(text, name), system).codes == codes
 
 
