@@ -38,7 +38,7 @@ def refused(path: Path, message: str, format: str | None = None) -> None:
     assert "\n" not in str(caught.value)
     problems = Problems()
     list(stream(path, problems, format))
-    assert any(message.replace("\\", "") in str(found) for found in problems.listed)
+    assert any(message.replace("\\", "") in str(actual) for actual in problems.listed)
 
 
 @pytest.mark.parametrize("packed", PACKING)
@@ -121,7 +121,7 @@ def test_documents_of_an_impossible_size_are_left_out_and_named(
     path.write_text("\n".join((good, long, many)))
     documents, problems = examine(path)
     assert len(documents) == 1
-    assert [(found.line, found.message) for found in problems.listed] == [
+    assert [(actual.line, actual.message) for actual in problems.listed] == [
         (2, "the document has more than 1,000 characters: cut it into notes"),
         (3, "the document has more than 10 mentions: is it one note?"),
     ]

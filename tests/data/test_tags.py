@@ -118,26 +118,26 @@ def test_encode_of_any_flat_spans(tokens: np.ndarray, data: st.DataObject) -> No
         touched = [
             i for i, (a, b) in enumerate(tokens) if span.start < b and a < span.end
         ]
-        own = [i for i in touched if owner[i] == k]
-        if own:
-            place = int(tokens[own[0], 0]), int(tokens[own[-1], 1])
+        owned = [i for i in touched if owner[i] == k]
+        if owned:
+            place = int(tokens[owned[0], 0]), int(tokens[owned[-1], 1])
             expected.append(Span(*place, span.label))
             exact = place == (span.start, span.end)
             counts[
-                "shortened" if own != touched else "exact" if exact else "snapped"
+                "shortened" if owned != touched else "exact" if exact else "snapped"
             ] += 1
         else:
             counts["gone"] += 1
     tagset = TagSet(TYPES, "BIOES")
-    ids, found = encode(spans, tokens, tagset)
+    ids, actual = encode(spans, tokens, tagset)
     assert decode(ids, tokens, tagset) == expected
-    assert found.spans == len(spans)
-    assert (found.exact, found.snapped, found.shortened) == (
+    assert actual.spans == len(spans)
+    assert (actual.exact, actual.snapped, actual.shortened) == (
         counts["exact"],
         counts["snapped"],
         counts["shortened"],
     )
-    assert found.merged + found.lost == counts["gone"]
+    assert actual.merged + actual.lost == counts["gone"]
 
 
 def test_a_collision_is_counted_as_what_it_is() -> None:
@@ -180,12 +180,12 @@ def test_runs_equal_seqeval(scheme: Scheme, data: st.DataObject) -> None:
     """seqeval's `get_entities` ports conlleval: any tag sequence, legal or not."""
     tagset = TagSet(TYPES, scheme)
     tags = data.draw(st.lists(st.sampled_from(tagset.tags), max_size=14))
-    found = find_spans(
+    actual = find_spans(
         np.array([tagset.tags.index(t) for t in tags], dtype=np.int64), tagset
     )
     rows = [
         (TYPES[k], a, b - 1)
-        for a, b, k in zip(*map(np.ndarray.tolist, found), strict=True)
+        for a, b, k in zip(*map(np.ndarray.tolist, actual), strict=True)
     ]
     assert rows == get_entities(tags)
 
@@ -252,7 +252,7 @@ def _brute(spans: list[Span], rule: FlattenRule) -> tuple[list[Span], FlattenCou
             elif not inside(a, b) and not inside(b, a):
                 crossing.add(a)
     if rule == "drop":
-        kept = [
+        flat_spans = [
             Span(s.start, s.end, s.label) for s in order if s not in touched | broken
         ]
     else:
@@ -262,20 +262,20 @@ def _brute(spans: list[Span], rule: FlattenRule) -> tuple[list[Span], FlattenCou
             for s in order
         ]
         left = sorted(flat, key=lambda s: (-(s.end - s.start), s.start, s.label))
-        kept = []
+        flat_spans = []
         while left:
             best = left[0]
-            kept.append(Span(best.start, best.end, best.label))
+            flat_spans.append(Span(best.start, best.end, best.label))
             left = [s for s in left if not overlap(s, best)]
     counts = FlattenCounts(
         len(spans),
-        len(kept),
+        len(flat_spans),
         len(spans) - len(unique),
         len(nested),
         len(crossing),
         len(broken),
     )
-    return sorted(kept), counts
+    return sorted(flat_spans), counts
 
 
 @pytest.mark.parametrize("rule", ["outermost", "first_fragment", "drop"])
@@ -283,10 +283,10 @@ def _brute(spans: list[Span], rule: FlattenRule) -> tuple[list[Span], FlattenCou
 @given(spans=SPANS)
 def test_flatten_equals_brute_force(rule: FlattenRule, spans: list[Span]) -> None:
     """See `_brute`; and what comes out is flat, continuous and in order."""
-    found, counts = flatten(spans, rule)
-    assert (list(found), counts) == _brute(spans, rule)
-    assert all(a.end <= b.start for a, b in pairwise(found))
-    assert not any(span.fragments for span in found)
+    actual, counts = flatten(spans, rule)
+    assert (list(actual), counts) == _brute(spans, rule)
+    assert all(a.end <= b.start for a, b in pairwise(actual))
+    assert not any(span.fragments for span in actual)
 
 
 def test_relabel_maps_drops_and_keeps() -> None:
@@ -296,8 +296,8 @@ def test_relabel_maps_drops_and_keeps() -> None:
     first, second = relabel(documents, {"ADR": "ADE", "WD": ""}, None)
     assert first.spans == (Span(0, 1, "ADE"), Span(1, 2, "Drug", ((1, 2),)))
     assert second is documents[1]
-    kept = relabel(documents, {"ADR": "ADE"}, {"ADE"})
-    assert [d.spans for d in kept] == [(Span(0, 1, "ADE"),), ()]
+    only_ade = relabel(documents, {"ADR": "ADE"}, {"ADE"})
+    assert [d.spans for d in only_ade] == [(Span(0, 1, "ADE"),), ()]
     assert types_of(documents) == ("ADR", "Drug", "WD")
 
 
@@ -325,7 +325,7 @@ def misfit(draw: Callable[[int], TagSets], exact: Exact, draws: int) -> float:
 
 
 def in_order(types: str, sets: list[set[str]]) -> TagSets:
-    return tuple(tuple(t for t in types if t in own) for own in sets)
+    return tuple(tuple(t for t in types if t in site_types) for site_types in sets)
 
 
 def deals(types: str, sizes: tuple[int, ...]) -> Iterator[TagSets]:
@@ -337,14 +337,17 @@ def deals(types: str, sizes: tuple[int, ...]) -> Iterator[TagSets]:
 
 
 def exact_disjoint(types: str, all_sizes: list[tuple[int, ...]]) -> Exact:
-    found = Counter(deal for sizes in all_sizes for deal in deals(types, sizes))
-    return {deal: Fraction(n, found.total()) for deal, n in found.items()}
+    actual = Counter(deal for sizes in all_sizes for deal in deals(types, sizes))
+    return {deal: Fraction(n, actual.total()) for deal, n in actual.items()}
 
 
 def exact_appendix_d(types: str, sites: int) -> Exact:
     """Every path through Appendix D's text with its probability, as a tree."""
-    own = list(permutations(types, sites))
-    paths = {(u, in_order(types, [{t} for t in u])): Fraction(1, len(own)) for u in own}
+    unique_types = list(permutations(types, sites))
+    paths = {
+        (u, in_order(types, [{t} for t in u])): Fraction(1, len(unique_types))
+        for u in unique_types
+    }
     for label in types:
         grown: dict[tuple[tuple[str, ...], TagSets], Fraction] = {}
         for (unique, sets), p in paths.items():
@@ -382,12 +385,14 @@ def test_disjoint_sets_have_no_type_in_common(
             draw_disjoint(types, sites, per_site, seed)
         return
     sets = draw_disjoint(types, sites, per_site, seed)
-    named = [t for own in sets for t in own]
+    named = [t for site_types in sets for t in site_types]
     assert len(sets) == sites
     assert len(named) == len(set(named)) == (sites * per_site or number)
-    sizes = {len(own) for own in sets}
+    sizes = {len(site_types) for site_types in sets}
     assert sizes == {per_site} if per_site else max(sizes) - min(sizes) <= 1
-    assert all(list(own) == [t for t in types if t in own] for own in sets)
+    assert all(
+        list(site_types) == [t for t in types if t in site_types] for site_types in sets
+    )
     assert sets == draw_disjoint(types, sites, per_site, seed)
 
 
@@ -402,16 +407,18 @@ def test_appendix_d_gives_each_site_a_type_of_its_own(
             draw_appendix_d(types, sites, seed)
         return
     sets = draw_appendix_d(types, sites, seed)
-    times = Counter(t for own in sets for t in own)
+    times = Counter(t for site_types in sets for t in site_types)
     assert set(times) == set(types)
     assert set(times.values()) <= {1, 2}
-    assert all(any(times[t] == 1 for t in own) for own in sets)
-    assert all(list(own) == [t for t in types if t in own] for own in sets)
+    assert all(any(times[t] == 1 for t in site_types) for site_types in sets)
+    assert all(
+        list(site_types) == [t for t in types if t in site_types] for site_types in sets
+    )
     assert sets == draw_appendix_d(types, sites, seed)
 
 
 def test_ten_types_over_six_sites() -> None:
-    assert sorted(len(own) for own in draw_disjoint(NAMES, 6, 0, 3)) == [
+    assert sorted(len(site_types) for site_types in draw_disjoint(NAMES, 6, 0, 3)) == [
         1,
         1,
         2,

@@ -47,17 +47,17 @@ def _tokens(text: str) -> list[tuple[int, int]]:
 
     Independent of `re`: Unicode categories from `unicodedata` decide.
     """
-    found: list[tuple[int, int]] = []
+    actual: list[tuple[int, int]] = []
     word = False
     for i, c in enumerate(text):
         if c.isspace():
             word = False
-        elif found and found[-1][1] == i and (_is_mark(c) or (word and c.isalnum())):
-            found[-1] = (found[-1][0], i + 1)
+        elif actual and actual[-1][1] == i and (_is_mark(c) or (word and c.isalnum())):
+            actual[-1] = (actual[-1][0], i + 1)
         else:
-            found.append((i, i + 1))
+            actual.append((i, i + 1))
             word = c.isalnum()
-    return found
+    return actual
 
 
 @settings(max_examples=400, deadline=None)
@@ -183,9 +183,9 @@ def test_join_cut_equals_brute_force(lengths: list[int], data: st.DataObject) ->
     place = st.tuples(st.integers(0, edges[-1] - 1), st.integers(1, 6))
     places = data.draw(st.lists(place, max_size=4))
     spans = [Span(s, min(s + n, edges[-1]), "X") for s, n in places]
-    kept = [e for e in edges if not any(s.start < e < s.end for s in spans)]
+    uncut_edges = [e for e in edges if not any(s.start < e < s.end for s in spans)]
     bounds = list(pairwise(edges))
-    assert join_cut_sentences(bounds, spans) == list(pairwise(kept))
+    assert join_cut_sentences(bounds, spans) == list(pairwise(uncut_edges))
 
 
 @pytest.mark.corpora
@@ -214,9 +214,9 @@ def test_a_long_row_of_dots_takes_no_time() -> None:
     """From each dot to the end of the row would be 2e10 steps."""
     text = "Well. So " + "." * 200_000 + "x then. Next."
     begun = time.perf_counter()
-    found = split_sentences(Document("dots", text))
+    actual = split_sentences(Document("dots", text))
     assert time.perf_counter() - begun < 5
-    assert found[-1][1] == len(text)
+    assert actual[-1][1] == len(text)
 
 
 # ---- clinical preprocessing: invented notes worked by hand, and what must hold for any
@@ -278,13 +278,13 @@ _TEXTS = st.one_of(
 def test_nothing_visible_is_lost(text: str) -> None:
     """All characters but white space stay, in order; runs of rule signs may go, no
     others."""
-    found = sentences(text)
-    assert all(s and s == s.strip() and s == " ".join(s.split()) for s in found)
+    actual = sentences(text)
+    assert all(s and s == s.strip() and s == " ".join(s.split()) for s in actual)
     if not _MARKUP.search(text):
-        assert _visible("".join(found)) == _visible(text)
+        assert _visible("".join(actual)) == _visible(text)
     else:
         keep = re.compile(r"[-_=*~#]")
-        assert keep.sub("", _visible("".join(found))) == keep.sub("", _visible(text))
+        assert keep.sub("", _visible("".join(actual))) == keep.sub("", _visible(text))
 
 
 def test_a_very_long_note_in_linear_time() -> None:
@@ -320,14 +320,14 @@ def test_real_notes_lose_nothing(corpora: Path) -> None:
     notes += list(read_notes(corpora / "codiesp/background"))[::10]
     total = words = 0
     for note in notes:
-        found = sentences(note.text)
+        actual = sentences(note.text)
         if not _MARKUP.search(note.text):
-            assert _visible("".join(found)) == _visible(note.text)
-        total += len(found)
-        words += sum(len(s.split()) for s in found)
+            assert _visible("".join(actual)) == _visible(note.text)
+        total += len(actual)
+        words += sum(len(s.split()) for s in actual)
     assert 8 < words / total < 25
-    found = sentences(next(read_notes(corpora / "aci_bench/train.csv")).text)
-    assert found[:3] == [
+    actual = sentences(next(read_notes(corpora / "aci_bench/train.csv")).text)
+    assert actual[:3] == [
         "CHIEF COMPLAINT",
         "Annual exam.",
         "HISTORY OF PRESENT ILLNESS",

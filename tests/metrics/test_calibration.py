@@ -54,19 +54,19 @@ def test_the_reliability_table_is_scikit_learns() -> None:
     curves = pytest.importorskip("sklearn.calibration")
     metrics = pytest.importorskip("sklearn.metrics")
     chances, right, _ = drawn(0.6, -0.5)
-    found = Reliability.of(chances, right, DOCUMENTS)
+    actual = Reliability.of(chances, right, DOCUMENTS)
     share, mean = curves.calibration_curve(
         right, chances, n_bins=BINS, strategy="uniform"
     )
     counts = np.histogram(chances, BINS, (0, 1))[0]
     counts = counts[counts > 0]
-    assert [b.spans for b in found.bins] == counts.tolist()
-    assert [b.right for b in found.bins] == pytest.approx(share.tolist())
-    assert [b.confidence for b in found.bins] == pytest.approx(mean.tolist())
-    assert found.ece == pytest.approx(
+    assert [b.spans for b in actual.bins] == counts.tolist()
+    assert [b.right for b in actual.bins] == pytest.approx(share.tolist())
+    assert [b.confidence for b in actual.bins] == pytest.approx(mean.tolist())
+    assert actual.ece == pytest.approx(
         (counts * np.abs(share - mean)).sum() / len(chances)
     )
-    assert found.log_loss == pytest.approx(metrics.log_loss(right, chances))
+    assert actual.log_loss == pytest.approx(metrics.log_loss(right, chances))
     sure = Reliability.of(np.array([0.0, 1.0, 1.0]), np.array([False, True, True]), 1)
     assert sure.ece == 0
     assert sure.log_loss < 1e-5
@@ -77,9 +77,9 @@ def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) ->
     calibration stand in one picture, and in a notebook beside the numbers."""
     pytest.importorskip("matplotlib")
     stats = pytest.importorskip("scipy.stats")
-    found = fitted(0.5, -0.7)
-    panel, below = _figure(found.shown).axes
-    for number, each in enumerate((found.before, found.after)):
+    actual = fitted(0.5, -0.7)
+    panel, below = _figure(actual.shown).axes
+    for number, each in enumerate((actual.before, actual.after)):
         line, _, (bars,) = panel.containers[number]
         assert line.get_xdata().tolist() == [b.confidence for b in each.bins]
         assert line.get_ydata().tolist() == [b.right for b in each.bins]
@@ -92,17 +92,17 @@ def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) ->
         assert [b.get_height() for b in below.containers[number]] == [
             b.spans for b in each.bins
         ]
-    found.plot(tmp_path / "new" / "a.SVG")
+    actual.plot(tmp_path / "new" / "a.SVG")
     assert (tmp_path / "new" / "a.SVG").read_bytes().startswith(b"<?xml")
-    found.before.plot(tmp_path / "one.svg")
-    assert "image/png;base64,iVBOR" in found.before._repr_html_()
+    actual.before.plot(tmp_path / "one.svg")
+    assert "image/png;base64,iVBOR" in actual.before._repr_html_()
     with pytest.raises(ConfigError, match=r"one of .png, .svg, .pdf"):
-        found.plot(tmp_path / "a.gif")
+        actual.plot(tmp_path / "a.gif")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match=r"fednotes\[plot\]"):
-        found.plot(tmp_path / "b.png")
-    assert found._repr_html_().startswith(
-        f"<p>before: expected calibration error {found.before.ece:.3f}"
+        actual.plot(tmp_path / "b.png")
+    assert actual._repr_html_().startswith(
+        f"<p>before: expected calibration error {actual.before.ece:.3f}"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "one.svg"]
 
@@ -115,9 +115,9 @@ def test_the_fit_is_scikit_learns() -> None:
     assert _fit_platt(log_odds(chances), right) == pytest.approx(
         (-other.a_, -other.b_), rel=1e-3
     )
-    kept = fitted(0.5, -0.7).calibration
-    assert kept is not None
-    assert kept.values(chances) == pytest.approx(
+    calibration = fitted(0.5, -0.7).calibration
+    assert calibration is not None
+    assert calibration.values(chances) == pytest.approx(
         other.predict(log_odds(chances)), rel=1e-3
     )
 
@@ -125,14 +125,14 @@ def test_the_fit_is_scikit_learns() -> None:
 def test_what_is_wrong_is_mended_and_what_is_right_is_left() -> None:
     """A calibration that is needed is found and kept; one that changes nothing is not
     kept."""
-    found = fitted(0.5, -0.7)
-    assert found.calibration is not None
-    assert (found.calibration.slope, found.calibration.intercept) == pytest.approx(
+    actual = fitted(0.5, -0.7)
+    assert actual.calibration is not None
+    assert (actual.calibration.slope, actual.calibration.intercept) == pytest.approx(
         (0.5, -0.7), abs=0.15
     )
-    assert found.after.ece < 0.04 < 0.2 < found.before.ece
-    assert found.gain == pytest.approx(found.before.log_loss - found.after.log_loss)
-    assert found.gain > 10 * found.error > 0
+    assert actual.after.ece < 0.04 < 0.2 < actual.before.ece
+    assert actual.gain == pytest.approx(actual.before.log_loss - actual.after.log_loss)
+    assert actual.gain > 10 * actual.error > 0
     left = fitted(1.0, 0.0)
     assert left.calibration is None
     assert left.gain < left.error
@@ -163,7 +163,7 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
         fits.append((rows, theirs))
         return -float(theirs.a_), -float(theirs.b_)
 
-    found = calibrate(chances, right, owner, fit, "")
+    actual = calibrate(chances, right, owner, fit, "")
     every, after, sizes = np.arange(len(owner)), np.empty(len(owner)), []
     judged_rows: list[int] = []
     for rows, theirs in fits[:5]:
@@ -179,13 +179,13 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
     gains = losses[0] - losses[1]
     off = [(gains[owner == one] - gains.mean()).sum() for one in range(12)]
     error = np.sqrt(12 / 11 * np.square(off).sum()) / len(owner)
-    assert found.after.log_loss == pytest.approx(
+    assert actual.after.log_loss == pytest.approx(
         metrics.log_loss(right, after), rel=1e-6
     )
-    assert found.gain == pytest.approx(gains.mean(), rel=1e-6)
-    assert found.error == pytest.approx(error, rel=1e-6)
+    assert actual.gain == pytest.approx(gains.mean(), rel=1e-6)
+    assert actual.error == pytest.approx(error, rel=1e-6)
     seen = curves._SigmoidCalibration().fit(odds, right).predict(odds)
-    assert found.after.log_loss > metrics.log_loss(right, seen) + 0.005
+    assert actual.after.log_loss > metrics.log_loss(right, seen) + 0.005
 
 
 def test_spans_are_judged_by_document() -> None:
@@ -195,7 +195,7 @@ def test_spans_are_judged_by_document() -> None:
         Document("a", "x" * 9, (Span(0, 2, "A"),)),
         Document("b", "x" * 9, (Span(3, 5, "B"),)),
     ]
-    said = [
+    predictions = [
         Document(
             "a",
             "x" * 9,
@@ -207,7 +207,7 @@ def test_spans_are_judged_by_document() -> None:
             (Span(3, 6, "B", confidence=0.4), Span(0, 1, "C", confidence=1.0)),
         ),
     ]
-    chances, right, owner = judge_spans(gold, said, ("A", "B"))
+    chances, right, owner = judge_spans(gold, predictions, ("A", "B"))
     assert chances.tolist() == [0.9, 0.2, 0.4]
     assert right.tolist() == [True, False, False]
     assert owner.tolist() == [0, 0, 1]
@@ -267,12 +267,12 @@ def test_a_gain_within_its_standard_error_is_not_kept() -> None:
 
     for number, is_kept in ((6, False), (9, True)):
         right = np.arange(10) < number
-        found = calibrate(np.full(10, 0.5), right, np.arange(10), add, "0" * 64)
+        actual = calibrate(np.full(10, 0.5), right, np.arange(10), add, "0" * 64)
         gains = np.log(2) - np.log1p(np.exp(np.where(right, -0.01, 0.01)))
-        assert found.gain == pytest.approx(gains.mean())
-        assert found.error == pytest.approx(stats.sem(gains))
-        assert (found.gain > found.error) == is_kept
-        assert (found.calibration is not None) == is_kept
+        assert actual.gain == pytest.approx(gains.mean())
+        assert actual.error == pytest.approx(stats.sem(gains))
+        assert (actual.gain > actual.error) == is_kept
+        assert (actual.calibration is not None) == is_kept
 
 
 def test_five_notes_can_be_calibrated_and_four_cannot() -> None:

@@ -64,10 +64,10 @@ def scikit_learn(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     labels."""
     rows = []
     for gold, said in zip(labels.T, predicted.T, strict=True):
-        kept = gold >= 0
-        if kept.any():
+        is_labelled = gold >= 0
+        if is_labelled.any():
             scores = precision_recall_fscore_support(
-                gold[kept], said[kept], average="macro", zero_division=0
+                gold[is_labelled], said[is_labelled], average="macro", zero_division=0
             )
             rows.append(scores[:3])
     return np.mean(rows, axis=0)
@@ -86,15 +86,15 @@ def test_macro_is_scikit_learns() -> None:
     assert scores["macro"]["support"] == (labels >= 0).sum()
     for column, name in enumerate(NAMES[:5]):
         gold, said = labels[:, column], predicted[:, column]
-        kept = gold >= 0
+        is_labelled = gold >= 0
         wanted = precision_recall_fscore_support(
-            gold[kept], said[kept], zero_division=0
+            gold[is_labelled], said[is_labelled], zero_division=0
         )
-        present = np.unique([gold[kept], said[kept]])
+        present = np.unique([gold[is_labelled], said[is_labelled]])
         for c, row in zip(present, np.transpose(wanted), strict=True):
             found = scores["by_output"][name][CLASSES[c]]
             assert [*values(found), found["support"]] == pytest.approx(row)
-            assert found["predicted"] == (said[kept] == c).sum()
+            assert found["predicted"] == (said[is_labelled] == c).sum()
         assert values(scores["by_output"][name]["macro"]) == pytest.approx(
             np.mean(np.transpose(wanted)[:, :3], axis=0)
         )
@@ -109,8 +109,8 @@ def test_micro_and_present_are_scikit_learns() -> None:
     """Oracle: micro averages over all pairs; binary scores of the class present."""
     labels, predicted = random_labels()
     scores = ClassCounts.of(labels, predicted, NAMES).scores()
-    kept = labels >= 0
-    gold, said = labels[kept], predicted[kept]
+    is_labelled = labels >= 0
+    gold, said = labels[is_labelled], predicted[is_labelled]
     three = (precision_score, recall_score, f1_score)
     assert values(scores["micro"]) == pytest.approx(
         [f(gold, said, average="micro") for f in three]
@@ -119,7 +119,7 @@ def test_micro_and_present_are_scikit_learns() -> None:
     assert values(scores["present"]["micro"]) == pytest.approx(binary)
     columns = [
         (labels[k, c] == 1, predicted[k, c] == 1)
-        for c, k in enumerate(kept.T)
+        for c, k in enumerate(is_labelled.T)
         if k.any()
     ]
     macro = np.mean(
@@ -165,9 +165,9 @@ def test_questionable_left_out_and_no_prediction() -> None:
     said = predicted.copy()
     said[::3] = -1
     scores = ClassCounts.of(labels, said, NAMES[:2]).scores()["by_output"][NAMES[0]]
-    kept = labels[:, 0] >= 0
+    is_labelled = labels[:, 0] >= 0
     _, recall, _, _ = precision_recall_fscore_support(
-        labels[kept, 0], said[kept, 0], labels=[0, 1, 2], zero_division=0
+        labels[is_labelled, 0], said[is_labelled, 0], labels=[0, 1, 2], zero_division=0
     )
     assert [scores[c]["recall"] for c in CLASSES] == pytest.approx(recall)
 
@@ -258,12 +258,14 @@ def test_areas_are_scikit_learns(ties: bool) -> None:
     labels = rng.choice([-1, 0, 0, 1, 2], 200)
     scores = rng.normal(size=200) + (labels == 1)
     scores = np.round(scores) if ties else scores
-    kept = (labels == 0) | (labels == 1)
+    is_labelled = (labels == 0) | (labels == 1)
     found = rankings(labels[:, None], scores[:, None], ["d"], samples=0)["by_output"][
         "d"
     ]
     for name, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
-        assert found[name]["value"] == pytest.approx(area(labels[kept], scores[kept]))
+        assert found[name]["value"] == pytest.approx(
+            area(labels[is_labelled], scores[is_labelled])
+        )
 
 
 def test_intervals_are_the_loop() -> None:
@@ -377,12 +379,12 @@ def systems(
         gold = [Span(s, s + 5, "T") for s in range(0, 40, 8) if rng.random() < 0.5]
         sides[0].append(Document(str(i), "x" * 50, tuple(gold)))
         for side, error in zip(sides[1:], errors, strict=True):
-            kept = [
+            predictions = [
                 Span(s.start + int(rng.random() < error), s.end, "T")
                 for s in gold
                 if rng.random() > error / 2
             ]
-            side.append(Document(str(i), "x" * 50, tuple(kept)))
+            side.append(Document(str(i), "x" * 50, tuple(predictions)))
     return sides
 
 

@@ -71,9 +71,9 @@ def test_a_site_of_few_mentions_has_no_share_and_one_of_many_has() -> None:
     few = {c: mentions(k, 20, 20) for c, k in rights.items()}
     many = {c: mentions(100 * k, 2000, 2000) for c, k in rights.items()}
     assert gap_of_sites([few]) == Gap(None, WITHIN)
-    found = gap_of_sites([many])
-    assert found is not None
-    assert found.closed == pytest.approx(0.5)
+    actual = gap_of_sites([many])
+    assert actual is not None
+    assert actual.closed == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     """Two F1s of 1,000 mentions each, drawn anew: 95 % of their differences are in an
     interval."""
     one, two = (right / 1000 for right in (500, federated))
-    found = verdict(
+    actual = verdict(
         [
             {
                 "alone": mentions(500, 1000, 1000),
@@ -94,9 +94,9 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
             }
         ]
     )
-    assert found is not None
-    assert (found.use, found.gap) == (use, None)
-    assert found.gain == pytest.approx(two - one)
+    assert actual is not None
+    assert (actual.use, actual.gap) == (use, None)
+    assert actual.gain == pytest.approx(two - one)
     rng = np.random.default_rng(1)
     unions = [round(1000 * (2 - f1)) for f1 in (one, two)]
     shares = [
@@ -104,7 +104,7 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
         for u, f1 in zip(unions, (one, two), strict=True)
     ]
     drawn = [2 * share / (1 + share) for share in shares]
-    assert (found.high - found.low) / 3.92 == pytest.approx(
+    assert (actual.high - actual.low) / 3.92 == pytest.approx(
         (drawn[1] - drawn[0]).std(), rel=0.05
     )
 
@@ -131,12 +131,12 @@ def test_diseases_count_by_their_classes() -> None:
         "phenotypes": counts.scores()["macro"],
         "by_output": counts.scores()["by_output"],
     }
-    found = main_score(scores)
-    assert found is not None
+    actual = main_score(scores)
+    assert actual is not None
     absent, present = f1_error(50, 70, 60), f1_error(40, 50, 60)
-    assert found[1] == pytest.approx(np.hypot(absent, present) / 2)
+    assert actual[1] == pytest.approx(np.hypot(absent, present) / 2)
     f1s = [2 * 50 / 130, 2 * 40 / 110]
-    assert found[0] == pytest.approx(np.mean(f1s))
+    assert actual[0] == pytest.approx(np.mean(f1s))
 
 
 def test_masked_words_are_better_with_less_loss() -> None:
@@ -144,9 +144,9 @@ def test_masked_words_are_better_with_less_loss() -> None:
         c: {"masked": {"loss": loss, "tokens": 10_000}}
         for c, loss in {"alone": 3.0, "federated": 2.2, "pooled": 2.0}.items()
     }
-    found = gap_of_sites([each])
-    assert found is not None
-    assert found.closed == pytest.approx(0.8)
+    actual = gap_of_sites([each])
+    assert actual is not None
+    assert actual.closed == pytest.approx(0.8)
     # two errors are 0.084
     each["pooled"] = {"masked": {"loss": 2.95, "tokens": 10_000}}
     assert gap_of_sites([each]) == Gap(None, WITHIN)

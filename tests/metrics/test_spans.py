@@ -149,16 +149,16 @@ def test_shards_add_and_order_is_nothing(
 
 def tags_to_spans(tags: Sequence[str]) -> list[Span]:
     """Token i is the characters 2i:2i+1; an I- that continues nothing begins a mention."""
-    found: list[Span] = []
+    actual: list[Span] = []
     start, kind = 0, "O"
     for i, tag in enumerate([*tags, "O"]):
         prefix, _, label = tag.partition("-")
         if kind != "O" and (prefix != "I" or label != kind):
-            found.append(Span(2 * start, 2 * i - 1, kind))
+            actual.append(Span(2 * start, 2 * i - 1, kind))
             kind = "O"
         if kind == "O" and prefix != "O":
             start, kind = i, label
-    return found
+    return actual
 
 
 def tagged(sequences: Sequence[Sequence[str]]) -> list[Document]:
@@ -272,9 +272,9 @@ def test_many_mentions_in_each_other_are_judged_at_once() -> None:
     gold = [Span(place, 9000 - place, "D") for place in range(3000)]
     begin = time.process_time()
     for kind, label in (("correct", "D"), ("type", "E")):
-        said = [replace(span, label=label) for span in gold]
-        assert judge_mentions(gold, said) == [
-            (kind, one, other) for one, other in zip(gold, said, strict=True)
+        predictions = [replace(span, label=label) for span in gold]
+        assert judge_mentions(gold, predictions) == [
+            (kind, one, other) for one, other in zip(gold, predictions, strict=True)
         ]
     assert time.process_time() - begin < 3
 
@@ -285,12 +285,12 @@ def test_every_mention_is_judged_once(
     made: list[tuple[list[Span], list[Span]]],
 ) -> None:
     for gold, predicted in made:
-        found = judge_mentions(gold, predicted)
-        assert sorted(e.gold for e in found if e.gold) == sorted(set(gold))
-        assert sorted(e.predicted for e in found if e.predicted) == sorted(
+        actual = judge_mentions(gold, predicted)
+        assert sorted(e.gold for e in actual if e.gold) == sorted(set(gold))
+        assert sorted(e.predicted for e in actual if e.predicted) == sorted(
             set(predicted)
         )
-        assert sum(e.kind == "correct" for e in found) == len({*gold} & {*predicted})
+        assert sum(e.kind == "correct" for e in actual) == len({*gold} & {*predicted})
 
 
 def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
@@ -444,8 +444,8 @@ def test_the_macro_mean_counts_a_type_that_is_only_predicted() -> None:
     """By hand: ADR is right, Drug is only predicted, and nobody has Dose, which has no
     score."""
     gold = [Document("1", "a b c", (Span(0, 1, "ADR"),))]
-    found = [Document("1", "a b c", (Span(0, 1, "ADR"), Span(2, 3, "Drug")))]
-    macro = SpanCounts.of(gold, found, types=("ADR", "Drug", "Dose")).scores()["macro"]
+    actual = [Document("1", "a b c", (Span(0, 1, "ADR"), Span(2, 3, "Drug")))]
+    macro = SpanCounts.of(gold, actual, types=("ADR", "Drug", "Dose")).scores()["macro"]
     for definition in ("strict", "relaxed", "relaxed_one_to_one"):
         assert macro[definition] == {"precision": 0.5, "recall": 0.5, "f1": 0.5}
 
@@ -454,11 +454,11 @@ def test_the_longer_overlap_pairs_two_mentions() -> None:
     """By hand: 0-10 shares one character with 9-20 and four with 2-6, so it is paired
     with 2-6."""
     gold = [Span(0, 10, "ADR")]
-    found = [Span(2, 6, "ADR"), Span(9, 20, "ADR")]
+    actual = [Span(2, 6, "ADR"), Span(9, 20, "ADR")]
     kinds = {
-        (each.kind, each.gold, each.predicted) for each in judge_mentions(gold, found)
+        (each.kind, each.gold, each.predicted) for each in judge_mentions(gold, actual)
     }
-    assert kinds == {("boundary", gold[0], found[0]), ("spurious", None, found[1])}
+    assert kinds == {("boundary", gold[0], actual[0]), ("spurious", None, actual[1])}
 
 
 def test_the_kappa_of_tokens_is_scikit_learns() -> None:
