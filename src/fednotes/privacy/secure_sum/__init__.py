@@ -1,7 +1,8 @@
-"""The secure sum: the server learns Σ over sites, and no site's own numbers.
+"""The secure sum: the server learns the sum over sites, and no site's own values.
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning",
-CCS 2017, for a known list of 3 to 50 sites. Pure protocol: nothing here sends anything.
+The protocol is that of Bonawitz et al., "Practical Secure Aggregation for
+Privacy-Preserving Machine Learning", CCS 2017, for a known list of 3 to 250 sites.
+Nothing here sends messages.
 
     site                                server
     keys()                      →       add_keys        public keys of this exchange
@@ -11,31 +12,36 @@ CCS 2017, for a known list of 3 to 50 sites. Pure protocol: nothing here sends a
     unmask(request)             →       add_unmask      shares: self masks or keys, never both
                                         total()         Σ x of the survivors
 
-In `SiteChain` and `ServerChain`, keys and shares of the next exchange ride on the last
-two replies, so that an exchange without faults has two messages a site.
+In `SiteChain` and `ServerChain`, the last two replies also carry the keys and shares of
+the next exchange. An exchange without faults then takes two messages to each site.
 
-What the paper calls      here
-  s_sk, s_pk, c_sk, c_pk    masking and sharing key, fresh for each exchange
-  b                         the self mask's seed
-  U1, U2, U3, U4            who sent keys, shares (the roster), an update (survivors), shares back
-  t                         threshold
+Symbols of the paper:
 
-docs/privacy.md says against whom it holds and what it does not give. The conditions:
+    s_sk, s_pk, c_sk, c_pk    masking key and sharing key, new for each exchange
+    b                         seed of the self mask
+    U1                        sites that sent keys
+    U2                        sites that sent shares: the roster
+    U3                        sites that sent an update: the survivors
+    U4                        sites that sent shares back
+    t                         threshold
 
-- `threshold` must be over n / 2, and where c sites collude with a server that lies
-  should be over (n + c) / 2: a site gives one of two shares for each other site, for
-  one list, once, so no site's self mask *and* masking key can both be rebuilt. Receipts
-  (HMAC under an X25519 secret) show each pair of sites that they masked for the same
-  roster and layout.
-- Different lists of survivors to different sites can open a sum of fewer than t sites
-  (of at least n(2t - n) / t, if c = 0). `confirmed=True` rules that out, for one small
-  message more: sites open nothing unless t of them saw the same list. With t = n there
-  is nothing to compare.
-- All stands on authentic keys: give each site an `Identity`, whose key the server does
-    not hold.
-- Who sends wrong shares, receipts or masks can spoil an exchange (it is noticed), but
-  not read it. Wrong shares of one or two sites are passed over where enough others
-  answer.
+docs/privacy.md says against whom the protocol protects and what it does not give. Its
+conditions:
+
+- `threshold` must be over n / 2. If c sites collude with a dishonest server, it should
+  be over (n + c) / 2. A site gives one of two shares for each other site, for one list,
+  once, so nobody can rebuild both the self mask *and* the masking key of a site.
+  Receipts (HMAC under an X25519 secret) show each pair of sites that they masked for
+  the same roster and layout.
+- A server that sends different lists of survivors to different sites can open a sum of
+  fewer than t sites (of at least n(2t - n) / t, if c = 0). `confirmed=True` prevents
+  that by one small message more: sites open nothing unless t of them saw the same list.
+  With t = n there is nothing to compare.
+- The keys must be authentic: give each site an `Identity` whose key the server does not
+  hold.
+- A site that sends wrong shares, receipts or masks can spoil an exchange, which is
+  noticed, but cannot read it. Wrong shares of one or two sites are left out if enough
+  others answer.
 """
 
 from __future__ import annotations
@@ -45,20 +51,25 @@ from collections.abc import Iterable, Sequence
 from fednotes.core.errors import ConfigError
 from fednotes.privacy.secure_sum import crypto
 
-FEWEST_SITES, MOST_SITES = 3, 250
+FEWEST_SITES = 3
+MOST_SITES = 250
 
 
 class Parties:
-    """Who may be in a secure sum and how many must be: equal at the server and all
-    sites.
+    """The sites of a secure sum and how many of them must take part.
 
-    sites: their names, in the fixed order. threshold: how many survivors a sum must
-    have, over half of the sites; None: just over half. confirmed: sites open nothing
-    before `threshold` of them confirmed the same list of survivors; None: wherever a
-    sum may leave sites out.
+    The values are equal at the server and at all sites.
 
-    Raises ConfigError for a list of sites or a threshold that protect nobody,
-    MissingExtra without `cryptography`.
+    Args:
+        sites: The sites' names, in the fixed order.
+        threshold: How many survivors a sum must have, over half of the sites; by
+            default just over half.
+        confirmed: Whether sites open nothing before `threshold` of them have confirmed
+            the same list of survivors; by default, if a sum may leave sites out.
+
+    Raises:
+        ConfigError: The list of sites or the threshold would protect nobody.
+        MissingExtra: `cryptography` is not installed.
     """
 
     def __init__(
@@ -68,35 +79,39 @@ class Parties:
         confirmed: bool | None = None,
     ) -> None:
         crypto.need_cryptography()
-        least = len(sites) // 2 + 1  # that a lying server cannot get around
+        least = len(sites) // 2 + 1  # with fewer, a dishonest server learns parts
         threshold = least if threshold is None else threshold
         if len(set(sites)) != len(sites):
             raise ConfigError("secure sum: a site is listed twice")
         if not FEWEST_SITES <= len(sites) <= MOST_SITES:
             raise ConfigError(
-                f"secure sum: {len(sites)} sites; it takes {FEWEST_SITES} to {MOST_SITES} "
-                "(of two sites, each could take its own part out of the sum)"
+                f"secure sum: {len(sites)} sites; it takes {FEWEST_SITES} to "
+                f"{MOST_SITES} (of two sites, each could take its own part out of the "
+                "sum)"
             )
         if not least <= threshold <= len(sites):
             raise ConfigError(
-                f"secure sum: a threshold of {threshold} of {len(sites)} sites; it must be from "
-                f"{least} (over half, or a lying server learns single sites' numbers) to "
-                f"{len(sites)}"
+                f"secure sum: a threshold of {threshold} of {len(sites)} sites; it must "
+                f"be from {least} (over half, otherwise a dishonest server can learn "
+                f"single sites' values) to {len(sites)}"
             )
-        self.sites, self.threshold = tuple(sites), threshold
+        self.sites = tuple(sites)
+        self.threshold = threshold
         self.confirmed = threshold < len(sites) if confirmed is None else confirmed
 
     def exchange(self, context: bytes) -> bytes:
-        """What all messages of an exchange carry; who differs in any of it does not
-        meet."""
+        """Return the digest that all messages of an exchange carry.
+
+        Parties whose context, sites or threshold differ have different digests.
+        """
         terms = (self.threshold, int(self.confirmed), len(self.sites))
         return crypto.digest(context, *terms, *self.sites)
 
     def in_order(self, sites: Iterable[str]) -> tuple[str, ...]:
-        """Some of the sites."""
+        """Return some of the sites in the fixed order."""
         wanted = set(sites)
         return tuple(site for site in self.sites if site in wanted)
 
     def point(self, site: str) -> int:
-        """Where the polynomials of secrets are evaluated for a site's share."""
+        """Return where the polynomials of secrets are evaluated for a site's share."""
         return self.sites.index(site) + 1

@@ -1,7 +1,6 @@
-"""The messages of the secure sum: typed values for a header, and tables of bytes beside
-them.
+"""The messages of the secure sum: typed values for a header, and tables of bytes.
 
-    what the server asks                 what a site answers
+    request of the server                answer of a site
     @keys     Stage: number              KeysMessage
     @shares   Stage: number, keys        SharesMessage
     a task    Terms, boxes               Masking, words
@@ -9,15 +8,15 @@ them.
     @confirm  Stage: lists, receipts     ConfirmMessage
     @unmask   Stage: all of these        UnmaskMessage
 
-    boxes           uint8  (roster, roster, bytes of a box): from whom, for whom
+    boxes           uint8  (roster, roster, bytes of a box): sender, receiver
     receipts        uint8  (survivors, survivors, bytes of a receipt), likewise
     confirmations   uint8  likewise; zeros where there is none
     words           int64  a masked update
 
-What grows with the square of the sites is no JSON. One frame goes to all sites, so what
-is for one of them lies beside what is for the others; none of it is a secret (a box is
-sealed for its receiver). What comes from outside is checked for its form here and for
-its meaning by the one who takes it.
+Values whose number grows with the square of the sites are not JSON. All sites receive
+the same message, so it holds what is meant for each of them. None of this is secret: a
+box is sealed for its receiver. The form of a message is checked here, its meaning by
+its receiver.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ from fednotes.core.messages import Attached, Count, Name, WireError, plain, type
 from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, Words
 from fednotes.privacy.secure_sum.fixed_point import SumLayout
 
-KEYS, SHARES, MASKED, CONFIRM, UNMASK = (
-    "@keys",
-    "@shares",
-    "@masked",
-    "@confirm",
-    "@unmask",
-)
+KEYS = "@keys"
+SHARES = "@shares"
+MASKED = "@masked"
+CONFIRM = "@confirm"
+UNMASK = "@unmask"
 BOX_BYTES = 2 * SHARE_BYTES + 16  # two shares and a tag
 RECEIPT_BYTES = 32
 M = TypeVar("M")
@@ -51,11 +48,13 @@ M = TypeVar("M")
 class KeysMessage:
     """A site's public keys for one exchange.
 
-    exchange: digest of the context, the sites and the threshold, 32 bytes.
-    sharing: X25519 key that shares are sealed to. masking: X25519 key of the pair
-        masks.
-    commitment: one-way image of the self mask's seed. signature: by the site's
-        `Identity`.
+    Attributes:
+        exchange: Digest of the context, the sites and the threshold, 32 bytes.
+        site: The site.
+        sharing: X25519 key that shares are sealed to.
+        masking: X25519 key of the pair masks.
+        commitment: One-way image of the self mask's seed.
+        signature: Signature by the site's `Identity`.
     """
 
     exchange: bytes
@@ -68,9 +67,13 @@ class KeysMessage:
 
 @dataclass(frozen=True, slots=True)
 class SharesMessage:
-    """A site's shares for the others: receiver → sealed box.
+    """A site's shares for the other sites.
 
-    session: digest of all public keys that the site was shown.
+    Attributes:
+        exchange: Digest of the exchange.
+        site: The site.
+        session: Digest of all public keys that the site received.
+        boxes: The sealed box for each receiver.
     """
 
     exchange: bytes
@@ -83,8 +86,13 @@ class SharesMessage:
 class MaskedMessage:
     """A site's masked update.
 
-    receipts: to each other site, who was in the sum and how it was laid out.
-    next_keys: the site's keys for the next exchange, which save a message there.
+    Attributes:
+        exchange: Digest of the exchange.
+        site: The site.
+        layout: How the update is laid out as words.
+        receipts: For each other site, proof of roster and layout.
+        words: The masked update.
+        next_keys: The site's keys for the next exchange, which save a message there.
     """
 
     exchange: bytes
@@ -97,10 +105,14 @@ class MaskedMessage:
 
 @dataclass(frozen=True, slots=True)
 class UnmaskRequest:
-    """What the server asks of one survivor.
+    """A request to one survivor to help open the sum.
 
-    receipts: of each other survivor, to this site. confirmations: likewise, where asked
-        for.
+    Attributes:
+        exchange: Digest of the exchange.
+        survivors: The sites in the sum.
+        dropped: The sites of the roster that are not.
+        receipts: The receipt of each other survivor for this site.
+        confirmations: Their confirmations for this site, if sites confirm lists.
     """
 
     exchange: bytes
@@ -112,8 +124,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmMessage:
-    """Receipts of a site to the other survivors that it was shown this list of
-    survivors."""
+    """A site's proofs to the other survivors that it received this list of survivors."""
 
     exchange: bytes
     site: str
@@ -122,9 +133,14 @@ class ConfirmMessage:
 
 @dataclass(frozen=True, slots=True)
 class UnmaskMessage:
-    """A site's shares: of survivors' self masks, and of dropped sites' masking keys.
+    """A site's shares that open the sum.
 
-    next_shares: the site's shares for the next exchange.
+    Attributes:
+        exchange: Digest of the exchange.
+        site: The site.
+        masks: Shares of the survivors' self masks.
+        keys: Shares of the dropped sites' masking keys.
+        next_shares: The site's shares for the next exchange.
     """
 
     exchange: bytes
@@ -135,15 +151,23 @@ class UnmaskMessage:
 
 
 ANSWERS: dict[str, type[Any]] = {
-    **{KEYS: KeysMessage, SHARES: SharesMessage},
-    **{CONFIRM: ConfirmMessage, UNMASK: UnmaskMessage},
+    KEYS: KeysMessage,
+    SHARES: SharesMessage,
+    CONFIRM: ConfirmMessage,
+    UNMASK: UnmaskMessage,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all sites are asked at a stage of exchange `number`. keys: of all sites, for
-    this exchange or the next one. exchange, survivors, dropped: as in `UnmaskRequest`.
+    """The request to all sites at one stage of an exchange.
+
+    Attributes:
+        number: Number of the exchange.
+        keys: The keys of all sites, for this exchange or the next one.
+        exchange: As in `UnmaskRequest`.
+        survivors: As in `UnmaskRequest`.
+        dropped: As in `UnmaskRequest`.
     """
 
     number: Count
@@ -155,13 +179,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How all sites lay their updates out, and when they answer.
+    """How all sites lay out their updates, and when they answer.
 
-    roster: who is in the exchange. metrics: the names of the counts; None: each site's
-        own.
-    limits: by tensor, the exponent of two. pace: the class of the slowest site
-    (`engines.secure`); None if it is not known. history: that all sites have, where all
-    are in each sum.
+    Attributes:
+        number: Number of the exchange.
+        roster: The sites in the exchange.
+        metrics: The names of the counts; None stands for each site's own.
+        limits: The limit of each tensor's values, as an exponent of two.
+        pace: Class of the slowest site (`engines/answer_times.py`); None if unknown.
+        history: The history of all sites, if all are in each sum.
     """
 
     number: Count
@@ -174,13 +200,16 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """What a site says of its masked update, or of why there is none.
+    """A site's masked update, or why there is none.
 
-    names: of its counts; None: those of the terms. history: what the update leads to.
-    before: the sites over which a sum of this very task was opened: it can be opened
-    for these alone.
-    again: why it cannot be masked in this exchange; wide: for a limit is too narrow.
-    message: the update without its words.
+    Attributes:
+        names: Names of its counts; None stands for those of the terms.
+        history: The history after this update.
+        before: The sites over which a sum of this very task was opened before. It can
+            only be opened over the same sites.
+        again: Why the update cannot be masked in this exchange.
+        wide: Whether that is because a limit is too narrow.
+        message: The masked update without its words.
     """
 
     names: tuple[Name, ...] | None
@@ -192,91 +221,126 @@ class Masking:
 
 
 def packed(message: Any, **tensors: Tensor) -> Attached:
-    """A message for a header, and tensors beside it."""
+    """Return a message for a header, with tensors beside it."""
     return Attached(plain(message), tensors)
 
 
-def read(kind: type[M], facts: Any, **apart: Any) -> M:
-    """A message of a kind. apart: its fields that are no part of a header.
+def read(kind: type[M], facts: Any, **excluded: Any) -> M:
+    """Return the message in a header.
 
-    Raises RefusedError for anything else.
+    Args:
+        kind: The class of the message.
+        facts: The header's values.
+        excluded: Fields that are not in the header.
+
+    Raises:
+        RefusedError: The values are not such a message.
     """
     try:
-        return typed(kind, facts, **apart)
+        return typed(kind, facts, **excluded)
     except WireError as error:
         raise RefusedError(
             f"a message of the secure sum is refused: {error}"
         ) from error
 
 
-def packed_masked(told: Masking, message: MaskedMessage) -> Attached:
-    """A masked update; its words are not copied."""
+def packed_masked(answer: Masking, message: MaskedMessage) -> Attached:
+    """Return an answer with a masked update; its words are not copied."""
     words = torch.from_numpy(message.words.view(np.int64))
-    return packed(replace(told, message=plain(message, "words")), words=words)
+    return packed(replace(answer, message=plain(message, "words")), words=words)
 
 
-def masked_in(told: Masking, attached: Attached) -> MaskedMessage:
-    """A masked update back, its words those of the frame. Raises RefusedError."""
+def masked_in(answer: Masking, attached: Attached) -> MaskedMessage:
+    """Return the masked update of an answer; its words are a view of the frame.
+
+    Raises:
+        RefusedError: There is none, or it is malformed.
+    """
     words = attached.tensors.get("words")
     if words is None or words.dtype is not torch.int64 or words.dim() != 1:
         raise RefusedError("a masked update has no words")
-    return read(MaskedMessage, told.message, words=words.numpy().view(np.uint64))
+    return read(MaskedMessage, answer.message, words=words.numpy().view(np.uint64))
 
 
 def packed_boxes(terms: Terms, boxes: Mapping[str, Mapping[str, bytes]]) -> Attached:
-    """The terms, and boxes by receiver and sender."""
+    """Return the terms with the boxes, which are given by receiver and sender."""
     return packed(terms, boxes=_table(boxes, terms.roster, BOX_BYTES))
 
 
 def boxes_in(attached: Attached, roster: Sequence[str], site: str) -> dict[str, bytes]:
-    """Sender → its box for this site. Raises RefusedError."""
+    """Return each sender's box for this site.
+
+    Raises:
+        RefusedError: There are no such boxes.
+    """
     return _column(site, attached, "boxes", roster, BOX_BYTES)
 
 
 def packed_requests(
     number: int, keys: Mapping[str, KeysMessage], requests: Mapping[str, UnmaskRequest]
 ) -> Attached:
-    """What all survivors are asked: the same lists, and receipts for each of them."""
-    same = next(iter(requests.values()))
-    receipts = {to: each.receipts for to, each in requests.items()}
-    confirmations = {to: each.confirmations for to, each in requests.items()}
+    """Return the request to all survivors: equal lists, and receipts for each."""
+    first = next(iter(requests.values()))
+    receipts = {site: request.receipts for site, request in requests.items()}
+    confirmations = {site: request.confirmations for site, request in requests.items()}
     return packed(
-        Stage(number, keys, same.exchange, same.survivors, same.dropped),
-        receipts=_table(receipts, same.survivors, RECEIPT_BYTES),
-        confirmations=_table(confirmations, same.survivors, RECEIPT_BYTES),
+        Stage(number, keys, first.exchange, first.survivors, first.dropped),
+        receipts=_table(receipts, first.survivors, RECEIPT_BYTES),
+        confirmations=_table(confirmations, first.survivors, RECEIPT_BYTES),
     )
 
 
 def request_in(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
-    """What one survivor is asked. Raises RefusedError."""
-    receipts, confirmations = (
-        _column(site, attached, name, stage.survivors, RECEIPT_BYTES)
-        for name in ("receipts", "confirmations")
-    )
-    given = {sender: raw for sender, raw in confirmations.items() if any(raw)}
+    """Return the request to one survivor.
+
+    Raises:
+        RefusedError: The request has nothing for this site.
+    """
+    survivors = stage.survivors
+    receipts = _column(site, attached, "receipts", survivors, RECEIPT_BYTES)
+    confirmations = _column(site, attached, "confirmations", survivors, RECEIPT_BYTES)
     return UnmaskRequest(
-        stage.exchange, stage.survivors, stage.dropped, receipts, given
+        exchange=stage.exchange,
+        survivors=survivors,
+        dropped=stage.dropped,
+        receipts=receipts,
+        confirmations={
+            sender: raw for sender, raw in confirmations.items() if any(raw)
+        },
     )
 
 
 def _table(
-    own: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int
+    values: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int
 ) -> Tensor:
-    """What sites have for each other, by receiver and sender, as (sender, receiver,
-    byte)."""
+    """Return what sites have for each other as a table.
+
+    Args:
+        values: The values by receiver and sender.
+        sites: The sites, in the order of rows and columns.
+        size: The bytes of each value.
+
+    Returns:
+        uint8 (sender, receiver, byte).
+    """
     table = np.zeros((len(sites), len(sites), size), np.uint8)
-    at = {site: place for place, site in enumerate(sites)}
-    for to, sent in own.items():
-        for sender, raw in sent.items():
-            table[at[sender], at[to]] = np.frombuffer(raw, np.uint8)
+    place_of = {site: place for place, site in enumerate(sites)}
+    for receiver, by_sender in values.items():
+        for sender, raw in by_sender.items():
+            table[place_of[sender], place_of[receiver]] = np.frombuffer(raw, np.uint8)
     return torch.from_numpy(table)
 
 
 def _column(
     site: str, attached: Attached, name: str, sites: Sequence[str], size: int
 ) -> dict[str, bytes]:
-    """Sender → what it has for this site. Raises RefusedError."""
-    table, shape = attached.tensors.get(name), (len(sites), len(sites), size)
+    """Return what each sender has for this site.
+
+    Raises:
+        RefusedError: The table is missing or malformed, or has no column for the site.
+    """
+    table = attached.tensors.get(name)
+    shape = (len(sites), len(sites), size)
     if table is None or table.dtype is not torch.uint8 or tuple(table.shape) != shape:
         raise RefusedError(f"a request of the secure sum has no {name} for its sites")
     if site not in sites:
