@@ -59,7 +59,7 @@ def test_label_words(bart: Path) -> None:
     assert torch.equal(model._fixed[:3], table[[2, 2, 1]])
     for words, message in (
         ({"Diseas": "x"}, "unknown type 'Diseas'; did you mean 'Disease'"),
-        ({"ADE": "drug"}, r"'ADE' \('drug'\) cannot be told from 'Drug'"),
+        ({"ADE": "drug"}, r"'ADE' \('drug'\) cannot be distinguished from 'Drug'"),
         ({"ADE": " \t"}, r"has no sub-words"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -94,7 +94,7 @@ def test_refuses_what_cannot_be(
     shutil.copytree(bart, tmp_path / "mute")
     for file in (tmp_path / "mute").glob("*token*"):
         file.unlink()
-    with pytest.raises(ModelError, match=r"no tokeniser beside config\.json"):
+    with pytest.raises(ModelError, match=r"no tokenizer beside config\.json"):
         build(tmp_path / "mute")
 
 

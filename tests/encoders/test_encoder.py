@@ -93,7 +93,7 @@ def test_one_layer_alone(bert: Path) -> None:
         assert (encoder.layers, encoder.dim) == (1, 16)
         half = every[:, layer : layer + 1].half().numpy()
         np.testing.assert_array_equal(encoder.encode(passages(SENTENCES)), half)
-    with pytest.raises(ConfigError, match="has layers 0 to 3, layer=4 is asked"):
+    with pytest.raises(ConfigError, match="has layers 0 to 3, but layer=4"):
         load_encoder(f"{bert}#layer=4")
     with pytest.raises(ConfigError, match="exclude each other"):
         load_encoder(f"{bert}#layer=1#layers=2")
@@ -187,7 +187,7 @@ def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
 def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
     """Incomplete weights or none that are numbers, too many layers: one clear line
     each."""
-    with pytest.raises(ConfigError, match="has 4 layers, layers=5 is asked"):
+    with pytest.raises(ConfigError, match="has 4 layers, but layers=5"):
         load_encoder(f"{bert}#layers=5")
     path = tmp_path / "m"
     shutil.copytree(bert, path)

@@ -336,9 +336,9 @@ def test_what_is_refused() -> None:
     empty = Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64), np.zeros(1, np.int64))
     tokens = _corpus([[3]])
     for plan in (plan_full, plan_pairs):
-        with pytest.raises(DataError, match="holds no token"):
+        with pytest.raises(DataError, match="has no token"):
             plan(empty, 128, 0, 0)
-        with pytest.raises(ConfigError, match="hold no text"):
+        with pytest.raises(ConfigError, match="have no room for text"):
             plan(tokens, 2, 0, 0)
     # one document: B can only be its own
     assert len(plan_pairs(tokens, 128, 0, 0)) == 1

@@ -203,7 +203,7 @@ def test_pull_equals_autograd() -> None:
 
 
 def test_refuses_what_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="width 10 is no multiple of heads"):
+    with pytest.raises(ConfigError, match="width 10 is not a multiple of heads"):
         Prompts(2, 4, 10)
     with pytest.raises(ConfigError, match="at least 1 each"):
         Prompts(2, 4, 8, count=0)

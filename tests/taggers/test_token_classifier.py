@@ -104,7 +104,7 @@ def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> 
         {"head"} if kind == "ModernBert" else set()
     )
     if kind == "Albert":  # one layer's weights, used three times
-        with pytest.raises(ConfigError, match="cannot be told apart"):
+        with pytest.raises(ConfigError, match="cannot be identified"):
             build(path, train="top")
     else:
         build(path, train="top", top=1)

@@ -1,29 +1,26 @@
-"""What is trained beside a frozen transformer: prompts, and low-rank changes of its
-weights.
+"""What is trained beside a frozen transformer: prompts, and low-rank changes.
 
-Prompts: trainable keys and values beside those that a frozen transformer computes.
+Prompts are trainable keys and values beside those that a frozen transformer computes
+(Chen et al. 2022, LightNER; Wang et al. 2023, Appendix B). All layers share one array
+q. Two matrices of each layer make its keys and values from q (`Prompts`, Eq. 15). Each
+self-attention sees them beside the keys and values of the text (`prompt_attention`,
+Eq. 14), whatever the mask hides of the text; no position moves. With any Hugging Face
+model:
 
-Chen et al. 2022 (LightNER), as Wang et al. 2023, Appendix B, use it. One array q is
-shared by all layers; a layer's own two matrices make its keys and values of q
-(`Prompts`, Eq. 15), and each self-attention sees them beside the text's
-(`prompt_attention`, Eq. 14), whatever the mask hides of the text; no position moves.
-How they reach the attention of any Hugging Face model:
-
-    attentions = install(model)                      # once; its self-attentions, bottom to top
+    attentions = install(model)       # once; the self-attentions, bottom to top
     prompts = Prompts(len(attentions), heads, width)
     model(ids, mask, prompts=joined(attentions, prompts()))
 
-The keyword argument goes down to every attention with the call, so nothing is kept
-between calls, and without it an installed model gives the very numbers that it gave
-before. (A prefix in a `DynamicCache`, the common way, moves a decoder's positions and
-cannot serve an encoder.)
+The keyword argument reaches every attention with the call. Nothing is kept between
+calls, and without the argument an installed model gives exactly the numbers that it
+gave before. (A prefix in a `DynamicCache`, the usual way, moves a decoder's positions
+and does not work for an encoder.)
 
-LoRA: low-rank changes of a frozen model's weights (Hu et al. 2021).
-
-Each chosen linear map becomes W + (scale / rank) · B A. B starts as zero, so that the
-first step is the frozen model's, bit for bit. W is never touched: the change is added
-to the map's output while `applied` is open, so models that share one frozen encoder do
-not meet.
+LoRA makes low-rank changes of a frozen model's weights (Hu et al. 2021). Each chosen
+linear map becomes W + (scale / rank) · B A. B starts as zero, so the first step is the
+frozen model's, bit for bit. W itself never changes: the change is added to the map's
+output while `applied` is open, so models that share one frozen encoder do not affect
+each other.
 """
 
 from __future__ import annotations
@@ -40,22 +37,33 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.core.tensors import seeded
 
-# maps, by name
+# The names by which architectures call the maps of queries and values.
 CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
-NAME = "fednotes_prompts"  # of the attention, in the Hugging Face registry
+# The name of `prompt_attention` in the registry of the Hugging Face library.
+NAME = "fednotes_prompts"
 
 Changed = Literal["attention", "all"]
-# each (heads, prompts, d_head) or (batch, heads, ...)
+# Keys and values, each (heads, prompts, d_head) or (batch, heads, prompts, d_head).
 KeyValues = tuple[Tensor, Tensor]
 
 
 class Prompts(nn.Module):
-    """q and the projections that make each layer's keys and values of it.
+    """q and the projections that make each layer's keys and values from it.
 
-    q: (count, width). w1: (layers, width, hidden). w2: (layers, hidden, 2 * width). No
-    biases, as Eq. 15 has none. heads: of every layer, or one number for each. First
-    values: q from N(0, 1), w1 and w2 uniform as in `nn.Linear`, from the seed alone.
-    Raises ConfigError for sizes below 1 or a width that the heads do not divide.
+    The parameters are q (count, width), w1 (layers, width, hidden) and w2 (layers,
+    hidden, 2 * width). There are no biases, as Eq. 15 has none. q starts from N(0, 1),
+    w1 and w2 uniform as in `nn.Linear`, from the seed alone.
+
+    Args:
+        num_layers: Number of attentions.
+        heads: Number of heads of every attention, or one number for each.
+        width: Width of the states.
+        count: Number of prompts.
+        hidden: Width of the inner layer.
+        seed: The seed of the initial values.
+
+    Raises:
+        ConfigError: A size is below 1, or the heads do not divide the width.
     """
 
     def __init__(
@@ -72,12 +80,13 @@ class Prompts(nn.Module):
         sizes = (num_layers, width, count, hidden, *self.heads)
         if len(self.heads) != num_layers or min(sizes) < 1:
             raise ConfigError(
-                f"prompts: {num_layers} layers, heads {list(self.heads)}, width {width}, "
-                f"{count} prompts, hidden {hidden}: at least 1 each, and heads for each layer"
+                f"prompts: {num_layers} layers, heads {list(self.heads)}, width "
+                f"{width}, {count} prompts, hidden {hidden}: at least 1 each is "
+                "needed, and heads for each layer"
             )
         if any(width % h for h in self.heads):
             raise ConfigError(
-                f"prompts: width {width} is no multiple of heads {list(self.heads)}"
+                f"prompts: width {width} is not a multiple of heads {list(self.heads)}"
             )
         with seeded(seed, "prompts"):
             self.q = nn.Parameter(torch.randn(count, width))
@@ -85,7 +94,7 @@ class Prompts(nn.Module):
             self.w2 = nn.Parameter(_uniform(num_layers, hidden, 2 * width))
 
     def forward(self) -> list[KeyValues]:
-        """Keys and values of every layer from q, (heads, count, width / heads) each."""
+        """Return keys and values of each layer, (heads, count, width / heads) each."""
         both = (
             torch.tanh(self.q @ self.w1) @ self.w2
         )  # (layers, count, 2 width) [tagsets eq 15]
@@ -99,13 +108,16 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def pull(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Gradients of the keys and values that were made of q → of q, for many losses
-        at once.
+        """Return gradients of q from gradients of its keys and values.
 
-        gradients: keys, values, keys, ... of each layer in turn, (batch, heads, count,
-            d_head).
-        Returns (batch, count, width): row b is the vector-Jacobian product of row b of
-            each.
+        It does so for many losses at once.
+
+        Args:
+            gradients: The gradients of keys, values, keys, … of each layer in turn,
+                (batch, heads, count, d_head) each.
+
+        Returns:
+            (batch, count, width): row b is the vector-Jacobian product of the rows b.
         """
         size = len(gradients[0])
         flat = [part.transpose(-3, -2).flatten(-2).flatten(0, 1) for part in gradients]
@@ -120,20 +132,21 @@ class Prompts(nn.Module):
 def joined(
     attentions: Sequence[nn.Module], pairs: Sequence[KeyValues]
 ) -> dict[nn.Module, KeyValues]:
-    """The `prompts=` argument of a forward pass: which attention takes which prompts."""
+    """Return the argument `prompts` of a forward pass: prompts by attention."""
     return dict(zip(attentions, pairs, strict=True))
 
 
 def install(model: Any) -> list[nn.Module]:
-    """Let a loaded Hugging Face model take prompts; return its self-attentions, bottom
-    to top.
+    """Make a loaded Hugging Face model accept prompts; return its self-attentions.
 
-    Of an encoder-decoder the encoder's come first, then the decoder's; cross-attentions
-    are left out. Changes the model's attention implementation, not one of its
-    parameters.
+    The self-attentions are in order, bottom to top. In an encoder-decoder those of the
+    encoder come first, then those of the decoder, without cross-attentions. The model's
+    attention implementation changes, its parameters do not.
 
-    Raises ModelError for a model that does not take its attention from the registry or
-    whose self-attentions cannot be told; MissingExtra without transformers.
+    Raises:
+        ModelError: The model does not take its attention from the library's registry,
+            or its self-attentions cannot be identified.
+        MissingExtra: The package transformers is missing.
     """
     with needs("transformers", "transformers"):
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -141,18 +154,17 @@ def install(model: Any) -> list[nn.Module]:
     AttentionInterface.register(NAME, prompt_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
-    found = self_attentions(model)
-    if not found or model.config._attn_implementation != NAME:
+    attentions = self_attentions(model)
+    if not attentions or model.config._attn_implementation != NAME:
         kind = getattr(model.config, "model_type", type(model).__name__)
         raise ModelError(
-            f"a model of the kind {kind!r} takes no prompts; BERT's and BART's do"
+            f"a model of the kind {kind!r} takes no prompts; give a BERT or a BART"
         )
-    return found
+    return attentions
 
 
 def self_attentions(model: nn.Module) -> list[nn.Module]:
-    """The self-attentions of a BERT-like encoder or a BART-like encoder-decoder, in
-    order."""
+    """Return the self-attentions of a model like BERT or BART, in order."""
     return [
         module
         for name, module in model.named_modules()
@@ -162,7 +174,7 @@ def self_attentions(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def prompt_attention(
+def prompt_attention(  # noqa: PLR0913 - the library's interface
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -173,32 +185,43 @@ def prompt_attention(
     prompts: Mapping[nn.Module, KeyValues] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention over [K; Φ_K] and [V; Φ_V] (row concatenation).
+    """Compute dot-product attention over [K; Φ_K] and [V; Φ_V] (row concatenation).
 
-    query, key, value: (batch, heads, queries or keys, d_head). attention_mask: bool,
-    True where a query may look, broadcast to (batch, heads, queries, keys), or None.
-    prompts: as `joined` gives them; where there is none for `module` this is
-    transformers' own attention, unchanged.
-    Returns (batch, queries, heads, d_head), and None in place of the attention's
-        weights.
+    Eq. 14 divides the scores by d. That is a misprint for √d_head, by which the frozen
+    model divided in its own training, and by which LightNER and this function divide.
 
-    Eq. 14 divides the scores by d; that is a misprint for √d_head, by which the frozen
-    model divided in its own training and LightNER divides too. So do we.
+    Args:
+        module: The attention.
+        query: (batch, heads, queries, d_head).
+        key: (batch, heads, keys, d_head).
+        value: (batch, heads, keys, d_head).
+        attention_mask: bool, True where a query may look, which broadcasts to (batch,
+            heads, queries, keys); or None.
+        dropout: Dropout rate of the weights.
+        scaling: Factor of the scores; None is 1 / √d_head.
+        prompts: The prompts, from `joined`. Without prompts for `module` this is the
+            library's own attention, unchanged.
+        **options: Passed to the library's attention.
+
+    Returns:
+        (batch, queries, heads, d_head), and None in place of the attention's weights.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     pair = None if prompts is None else prompts.get(module)
     if pair is not None:
-        mask = _mask(module, query, key, attention_mask)
+        mask = _explicit_mask(module, query, key, attention_mask)
         added_keys, added_values = (part.expand(len(key), -1, -1, -1) for part in pair)
         if mask is not None:
-            seen = mask.new_ones(()).expand(*mask.shape[:-1], added_keys.shape[-2])
+            shape = (*mask.shape[:-1], added_keys.shape[-2])
+            prompts_are_visible = mask.new_ones(()).expand(*shape)
             # (batch or 1, 1, queries, keys + prompts)
-            mask = torch.cat([mask, seen], dim=-1)
+            mask = torch.cat([mask, prompts_are_visible], dim=-1)
         # [tagsets eq 14] (batch, heads, keys + prompts, d_head)
         key = torch.cat([key, added_keys], dim=-2)
         value = torch.cat([value, added_values], dim=-2)  # [tagsets eq 14]
-        attention_mask, options = mask, {**options, "is_causal": False}
+        attention_mask = mask
+        options["is_causal"] = False
     out, _ = sdpa_attention_forward(
         module,
         query,
@@ -212,22 +235,24 @@ def prompt_attention(
     return out, None
 
 
-def _mask(
+def _explicit_mask(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> Tensor | None:
-    """The mask, written out where transformers left it to the kernel: causal, aligned
-    right."""
+    """Return the mask, written out where the library leaves it to the kernel.
+
+    Such a mask is causal and aligned to the right.
+    """
     if mask is not None:
         return mask
     queries, keys = query.shape[-2], key.shape[-2]
     if queries == 1 or not getattr(module, "is_causal", False):
         return None
-    whole = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
-    return whole.tril(keys - queries)[None, None]  # (1, 1, queries, keys)
+    ones = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+    return ones.tril(keys - queries)[None, None]  # (1, 1, queries, keys)
 
 
 def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
-    """(layers, inputs, outputs) uniform in ±1/√inputs, as `nn.Linear` starts."""
+    """Return (layers, inputs, outputs), uniform in ±1/√inputs as in `nn.Linear`."""
     return (torch.rand(layers, inputs, outputs) * 2 - 1) / inputs**0.5
 
 
@@ -237,9 +262,17 @@ def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
 class LoRA(nn.Module):
     """Low-rank changes of some linear maps of an encoder.
 
-    down: (maps, rank, inputs), A, and up: (maps, outputs, rank), B, where all are of
-    one size; else side by side, (rank, Σ inputs) and (Σ outputs, rank). Initial values
-    come from the seed and the layer's name alone. maps: what is changed, see `targets`.
+    The parameters are down (A) and up (B). If all maps have one size, they are (maps,
+    rank, inputs) and (maps, outputs, rank); otherwise they stand side by side, (rank,
+    Σ inputs) and (Σ outputs, rank). Initial values depend on the seed and the layer's
+    name alone.
+
+    Args:
+        maps: The maps that are changed; see `targets`.
+        rank: The rank of the changes.
+        alpha: The scale of the changes times the rank.
+        seed: The seed of the initial values.
+        layer: The name of the layer.
     """
 
     def __init__(
@@ -254,29 +287,36 @@ class LoRA(nn.Module):
         self.scale = alpha / rank
         self._sizes = [(linear.out_features, linear.in_features) for linear in maps]
         outputs, inputs = zip(*self._sizes, strict=True)
-        alike = len(set(self._sizes)) == 1
-        first = (len(maps), rank, inputs[0]) if alike else (rank, sum(inputs))
-        # of each column
-        roots = torch.tensor([n**0.5 for n in inputs for _ in range(n)])
+        self._is_stacked = len(set(self._sizes)) == 1
+        down_shape: tuple[int, ...] = (rank, sum(inputs))
+        up_shape: tuple[int, ...] = (sum(outputs), rank)
+        if self._is_stacked:
+            down_shape = (len(maps), rank, inputs[0])
+            up_shape = (len(maps), outputs[0], rank)
+
         with seeded(seed, layer):
-            drawn = torch.rand(first) * 2 - 1
-        self.down = nn.Parameter(drawn / inputs[0] ** 0.5 if alike else drawn / roots)
-        shape = (len(maps), outputs[0], rank) if alike else (sum(outputs), rank)
-        self.up = nn.Parameter(torch.zeros(shape))
+            drawn = torch.rand(down_shape) * 2 - 1
+        if self._is_stacked:
+            down = drawn / inputs[0] ** 0.5
+        else:
+            # √inputs of each column
+            down = drawn / torch.tensor([n**0.5 for n in inputs for _ in range(n)])
+        self.down = nn.Parameter(down)
+        self.up = nn.Parameter(torch.zeros(up_shape))
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """A (rank, inputs) and B (outputs, rank) of each map."""
-        if self.down.dim() == 3:
+        """Return A (rank, inputs) and B (outputs, rank) of each map."""
+        if self._is_stacked:
             return zip(self.down, self.up, strict=True)
         outputs, inputs = (list(sizes) for sizes in zip(*self._sizes, strict=True))
         return zip(self.down.split(inputs, dim=1), self.up.split(outputs), strict=True)
 
     @contextmanager
     def applied(self, maps: Sequence[nn.Linear]) -> Iterator[None]:
-        """While open, these maps (in the order of `targets`) compute with their
-        changes.
+        """Make maps, in the order of `targets`, compute with their changes.
 
-        For one forward pass at a time: it changes what the shared modules do.
+        Open it for one forward pass at a time, because it changes what shared modules
+        compute.
         """
         with ExitStack() as stack:
             for linear, (down, up) in zip(maps, self._pairs(), strict=True):
@@ -286,7 +326,7 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def merge(self, maps: Sequence[nn.Linear]) -> None:
-        """Add the changes to these maps' own weights, for good."""
+        """Add the changes to the maps' own weights permanently."""
         for linear, (down, up) in zip(maps, self._pairs(), strict=True):
             linear.weight += self.scale * up @ down
 
@@ -297,42 +337,49 @@ def targets(
     *,
     other: str = 'set [model] maps = "all"',
 ) -> list[nn.Linear]:
-    """Return the linear maps that are changed, bottom to top.
+    """Return the linear maps that low-rank changes change, bottom to top.
 
     Args:
         model: The encoder.
         which: "attention", the queries and values; "all", every map of the stacked
             layers.
-        other: What to do where an encoder has stacked layers without queries and
-            values.
+        other: The remedy in the message if an encoder has stacked layers, but no
+            queries and values.
 
     Raises:
-        ConfigError: The maps cannot be found, or, of attention, differ in size.
+        ConfigError: There are no such maps, or those of attention differ in size.
     """
-    named = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    stacked = [m for name, m in linears.items() if re.search(r"\.\d+\.", name)]
     if which == "all":
-        maps = [linear for name, linear in named if re.search(r"\.\d+\.", name)]
+        maps = stacked
+        problem = "no linear maps in stacked layers"
+        is_usable = bool(maps)
     else:
-        maps = [linear for name, linear in named if name.rsplit(".", 1)[-1] in CHANGED]
-    if not maps or (
-        which == "attention" and len({tuple(m.weight.shape) for m in maps}) > 1
-    ):
-        kind = getattr(
-            getattr(model, "config", None), "model_type", type(model).__name__
-        )
-        lacks = {
-            "attention": "no query and value projections of one size",
-            "all": "no linear maps in stacked layers",
-        }
-        stacked = any(re.search(r"\.\d+\.", name) for name, _ in named)
-        raise ConfigError(
-            f"low-rank changes cannot be made to an encoder of the kind {kind!r} ({lacks[which]}): "
-            f"{other if stacked and which == 'attention' else 'take an encoder such as BERT'}"
-        )
-    return maps
+        maps = [m for name, m in linears.items() if name.rsplit(".", 1)[-1] in CHANGED]
+        problem = "no query and value projections of one size"
+        is_usable = len({tuple(m.weight.shape) for m in maps}) == 1
+    if is_usable:
+        return maps
+
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", type(model).__name__)
+    remedy = "take an encoder such as BERT"
+    if stacked and which == "attention":
+        remedy = other
+    raise ConfigError(
+        f"low-rank changes cannot be made to an encoder of the kind {kind!r} "
+        f"({problem}): {remedy}"
+    )
 
 
 def _change(down: Tensor, up: Tensor, scale: float) -> Any:
+    """Return a hook that adds the change to a map's output."""
+
     def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output + scale * F.linear(F.linear(inputs[0], down), up)
 

@@ -1,5 +1,7 @@
-"""A frozen BART from a local directory, one copy of its weights for all models of a
-process."""
+"""A frozen BART from a local directory.
+
+All models of a process share one copy of its weights.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,23 @@ from fednotes.encoders.pretrained import (
 )
 from fednotes.encoders.reading import Pieces, reading_version, split_passages
 
-# one of them says the sub-words
+# The files of a tokenizer; a directory has at least one of them.
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
-_TOGETHER = 512  # texts in one call of the tokenizer
+_TEXTS_PER_CALL = 512  # of the tokenizer
 
 
 @dataclass(frozen=True, eq=False)
 class BartBackbone:
-    """What a BART directory holds, and what the pointer model asks of it.
+    """A BART directory, as the pointer model uses it.
 
-    model: a `BartModel`, frozen, in eval mode, that takes prompts. It is never run
-    itself: each model runs a `view` of it. frame: what the encoder reads at once.
-    steps: the most targets the decoder can write. marks: ids of the decoder's start, of
-    the end and of padding.
+    Attributes:
+        model: A `BartModel`, frozen, in evaluation mode, that takes prompts. It is
+            never run itself: each model runs a `view` of it.
+        tokenizer: Its tokenizer.
+        frame: What the encoder reads at once.
+        steps: The largest number of targets that the decoder can write.
+        marks: Ids of the decoder's start, of the end and of padding.
+        fingerprint: SHA-256 over the directory.
     """
 
     model: Any
@@ -56,84 +62,114 @@ class BartBackbone:
 
     def split(self, passages: Sequence[Passage]) -> Pieces:
         """Return the sub-words of some texts; see `encoders/reading.py`."""
-        starts = range(0, len(passages), _TOGETHER)
         parts = [
-            split_passages(self.tokenizer, passages[at : at + _TOGETHER])
-            for at in starts
+            split_passages(self.tokenizer, passages[start : start + _TEXTS_PER_CALL])
+            for start in range(0, len(passages), _TEXTS_PER_CALL)
         ]
         return Pieces.join(parts)
 
     def view(self, dropout: float) -> Any:
-        """Modules of one's own on the shared weights, in eval mode; dropout for train
-        mode."""
+        """Return separate modules on the shared weights, in evaluation mode.
+
+        Args:
+            dropout: Their dropout rate in training mode.
+        """
         shared: list[Tensor] = [*self.model.parameters(), *self.model.buffers()]
-        mine = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
-        for module in mine.modules():
+        view = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
+        for module in view.modules():
             for name in ("dropout", "activation_dropout"):
                 if isinstance(getattr(module, name, None), float):
                     setattr(module, name, dropout)
             if hasattr(module, "layerdrop"):
-                # it draws random numbers even where nothing is dropped
+                # It draws random numbers even if nothing is dropped.
                 module.layerdrop = 0.0
-        return mine
+        return view
 
 
 def load_backbone(path: str | Path, device: str | torch.device = "cpu") -> BartBackbone:
-    """The backbone of a Hugging Face BART directory, such as facebook/bart-base
-    downloaded.
+    """Return the backbone of a Hugging Face BART directory.
 
-    Loaded once a process for each device, so simulated sites share it. Reads
-    safetensors alone and fetches nothing. Raises ModelError (no such directory, not a
-    BART, damaged), ConfigError (no such device), MissingExtra.
+    It is loaded once for each process and device, so simulated sites share it. Only
+    safetensors are read, and nothing is downloaded.
+
+    Args:
+        path: The directory, such as a download of facebook/bart-base.
+        device: The device for the backbone.
+
+    Raises:
+        ModelError: There is no such directory, it is not a BART, or it is damaged.
+        ConfigError: There is no such device.
+        MissingExtra: A package is missing.
     """
     directory = Path(path).expanduser().resolve()
     if not directory.is_dir():
         raise ModelError(
-            f"backbone {str(path)!r}: no such directory; give a Hugging Face BART directory "
-            "(facebook/bart-base, downloaded) or make one with tools/graft.py"
+            f"backbone {str(path)!r}: no such directory; give a Hugging Face BART "
+            "directory (facebook/bart-base, downloaded) or make one with tools/graft.py"
         )
     return _load(directory, str(torch.device(device)), stamp_of(directory))
 
 
 @lru_cache(maxsize=4)
-def _load(directory: Path, device: str, stamp: Stamp) -> BartBackbone:
-    """`stamp` makes a directory that changed on disk a new one."""
+def _load(
+    directory: Path,
+    device: str,
+    stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
+) -> BartBackbone:
     check_weights(directory)
     if not any((directory / name).is_file() for name in TOKENIZERS):
         raise ModelError(
-            f"{directory}: no tokeniser beside config.json (tokenizer.json)"
+            f"{directory}: no tokenizer beside config.json (tokenizer.json)"
         )
     kind = open_config(directory).model_type
     if kind != "bart":
         raise ModelError(
-            f"{directory}: is a model of the kind {kind!r}; the pointer model needs a BART "
-            "(tools/graft.py makes one of a BERT)"
+            f"{directory}: is a model of the kind {kind!r}; the pointer model needs a "
+            "BART (tools/graft.py makes one from a BERT)"
         )
     tokenizer, model, missing = open_pretrained(directory, "BartModel")
     require_complete(directory, missing)
-    model = model.to(device_of(device)).eval().requires_grad_(False)
+    model = model.to(device_of(device)).eval().requires_grad_(requires_grad=False)
     set_layer_norm_eps(model)
     install(model)
-    config = model.config
+    begin, end, pad = _marks_of(directory, model.config)
+    steps = int(model.config.max_position_embeddings)
+    if steps < 4:
+        raise ModelError(f"{directory}: there is no room for a word beside the marks")
+    return BartBackbone(
+        model=model,
+        tokenizer=tokenizer,
+        frame=replace(Frame.of(directory, tokenizer, model), pad=pad),
+        steps=steps,
+        marks=(begin, end, pad),
+        fingerprint=folder_fingerprint(
+            directory, kind="bart", version=reading_version(tokenizer)
+        ),
+    )
+
+
+def _marks_of(directory: Path, config: Any) -> tuple[int, int, int]:
+    """Return the ids of the decoder's start, of the end and of padding.
+
+    Raises:
+        ModelError: One of them is missing or not in the vocabulary.
+    """
     begin = config.decoder_start_token_id
-    begin = config.bos_token_id if begin is None else begin
+    if begin is None:
+        begin = config.bos_token_id
     marks = {"begin": begin, "end": config.eos_token_id, "pad": config.pad_token_id}
     for name, value in marks.items():
         if value is None or not 0 <= value < config.vocab_size:
             raise ModelError(f"{directory}: config.json names no usable {name} token")
-    frame = replace(Frame.of(directory, tokenizer, model), pad=marks["pad"])
-    steps = int(config.max_position_embeddings)
-    if steps < 4:
-        raise ModelError(f"{directory}: there is no room for a word beside the marks")
-    digest = folder_fingerprint(
-        directory, kind="bart", version=reading_version(tokenizer)
-    )
-    return BartBackbone(model, tokenizer, frame, steps, (*marks.values(),), digest)
+    return marks["begin"], marks["end"], marks["pad"]
 
 
 def set_layer_norm_eps(model: Any) -> None:
-    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if
-    it does: a grafted directory's does, a published BART's does not."""
+    """Set the epsilon of every LayerNorm to "layer_norm_eps" of config.json.
+
+    Directories of tools/graft.py have this setting; a published BART does not, and
+    nothing changes.
+    """
     eps = getattr(model.config, "layer_norm_eps", None)
     if eps is None:
         return
@@ -152,7 +188,10 @@ def cache_keyword(decoder: nn.Module) -> str:
 
 
 def words_of(label: str) -> str:
-    """A type's name as words: parted at "_" and capitals, lower case; "ADR" stays one."""
+    """Return a type's name as lower-case words, split at "_" and capitals.
+
+    "ADR" stays one word.
+    """
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+", label)
     return " ".join(parts).lower() or label
 
@@ -160,12 +199,19 @@ def words_of(label: str) -> str:
 def fixed_rows(
     backbone: BartBackbone, types: Sequence[str], label_words: Mapping[str, str]
 ) -> Tensor:
-    """(3 + types, width) embeddings of BEGIN, END, PAD and the types: copies, none
-    trained.
+    """Return (3 + types, width), copies of the embeddings of the marks and the types.
 
-    label_words: type → words, instead of the type's own name. A type's row is the mean
-    over its words' sub-words, as they stand within a text. Raises ConfigError for words
-    of no type or alike for two.
+    The marks are BEGIN, END and PAD. A type's row is the mean over the sub-words of its
+    words, as they stand within a text.
+
+    Args:
+        backbone: The backbone.
+        types: The types.
+        label_words: Words for a type in place of its own name.
+
+    Raises:
+        ConfigError: Words belong to no type, have no sub-words, or are the same for two
+            types.
     """
     for label in label_words:
         if label not in types:
@@ -173,29 +219,28 @@ def fixed_rows(
                 f"label_words: unknown type {label!r}; {nearest(label, types)}"
             )
     table = backbone.model.get_input_embeddings()
-    words = {label: label_words.get(label) or words_of(label) for label in types}
-    rows = [
-        table(torch.tensor([i], device=table.weight.device)) for i in backbone.marks
-    ]
-    seen: dict[tuple[int, ...], str] = {}
-    for label, text in words.items():
+    device = table.weight.device
+    rows = [table(torch.tensor([mark], device=device)) for mark in backbone.marks]
+    label_of: dict[tuple[int, ...], str] = {}
+    for label in types:
+        text = label_words.get(label) or words_of(label)
         ids = _ids_of(backbone, text)
-        other = seen.setdefault(tuple(sorted(ids)), label)
+        other = label_of.setdefault(tuple(sorted(ids)), label)
         if not ids or other != label:
-            reason = f"cannot be told from {other!r}" if ids else "has no sub-words"
+            reason = "has no sub-words"
+            if ids:
+                reason = f"cannot be distinguished from {other!r}"
             raise ConfigError(
                 f"type {label!r} ({text!r}) {reason} in the backbone's vocabulary: "
                 "give it other words in label_words"
             )
-        rows.append(
-            table(torch.tensor(ids, device=table.weight.device)).mean(0, keepdim=True)
-        )
+        embedded = table(torch.tensor(ids, device=device))
+        rows.append(embedded.mean(0, keepdim=True))
     return torch.cat(rows).clone()
 
 
 def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
-    """The sub-words of words in the middle of a text, so with the blank before the
-    first one."""
+    """Return the sub-words of words within a text, with a blank before the first."""
     words = text.split()
     if not words:
         return []
@@ -204,7 +249,7 @@ def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
 
 
 def own_cross_attentions(view: Any) -> list[nn.Module]:
-    """A view's cross-attentions with parameters of their own, to be trained."""
+    """Give a view's cross-attentions parameters of their own; return them."""
     attentions = [layer.encoder_attn for layer in view.decoder.layers]
     for attention in attentions:
         for module in attention.modules():

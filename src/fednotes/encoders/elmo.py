@@ -3,22 +3,22 @@
     M. E. Peters, M. Neumann, M. Iyyer, M. Gardner, C. Clark, K. Lee, L. Zettlemoyer:
     Deep contextualized word representations. NAACL 2018.
 
-    word ─ 50 byte ids ─ embedding (16) ─ CNN, max over positions, ReLU (2048) ─ 2
-         highway layers ─ projection (512) ────────────────────────── layer 0 (twice) ─
-         LSTM 4096 → 512, forward | backward ────────────────────────── layer 1 ─ LSTM
-         4096 → 512, forward | backward, plus its own input ────── layer 2
+    layer 0   word → 50 byte ids → embedding (16) → CNN, maximum over positions, ReLU
+              (2048) → 2 highway layers → projection (512), twice
+    layer 1   LSTM 4096 → 512, forward | backward
+    layer 2   LSTM 4096 → 512, forward | backward, plus its own input
 
-The sizes stand in the options file; the published ones are in brackets. Every sentence
-starts from a zero state: the published program carries the state from one batch to the
-next, which makes a note's vectors depend on other notes. Datasets of the weights file:
+The sizes are in the options file; the published ones are in parentheses. Every sentence
+starts from a zero state. The published program carries the state from one batch to the
+next, so that a note's vectors depend on other notes. Datasets of the weights file:
 
     char_embed (261, 16) │ CNN/W_cnn_i (1, width, 16, filters), b_cnn_i
     CNN_high_k/W_carry, b_carry, W_transform, b_transform │ CNN_proj/W_proj, b_proj
     RNN_d/RNN/MultiRNNCell/Cell_l/LSTMCell/W_0 (input + state, 4 * cell), B, W_P_0
     (cell, state)
 
-with d = 0 forward, 1 backward; the gates in W_0 and B lie in the order input,
-candidate, forget, output, and the forget gate has 1 added to its bias at run time.
+with d = 0 forward, 1 backward. The gates in W_0 and B have the order input, candidate,
+forget, output, and the forget gate gets 1 added to its bias at run time.
 """
 
 from __future__ import annotations
@@ -42,18 +42,21 @@ from fednotes.encoders.pretrained import fingerprint
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 256, 257, 258, 259, 260
 CHARACTERS = 261
 
-# words (with padding) of one LSTM batch: 128 MB of gates at the published size
+# The largest LSTM batch: words with padding (128 MB of gates at the published size),
+# and sentences.
 BUDGET = 2048
 ROWS = 128
-WORDS = 256  # words of one CNN batch
+# Words in one CNN batch.
+WORDS = 256
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 def find_files(directory: Path) -> tuple[Path, Path] | None:
-    """The options and weights file in a directory; None where there are none of them.
+    """Return the options and the weights file of a directory; None if it has neither.
 
-    Raises ModelError where only one of the two is there, or several.
+    Raises:
+        ModelError: One of the two is missing, or there are several.
     """
     options = sorted(directory.glob("*options.json"))
     weights = sorted(directory.glob("*weights.hdf5")) or sorted(
@@ -70,9 +73,14 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
 
 
 def character_ids(word: str | int, length: int = 50) -> np.ndarray:
-    """One word, or one of BEGIN_SENTENCE and END_SENTENCE, → (length,) int64 ids + 1.
+    """Return (length,) int64, the character ids of a word plus 1.
 
-    UTF-8 bytes between begin-of-word and end-of-word, cut to `length`, then padding.
+    The UTF-8 bytes stand between the begin and the end of the word; they are cut to
+    `length`, and padding follows.
+
+    Args:
+        word: A word, or one of BEGIN_SENTENCE and END_SENTENCE.
+        length: Number of ids.
     """
     inner = [word] if isinstance(word, int) else list(word.encode("utf-8", "ignore"))
     ids = [BEGIN_WORD, *inner[: length - 2], END_WORD]
@@ -80,7 +88,7 @@ def character_ids(word: str | int, length: int = 50) -> np.ndarray:
 
 
 class _Config:
-    """What the options file says."""
+    """The settings of an options file."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -91,7 +99,8 @@ class _Config:
             self.embedding = int(cnn["embedding"]["dim"])
             self.characters = int(cnn["max_characters_per_token"])
             self.highways = int(cnn.get("n_highway") or 0)
-            self.cell, self.state = int(lstm["dim"]), int(lstm["projection_dim"])
+            self.cell = int(lstm["dim"])
+            self.state = int(lstm["projection_dim"])
             self.layers = int(lstm.get("n_layers", 1))
             self.cell_clip: float | None = lstm.get("cell_clip") or None
             self.state_clip: float | None = lstm.get("proj_clip") or None
@@ -115,8 +124,12 @@ Read = Callable[..., Tensor]
 
 @contextmanager
 def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
-    """Opens an HDF5 file: read(name, *shape) is a dataset as a tensor, checked; None in
-    shape fits any size."""
+    """Open an HDF5 file.
+
+    Yields:
+        A function read(name, *shape) that returns a dataset as a tensor, after a check
+        of its shape and numbers. None in the shape allows any size.
+    """
     with needs("h5py", "elmo"):
         import h5py
     try:
@@ -135,12 +148,11 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
         if not fits:
             wanted = tuple("any" if size is None else size for size in shape)
             raise ModelError(
-                f"{path}: {name!r} has shape {array.shape}, the options say {wanted}"
+                f"{path}: {name!r} has shape {array.shape}, but the options say "
+                f"{wanted}"
             )
         if array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise ModelError(
-                f"{path}: {name!r} holds values that are not finite numbers"
-            )
+            raise ModelError(f"{path}: {name!r} has values that are not finite numbers")
         return torch.from_numpy(array).to(dtype)
 
     with file:
@@ -148,7 +160,7 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
 
 
 class _Cell:
-    """One LSTM of one direction; every layer's input has the size of the state."""
+    """One LSTM layer of one direction; its input has the size of the state."""
 
     def __init__(self, read: Read, config: _Config, way: int, layer: int) -> None:
         name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
@@ -159,12 +171,13 @@ class _Cell:
         self.bias = read(f"{name}/B", 4 * cell).clone()
         self.bias[2 * cell : 3 * cell] += 1  # forget gate
         self.project = read(f"{name}/W_P_0", cell, state) if state < cell else None
-        self.cell_clip, self.state_clip = config.cell_clip, config.state_clip
+        self.cell_clip = config.cell_clip
+        self.state_clip = config.state_clip
 
     def run(self, words: Tensor) -> Tensor:
-        """(batch, length, input) → (batch, length, state), from a zero state."""
+        """Return states (batch, length, state) of inputs (batch, length, state)."""
         batch, length, _ = words.shape
-        # All inputs in one product; only the recurrent half has to wait for its step.
+        # One product for all inputs; only the recurrent half needs the step before.
         gates = (words.flatten(0, 1) @ self.inputs + self.bias).view(batch, length, -1)
         state = words.new_zeros(batch, self.recurrent.shape[0])
         memory = words.new_zeros(batch, self.recurrent.shape[1] // 4)
@@ -185,12 +198,29 @@ class _Cell:
         return torch.stack(states, 1)
 
 
-class Elmo:
-    """The frozen bidirectional language model; `encode` gives all its layers.
+def _read_filters(read: Read, config: _Config) -> list[tuple[Tensor, Tensor]]:
+    """Return weights (filters, embedding, width) and bias of each width."""
+    filters = []
+    for i, (width, count) in enumerate(config.filters):
+        weight = read(f"CNN/W_cnn_{i}", 1, width, config.embedding, count)[0]
+        bias = read(f"CNN/b_cnn_{i}", count)
+        filters.append((weight.permute(2, 1, 0).contiguous(), bias))
+    return filters
 
-    options, weights: the two published files. dtype: of the computation.
-    Raises ModelError where a file is damaged or the two do not fit, MissingExtra
-        without h5py.
+
+class Elmo:
+    """The frozen bidirectional language model; see `features.FrozenEncoder`.
+
+    `encode` returns all its layers.
+
+    Args:
+        options: The published options file.
+        weights: The published weights file.
+        dtype: The type of the computation.
+
+    Raises:
+        ModelError: A file is damaged, or the two do not fit.
+        MissingExtra: The package h5py is missing.
     """
 
     def __init__(
@@ -204,28 +234,22 @@ class Elmo:
             table = read("char_embed", None, config.embedding)
             if len(table) < CHARACTERS:
                 raise ModelError(
-                    f"{weights}: 'char_embed' has {len(table)} characters of {CHARACTERS}"
+                    f"{weights}: 'char_embed' has {len(table)} characters, but "
+                    f"{CHARACTERS} are needed"
                 )
             self._table = torch.cat([table.new_zeros(1, config.embedding), table])
             n = sum(count for _, count in config.filters)
-            # weights (filters, embedding, width) and bias of each width
-            self._filters = [
-                (
-                    read(f"CNN/W_cnn_{i}", 1, width, config.embedding, count)[0]
-                    .permute(2, 1, 0)
-                    .contiguous(),
-                    read(f"CNN/b_cnn_{i}", count),
-                )
-                for i, (width, count) in enumerate(config.filters)
-            ]
+            self._filters = _read_filters(read, config)
             self._highways = [
-                [
-                    read(f"CNN_high_{k}/{part}", *((n, n) if part[0] == "W" else (n,)))
-                    for part in ("W_carry", "b_carry", "W_transform", "b_transform")
-                ]
+                (
+                    read(f"CNN_high_{k}/W_carry", n, n),
+                    read(f"CNN_high_{k}/b_carry", n),
+                    read(f"CNN_high_{k}/W_transform", n, n),
+                    read(f"CNN_high_{k}/b_transform", n),
+                )
                 for k in range(config.highways)
             ]
-            # the files have none where filters and state are of one size
+            # The file has no projection if filters and state have the same size.
             self._project = None
             if n != config.state:
                 weight = read("CNN_proj/W_proj", n, config.state)
@@ -234,11 +258,11 @@ class Elmo:
                 [_Cell(read, config, way, layer) for layer in range(config.layers)]
                 for way in range(2)
             ]
-        # Now, not when it is asked for: the files may have changed by then.
+        # Computed now, because the files may change later.
         self.fingerprint = fingerprint((options, weights), kind="elmo", version=1)
 
     def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
-        """Sentences with their words → (sum of words, layers, 2 * state) float16.
+        """Return (words of all sentences, layers, 2 * state) float16.
 
         ELMo reads the words alone, not what stands between them.
         """
@@ -246,7 +270,7 @@ class Elmo:
 
     @torch.inference_mode()
     def hidden(self, sentences: Sequence[Passage]) -> Tensor:
-        """As `encode`, in the precision of the computation, on the CPU."""
+        """Return the vectors as `encode` does, but in the type of the computation."""
         ids: dict[str | int, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
         rows = [
             [ids.setdefault(word, len(ids)) for word in each.forms]
@@ -271,7 +295,7 @@ class Elmo:
         return out
 
     def _embed(self, words: list[str | int]) -> Tensor:
-        """Unique words → (words, state): what the CNN sees in their characters."""
+        """Return (words, state), what the CNN computes from the words' characters."""
         parts = []
         for first in range(0, len(words), WORDS):
             ids = np.stack(
@@ -280,12 +304,12 @@ class Elmo:
                     for w in words[first : first + WORDS]
                 ]
             )
-            seen = self._table[torch.from_numpy(ids)]  # (words, 50, embedding)
-            parts.append(self._words(seen.transpose(1, 2)))
+            embedded = self._table[torch.from_numpy(ids)]  # (words, 50, embedding)
+            parts.append(self._convolve(embedded.transpose(1, 2)))
         return torch.cat(parts)
 
-    def _words(self, characters: Tensor) -> Tensor:
-        """(words, embedding, characters) → (words, state)."""
+    def _convolve(self, characters: Tensor) -> Tensor:
+        """Return (words, state) of characters (words, embedding, characters)."""
         activation = self.config.activation
         word = torch.cat(
             [
@@ -302,17 +326,22 @@ class Elmo:
         return word
 
     def _contextual(self, vectors: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
-        """Word numbers (batch, length) → (batch, length, layers, 2 * state).
+        """Return (batch, length, layers, 2 * state).
 
-        The backward direction reads each sentence turned round within its own length,
-        so that in both directions padding comes after everything it could disturb.
+        The backward direction reads each sentence reversed within its own length, so
+        in both directions padding comes last and changes nothing.
+
+        Args:
+            vectors: (unique words, state).
+            index: (batch, length) numbers of the words in `vectors`.
+            sizes: (batch,) number of words of each sentence.
         """
         positions = torch.arange(index.shape[1])
-        turned = sizes[:, None] - 1 - positions  # (batch, length)
-        turn = torch.where(turned >= 0, turned, positions)
+        reversed_positions = sizes[:, None] - 1 - positions  # (batch, length)
+        reverse = torch.where(reversed_positions >= 0, reversed_positions, positions)
         batch = torch.arange(len(index))[:, None]
         ways = []
-        for way, order in enumerate((positions.expand_as(turn), turn)):
+        for way, order in enumerate((positions.expand_as(reverse), reverse)):
             current = vectors[index[batch, order]]  # (batch, length, state)
             layers = [current]
             for number, cell in enumerate(self._cells[way]):

