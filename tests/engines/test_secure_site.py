@@ -142,7 +142,7 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
         seals["b"].stage(request("@masked", 20, attached=attached))
     again = seals["c"].stage(request("@masked", 20, attached=attached)).facts
     # only this exchange cannot take it twice
-    assert "stands at 'masked'" in again["again"]
+    assert "is at 'masked'" in again["again"]
 
 
 def test_a_number_of_the_run_before_is_no_repeated_message() -> None:

@@ -56,7 +56,7 @@ def test_streams_run_on_over_blocks_and_add_modulo_2_to_the_64() -> None:
 def test_a_public_key_that_is_none_or_of_low_order_is_refused() -> None:
     for bad in (bytes(32), b"short"):
         with pytest.raises(RefusedError, match="site 'bob'"):
-            crypto.agreed(crypto.private_key(b"k" * 32), bad, "bob")
+            crypto.shared_secret(crypto.private_key(b"k" * 32), bad, "bob")
 
 
 def test_keys_are_derived_by_hkdf() -> None:
@@ -83,15 +83,15 @@ def test_joined_is_one_to_one() -> None:
 
 def test_a_box_opens_only_as_it_was_sealed() -> None:
     key, text = b"k" * 32, b"shares"
-    box = crypto.sealed(key, text, b"session")
+    box = crypto.seal(key, text, b"session")
     assert text not in box
-    assert crypto.opened(key, box, b"session") == text
-    assert crypto.opened(b"l" * 32, box, b"session") is None
-    assert crypto.opened(key, box, b"another") is None
-    assert crypto.opened(key, b"", b"session") is None
+    assert crypto.unseal(key, box, b"session") == text
+    assert crypto.unseal(b"l" * 32, box, b"session") is None
+    assert crypto.unseal(key, box, b"another") is None
+    assert crypto.unseal(key, b"", b"session") is None
     for at in range(len(box)):
         changed = bytes(b ^ (i == at) for i, b in enumerate(box))
-        assert crypto.opened(key, changed, b"session") is None
+        assert crypto.unseal(key, changed, b"session") is None
 
 
 def test_without_the_package_the_extra_is_named(

@@ -580,7 +580,7 @@ def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
     site.masked(newest + 1, following.boxes()[A], given(2)[A])
     with pytest.raises(RefusedError, match=f"no keys for exchange {newest}"):
         site.unmask(newest, requests[A])
-    with pytest.raises(RefusedError, match="stands at 'closed'"):
+    with pytest.raises(RefusedError, match="is at 'closed'"):
         first.unmask(requests[A])
     assert not first._seed
     assert not first._held

@@ -65,16 +65,16 @@ def test_lists_of_survivors_that_no_honest_server_sends() -> None:
         ({"dropped": (D, "x")}, "'x' is not in both"),
         (
             {"survivors": (A, B, C, D), "dropped": ()},
-            "site 'd' was asked something else than site 'a'",
+            "sites 'd' and 'a' received different requests",
         ),
-        ({"receipts": {}}, "site '[bc]' was asked something else"),
+        ({"receipts": {}}, "sites '[bc]' and 'a' received different requests"),
         (
             {"receipts": {B: fair.receipts[C], C: fair.receipts[B]}},
-            "site '[bc]' was asked something else",
+            "sites '[bc]' and 'a' received different requests",
         ),
         (
             {"receipts": run.requests[B].receipts},
-            "site '[bc]' was asked something else",
+            "sites '[bc]' and 'a' received different requests",
         ),
         ({"exchange": bytes(32)}, "another exchange"),
     ]
@@ -138,7 +138,9 @@ def test_a_short_roster_for_one_site_is_refused(
     switched off."""
     run, requests = short_roster()
     for to, request in requests.items():
-        with pytest.raises(RefusedError, match="site 'a' was asked something else"):
+        with pytest.raises(
+            RefusedError, match=r"sites 'a' and '.' received different requests"
+        ):
             run.sites[to].unmask(request)
 
     run, requests = short_roster()
@@ -163,7 +165,7 @@ def test_a_short_roster_for_one_site_is_refused(
     session = session_id(run.server.exchange, list(keys.values()))
     streams = [(self_stream(secret("masks", A), session, where), -1)]
     for site in (B, C):
-        shared = crypto.agreed(
+        shared = crypto.shared_secret(
             crypto.private_key(secret("keys", site)), keys[A].masking, A
         )
         streams.append((pair_stream(shared, session, A, site, where), -1))
@@ -195,7 +197,7 @@ def test_different_lists_are_seen_by_confirmation() -> None:
             if to in c.confirmations
         }
         with pytest.raises(
-            RefusedError, match=r"shown another list|confirmed the survivors"
+            RefusedError, match=r"received another list|confirmed the survivors"
         ):
             run.sites[to].unmask(replace(request, confirmations=given))
         with pytest.raises(
@@ -325,7 +327,9 @@ def test_what_a_site_sent_is_no_message_to_itself() -> None:
     reflected = replace(
         request, receipts={**request.receipts, B: messages[A].receipts[B]}
     )
-    with pytest.raises(RefusedError, match="site 'b' was asked something else"):
+    with pytest.raises(
+        RefusedError, match="sites 'b' and 'a' received different requests"
+    ):
         run.sites[A].unmask(reflected)
     run.sites[A].unmask(request)
 
@@ -334,7 +338,7 @@ def test_steps_are_taken_once_and_in_order() -> None:
     run = Exchange((A, B, C))
     site, update = run.sites[A], powers((A,))[A]
     nothing = UnmaskRequest(site.exchange, (A, B, C), (), {})
-    with pytest.raises(RefusedError, match=r"'masked' is refused.*stands at 'keys'"):
+    with pytest.raises(RefusedError, match=r"'masked' is refused.*is at 'keys'"):
         site.masked({}, update)
     with pytest.raises(RefusedError, match="'unmask' is refused"):
         site.unmask(nothing)
@@ -348,7 +352,7 @@ def test_steps_are_taken_once_and_in_order() -> None:
         # two updates under one mask would show their difference
         site.masked(boxes[A], update)
     site.forget()
-    with pytest.raises(RefusedError, match="stands at 'closed'"):
+    with pytest.raises(RefusedError, match="is at 'closed'"):
         site.unmask(nothing)
 
 
@@ -360,7 +364,7 @@ def test_limits_cannot_be_tried_one_after_the_other() -> None:
     for limit in (0, 1):
         with pytest.raises(TrainingError, match="limit"):
             run.sites[A].masked(boxes[A], update, limits={"w": limit})
-    with pytest.raises(RefusedError, match="stands at 'closed'"):
+    with pytest.raises(RefusedError, match="is at 'closed'"):
         run.sites[A].masked(boxes[A], update, limits={"w": 3})
     with pytest.raises(TrainingError, match="limit"):
         run.sites[B].masked(boxes[B], update, limits={"w": 0})

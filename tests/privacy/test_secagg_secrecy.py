@@ -214,7 +214,9 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
         )
         streams = []
         for site in (A, B):
-            secret = crypto.agreed(crypto.private_key(key), keys[site].masking, site)
+            secret = crypto.shared_secret(
+                crypto.private_key(key), keys[site].masking, site
+            )
             sign = -1 if site > C else 1
             streams.append((pair_stream(secret, session, site, C, where), sign))
         if with_seed is not None:
@@ -242,9 +244,11 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
         box, keys = boxes[1][site][C], runs[1].server.keys()
         session = secagg_site.session_id(runs[1].server.exchange, list(keys.values()))
         for raw in secrets:
-            secret = crypto.agreed(crypto.private_key(raw), keys[site].sharing, site)
+            secret = crypto.shared_secret(
+                crypto.private_key(raw), keys[site].sharing, site
+            )
             use = crypto.derived(secret, session, "shares", C, site)
-            assert crypto.opened(use, box, session) is None
+            assert crypto.unseal(use, box, session) is None
     used = runs[1].sites[C]._held[C][:SHARE_BYTES]
     assert used not in runs[0].sites[A]._held.values()
 

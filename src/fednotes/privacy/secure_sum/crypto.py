@@ -1,15 +1,14 @@
-"""The cryptography of the secure sum, on bytes and uint64 buffers. Nothing here is
-home-made.
+"""The cryptography of the secure sum, on bytes and uint64 buffers.
 
-X25519 (RFC 7748) agrees on secrets, HKDF-SHA256 (RFC 5869) makes a key for each use of
-one, ChaCha20 (RFC 8439) stretches a key of 256 bits into masks, ChaCha20-Poly1305 seals
-shares, HMAC-SHA256 makes receipts. All from `cryptography`, the extra "secure", which
-is imported where it is used.
+The primitives come from the package `cryptography` (the extra "secure"), which is
+imported where it is used: X25519 (RFC 7748) agrees on secrets, HKDF-SHA256 (RFC 5869)
+derives a key for each use of a secret, ChaCha20 (RFC 8439) expands a key of 256 bits
+into masks, ChaCha20-Poly1305 seals shares, and HMAC-SHA256 makes receipts.
 
-Shares of a secret of 256 bits, of which any t of n give it and t - 1 say nothing, are
-Shamir's ("How to share a secret", CACM 22(11), 1979). The field is the integers modulo
-2^256 + 297, the least prime above 2^256, so every string of 32 bytes is a secret as it
-is.
+Secrets of 256 bits are shared by Shamir's method ("How to share a secret", CACM 22(11),
+1979): any t of n shares give the secret, and t - 1 tell nothing. The field is the
+integers modulo 2^256 + 297, the smallest prime above 2^256, so every string of 32 bytes
+is a secret.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 KEY_BYTES = 32
-# words masked at a time: they stay in the cache while every stream is added
-BLOCK = 2**15
-PRIME, SHARE_BYTES = 2**256 + 297, 33
+BLOCK = 2**15  # words that stay in the cache while every stream is added to them
+PRIME = 2**256 + 297
+SHARE_BYTES = 33
 Words = NDArray[np.uint64]
 
 
 def need_cryptography() -> None:
-    """Raises MissingExtra where the package is not installed."""
+    """Raise MissingExtra if the package is not installed."""
     with needs("cryptography", "secure"):
         import cryptography  # noqa: F401
 
 
 def joined(*parts: str | int | bytes) -> bytes:
-    """Parts as one string of bytes, each with its type and length: no two lists give
-    the same.
+    """Return the parts as one string of bytes, each with its type and length.
 
-    The context of an exchange is made of it: `joined(job, run, number)`.
+    No two lists of parts give the same string. The context of an exchange is made in
+    this way: `joined(job, run, number)`.
     """
     out = []
     for part in parts:
@@ -60,13 +59,15 @@ def joined(*parts: str | int | bytes) -> bytes:
 
 
 def digest(*parts: str | int | bytes) -> bytes:
-    """SHA-256 of `joined`."""
+    """Return the SHA-256 of the joined parts."""
     return hashlib.sha256(joined(*parts)).digest()
 
 
 def derived(secret: bytes, salt: bytes, *use: str | int | bytes) -> bytes:
-    """A key of 32 bytes for one use of a secret (HKDF-SHA256); one-way in both
-    arguments."""
+    """Return a key of 32 bytes for one use of a secret (HKDF-SHA256).
+
+    It is one-way in both arguments.
+    """
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -75,21 +76,27 @@ def derived(secret: bytes, salt: bytes, *use: str | int | bytes) -> bytes:
 
 
 def private_key(raw: bytes) -> X25519PrivateKey:
-    """An X25519 key of 32 random bytes."""
+    """Return an X25519 key of 32 random bytes."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(raw)
 
 
 def public_bytes(key: X25519PrivateKey) -> bytes:
-    """The public half, 32 bytes."""
+    """Return the public half of a key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
 
-def agreed(key: X25519PrivateKey, public: bytes, owner: str) -> bytes:
-    """The secret of 32 bytes that both owners of the two keys can compute.
+def shared_secret(key: X25519PrivateKey, public: bytes, owner: str) -> bytes:
+    """Return the secret of 32 bytes that the owners of both keys can compute.
 
-    Raises RefusedError for a public key that is none, or of low order.
+    Args:
+        key: The private key.
+        public: The other owner's public key.
+        owner: The other owner's name, for the message.
+
+    Raises:
+        RefusedError: The public key is malformed or has a low order.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
@@ -101,18 +108,18 @@ def agreed(key: X25519PrivateKey, public: bytes, owner: str) -> bytes:
         ) from error
 
 
-def sealed(key: bytes, text: bytes, bound: bytes) -> bytes:
-    """`text` encrypted, and it and `bound` authenticated.
+def seal(key: bytes, text: bytes, bound: bytes) -> bytes:
+    """Return `text` encrypted; `text` and `bound` are authenticated.
 
-    A key seals one message only.
+    A key may seal only one message.
     """
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, bound)
 
 
-def opened(key: bytes, box: bytes, bound: bytes) -> bytes | None:
-    """What was sealed; None if key, box or bound are not what they were."""
+def unseal(key: bytes, box: bytes, bound: bytes) -> bytes | None:
+    """Return what was sealed; None if key, box or `bound` differ from the sealed ones."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -123,17 +130,19 @@ def opened(key: bytes, box: bytes, bound: bytes) -> bytes | None:
 
 
 def receipt(key: bytes, *parts: str | int | bytes) -> bytes:
-    """HMAC-SHA256 of the parts: its holder shows one other site what it did."""
+    """Return the HMAC-SHA256 of the parts, which shows one other site what was done."""
     return hmac.digest(key, joined(*parts), "sha256")
 
 
 def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
-    """Add to `words`, modulo 2^64, the ChaCha20 stream of each (key, +1) and take off
-    (key, -1).
+    """Add ChaCha20 streams to words modulo 2^64, in place, a block at a time.
 
-    A stream starts at counter 0 with a nonce of zeros and is read as little-endian
-    words (no other machine can send them): a key must have no other use. In place, a
-    block at a time.
+    A stream starts at counter 0 with a nonce of zeros, so its key must have no other
+    use. It is read as little-endian words, as all machines that can run this do.
+
+    Args:
+        words: The words.
+        streams: Keys, each with +1 (add its stream) or -1 (subtract it).
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -148,27 +157,38 @@ def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
         stream = buffer[: part.size]
         for cipher, sign in ciphers:
             cipher.update_into(zeros[: 8 * part.size], stream.data.cast("B"))
-            (np.add if sign > 0 else np.subtract)(part, stream, out=part)
+            if sign > 0:
+                np.add(part, stream, out=part)
+            else:
+                np.subtract(part, stream, out=part)
 
 
 class Identity(Protocol):
-    """How a site signs its public keys, and knows those of others."""
+    """Signs a site's public keys and verifies those of other sites."""
 
     def sign(self, text: bytes) -> bytes:
-        """This site's signature."""
+        """Return this site's signature of a text."""
 
     def verify(self, site: str, text: bytes, signature: bytes) -> bool:
-        """Whether `site` signed `text`."""
+        """Return whether a site signed a text."""
 
 
-# shares of a secret
+# ---- shares of a secret --------------------------------------------------------------
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
-    """Point → value there of a random polynomial of degree threshold - 1 with f(0) =
+    """Split a secret into shares.
+
+    A share is the value of a random polynomial of degree threshold - 1 with f(0) =
     secret.
 
-    secret: 32 bytes. points: distinct, from 1. A share has 33 bytes.
+    Args:
+        secret: The secret, 32 bytes.
+        threshold: How many shares give the secret.
+        points: Where the polynomial is evaluated: distinct integers from 1.
+
+    Returns:
+        The share of each point, 33 bytes.
     """
     polynomial = [int.from_bytes(secret, "big")]
     polynomial += (secrets.randbelow(PRIME) for _ in range(threshold - 1))
@@ -182,12 +202,14 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """f(0) of the polynomial through the shares, by Lagrange's formula: the secret of
-    32 bytes.
+    """Return the secret of 32 bytes: f(0) by Lagrange's formula.
 
-    The caller gives as many shares as the threshold, or more; with fewer the result is
-    unrelated to the secret. Raises TrainingError if what they give is no secret (one of
-    them is wrong).
+    Args:
+        shares: At least as many shares as the threshold, by their points. With fewer
+            the result has nothing to do with the secret.
+
+    Raises:
+        TrainingError: The shares do not give a secret, so one of them is wrong.
     """
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
     if not all(0 < point < PRIME and value < PRIME for point, value in values.items()):

@@ -1,5 +1,4 @@
-"""The server's side of the secure sum: one exchange, and one after the other (see
-`site`)."""
+"""The server's side of the secure sum: a single exchange, and a series of them."""
 
 from __future__ import annotations
 
@@ -34,12 +33,12 @@ from fednotes.privacy.secure_sum.site import (
     session_id,
 )
 
-SPARED = 2  # answers left out at once, where shares do not fit
+SPARED = 2  # answers that are left out together if shares do not fit
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Words added so far, of updates of one layout."""
+    """The sum so far of the updates of one layout."""
 
     layout: SumLayout
     words: crypto.Words
@@ -47,23 +46,27 @@ class _Sum:
 
 
 class SecureServer:
-    """Collects one exchange's messages phase by phase, and makes the total.
+    """Collects the messages of one exchange phase by phase, and opens the total.
 
-    Each phase is closed by asking for what goes out next (`keys`, `boxes`, `requests`);
-    whoever was not heard by then has dropped out, and a later message of that phase is
-    refused. Masked updates are added as they come (in any order: integers), and not
-    kept. `add_…` raise RefusedError for a message that is wrong, late or doubled: the
-    exchange goes on without it. What closes a phase raises TrainingError below the
-    threshold; nothing can be opened then.
+    A phase ends when the caller asks for the next messages to sites (`keys`, `boxes`,
+    `requests`). Sites that were not heard by then have dropped out, and their later
+    messages of that phase are refused. Masked updates are added as they come and not
+    stored; integers add in any order. The methods `add_…` raise RefusedError for a
+    message that is wrong, late or repeated; the exchange continues without it. A method
+    that ends a phase raises TrainingError below the threshold; then nothing can be
+    opened.
 
-    phase: what is taken now: keys, shares, masked, unmask, or closed. survivors: the
-    sites in the sum, once the updates are closed. doubtful: (who opened it, whose
-    secret) of shares that were wrong, though the sum was made: one of the two did not
-    do as the protocol says, and a site that is in most pairs did it.
+    Attributes:
+        phase: What is accepted now: "keys", "shares", "masked", "unmask" or "closed".
+        survivors: The sites in the sum, once no more updates are accepted.
+        doubtful: Pairs of sites (who opened a share, whose secret it is of) with a
+            wrong share although the sum was opened. One of the two broke the protocol;
+            a site that is in most pairs did.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
-        self._parties, self.exchange = parties, parties.exchange(context)
+        self._parties = parties
+        self.exchange = parties.exchange(context)
         self.phase = "keys"
         self._keys: dict[str, KeysMessage] = {}
         self._session = b""
@@ -77,18 +80,18 @@ class SecureServer:
 
     @property
     def heard(self) -> tuple[str, ...]:
-        """Sites whose masked update is here."""
+        """The sites whose masked update has arrived."""
         return self._parties.in_order(
             {site for part in self._sums.values() for site in part.sites}
         )
 
     @property
     def roster(self) -> tuple[str, ...]:
-        """Sites that this exchange began with: they sent keys and shares."""
+        """The sites that sent keys and shares."""
         return self._parties.in_order(self._boxes)
 
     def add_keys(self, message: KeysMessage) -> None:
-        """A site's public keys."""
+        """Accept a site's public keys."""
         self._expect(
             "keys", message.site, message.exchange, set(self._parties.sites), self._keys
         )
@@ -96,7 +99,7 @@ class SecureServer:
         self._keys[message.site] = message
 
     def keys(self) -> dict[str, KeysMessage]:
-        """All keys, the same for every site that sent its own."""
+        """Return all keys, which every site that sent its own receives."""
         if self.phase == "keys":
             self._enough(len(self._keys), "keys")
             self._keys = {
@@ -107,7 +110,7 @@ class SecureServer:
         return dict(self._keys)
 
     def add_shares(self, message: SharesMessage) -> None:
-        """A site's sealed shares."""
+        """Accept a site's sealed shares."""
         self._expect(
             "shares", message.site, message.exchange, set(self._keys), self._boxes
         )
@@ -122,7 +125,7 @@ class SecureServer:
         self._boxes[message.site] = message
 
     def boxes(self) -> dict[str, dict[str, bytes]]:
-        """For each site of the roster: sender → box."""
+        """Return the boxes by receiver and sender."""
         if self.phase == "shares":
             self._enough(len(self._boxes), "shares")
             self.phase = "masked"
@@ -165,7 +168,7 @@ class SecureServer:
         self._receipts[site] = dict(message.receipts)
 
     def requests(self) -> dict[str, UnmaskRequest]:
-        """What each survivor is asked, with the confirmations that are here by now."""
+        """Return the request to each survivor, with the confirmations so far."""
         if self.phase == "masked":
             if not self._sums:
                 self._enough(0, "updates")
@@ -189,8 +192,7 @@ class SecureServer:
         }
 
     def add_confirm(self, message: ConfirmMessage) -> None:
-        """A survivor's receipts of the list of survivors; then ask for `requests`
-        again."""
+        """Accept a survivor's proofs of the list; call `requests` again afterwards."""
         survivors = set(self.survivors)
         self._expect(
             "unmask", message.site, message.exchange, survivors, self._confirmations
@@ -204,7 +206,7 @@ class SecureServer:
         self._confirmations[message.site] = dict(message.confirmations)
 
     def add_unmask(self, message: UnmaskMessage) -> None:
-        """A survivor's shares. `threshold` of these are enough."""
+        """Accept a survivor's shares. Those of `threshold` sites are enough."""
         survivors = set(self.survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._answers)
         dropped = set(self.roster) - survivors
@@ -216,12 +218,13 @@ class SecureServer:
         self._answers[message.site] = message
 
     def total(self) -> Total:
-        """Σ over the survivors.
+        """Return the sum over the survivors.
 
-        Wrong shares of up to two sites are passed over while `threshold` others are
-        there.
-        Raises TrainingError below the threshold, for shares that do not fit the keys,
-        and for masks that do not cancel.
+        Wrong shares of up to two sites are left out while `threshold` others are there.
+
+        Raises:
+            TrainingError: Too few sites sent shares, the shares do not fit the keys, or
+                the masks do not cancel.
         """
         if self.phase != "unmask":
             raise TrainingError("the secure sum has no updates to open yet")
@@ -249,7 +252,7 @@ class SecureServer:
         return self._rebuilt(site, shares, fits, "mask")
 
     def _left_over(self, dropped: str, where: bytes) -> list[tuple[bytes, int]]:
-        """The streams that survivors put on for one that dropped out, to be taken off."""
+        """Return the streams that survivors added for a dropped site, to remove them."""
 
         def fits(raw: bytes) -> bool:
             return (
@@ -261,7 +264,7 @@ class SecureServer:
         key = crypto.private_key(self._rebuilt(dropped, shares, fits, "key"))
         streams = []
         for site in self.survivors:
-            secret = crypto.agreed(key, self._keys[site].masking, site)
+            secret = crypto.shared_secret(key, self._keys[site].masking, site)
             stream = pair_stream(secret, self._session, site, dropped, where)
             streams.append((stream, -1 if site < dropped else 1))
         return streams
@@ -273,7 +276,7 @@ class SecureServer:
         fits: Callable[[bytes], bool],
         what: str,
     ) -> bytes:
-        """The secret of a site, from `threshold` of its shares that fit together."""
+        """Return a site's secret from `threshold` of its shares that fit together."""
 
         def secret(chosen: Collection[str]) -> bytes:
             try:
@@ -299,8 +302,7 @@ class SecureServer:
         )
 
     def _choices(self, shares: Collection[str]) -> Iterator[tuple[str, ...]]:
-        """`threshold` of the sites, those first whose shares were right so far; then
-        others."""
+        """Yield choices of `threshold` sites, first those with only right shares."""
         known = {site for site, _ in self.doubtful}
         order = sorted(self._parties.in_order(shares), key=known.__contains__)
         seen = set()
@@ -337,21 +339,22 @@ class SecureServer:
     def _enough(self, count: int, what: str) -> None:
         if count < self._parties.threshold:
             raise TrainingError(
-                f"secure sum: {what} of {count} of {len(self._parties.sites)} sites, and the "
-                f"threshold is {self._parties.threshold}: nothing was opened"
+                f"secure sum: {what} of {count} of {len(self._parties.sites)} sites, and "
+                f"the threshold is {self._parties.threshold}: nothing was opened"
             )
 
 
 def _one_each(given: Mapping[str, bytes], sites: Collection[str], size: int) -> bool:
-    """Whether something is there for each of these sites, and as long as it must be."""
+    """Return whether there is a value of the right size for each of these sites."""
     return given.keys() == set(sites) and all(
         len(raw) == size for raw in given.values()
     )
 
 
 def _difference(one: _Sum, other: _Sum) -> str:
-    """What two groups of sites did not agree on."""
-    left, right = min(one.sites), min(other.sites)
+    """Say how the layouts of two groups of sites differ."""
+    left = min(one.sites)
+    right = min(other.sites)
     rows = [{(f.kind, f.name): f for f in part.layout.fields} for part in (one, other)]
     odd = sorted(rows[0].keys() ^ rows[1].keys())
     if odd:
@@ -372,59 +375,64 @@ def _difference(one: _Sum, other: _Sum) -> str:
 
 
 class ServerChain:
-    """The server in a run of exchanges.
+    """The server in a series of exchanges.
 
-    `now` is the exchange under way. While `prepared` says which sites are ready for the
-    next one, ask these for their updates at once; otherwise `start`, collect keys and
-    shares first. After an exchange that came to nothing, `start`: what sites sent for
-    it is not used again.
+    `now` is the current exchange. If `prepared` names enough sites, these can be asked
+    for their updates at once. Otherwise `start` a new exchange and collect keys and
+    shares first. Do so too after an exchange that failed: its messages are not used
+    again.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
-        self._parties, self._context = parties, context
+        self._parties = parties
+        self._context = context
         self.number = -1
         self._now: SecureServer | None = None
         self._next: SecureServer | None = None
 
     @property
     def now(self) -> SecureServer:
-        """The exchange under way. Raises TrainingError where there is none."""
+        """The current exchange.
+
+        Raises:
+            TrainingError: There is none.
+        """
         if self._now is None:
             raise TrainingError("the secure sum has no exchange under way: start one")
         return self._now
 
     @property
     def prepared(self) -> tuple[str, ...]:
-        """Sites that can send their updates at once; empty if the server must `start`."""
+        """The sites that can send updates at once; () if the server must `start`."""
         ready = self._now is not None and self._now.phase == "masked"
         return self.now.roster if ready else ()
 
     def start(self) -> SecureServer:
-        """A fresh exchange, for which keys and shares must be collected."""
-        self.number += 2  # 1 more is used by the sites
-        self._now, self._next = self._server(self.number), None
+        """Begin an exchange for which keys and shares must be collected."""
+        self.number += 2  # the sites may have used the next number already
+        self._now = self._server(self.number)
+        self._next = None
         return self._now
 
     def add_masked(self, message: MaskedMessage) -> None:
-        """A masked update, and the keys on it."""
+        """Accept a masked update and the keys that it carries."""
         self.now.add_masked(message)
         if self._next is None:
             self._next = self._server(self.number + 1)
         if message.next_keys is not None and message.next_keys.site == message.site:
-            with suppress(RefusedError):  # the update counts all the same
+            with suppress(RefusedError):  # the update counts even so
                 self._next.add_keys(message.next_keys)
 
     def requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:
-        """What each survivor is asked, and the keys of the next exchange for all of
-        them."""
+        """Return the request to each survivor, and the keys of the next exchange."""
         requests = self.now.requests()
         try:
             return requests, self._next.keys() if self._next else {}
-        except TrainingError:  # too few for a next exchange without a fresh start
+        except TrainingError:  # too few sites; the next exchange must be started
             return requests, {}
 
     def add_unmask(self, message: UnmaskMessage) -> None:
-        """A survivor's shares, and those for the next exchange on it."""
+        """Accept a survivor's shares, and those for the next exchange."""
         self.now.add_unmask(message)
         shares = message.next_shares
         if (
@@ -436,13 +444,19 @@ class ServerChain:
                 self._next.add_shares(shares)
 
     def total(self) -> Total:
-        """Σ over the survivors; the next exchange is then under way if it is prepared."""
+        """Return the sum over the survivors.
+
+        If the next exchange is prepared, it becomes the current one.
+        """
         total = self.now.total()
-        following, self._now, self._next = self._next, None, None
+        following = self._next
+        self._now = None
+        self._next = None
         if following is not None and following.phase == "shares":
             with suppress(TrainingError):
                 following.boxes()
-                self._now, self.number = following, self.number + 1
+                self._now = following
+                self.number += 1
         return total
 
     def _server(self, number: int) -> SecureServer:

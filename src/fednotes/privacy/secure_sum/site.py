@@ -1,15 +1,17 @@
-"""A site's side of the secure sum: one exchange, and one after the other.
+"""A site's side of the secure sum: a single exchange, and a series of them.
 
-Threats and names: the package's docstring. Exchange after exchange costs two messages
-each while nothing fails. Keys of exchange r + 1 ride on the masked update of r, its
-shares on the answer that opens r:
+Threats and symbols are explained in the package's docstring. While nothing fails, each
+exchange takes two messages. The masked update of exchange r carries the site's keys of
+exchange r + 1, and the answer that opens r carries its shares:
 
-    server → site   the task of r, boxes of r        site → server   masked r, own keys of r + 1
-    server → site   survivors of r, keys of r + 1    site → server   what opens r, boxes of r + 1
+    server → site    the task of r, boxes of r
+    site → server    masked update of r, own keys of r + 1
+    server → site    survivors of r, keys of r + 1
+    site → server    what opens r, boxes of r + 1
 
-Every exchange has fresh keys, seeds and shares: what opens r says nothing of r + 1. A
-site that dropped out of r is not prepared for r + 1; where it should take part again,
-the server starts afresh (`ServerChain.start`), which costs two small messages more.
+Every exchange has new keys, seeds and shares, so what opens r tells nothing of r + 1. A
+site that dropped out of r is not prepared for r + 1. To let it take part again, the
+server starts a new exchange (`ServerChain.start`), which takes two more small messages.
 """
 
 from __future__ import annotations
@@ -35,47 +37,49 @@ from fednotes.privacy.secure_sum.messages import (
     UnmaskRequest,
 )
 
-REFUSALS = 2  # updates out of range: each tells the server something of their size
+REFUSALS = 2  # of updates out of range; each tells the server something of their size
 KEYS_SIZES = ("sharing", "masking", "commitment")
 
 
 class AskedOtherwise(RefusedError):
-    """The server asked two sites for different things, or shows them different lists of
-    sites. reason: as a site's ledger has it."""
+    """The server asked two sites for different things, or sent them different lists.
+
+    Attributes:
+        reason: The reason as a site's ledger records it.
+    """
 
     reason = "asked-otherwise"
 
 
 def session_id(exchange: bytes, keys: Sequence[KeysMessage]) -> bytes:
-    """Digest of all public keys, in the order of the sites."""
+    """Return the digest of all public keys, in the order of the sites."""
     rows = (part for k in keys for part in (k.site, k.sharing, k.masking, k.commitment))
     return crypto.digest(exchange, *rows)
 
 
 def self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
-    """The key of a site's self mask."""
+    """Return the key of a site's self mask."""
     return crypto.derived(seed, session, "self mask", layout)
 
 
 def pair_stream(
     secret: bytes, session: bytes, one: str, other: str, layout: bytes
 ) -> bytes:
-    """The key of a pair's mask, from their X25519 secret: one-way, and for this use
-    alone."""
+    """Return the key of a pair's mask, derived one-way from their X25519 secret."""
     return crypto.derived(secret, session, "pair mask", *sorted((one, other)), layout)
 
 
 def commitment(seed: bytes, exchange: bytes) -> bytes:
-    """Binds a site to its seed, so that wrong shares are noticed; says nothing about
-    it."""
+    """Return a commitment to a seed, which shows wrong shares and not the seed."""
     return crypto.derived(seed, exchange, "commitment")
 
 
 def check_keys(message: KeysMessage, exchange: bytes) -> None:
-    """Raises RefusedError for a message of another exchange or of wrong sizes."""
+    """Raise RefusedError for a message of another exchange or of wrong sizes."""
     if message.exchange != exchange:
         raise RefusedError(
-            f"the keys of site {message.site!r} are of another exchange, list of sites or threshold"
+            f"the keys of site {message.site!r} are of another exchange, list of sites "
+            "or threshold"
         )
     if any(len(getattr(message, name)) != crypto.KEY_BYTES for name in KEYS_SIZES):
         raise RefusedError(f"the keys of site {message.site!r} have a wrong length")
@@ -95,18 +99,24 @@ def _signed(keys: KeysMessage) -> bytes:
 
 
 class SecureSite:
-    """One site in one exchange: keys, shares, masked, unmask, each once and in this
-    order.
+    """One site in one exchange.
 
-    site: its name. context: names this exchange, `joined(job, run, number)`; it need
-    not be unpredictable. identity: signs this site's keys and checks the others'; None
-    trusts the server to relay.
+    The steps are `keys`, `shares`, `masked` and `unmask`, each once and in this order.
+    Every method raises RefusedError for what the protocol forbids.
 
-    Secrets live in this object only: a process that ends takes its part of the exchange
-    with it, and is one more site that dropped out. They are forgotten after `unmask`.
+    Secrets exist in this object only. If the process ends, the site has dropped out.
+    They are forgotten after `unmask`.
 
-    Raises ConfigError for a site that is none of the parties; every method RefusedError
-    for what the protocol forbids.
+    Args:
+        site: The site's name.
+        parties: The sites of the sum.
+        context: Names this exchange, `joined(job, run, number)`. It need not be
+            unpredictable.
+        identity: Signs this site's keys and checks those of the others; None trusts the
+            server to relay them.
+
+    Raises:
+        ConfigError: The site is not one of the parties.
     """
 
     def __init__(
@@ -145,13 +155,14 @@ class SecureSite:
         self._answer: UnmaskMessage | None = None
 
     def keys(self) -> KeysMessage:
-        """This site's public keys."""
+        """Return this site's public keys."""
         return self._own_keys
 
     def shares(self, keys: Mapping[str, KeysMessage]) -> SharesMessage:
-        """Shares of this site's two secrets, sealed for each other site in `keys`.
+        """Return shares of this site's two secrets, sealed for each other site.
 
-        keys: of all sites that take part, this one too; at least the threshold.
+        Args:
+            keys: The keys of all sites that take part, including this one.
         """
         self._at("keys", "shares")
         self._check_list(keys, "keys")
@@ -168,8 +179,8 @@ class SecureSite:
             who, signed = self._identity, _signed(message)
             if who and not who.verify(site, signed, message.signature):
                 raise RefusedError(
-                    f"the keys of site {site!r} are not signed by it, or its certificate does not "
-                    "count by this site's list and clock"
+                    f"the keys of site {site!r} are not signed by it, or its "
+                    "certificate is not valid by this site's list and clock"
                 )
         order = self._parties.in_order(keys)
         public = [
@@ -189,7 +200,7 @@ class SecureSite:
         }
         self._held = {self.site: both.pop(self.site)}
         boxes = {
-            to: crypto.sealed(self._key("shares", self.site, to), text, self._session)
+            to: crypto.seal(self._key("shares", self.site, to), text, self._session)
             for to, text in both.items()
         }
         self._stage = "shares"
@@ -198,15 +209,19 @@ class SecureSite:
     def masked(
         self, boxes: Mapping[str, bytes], update: Update, **how: Unpack[LaidOut]
     ) -> MaskedMessage:
-        """This site's update under its masks.
+        """Return this site's update under its masks.
 
-        boxes: sender → what it sealed for this site; with this site they are the
-            roster.
-        how: equal at all sites, see `SumLayout.of`.
-        Raises TrainingError before anything is masked for values that are not finite or
-        out of range; the exchange may then be asked again, once, with wider limits (a
-        server that tries one limit after the other would find out how large the values
-        are).
+        Args:
+            boxes: What each sender sealed for this site. Senders and this site are the
+                roster.
+            update: The update.
+            how: The layout, equal at all sites; see `SumLayout.of`.
+
+        Raises:
+            TrainingError: A value is not finite or out of range; nothing was masked.
+                The exchange may then be asked once more with wider limits. A server
+                that tries one limit after the other would find out how large the values
+                are.
         """
         self._at("shares", "masked")
         self._check_list({*boxes, self.site}, "shares")
@@ -227,7 +242,9 @@ class SecureSite:
         self._agreement = crypto.digest("agreement", self._session, where, *roster)
         streams = [(self_stream(self._seed, self._session, where), 1)]
         for site in held:
-            secret = crypto.agreed(self._masking, self._peers[site].masking, site)
+            secret = crypto.shared_secret(
+                self._masking, self._peers[site].masking, site
+            )
             key = pair_stream(secret, self._session, self.site, site, where)
             streams.append((key, 1 if self.site < site else -1))
         crypto.add_streams(words, streams)
@@ -236,7 +253,7 @@ class SecureSite:
         return MaskedMessage(self.exchange, self.site, layout, receipts, words)
 
     def confirm(self, request: UnmaskRequest) -> ConfirmMessage:
-        """Receipts of the list of survivors for the other survivors; for one list only."""
+        """Return proofs of the list of survivors for the others, for one list only."""
         self._at("masked", "confirm")
         self._check_request(request)
         others = (site for site in request.survivors if site != self.site)
@@ -247,10 +264,9 @@ class SecureSite:
         return ConfirmMessage(self.exchange, self.site, told)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskMessage:
-        """For each survivor the share of its self mask, for each dropped site that of
-        its key.
+        """Return the share of each survivor's self mask and of each dropped site's key.
 
-        The same request again gets the same answer; another one is refused.
+        The same request again gets the same answer; another request is refused.
         """
         if (
             self._answer is not None
@@ -268,8 +284,7 @@ class SecureSite:
         return self._answer
 
     def forget(self) -> None:
-        """Drop all secrets; nothing but a repeated answer can come from this object any
-        more."""
+        """Forget all secrets. After that, only an earlier answer can be repeated."""
         self._stage = "closed"
         self._held, self._secrets = {}, {}
         self._seed = self._masking_bytes = b""
@@ -278,8 +293,8 @@ class SecureSite:
     def _at(self, stage: str, action: str) -> None:
         if self._stage != stage:
             raise RefusedError(
-                f"secure sum at site {self.site!r}: {action!r} is refused: each step is taken "
-                f"once and in order (the exchange stands at {self._stage!r})"
+                f"secure sum at site {self.site!r}: {action!r} is refused: each step is "
+                f"taken once and in order (the exchange is at {self._stage!r})"
             )
 
     def _check_list(self, listed: Collection[str], what: str) -> None:
@@ -293,7 +308,8 @@ class SecureSite:
             )
         if len(listed) < self._parties.threshold:
             raise RefusedError(
-                f"{len(listed)} sites in the list of {what}: a sum takes {self._parties.threshold}"
+                f"{len(listed)} sites in the list of {what}: a sum takes "
+                f"{self._parties.threshold}"
             )
 
     def _check_request(self, request: UnmaskRequest) -> None:
@@ -306,8 +322,8 @@ class SecureSite:
             raise RefusedError("a site is listed twice among survivors and dropped")
         if both := sorted(survivors & dropped):
             raise RefusedError(
-                f"site {both[0]!r} is called a survivor and dropped: its self mask and its key "
-                "together would open its update"
+                f"site {both[0]!r} is called a survivor and dropped: its self mask and "
+                "its key together would open its update"
             )
         if survivors | dropped != self._held.keys():
             odd = sorted((survivors | dropped) ^ self._held.keys())
@@ -322,9 +338,9 @@ class SecureSite:
             own = self._receipt(site, self.site, "masked")
             if not compare_digest(request.receipts.get(site, b""), own):
                 raise AskedOtherwise(
-                    f"site {site!r} was asked something else than site {self.site!r} (another "
-                    "task, option, tensor or list of sites), or its receipt is missing: nothing "
-                    "is opened"
+                    f"sites {site!r} and {self.site!r} received different requests "
+                    "(another task, option, tensor or list of sites), or a receipt is "
+                    "missing: nothing is opened"
                 )
         self._listed = listed
 
@@ -336,19 +352,20 @@ class SecureSite:
             own = self._receipt(site, self.site, "survivors", *self._listed)
             if not compare_digest(given, own):
                 raise AskedOtherwise(
-                    f"site {site!r} was shown another list of survivors"
+                    f"site {site!r} received another list of survivors"
                 )
             good += 1
         if good < self._parties.threshold:
             raise RefusedError(
-                f"{good} sites confirmed the survivors, {self._parties.threshold} are needed"
+                f"{good} sites confirmed the survivors, {self._parties.threshold} are "
+                "needed"
             )
 
     def _key(self, use: str, sender: str, receiver: str) -> bytes:
-        """A key that this site shares with one other, for one use in one direction."""
+        """Return the key shared with one other site, for one use in one direction."""
         other = receiver if sender == self.site else sender
         if other not in self._secrets:
-            self._secrets[other] = crypto.agreed(
+            self._secrets[other] = crypto.shared_secret(
                 self._sharing, self._peers[other].sharing, other
             )
         return crypto.derived(
@@ -361,19 +378,23 @@ class SecureSite:
         )
 
     def _opened(self, sender: str, box: bytes) -> bytes:
-        text = crypto.opened(self._key("shares", sender, self.site), box, self._session)
+        text = crypto.unseal(self._key("shares", sender, self.site), box, self._session)
         if text is None or len(text) != 2 * SHARE_BYTES:
             raise RefusedError(
-                f"the shares of site {sender!r} cannot be opened: the two sites were shown "
+                f"the shares of site {sender!r} cannot be opened: the two sites received "
                 "different keys, or the shares were changed on the way"
             )
         return text
 
 
 class SiteChain:
-    """One site in a run of exchanges. Numbers rise; a number is never used twice.
+    """One site in a series of exchanges. Each has a higher number than the one before.
 
-    context: `crypto.joined(job, run)`. Other parameters: see `SecureSite`.
+    Args:
+        site: As in `SecureSite`.
+        parties: As in `SecureSite`.
+        context: Names the series, `crypto.joined(job, run)`.
+        identity: As in `SecureSite`.
     """
 
     def __init__(
@@ -383,13 +404,15 @@ class SiteChain:
         context: bytes,
         identity: crypto.Identity | None = None,
     ) -> None:
-        self._site, self._parties = site, parties
-        self._context, self._identity = context, identity
+        self._site = site
+        self._parties = parties
+        self._context = context
+        self._identity = identity
         self._open: dict[int, SecureSite] = {}
         self._newest = -1
 
     def keys(self, number: int) -> KeysMessage:
-        """Start afresh with exchange `number`; whatever was under way is given up."""
+        """Begin an exchange; give up all others, and return this site's keys."""
         if number <= self._newest:
             raise RefusedError(
                 f"exchange {number} of the secure sum was used before (the newest is "
@@ -407,7 +430,10 @@ class SiteChain:
         update: Update,
         **how: Unpack[LaidOut],
     ) -> MaskedMessage:
-        """See `SecureSite.masked`; the keys of exchange `number` + 1 are in it."""
+        """Return the masked update, with the keys of the next exchange.
+
+        See `SecureSite.masked`.
+        """
         message = self.at(number).masked(boxes, update, **how)
         for old in [at for at in self._open if at < number]:
             self._open.pop(old).forget()
@@ -419,11 +445,10 @@ class SiteChain:
         request: UnmaskRequest,
         next_keys: Mapping[str, KeysMessage] | None = None,
     ) -> UnmaskMessage:
-        """See `SecureSite.unmask`; with `next_keys` the shares of exchange `number` + 1
-        are in it.
+        """Return what opens the sum, with the shares of the next exchange.
 
-        A wrong list of next keys costs the next exchange its head start, not this one
-        its sum.
+        See `SecureSite.unmask`. If the list of next keys is wrong, only the shares of
+        the next exchange are left out.
         """
         message = self.at(number).unmask(request)
         if next_keys and number + 1 in self._open:
@@ -433,20 +458,22 @@ class SiteChain:
         return message
 
     def _begin(self, number: int) -> KeysMessage:
-        context, self._newest = crypto.joined(self._context, number), number
+        context = crypto.joined(self._context, number)
+        self._newest = number
         self._open[number] = SecureSite(
             self._site, self._parties, context, self._identity
         )
         return self._open[number].keys()
 
     def at(self, number: int) -> SecureSite:
-        """This site in exchange `number`.
+        """Return this site in an exchange.
 
-        Raises RefusedError where that is not under way.
+        Raises:
+            RefusedError: The exchange is not under way.
         """
         if number not in self._open:
             raise RefusedError(
-                f"site {self._site!r} has no keys for exchange {number} of the secure sum: "
-                "start afresh"
+                f"site {self._site!r} has no keys for exchange {number} of the secure "
+                "sum: start a new exchange"
             )
         return self._open[number]
