@@ -65,7 +65,7 @@ def flat_epoch(sites: Sequence[Cohort], dan: Dan, size: int) -> dict[str, float]
         learning_rate=RATE,
         model=PhenotypeConfig(network=dan.config),
     )
-    config = phenotype.for_sites(config, patients)
+    config = phenotype.METHOD.configure(config, patients)
     engine = InProcess([phenotype.Site(site, config) for site in patients])
     start = time.perf_counter()
     phenotype.train(engine, config)

@@ -59,7 +59,7 @@ def main() -> None:
         rows = (" ".join(f"{x:.4f}" for x in row) for row in table)
         lines = (f"{word} {row}\n" for word, row in zip(words, rows, strict=True))
         path.write_text("".join(lines), "utf-8")
-        config = fedner.for_sites(job.config, data)
+        config = fedner.METHOD.configure(job.config, data)
         ends, sizes = [], []
         for name, least in (("whole tables", WORDS + 9), ("rows", word_rows.LEAST)):
             word_rows.LEAST = least

@@ -187,7 +187,7 @@ def opened(
     table = {**setting.table, "seed": seed, "synthetic": synthetic}
     job = parse_job(table, "trap", Path(), "trap")
     data = load_sites(job).data
-    return job.module, job.module.for_sites(job.config, data), data
+    return job.module, job.module.configure(job.config, data), data
 
 
 def windows(site: Any, sentences: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
@@ -207,7 +207,7 @@ def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> fl
     method, config, data = opened(
         setting, seed, {"sites": SITES, "sentences": SENTENCES}
     )
-    sites = [method.Site(each, config) for each in data]
+    sites = [method.make_site(each, config) for each in data]
     first, there = sites[0], dict[int, list[tuple[int, int]]]()
     chosen = list[int]()
 
@@ -270,7 +270,7 @@ def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) ->
     for _ in range(CHOSEN // 3):
         generated = {"sites": SITES, "patients": PATIENTS}
         method, config, data = opened(setting, seed, generated)
-        sites = [method.Site(each, config) for each in data]
+        sites = [method.make_site(each, config) for each in data]
         cohorts = [each.coded(each.train).bags.counts() for each in data]
         owners = [concepts for _, concepts, _ in cohorts]
         often = np.bincount(np.concatenate(owners))

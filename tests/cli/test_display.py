@@ -453,13 +453,15 @@ def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
     none."""
     sites = [site("a", "ADE"), site("b", "ADE")]
     for epochs in (4, 0):
-        config = FEDNER.Config(model=FEDNER.model_config({"hashed_words": 8}), seed=1)
-        config = replace(FEDNER.for_sites(config, sites), personal_epochs=epochs)
+        config = FEDNER.config_class(
+            model=FEDNER.read_model_config({"hashed_words": 8}), seed=1
+        )
+        config = replace(FEDNER.configure(config, sites), personal_epochs=epochs)
         parts = [
             Part("alone", (sites[0],), config),
             Part("federated", tuple(sites), config),
         ]
-        parts.append(Part("pooled", *FEDNER.pooled(config, sites, None)))
+        parts.append(Part("pooled", *FEDNER.configure_pooled(config, sites, None)))
         found = marks(parts)
         assert (
             "none of the 4 personal epochs that end alone and federated" in str(found)

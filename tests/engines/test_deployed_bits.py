@@ -27,11 +27,11 @@ from fednotes.methods.averaging import (
     Averaging,
     AveragingSite,
     Server,
-    Step,
     run_cycles,
 )
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
+from fednotes.training.local_trainer import Step
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -165,7 +165,7 @@ def two_models(encoder: Path) -> tuple[Any, Any]:
         batch_size=6,
         keep_cycle=-1,
     )
-    settings = personal.for_sites(config, sites)
+    settings = personal.METHOD.configure(config, sites)
     return (
         lambda n: personal.Site(sites[n], settings),
         lambda engine: dict(personal.train(engine, settings).tensors),

@@ -102,7 +102,7 @@ def compare(
     `close`."""
     close = options.pop("close", {"rtol": 1e-5, "atol": 1e-6})
     engine, plain = (
-        make([method.Site(own, settings, **options) for own in data])
+        make([method.make_site(own, settings, **options) for own in data])
         for make in (Compared, InProcess)
     )
     ends = [method.train(each, settings) for each in (engine, plain)]
@@ -158,7 +158,7 @@ def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
     base = distill.Config(
         model=TAGGER, batch_size=8, rounds=2, seed=3, learning_rate=0.01
     )
-    settings = distill.for_sites(replace(base, **changes), sites)
+    settings = distill.METHOD.configure(replace(base, **changes), sites)
     engine, plain, *_ = compare(distill, sites, settings)
     if changes["weighting"]:
         for one, other in zip(engine._sites, plain, strict=True):
@@ -170,7 +170,7 @@ def test_adversarial(sites: list[SiteData]) -> None:
     base = adversarial.Config(
         model=TAGGER, rounds=2, seed=3, learning_rate=0.01, variant="peng"
     )
-    compare(adversarial, sites, adversarial.for_sites(base, sites))
+    compare(adversarial, sites, adversarial.METHOD.configure(base, sites))
 
 
 @pytest.mark.parametrize("representation", ["", "none"])
@@ -180,7 +180,7 @@ def test_phenotype(representation: str) -> None:
     model = PhenotypeConfig(representation="none") if representation else None
     config = config_of(model=model) if model else config_of()
     own = sites_of(3)
-    settings = phenotype.for_sites(config, own)
+    settings = phenotype.METHOD.configure(config, own)
     engine, _, secure, plain = compare(phenotype, own, settings)
     assert dict(secure.facts) == dict(plain.facts)
     counted = [total for task, total, _ in engine.pairs if task.startswith("count_")]
@@ -212,7 +212,7 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
         model=TokenClassifierConfig(encoder=str(bert)), cycles=2, batch_size=4,
         learning_rate=3e-3, seed=3, min_tokens=0, min_steps=0,
     )  # fmt: skip
-    compare(finetune, own, finetune.for_sites(base, own), close=LOOSE)
+    compare(finetune, own, finetune.METHOD.configure(base, own), close=LOOSE)
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
@@ -238,7 +238,7 @@ def test_personal(tmp_path: Path, compression: Any) -> None:
     base = personal.Config(
         model=model, cycles=2, batch_size=4, learning_rate=3e-3, compression=compression
     )
-    settings = personal.for_sites(base, own)
+    settings = personal.METHOD.configure(base, own)
     assert settings.shared_tags == ("B-other0", "I-other0", "B-drug", "I-drug")
     step = {"rtol": 0.0, "atol": 1e-2}  # a number may round to the next of 25 levels
     engine, *_ = compare(

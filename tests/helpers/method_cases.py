@@ -83,7 +83,7 @@ def dense_patients() -> list[SitePatients]:
 
 
 def settings_of(module: Any, base: Any) -> Callable[[Sequence[Any]], Any]:
-    return lambda sites: module.METHOD.for_sites(base, sites)
+    return lambda sites: module.METHOD.configure(base, sites)
 
 
 def fedner_case(**changes: Any) -> Case:
@@ -92,7 +92,7 @@ def fedner_case(**changes: Any) -> Case:
     def settings(
         sites: Sequence[Any],
     ) -> Any:  # whoever writes the jobs makes equal parts
-        return fedner.for_sites(replace(base, batch_size=6 * len(sites)), sites)
+        return fedner.METHOD.configure(replace(base, batch_size=6 * len(sites)), sites)
 
     by_weights = base.exchange == "weights"
     task = "train" if by_weights else "gradients"

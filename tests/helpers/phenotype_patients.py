@@ -113,7 +113,7 @@ def trained(
     `config` is taken as it is where it knows the phenotypes already.
     """
     if not config.phenotypes:
-        config = phenotype.for_sites(config, sites)
+        config = phenotype.METHOD.configure(config, sites)
     members = [
         Site(site, config, directory=folder if place == 0 else None)
         for place, site in enumerate(sites)

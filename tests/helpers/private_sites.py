@@ -10,8 +10,9 @@ from tiny_notes import tiny_site
 
 from fednotes.core.types import SiteData
 from fednotes.methods.fedner import METHOD as FEDNER
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import PrivateSite, privately
+from fednotes.privacy.training import PrivateSite
 
 MODEL = {
     "hashed_words": 8, "word_dim": 3, "char_dim": 3, "char_filters": 3, "cnn_filters": 4,
@@ -32,9 +33,11 @@ def patients(number: int = 0, size: int = 6, owners: str = "aabbcc") -> SiteData
 def config_of(site: SiteData, **settings: Any) -> Any:
     privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | settings.pop("privacy", {})
     given = {"epochs": 3, "batch_size": 4, "select": "last", **settings}
-    given.setdefault("model", FEDNER.model_config(MODEL))
-    made = FEDNER.Config(privacy=Privacy(**privacy), seed=given.pop("seed", 5), **given)
-    return replace(FEDNER.for_sites(made, [site]), sites=3)
+    given.setdefault("model", FEDNER.read_model_config(MODEL))
+    made = FEDNER.config_class(
+        privacy=Privacy(**privacy), seed=given.pop("seed", 5), **given
+    )
+    return replace(FEDNER.configure(made, [site]), sites=3)
 
 
 def made(
@@ -44,7 +47,7 @@ def made(
     **settings: Any,
 ) -> PrivateSite:
     """One of them. secret: None draws a new one."""
-    site, kind = site or patients(), privately(FEDNER).Site
+    site, kind = site or patients(), PrivateMethod(FEDNER).make_site
     given: Any = {"secret": secret, "question": question}
     given["directory"] = settings.pop("directory", None)
     own: PrivateSite = kind(site, config_of(site, **settings), **given)

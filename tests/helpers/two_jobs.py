@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 import torch
 
-from fednotes.core.federation import Method
 from fednotes.core.seeds import Draws
 from fednotes.core.update import Total, Update
 from fednotes.engines.inprocess import InProcess
+from fednotes.methods.base import Method
 
 MOST = 1e-6  # of `remaining`, where the attack works
 LEAST = 0.1  # where it does not
@@ -77,7 +77,9 @@ def first_sum(case: Case, number: int, run: str, kind: str) -> FirstSum:
     def draws(site: str) -> Draws | None:
         return Draws.of_secret(f"{run}/{site}".encode()) if kind == "secret" else None
 
-    made = [case.method.Site(site, settings, draws=draws(site.id)) for site in sites]
+    made = [
+        case.method.make_site(site, settings, draws=draws(site.id)) for site in sites
+    ]
     engine = FirstSum(made, case.task)
     with pytest.raises(Reached):
         case.method.train(engine, settings)

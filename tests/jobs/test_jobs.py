@@ -346,7 +346,7 @@ def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
         SiteData("a", TagSet(("Z", "A"), "BIOES"), (), (), ()),
         SiteData("b", TagSet(("M", "A")), (), (), ()),
     ]
-    complete = fedner.for_sites(fedner.Config(), sites).tags
+    complete = fedner.METHOD.configure(fedner.Config(), sites).tags
     assert complete == TagSet(("Z", "A", "M"), "BIOES")
 
 
@@ -372,7 +372,7 @@ def test_every_key_of_every_table() -> None:
             assert f"  {key.name} = " in section, (table.heading, key.name)
     for name in methods.names():
         (of_method,) = (t for t in tables() if t.heading == f"[training] of {name}")
-        own = {field.name for field in fields(methods.find(name).Config)}
+        own = {field.name for field in fields(methods.find(name).config_class)}
         assert {key.name for key in of_method.keys} == own - FILLED_IN
     for name in table_names():
         assert f"\n[{name}" in reference(), name
@@ -460,7 +460,7 @@ def test_a_method_says_which_models_it_takes(
     assert load_job(str(path)).config == plain
     path.write_text(f'{text}kind = "prompt-bart"\n')
     with pytest.raises(
-        ConfigError, match='no model for method = "fedner", which takes "tagger"'
+        ConfigError, match=r'"fedner" does not support model kind .*; use "tagger"'
     ):
         load_job(str(path))
 

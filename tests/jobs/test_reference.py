@@ -53,8 +53,8 @@ def whole_schema() -> dict[str, Any]:
 
 def kinds_of(method: str) -> list[str]:
     """The kinds of [model] that a method takes; [""] if it has no such key."""
-    models = methods.find(method).models
-    return list(models()) if models else list(saving.kinds())
+    models = methods.find(method).list_models()
+    return list(models) if models else list(saving.kinds())
 
 
 MODELS = [(name, preset, kind) for name, preset in CASES for kind in kinds_of(name)]
@@ -145,7 +145,7 @@ def test_training_defaults_are_the_effective_ones(method: str, preset: str) -> N
 def test_training_defaults_with_differential_privacy_are_the_effective_ones(
     method: str,
 ) -> None:
-    if isinstance(methods.find(method).private, str):
+    if methods.find(method).dp is None:
         pytest.skip("this method cannot train with differential privacy")
     more: dict[str, Any] = {
         "privacy": {"noise": 1.0, "counts": 1.0 if method == "phenotype" else 0.0}
@@ -337,7 +337,10 @@ def test_every_key_says_what_it_does() -> None:
 
 
 def test_no_field_is_described_that_a_class_does_not_have() -> None:
-    classes = [TopConfig, *(methods.find(name).Config for name in methods.names())]
+    classes = [
+        TopConfig,
+        *(methods.find(name).config_class for name in methods.names()),
+    ]
     for cls in [*classes, *(kind.sites for kind in kinds.all_kinds())]:
         names = {field.name for field in fields(cls)}
         about, meanings = documented(cls)

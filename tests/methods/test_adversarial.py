@@ -177,7 +177,7 @@ def test_the_loss_of_each_variant(variant: str) -> None:
     square."""
     losses, weights, project = made()
     settings = adversarial.Config(variant=variant, strength=0.7, entropy=0.2)
-    value = adversarial_loss(losses, weights, 2, 0.25, settings)
+    value = adversarial_loss(losses, weights, 2, progress=0.25, config=settings)
     domain = plain_domain(losses, weights, 2)
     outputs, own = (
         t.detach().numpy() for t in (losses.outputs, weights["domain.outputs"])
@@ -288,7 +288,7 @@ def test_pengs_own_discriminator_does_not_move_the_states() -> None:
     """It learns (finite differences), but nothing asks a state to show its site."""
     losses, weights, _ = made()
     settings = adversarial.Config(variant="peng", entropy=0.0)
-    value = adversarial_loss(losses, weights, 0, 0.5, settings)
+    value = adversarial_loss(losses, weights, 0, progress=0.5, config=settings)
     weight = weights["domain.outputs"]
     expected = slopes(lambda: domain_loss(losses.outputs, weight, 0).item(), weight)
     np.testing.assert_allclose(grad_of(value, weight), expected, atol=1e-9)
@@ -365,7 +365,7 @@ def sites() -> list[SiteData]:
 
 def config(sites: list[SiteData], **changes: Any) -> adversarial.Config:
     base = adversarial.Config(model=MODEL, rounds=2, seed=3, learning_rate=0.01)
-    return adversarial.for_sites(replace(base, **changes), sites)
+    return adversarial.METHOD.configure(replace(base, **changes), sites)
 
 
 def federate(sites, settings, **options):
@@ -378,7 +378,7 @@ def by_distill(sites: list[SiteData]) -> tuple[InProcess, dict[str, Tensor]]:
     base = distill.Config(
         model=MODEL, rounds=2, seed=3, learning_rate=0.01, weighting=False
     )
-    settings = distill.for_sites(base, sites)
+    settings = distill.METHOD.configure(base, sites)
     engine = InProcess([distill.Site(site, settings) for site in sites])
     return engine, dict(distill.train(engine, settings).tensors)
 
@@ -412,7 +412,7 @@ def test_one_site_has_nothing_to_tell_apart(sites) -> None:
     members, state = federate(sites[:1], config(sites[:1]))
     assert members[0].discriminators == {}
     assert_same(dict(state.tensors), by_distill(sites[:1])[1])
-    for own in adversarial.METHOD.alone(config(sites), sites):
+    for own in adversarial.METHOD.configure_alone(config(sites), sites):
         assert own.platforms == ()
         assert discriminators(own, build_model(own.model, own.tags, own.seed)) == {}
 
@@ -503,9 +503,9 @@ def test_the_schedule_runs_over_the_rounds(
     seen = set()
     loss = adversarial.adversarial_loss
 
-    def spy(losses, weights, label, progress, settings):
+    def spy(losses, weights, label, *, progress, config):
         seen.add((label, progress))
-        return loss(losses, weights, label, progress, settings)
+        return loss(losses, weights, label, progress=progress, config=config)
 
     monkeypatch.setattr(adversarial, "adversarial_loss", spy)
     federate(sites, config(sites, rounds=4))

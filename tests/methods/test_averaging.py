@@ -23,7 +23,6 @@ from fednotes.methods.averaging import (
     Averaging,
     AveragingSite,
     Server,
-    Step,
     central,
     examples_of,
     parts,
@@ -32,13 +31,14 @@ from fednotes.methods.averaging import (
 )
 from fednotes.training.compression import (
     BLOCK,
-    agreed,
+    agree_on_code,
     decode,
     encode,
-    opened,
+    measure_changes,
     require_code,
-    told,
+    unpack_total,
 )
+from fednotes.training.local_trainer import Step
 from fednotes.training.sites import Adam
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
@@ -254,7 +254,7 @@ def test_shared_batches_take_as_many_steps_as_one_place() -> None:
     sites = [Fit(number, config, size) for number, size in enumerate((12, 24, 60))]
     trained(sites, config)
     assert [site.share for site in sites] == [2, 3, 8]  # 1.5 is rounded up
-    assert [site.taken for site in sites] == [12, 16, 16]
+    assert [site.trainer.steps_taken for site in sites] == [12, 16, 16]
     assert [site.covered("train")["batch"] for site in sites] == [2, 3, 8]
     with pytest.raises(RefusedError, match="more examples than the sum"):
         sites[2].take_share({}, examples=59)
@@ -268,7 +268,7 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
     sites = [Fit(number, config, size) for number, size in enumerate(sizes)]
     trained(sites, config)
     assert [site.share for site in sites] == [1, 1, 1, 1]
-    assert [site.taken for site in sites] == [8, 24, 24, 24]
+    assert [site.trainer.steps_taken for site in sites] == [8, 24, 24, 24]
     assert [site.covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
     assert examples_of(config, sizes) == 48
     # no sum that a server tells makes more of them
@@ -295,7 +295,7 @@ def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(
     assert [site.share for site in together] == [27, 3, 3]
     for site, own, size in zip(together, parts(config, sizes), sizes, strict=True):
         apart = Fit(1, own, size)
-        assert (apart.share, apart._part) == (site.share, site._part)
+        assert (apart.share, apart._part_size) == (site.share, site._part_size)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_training_in_one_place_has_nothing_of_a_federation(
 def test_training_that_went_astray_says_so(compression: Any) -> None:
     config = replace(CONFIG, batch_size=12, compression=compression)
     site = Fit(1, config)
-    site.rate = lambda: math.inf  # type: ignore[method-assign]
+    site.trainer.learning_rate = lambda planned: math.inf  # type: ignore[method-assign]
     with pytest.raises(
         TrainingError, match=r"cycle 1: parameter .* no longer finite at some sit"
     ):
@@ -362,7 +362,7 @@ def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
     ]
     plain_adamw(dict(model.named_parameters()), config, batches[: cycles * local])
     assert_same(result, values(dict(model.named_parameters())))
-    assert site.taken == cycles * local
+    assert site.trainer.steps_taken == cycles * local
     assert site.covered("train")["steps"] == local
 
 
@@ -372,7 +372,7 @@ def test_a_site_without_an_example_takes_no_local_step() -> None:
     assert (
         site.train({n: p.detach() for n, p in site.shared.items()}, cycle=0).weight == 0
     )
-    assert site.taken == 0
+    assert site.trainer.steps_taken == 0
 
 
 def test_an_update_of_few_steps_covers_their_tokens() -> None:
@@ -432,7 +432,7 @@ def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(
 ) -> None:
     """The optimizer of the warm-up keeps its moments, too, and its steps count as such."""
     config = replace(CONFIG, cycles=2)
-    warming = {"before": 3, "warm_up": HEAD, "first_rate": 0.01}
+    warming = {"before": 3, "warm_up": HEAD, "warm_up_rate": 0.01}
 
     def run_all(**options: Any) -> dict[str, torch.Tensor]:
         sites = [Fit(k, config, 8 + 4 * k, **warming) for k in range(2)]
@@ -521,7 +521,7 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> N
     """Against a loop of torch's Adam over the head; the server's own step waits for its
     end."""
     config = replace(CONFIG, cycles=1, weight_decay=0.0, server=server)
-    site = Fit(1, config, before=2, warm_up=HEAD, first_rate=0.01)
+    site = Fit(1, config, before=2, warm_up=HEAD, warm_up_rate=0.01)
     initial = values(dict(net().named_parameters()))
     seen = [shared for _, shared in trained([site], config, warm_up=2)[2]]
     assert len(seen) == 3
@@ -541,7 +541,7 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> N
 def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
     """All of them, or in the cycles of the warm-up its own: no request narrows them
     down."""
-    site = Fit(1, CONFIG, before=1, warm_up=HEAD, first_rate=0.01)
+    site = Fit(1, CONFIG, before=1, warm_up=HEAD, warm_up_rate=0.01)
     whole = values(dict(net().named_parameters()))
     head = {name: whole[name] for name in HEAD}
     for cycle, wrong in ((0, whole), (0, {"2.weight": whole["2.weight"]}), (1, head)):
@@ -549,7 +549,7 @@ def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
             RefusedError, match=f"cycle {cycle} of the job trains other param"
         ):
             site.train(wrong, cycle=cycle)
-    assert site.taken == 0
+    assert site.trainer.steps_taken == 0
     assert site.train(head, cycle=0).tensors.keys() == set(HEAD)
     assert site.train(whole, cycle=1).tensors.keys() == whole.keys()
 
@@ -585,7 +585,7 @@ def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
     private must be of the same cycle as what is shared.
     """
     config = replace(CONFIG, cycles=2, keep_cycle=-1)
-    warming = {"before": 2, "warm_up": HEAD, "first_rate": 0.01}
+    warming = {"before": 2, "warm_up": HEAD, "warm_up_rate": 0.01}
     server, _, seen = trained([Worsening(1, config, **warming)], config, warm_up=2)
     assert len(seen) == 4
     assert_same(server.result, seen[2][1])
@@ -601,7 +601,7 @@ def test_the_best_cycle_is_kept_though_a_restart_came_before_any(
     The losses of the two cycles of training are 2 and 3, so both scores are below -1.
     """
     config = replace(CONFIG, cycles=2, keep_cycle=-1)
-    warming = {"before": 2, "warm_up": HEAD, "first_rate": 0.01}
+    warming = {"before": 2, "warm_up": HEAD, "warm_up_rate": 0.01}
 
     def run_all(**options: Any) -> Server:
         return trained([Worsening(1, config, **warming)], config, warm_up=2, **options)[
@@ -719,7 +719,7 @@ def test_cycles_are_judged_by_their_own_numbers() -> None:
     judged_cycles = {}
     for kept in (0, 3):
         config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=kept)
-        site = Fit(1, config, before=1, warm_up=HEAD, first_rate=0.01)
+        site = Fit(1, config, before=1, warm_up=HEAD, warm_up_rate=0.01)
         # counted from 0, the warm-up's first
         seen = trained([site], config, warm_up=1)[2]
         judged_cycles[kept] = [result.round for result, _ in seen if result.evaluated]
@@ -778,8 +778,8 @@ def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
     """Of a site of weight 12, of three at most."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
     asked = site.train(values(dict(net().named_parameters())), cycle=0).tensors
-    code = agreed(asked, "packed", 0)
-    with pytest.raises(RefusedError, match="not one that it can be in"):
+    code = agree_on_code(asked, "packed", 0)
+    with pytest.raises(RefusedError, match="cannot be in a sum of weight"):
         site.send(code, weight=weight, sites=sites)
     assert site.send(code, weight=36.0, sites=3).metrics == {"part": 1.0}
 
@@ -805,9 +805,12 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
     count, whole = len(weights), sum(weights)
     sites = [change(seed) for seed in range(count)]
     means = Total.of(
-        [Update(told(s, "packed"), w) for s, w in zip(sites, weights, strict=True)]
+        [
+            Update(measure_changes(s, "packed"), w)
+            for s, w in zip(sites, weights, strict=True)
+        ]
     )
-    code = agreed(means.mean(), "packed", 0)
+    code = agree_on_code(means.mean(), "packed", 0)
     sent, levels = [], dict.fromkeys(code, 0)
     for site, weight in zip(sites, weights, strict=True):
         part = count * weight / whole
@@ -823,7 +826,7 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
             levels[name] = levels[name] + own.astype(np.int64)
             back = torch.from_numpy(own * step / part).float()
             torch.testing.assert_close(back + left[name], value, rtol=1e-5, atol=1e-6)
-    total = opened(Total.of(sent), sites[0], "packed", count)
+    total = unpack_total(Total.of(sent), sites[0], "packed", count)
     assert total.weight == pytest.approx(count)
     found = decode(total.mean(), code, sites[0], "packed")
     for name, wanted in levels.items():
@@ -847,7 +850,7 @@ def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
     one = {"w": torch.tensor([1e9, -1e9, 0.0, 1e9, -1e9, -1e9, 1e9, 1e9])}
     words, _ = encode(one, {"w": torch.tensor([1.0])}, "packed", 1.0, sites)
     total = Total.of([Update(words, metrics={"part": 1.0})] * sites)
-    found = opened(total, one, "packed", sites).tensors["w"]
+    found = unpack_total(total, one, "packed", sites).tensors["w"]
     assert found.tolist() == [
         12 * sites * math.copysign(1, v) * (v != 0) for v in one["w"].tolist()
     ]
@@ -861,14 +864,14 @@ def test_digits_do_not_carry_where_weights_are_not_whole() -> None:
     sent = [
         Update(encode(one, code, "packed", p, 2)[0], metrics={"part": p}) for p in parts
     ]
-    found = opened(Total.of(sent), one, "packed", 2).tensors["w"]
+    found = unpack_total(Total.of(sent), one, "packed", 2).tensors["w"]
     assert found.tolist() == [25, -25, 25, 25]
 
 
 def test_a_site_without_weight_keeps_its_change() -> None:
     """It sends zeros, and all that it could not send is left for the next time."""
     one = change(1)
-    code = agreed(told(one, "packed"), "packed", 0)
+    code = agree_on_code(measure_changes(one, "packed"), "packed", 0)
     words, left = encode(one, code, "packed", 0.0, 3)
     assert not any(value.any() for value in words.values())
     assert_same(left, one)
@@ -878,10 +881,14 @@ def test_the_blocks_with_the_largest_sums_are_sent() -> None:
     """NumPy: mean squares over two sites by block; the largest third of all blocks."""
     sites = [change(1), change(2)]
     means = {
-        n: (told(sites[0], "top-k")[n] + told(sites[1], "top-k")[n]) / 2
+        n: (
+            measure_changes(sites[0], "top-k")[n]
+            + measure_changes(sites[1], "top-k")[n]
+        )
+        / 2
         for n in sites[0]
     }
-    code = agreed(means, "top-k", 1 / 3)
+    code = agree_on_code(means, "top-k", 1 / 3)
     blocks = []
     for name in ("a", "b"):
         flat = [
@@ -907,11 +914,14 @@ def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
     total: dict[str, torch.Tensor] = {}
     for _ in range(60):
         now = {n: v + left[n] for n, v in constant.items()}
-        code = agreed(told(now, compression), compression, 0.34)
+        code = agree_on_code(measure_changes(now, compression), compression, 0.34)
         sent, left = encode(now, code, compression)
         summed = Total.of([Update(sent, metrics={"part": 1.0})])
         got = decode(
-            opened(summed, constant, compression, 1).mean(), code, constant, compression
+            unpack_total(summed, constant, compression, 1).mean(),
+            code,
+            constant,
+            compression,
         )
         total = {n: got[n] + total.get(n, 0) for n in got}
     for name, value in constant.items():
@@ -929,14 +939,14 @@ def test_a_small_site_is_late_by_as_much_as_the_page_says(
     of one is sent: by hand, after 1 / (6 part) cycles. What was sent and what is left
     are the whole."""
     moved, left, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
-    code = agreed({"w": moved.square().mean(0, keepdim=True)}, "packed", 0)
+    code = agree_on_code({"w": moved.square().mean(0, keepdim=True)}, "packed", 0)
     first = 0
     for now in range(1, 40):
         words, rest = encode({"w": moved + left}, code, "packed", part, 5)
         # of all five, only this one moves
         total = Total.of([Update(words, metrics={"part": 5.0})])
         got = decode(
-            opened(total, {"w": moved}, "packed", 5).mean(),
+            unpack_total(total, {"w": moved}, "packed", 5).mean(),
             code,
             {"w": moved},
             "packed",
@@ -968,7 +978,7 @@ def test_a_code_that_narrows_an_update_down_is_refused() -> None:
         {"a": int32(0, 1)},
     ):
         with pytest.raises(
-            RefusedError, match="the code for the changes is none of this job"
+            RefusedError, match="the received code does not match this job"
         ):
             require_code(wrong, one, "top-k", 1 / 3)
     steps = {"a": torch.tensor([0.1]), "b": torch.tensor([0.0])}
@@ -978,9 +988,9 @@ def test_a_code_that_narrows_an_update_down_is_refused() -> None:
         torch.tensor([torch.inf]),
         torch.tensor([torch.nan]),
     ):
-        with pytest.raises(RefusedError, match="none of this job"):
+        with pytest.raises(RefusedError, match="does not match this job"):
             require_code(steps | {"b": step}, one, "packed", 1.0)
-    with pytest.raises(RefusedError, match="none of this job"):
+    with pytest.raises(RefusedError, match="does not match this job"):
         require_code(steps | {"b": torch.tensor([0.1, 0.2])}, one, "packed", 1.0)
 
 

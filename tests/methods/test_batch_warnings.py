@@ -25,7 +25,7 @@ class Warned(Display):
 def test_a_thousand_sites_make_a_batch_of_64_a_thousand() -> None:
     """By hand: 64 / 1,000 rounds to 0, and a quarter of that, rounded up, is 1."""
     config = fedner.Config(batch_size=64, sites=1000)
-    (told,) = fedner.size_warnings(config, [30] * 1000)
+    (told,) = fedner.METHOD.list_size_warnings(config, [30] * 1000)
     assert told.startswith(
         "batch_size = 64 becomes 1,000: each of the 1,000 sites adds at least 1 example"
     )
@@ -35,7 +35,7 @@ def test_a_least_share_is_named() -> None:
     """By hand: each of ten equal sites has 6.4 of 64, so 6, and the job wants 20 of
     each."""
     config = fedner.Config(batch_size=64, least_share=20, sites=10)
-    (told,) = fedner.size_warnings(config, [100] * 10)
+    (told,) = fedner.METHOD.list_size_warnings(config, [100] * 10)
     assert told.startswith(
         "batch_size = 64 becomes 200: each of the 10 sites adds at least 20 exam"
     )
@@ -45,8 +45,8 @@ def test_rounding_is_not_warned_of() -> None:
     """By hand: three equal sites have 21.33 of 64, so 21 each and 63 together; one
     without notes adds nothing."""
     config = fedner.Config(batch_size=64, sites=3)
-    assert fedner.size_warnings(config, [100] * 3) == ()
-    assert fedner.size_warnings(config, [100, 100, 100, 0]) == ()
+    assert fedner.METHOD.list_size_warnings(config, [100] * 3) == ()
+    assert fedner.METHOD.list_size_warnings(config, [100, 100, 100, 0]) == ()
 
 
 def test_only_a_shared_batch_of_averaging_grows() -> None:

@@ -27,7 +27,7 @@ def member(job: str, epochs: int, data: dict[str, dict[str, Any]]) -> Any:
     table["sites"] = {name: dict(own) for name, own in data.items()}
     made = parse_job({**table, "conditions": ["federated"]}, "job", Path(), "job.toml")
     sites = load_sites(made).data
-    return made.module.Site(sites[0], made.module.for_sites(made.config, sites))
+    return made.module.make_site(sites[0], made.module.configure(made.config, sites))
 
 
 def words_of(data: dict[str, dict[str, Any]]) -> list[str]:

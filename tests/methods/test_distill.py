@@ -51,10 +51,11 @@ def test_rates_at_which_a_token_classifier_diverges_are_told_of() -> None:
     encoder = TokenClassifierConfig(encoder="nowhere")
     for model, rate, told in ((encoder, 3e-3, 1), (encoder, 1e-3, 0), (MODEL, 3e-3, 0)):
         made = distill.Config(model=model, learning_rate=rate)
-        assert len(distill.METHOD.warnings(made)) == told
+        assert len(distill.METHOD.list_warnings(made)) == told
         assert (
             not told
-            or "0.003: a token classifier diverges" in distill.METHOD.warnings(made)[0]
+            or "0.003: a token classifier diverges"
+            in distill.METHOD.list_warnings(made)[0]
         )
 
 
@@ -62,7 +63,7 @@ def config(sites: list[SiteData], **changes: Any) -> distill.Config:
     base = distill.Config(
         model=MODEL, batch_size=8, rounds=2, seed=3, learning_rate=0.01
     )
-    return distill.for_sites(replace(base, **changes), sites)
+    return distill.METHOD.configure(replace(base, **changes), sites)
 
 
 def federate(sites, settings, **options):
@@ -269,7 +270,7 @@ def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
     settings, members, federation = begun(sites)
     names, quiet = [s.id for s in sites], [0, 7]
     for member in members:
-        member._source[quiet] = 0
+        member._directions[quiet] = 0
         member.weights = np.linspace(0.3, 1.7, member.num_examples)
     distill._update_weights(federation, federation.totals["begin"], 0)
     for member, first in zip(
@@ -369,7 +370,7 @@ def test_a_site_of_one_sentence_has_a_target_gradient_by_secret_draws_too(
     always in it."""
     member = distill.Site(sites[0], config(sites), draws=Draws.of_secret(bytes(32)))
     assert member.num_examples == 45
-    assert member.covered("begin")["batch"] == member._counted(0).sum() == 23
+    assert member.covered("begin")["batch"] == member._draw_counted(0).sum() == 23
     note = Document("1", "Aspirin helps", (Span(0, 7, "Drug"),))
     small, settings = replace(sites[0], train=(note,)), config(sites, model=NO_DROPOUT)
     found = []
@@ -628,7 +629,7 @@ def test_sites_and_the_job_end_with_the_selected_model(
         assert_same(
             values(load_model(tmp_path / member.id / "model").trainable()), wanted
         )
-    distill.METHOD.save(settings, state, tmp_path / "job")
+    distill.METHOD.save_model(settings, state, tmp_path / "job")
     assert_same(values(load_model(tmp_path / "job").trainable()), wanted)
 
 
@@ -723,7 +724,9 @@ def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
     not have."""
     words = {label: label.lower() for label in config(sites).tags.types}
     whole = replace(config(sites), model=PromptBartConfig(label_words=words))
-    for site, own in zip(sites, distill.alone(whole, sites), strict=True):
+    for site, own in zip(
+        sites, distill.METHOD.configure_alone(whole, sites), strict=True
+    ):
         assert isinstance(own.model, PromptBartConfig)
         assert own.model.label_words == {
             label: label.lower() for label in site.tags.types

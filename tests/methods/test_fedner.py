@@ -220,7 +220,7 @@ def test_an_epoch_ends_with_what_is_left_over(sites, left_over: int) -> None:
 
     each = 2 if left_over == 0 else 3
     assert rounds == 3 * [*[False] * (each - 1), True]
-    assert fedner.planned(settings, [24 + left_over]) == (3 * each, 12)
+    assert fedner.METHOD.plan_rounds(settings, [24 + left_over]) == (3 * each, 12)
     assert_same(weights(member), plain_loop(data, settings, keep_best=False))
 
 
@@ -337,7 +337,7 @@ def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
     settings = replace(
         config(platforms, batch_size=16, least_share=1, select="last"), sites=3
     )
-    own = fedner.alone(settings, platforms)
+    own = fedner.METHOD.configure_alone(settings, platforms)
     shares = agreed_by_hand([24, 15, 9], 16)
     assert [each.batch_size for each in own] == shares == [8, 5, 3]
     for data, part, share in zip(platforms, own, shares, strict=True):
@@ -370,7 +370,7 @@ def test_pooled_heads_train_as_long_as_a_federation_that_exchanges_weights(
     assert platforms[0].tags != platforms[1].tags
     plain = config(platforms, select="last", personal_epochs=2)
     settings = replace(plain, exchange="weights", **changes)
-    together, pooled = fedner.pooled(settings, platforms, None)
+    together, pooled = fedner.METHOD.configure_pooled(settings, platforms, None)
     wanted = replace(plain, private=("crf",), personal_epochs=0, epochs=epochs)
     members, state = federate(together, pooled)
     expected, ended = federate(platforms, wanted)
@@ -512,7 +512,7 @@ def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
     assert member.covered("gradients") == {"steps": 1, "batch": behind}
     few = SizeOnly("b", 2, config)
     assert few.take_share({}, examples=2**50).metrics == {"share": min(share, 2)}
-    with pytest.raises(RefusedError, match="more sentences than the sum of all"):
+    with pytest.raises(RefusedError, match="more sentences than the sum over all"):
         member.take_share({}, examples=99)
 
 
@@ -527,7 +527,7 @@ def test_nor_does_the_end_of_an_epoch(size: int) -> None:
         batches = buckets(lengths, share, np.random.default_rng(1), least=6)
         assert sorted(np.concatenate(batches).tolist()) == list(range(size))
         assert min(map(len, batches)) >= min(6, size)
-        assert len(batches) == member._epoch()[0]
+        assert len(batches) == member._plan_epoch()[0]
         assert member.covered("gradients") == {
             "steps": 1,
             "batch": min(map(len, batches)),
@@ -587,7 +587,7 @@ def test_training_stops_when_validation_stops_improving(
     history = []
     for found in right:
         judge(server, found)
-        history.append(server.converged)
+        history.append(server.is_converged)
     assert history == stops
 
 
@@ -598,11 +598,11 @@ def test_patience_goes_on_after_a_restart(sites) -> None:
     server = fedner.Server(settings, None)
     judge(server, 5)
     judge(server, 0)
-    assert not server.converged
+    assert not server.is_converged
     resumed_server = fedner.Server(settings, server.state())
-    assert not resumed_server.converged
+    assert not resumed_server.is_converged
     judge(resumed_server, 0)
-    assert resumed_server.converged
+    assert resumed_server.is_converged
 
 
 def test_epochs_are_judged_at_their_period_and_at_the_end(sites) -> None:
@@ -775,7 +775,7 @@ def rounds(
     for round in range(number):
         if server.lacks_rows:
             server.mark(federation.sum("mark", round=round))
-        server.step(federation.sum("gradients", server.sent, round=round))
+        server.step(federation.sum("gradients", server.select_sent(), round=round))
     return server
 
 
@@ -826,7 +826,9 @@ def test_a_server_that_leaves_rows_out_learns_less(sites) -> None:
     read = torch.nonzero(dense.tensors["words.hashed"].abs().sum(1)).flatten()
     asked = torch.unique(torch.cat([read[::2], torch.tensor([7])]))
     assert 1 < len(asked) < len(read)
-    update = one.gradients(word_rows.some(shared, {"words.hashed": asked}), round=0)
+    update = one.gradients(
+        word_rows.select_rows(shared, {"words.hashed": asked}), round=0
+    )
     assert (update.weight, update.metrics) == (dense.weight, dense.metrics)
     assert torch.equal(
         update.tensors["words.hashed"], dense.tensors["words.hashed"][asked]
@@ -875,7 +877,7 @@ def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
 )
 def test_rows_that_do_not_fit_are_refused(sites, change, message) -> None:
     member = fedner.Site(sites[0], large(sites))
-    good = word_rows.some(
+    good = word_rows.select_rows(
         values(member.shared),
         {"words.hashed": torch.tensor([3, 4])},
     )

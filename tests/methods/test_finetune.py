@@ -24,9 +24,9 @@ from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
+from fednotes.methods.private import PrivateMethod
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import privately
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
@@ -66,7 +66,7 @@ def config(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
     model = TokenClassifierConfig(encoder=str(bert), **changes.pop("model", {}))
     settings = {"cycles": 2, "batch_size": 4, "learning_rate": 3e-3, "seed": 3}
     settings |= {"min_tokens": 0, "min_steps": 0}
-    return finetune.for_sites(Config(model=model, **settings | changes), sites)
+    return finetune.METHOD.configure(Config(model=model, **settings | changes), sites)
 
 
 def train(sites: Sequence[SiteData], config: Config, **options: Any) -> list[Site]:
@@ -81,13 +81,15 @@ def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> 
     has length C over encoder and classifier together, by NumPy; sites end with one
     encoder and save models."""
     sites = [site_data(name, seed, 5) for seed, name in enumerate("abc")]
-    settings = {**finetune.METHOD.private.settings, "cycles": 1, "local_steps": 2}
+    settings = {**finetune.METHOD.dp.required_settings, "cycles": 1, "local_steps": 2}
     made = config(bert, sites, private=("classifier",), **settings)
     made = replace(
         made, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)
     )
-    method = privately(finetune.METHOD)
-    members = [method.Site(data, made, directory=tmp_path / data.id) for data in sites]
+    method = PrivateMethod(finetune.METHOD)
+    members = [
+        method.make_site(data, made, directory=tmp_path / data.id) for data in sites
+    ]
     for unit in members[0].units:
         parts = members[0].clipped(unit).items()
         whole = [v.numpy().ravel() * members[0]._grids[name] for name, v in parts]
@@ -146,12 +148,12 @@ def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
             ((), "Dose, ADR"),
             (("Drug",), ""),
         ):
-            made = method.METHOD.Config(model=model, tags=TagSet(types), **given)
-            warnings = method.METHOD.warnings(made)
+            made = method.METHOD.config_class(model=model, tags=TagSet(types), **given)
+            warnings = method.METHOD.list_warnings(made)
             assert len(warnings) == bool(told)
             assert not told or f"outputs for {told} are taken over" in warnings[0]
         other = replace(made, model=replace(model, encoder=str(bert)))
-        assert method.METHOD.warnings(other) == ()
+        assert method.METHOD.list_warnings(other) == ()
     begun = finetune.initial(Config(model=model, tags=TagSet(("Drug", "ADR"))))
     old = dict(earlier.named_parameters())["classifier.weight"]
     assert torch.equal(begun["classifier.weight"][[0, 3, 4]], old[[0, 3, 4]])
@@ -187,7 +189,7 @@ def test_the_cycle_is_judged_by_exact_mentions() -> None:
     )
     found = replace(gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x")))
     counts = SpanCounts.of([gold], [found], types=["x"])
-    assert finetune.METHOD.judged(counts.to_metrics()) == {
+    assert finetune.METHOD.summarise(counts.to_metrics()) == {
         "held_out": pytest.approx(1 / 3),
         "valid_f1": pytest.approx(1 / 3),
     }
@@ -200,7 +202,7 @@ def test_a_cycle_is_not_judged_where_no_site_annotates_a_held_out_note() -> None
     found = replace(gold, spans=(Span(0, 1, "x"),))
     for predicted in (gold, found):
         counts = SpanCounts.of([gold], [predicted], types=["x"])
-        judged = finetune.METHOD.judged(counts.to_metrics())
+        judged = finetune.METHOD.summarise(counts.to_metrics())
         assert judged == {"held_out": -math.inf, "valid_f1": 0.0}
 
 
@@ -224,7 +226,7 @@ def test_it_learns_and_saves_what_hugging_face_loads(
     assert torch.equal(
         state["classifier.weight"], members[0].shared["classifier.weight"]
     )
-    assert "which words" in finetune.warnings(settings)[0]
+    assert "which words" in finetune.METHOD.list_warnings(settings)[0]
 
 
 def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
@@ -234,7 +236,7 @@ def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
     settings = config(bert, sites, private=("classifier",), **changes)
     a, b = train(sites, settings)
     assert a.private.keys() == {"classifier.weight", "classifier.bias"}
-    assert not finetune.one_model(settings)
+    assert not finetune.METHOD.ends_with_one_model(settings)
     assert_same(a.shared, b.shared)
     for site in (a, b):
         assert site.scores["strict"]["f1"] > 0.9
@@ -325,14 +327,16 @@ def test_adapters_of_a_frozen_encoder_train_too(bert: Path) -> None:
 
 def test_pooling(bert: Path) -> None:
     sites = [site_data("a", 1, 5), site_data("b", 2, 5)]
-    together, settings = finetune.pooled(config(bert, sites), sites, None)
+    together, settings = finetune.METHOD.configure_pooled(
+        config(bert, sites), sites, None
+    )
     assert together[0].train == pool(sites).train
     assert not settings.private
     mixed = [site_data("a", 1, 5, "drug"), site_data("b", 2, 5, "finding")]
-    apart, settings = finetune.pooled(config(bert, mixed), mixed, None)
+    apart, settings = finetune.METHOD.configure_pooled(config(bert, mixed), mixed, None)
     assert [s.id for s in apart] == ["a", "b"]
     assert settings.private == ("classifier",)
-    own = finetune.alone(config(bert, mixed), mixed)
+    own = finetune.METHOD.configure_alone(config(bert, mixed), mixed)
     assert [each.tags.types for each in own] == [("drug",), ("finding",)]
 
 
@@ -345,7 +349,9 @@ def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
     for context, wanted in (("document", [4, 4]), ("sentence", [6, 2])):
         model = {"context": context}
         settings = config(bert, sites, batch="shared", batch_size=8, model=model)
-        assert [own.batch_size for own in finetune.alone(settings, sites)] == wanted
+        assert [
+            own.batch_size for own in finetune.METHOD.configure_alone(settings, sites)
+        ] == wanted
         members = train(sites, replace(settings, cycles=1))
         assert [site.share for site in members] == wanted
 
@@ -361,10 +367,10 @@ def test_mistakes_are_named(bert: Path) -> None:
             {"private": ("crf",)},
         ),
         ("nothing is left to share", sites, {"private": ("classifier", "encoder")}),
-        (r"min_tokens = 10,000 and min_steps = 10 are asked", sites, small),
+        (r"min_tokens = 10,000 and min_steps = 10 are needed", sites, small),
         ("site 'a' has no training sentence", empty, {}),
     ):
         with pytest.raises(ConfigError, match=message):
             train(given, config(bert, sites, **changes))
-    with pytest.raises(ConfigError, match="is no model for method"):
-        finetune.model_config({"kind": "tagger", "hashed_words": 8})
+    with pytest.raises(ConfigError, match="does not support model kind"):
+        finetune.METHOD.read_model_config({"kind": "tagger", "hashed_words": 8})

@@ -19,13 +19,14 @@ METHOD = '''
 from dataclasses import field, replace
 from typing import ClassVar
 
-from fednotes.core.federation import EVALUATE, TRAIN, Method, State
+from fednotes.core.federation import EVALUATE, TRAIN, State
 from fednotes.core.settings import checked
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.types import TagSet
 from fednotes.core.update import Update
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
+from fednotes.methods.base import Method
 from fednotes.training.sites import Adam
 from fednotes.training.sites import Count, MentionSite, all_tags, finite, judged_mentions
 from fednotes.taggers.saving import build_model
@@ -92,22 +93,32 @@ class Site(MentionSite):
         self.adam.restore(state.tensors)
 
 
-def pooled(config, sites, complete):
-    together = pool(complete or sites)
-    return (together,), replace(config, tags=together.tags)
+class PlainAveraging(Method):
+    config_class = Config
+    site_class = Site
+    presets = {"best": {}}
+
+    def train(self, federation, config):
+        return train(federation, config)
+
+    def read_model_config(self, table):
+        return tagger_config(table)
+
+    def plan_rounds(self, config, sizes):
+        return config.rounds, sum(sizes)
+
+    def configure(self, config, sites):
+        return replace(config, tags=all_tags(sites))
+
+    def configure_pooled(self, config, sites, complete):
+        together = pool(complete or sites)
+        return (together,), replace(config, tags=together.tags)
+
+    def summarise(self, metrics):
+        return judged_mentions(metrics)
 
 
-METHOD = Method(
-    Config,
-    Site,
-    train,
-    tagger_config,
-    {"best": {}},
-    lambda config, sizes: (config.rounds, sum(sizes)),
-    pooled,
-    judged_mentions,
-    for_sites=lambda config, sites: replace(config, tags=all_tags(sites)),
-)
+METHOD = PlainAveraging()
 '''
 JOB = {
     "method": "plain_averaging",

@@ -21,7 +21,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.core.update import Total
+from fednotes.core.update import Tensors, Total
 from fednotes.data.batches import buckets
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import finetune, personal
@@ -29,6 +29,7 @@ from fednotes.methods.personal import Config, Server, Site, initial
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.saving import build_model, load_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
+from fednotes.training.local_trainer import LocalTrainer, Step
 
 WORDS = ["no", "pain", "took", "and", "nausea", "metoprolol", "."]
 ADR, DRUG, BOTH = ("ADR",), ("Drug",), ("ADR", "Drug")
@@ -68,13 +69,17 @@ def config(encoder: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
     model = TokenClassifierConfig(encoder=str(encoder), **table)
     settings = {"cycles": 2, "batch_size": 4, "learning_rate": 0.02, "seed": 3}
     settings |= {"distil_epochs": 1}
-    return personal.for_sites(Config(model=model, **settings | changes), sites)
+    return personal.METHOD.configure(Config(model=model, **settings | changes), sites)
 
 
 def train(sites: Sequence[SiteData], config: Any, **options: Any) -> list[Any]:
     out = options.pop("out", None)
-    members = [Site(data, config, directory=out and out / data.id) for data in sites]
-    personal.train(InProcess(members, **options), config)
+    method = personal.METHOD
+    members = [
+        method.make_site(data, config, directory=out and out / data.id)
+        for data in sites
+    ]
+    method.train(InProcess(members, **options), config)
     return members
 
 
@@ -155,7 +160,7 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
     assert settings.shared_tags == tags
     members = [Site(data, settings) for data in sites]
     server = Server(settings, initial(settings), personal.judged_mentions, None)
-    updates = [member.train(server.sent, cycle=0) for member in members]
+    updates = [member.train(server.select_sent(), cycle=0) for member in members]
     rows = {f"classifier.{part}.{tag}" for part in ("weight", "bias") for tag in tags}
     shapes = [
         {name: value.shape for name, value in each.tensors.items()} for each in updates
@@ -165,7 +170,7 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
     assert not updates[0].tensors["classifier.weight.B-Drug"].any()
     assert not updates[2].tensors["classifier.bias.I-ADR"].any()
     mean = server.mean(Total.of(updates))
-    assert mean.keys() == server.sent.keys()
+    assert mean.keys() == server.select_sent().keys()
     has = {
         "lora.up": (0, 1, 2),
         "classifier.weight.B-ADR": (0, 1),
@@ -181,7 +186,8 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
     # b and c dropped out: a row of theirs stays
     apart = server.mean(Total.of(updates[:1]))
     assert torch.equal(
-        apart["classifier.weight.B-Drug"], server.sent["classifier.weight.B-Drug"]
+        apart["classifier.weight.B-Drug"],
+        server.select_sent()["classifier.weight.B-Drug"],
     )
     assert torch.equal(apart["lora.down"], updates[0].tensors["lora.down"])
 
@@ -233,7 +239,7 @@ def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) 
     settings = config(encoder, sites, **changes)
     members = train(sites, settings)
     for data, own, member in zip(
-        sites, personal.alone(settings, sites), members, strict=True
+        sites, personal.METHOD.configure_alone(settings, sites), members, strict=True
     ):
         assert isinstance(own, finetune.Config)
         (alone,) = train([data], own)
@@ -292,7 +298,7 @@ def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -
     sites[1] = replace(sites[1], valid=())
     settings = config(encoder, sites, keep_cycle=-1)
     member = train(sites, settings)[1]
-    own = replace(personal.alone(settings, sites)[1], keep_cycle=0)
+    own = replace(personal.METHOD.configure_alone(settings, sites)[1], keep_cycle=0)
     (alone,) = train([sites[1]], own)
     assert_same(values(member.own.parameters), values(alone.parameters))
 
@@ -320,21 +326,23 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
         at += len(wanted)
     assert at == len(targets)
     before: list[torch.Tensor] = []
-    student = personal._Student
 
-    class Noted(student):  # type: ignore[valid-type, misc]
-        def learn(self) -> None:
-            assert self._averaging.learning_rate == pytest.approx(0.002)  # a tenth
-            for step in self.steps(0):
-                (part,) = step
-                read = self.model._read(self._read, part.indices)
-                q = torch.from_numpy(targets[read.tokens])
-                wanted = F.cross_entropy(read.logits, q)
-                torch.testing.assert_close(part.loss(step), wanted)
-                before.append(wanted)
+    class Noted(LocalTrainer):
+        """Compares the loss of each step with torch's, and does not take it."""
+
+        def step(self, parts: Sequence[Step], *, planned: int, start: Tensors) -> float:
+            a_tenth = pytest.approx(0.002)
+            assert self._settings.learning_rate == a_tenth
+            (part,) = parts
+            read = part.model._read(part.corpus, part.indices)
+            q = torch.from_numpy(targets[read.tokens])
+            wanted = F.cross_entropy(read.logits, q)
+            torch.testing.assert_close(part.loss(parts), wanted)
+            before.append(wanted)
+            return 0.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(personal, "_Student", Noted)
+        patch.setattr(personal, "LocalTrainer", Noted)
         site._distil(targets)
     assert len(before) == 2
 
@@ -366,11 +374,16 @@ def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None
             assert parts["mix"] == parts[name]
             federated = SpanCounts.of(data.test, member.model.predict(data.test))
             assert parts["federated"]["strict"] == federated.scores()["strict"]
-            own = train([data], personal.alone(settings, sites)[sites.index(data)])[0]
+            own = train(
+                [data],
+                personal.METHOD.configure_alone(settings, sites)[sites.index(data)],
+            )[0]
             assert parts["own"]["strict"] == own.scores["strict"]
             changed = member.own.model.trainable()["lora.up"]
             assert not torch.equal(changed, member.model.trainable()["lora.up"])
-            assert_same(values(member._own.trainable()), values(own.model.trainable()))
+            assert_same(
+                values(member._own_model.trainable()), values(own.model.trainable())
+            )
             told = member.scores
             member.finish({})  # which a site may be asked for twice
             assert member.scores == told
@@ -444,7 +457,9 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
     server = Server(settings, initial(settings), personal.judged_mentions, None)
     for cycle in range(3):
         here = members[: least if cycle == 1 else 3]
-        total = Total.of([member.train(server.sent, cycle=cycle) for member in here])
+        total = Total.of(
+            [member.train(server.select_sent(), cycle=cycle) for member in here]
+        )
         server.step(server.mean(total), total)
         server.judge(Total.of([m.evaluate(server.shared, cycle=cycle) for m in here]))
     for member in members:
@@ -460,22 +475,24 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
 def test_pooling_and_mistakes(encoder: Path) -> None:
     sites = three()
     settings = config(encoder, sites)
-    together, pooled = personal.pooled(settings, sites, None)
+    together, pooled = personal.METHOD.configure_pooled(settings, sites, None)
     assert len(together) == 3
     assert pooled.private == ("classifier",)
     assert pooled.model.train == "lora"
-    assert not personal.one_model(settings)
-    assert personal.one_model(personal.alone(settings, sites)[0])
+    assert not personal.METHOD.ends_with_one_model(settings)
+    assert personal.METHOD.ends_with_one_model(
+        personal.METHOD.configure_alone(settings, sites)[0]
+    )
     with pytest.raises(
-        ConfigError, match='trains low-rank changes of a frozen encoder: train = "l'
+        ConfigError, match='trains low-rank changes of a frozen encoder: set train = "l'
     ):
         Config(model=TokenClassifierConfig(train="all"))
     with pytest.raises(
-        ConfigError, match="'tagger' is no model for method = \"personal\""
+        ConfigError, match=r'"personal" does not support model kind .tagger.'
     ):
-        personal.model_config({"kind": "tagger", "hashed_words": 8})
-    assert personal.model_config({"rank": 4}).train == "lora"
-    sent, got = personal.traffic(settings, [9, 7, 6])
+        personal.METHOD.read_model_config({"kind": "tagger", "hashed_words": 8})
+    assert personal.METHOD.read_model_config({"rank": 4}).train == "lora"
+    sent, got = personal.METHOD.estimate_traffic(settings, [9, 7, 6])
     update = Site(sites[0], settings).train(initial(settings), cycle=0)
     assert sent == 2 * nbytes(update.tensors)
     assert got == 3 * nbytes(initial(settings))

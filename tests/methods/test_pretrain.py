@@ -334,7 +334,7 @@ def test_lengths_words_and_rates_are_those_asked_for(
     ]
     assert max(longest[:3]) <= 24 < min(longest[3:])
     assert [site._length(epoch) for epoch in range(6)] == [24, 24, 24, 48, 48, 48]
-    assert site._first._rate == settings.head_learning_rate
+    assert site.trainer._warm_up_optimizer._rate == settings.head_learning_rate
     continues = site.model.tokenizer.continues
     words = 0
     for (part,) in site.steps(0):
@@ -383,14 +383,14 @@ def test_a_small_update_of_the_embeddings_is_refused(
     settings = config(bert, model={"train": "all"}, min_tokens=10_000)
     data, fewer = site_notes("a", notes(1, 8, 8)), replace(settings, min_tokens=100)
     with pytest.raises(
-        ConfigError, match=r"site 'a'.*\d+ tokens in \d+ steps, min_tokens"
+        ConfigError, match=r"site 'a'.*\d+ tokens in \d+ steps; min_tokens"
     ):
         Site(data, settings, cache=tmp_path)
     Site(data, replace(fewer, min_steps=2), cache=tmp_path)
     with pytest.raises(ConfigError, match=r"min_steps = 1000"):
         Site(data, replace(fewer, min_steps=1000), cache=tmp_path)
-    assert "which words" in pretrain.warnings(settings)[0]
-    assert pretrain.warnings(config(bert)) == ()
+    assert "which words" in pretrain.METHOD.list_warnings(settings)[0]
+    assert pretrain.METHOD.list_warnings(config(bert)) == ()
 
 
 def test_the_sign_of_the_bias_gradient_tells_the_masked_words(
@@ -436,5 +436,5 @@ def test_a_value_that_cannot_be_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         config(bert, **change)
-    with pytest.raises(ConfigError, match=r"length = 500: .* reads 64 tokens at most"):
+    with pytest.raises(ConfigError, match=r"length = 500: .* reads at most 64 tokens"):
         Site(site_notes("a", notes(1, 8, 8)), config(bert, length=500), cache=tmp_path)

@@ -27,8 +27,9 @@ from fednotes.core.errors import RefusedError
 from fednotes.core.update import Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, fedner, find, names
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import NOISY, privately
+from fednotes.privacy.training import NOISY
 
 STEP = 10
 SUMS = {"loss", "source", "target"}  # of a loss over examples
@@ -59,7 +60,7 @@ def run(case: Case, **options: Any) -> tuple[Recording, Any]:
     """Train a case to its end; what left its sites, and the server's last state."""
     settings = case.settings(case.sites)
     engine = Recording(
-        [case.method.Site(site, settings, **options) for site in case.sites]
+        [case.method.make_site(site, settings, **options) for site in case.sites]
     )
     return engine, case.method.train(engine, settings)
 
@@ -75,7 +76,7 @@ def with_settings(case: Case, **changes: Any) -> Case:
 def phenotype_case(base: Any) -> Case:
     return Case(
         phenotype.METHOD,
-        lambda sites: phenotype.for_sites(base, sites),
+        lambda sites: phenotype.METHOD.configure(base, sites),
         sites_of(3),
         "train",
         is_change=False,
@@ -89,7 +90,7 @@ def sized_case() -> Case:
     )
     return Case(
         distill.METHOD,
-        lambda sites: distill.for_sites(base, sites),
+        lambda sites: distill.METHOD.configure(base, sites),
         of_two_types(),
         "train",
         is_change=True,
@@ -198,7 +199,7 @@ def test_a_step_of_one_changes_no_bit(
 
 @pytest.mark.parametrize("name", names())
 def test_every_method_rounds_its_counts(name: str) -> None:
-    assert find(name).Site.rounds_counts
+    assert find(name).site_class.rounds_counts
 
 
 # ---- the numbers of equations --------------------------------------------------------
@@ -220,7 +221,11 @@ def three_sites(**changes: Any) -> Case:
         mentions(name, seed, count) for seed, (name, count) in enumerate(SIZES.items())
     ]
     return Case(
-        fedner.METHOD, lambda own: fedner.for_sites(base, own), sites, "train", True
+        fedner.METHOD,
+        lambda own: fedner.METHOD.configure(base, own),
+        sites,
+        "train",
+        True,
     )
 
 
@@ -281,7 +286,7 @@ def test_averaging_accepts_the_sum_of_reported_numbers(bert: Path) -> None:
     """24 sentences and as many notes are reported as 20; what is trained is exact."""
     case = with_settings(finetune_case(bert), compression="packed")
     settings = case.settings(case.sites)
-    member = case.method.Site(case.sites[0], settings, count_step=STEP)
+    member = case.method.make_site(case.sites[0], settings, count_step=STEP)
     assert member.count({}).metrics == {"examples": 20}
     assert member.weight == 20
     member.take_share({}, examples=20)
@@ -346,12 +351,12 @@ def test_with_differential_privacy_no_count_leaves_at_all() -> None:
     sites = [
         mentions(name, seed, count) for seed, (name, count) in enumerate(SIZES.items())
     ]
-    method = privately(fedner.METHOD)
-    settings = replace(fedner.for_sites(base, sites), min_sites=3)
+    method = PrivateMethod(fedner.METHOD)
+    settings = replace(fedner.METHOD.configure(base, sites), min_sites=3)
     ends = []
     for step in (1, STEP):
         members = [
-            method.Site(site, settings, secret=bytes(32), count_step=step)
+            method.make_site(site, settings, secret=bytes(32), count_step=step)
             for site in sites
         ]
         engine = Recording(members)

@@ -169,7 +169,7 @@ def outcome(case: Case, fault: Fault, folder: Path) -> tuple[str, Faulty]:
     sites, settings = prepared(case)
     names = [site.id for site in sites]
     makes = {
-        site.id: lambda site=site: case.method.Site(
+        site.id: lambda site=site: case.method.make_site(
             site, settings, directory=folder / site.id
         )
         for site in sites
@@ -237,7 +237,7 @@ def test_wrong_messages_end_in_one_error_that_names_them(
     monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path / "cache"))
     case = ALL[name](bert)
     sites, settings = prepared(case)
-    engine = Listening([case.method.Site(site, settings) for site in sites])
+    engine = Listening([case.method.make_site(site, settings) for site in sites])
     case.method.train(engine, settings)
     tried = 0
     for number, fault in enumerate(faults(engine.tasks)):

@@ -29,12 +29,14 @@ from fednotes.jobs.results import PROMISED
 from fednotes.jobs.simulate import simulate
 from fednotes.methods import names
 from fednotes.methods.fedner import METHOD as FEDNER
+from fednotes.methods.fedner import FedNERWithDP
 from fednotes.methods.finetune import METHOD as FINETUNE
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE, Stream
 from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
-from fednotes.privacy.training import NOISY, privately
+from fednotes.privacy.training import NOISY
 
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
@@ -161,7 +163,7 @@ def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
     The loss is a mean over the unit, so it matters how each pass is weighted: the last
     one has 1 of 65 sentences, or 22 of 150. Nothing is clipped and there is no dropout.
     """
-    model = FEDNER.model_config({**MODEL, "dropout": 0.0})
+    model = FEDNER.read_model_config({**MODEL, "dropout": 0.0})
     site = made(
         patients(size=size, owners="a" * size), privacy={"clip": 1e3}, model=model
     )
@@ -228,7 +230,7 @@ def test_unmarked_patients_are_asked_for() -> None:
 
 
 def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a delta of 1 / units and more"):
+    with pytest.raises(ConfigError, match="a delta of 1 / units or more"):
         made(
             privacy={"delta": 0.09, "unit": "sentence"},
             site=patients(size=12, owners="ab" * 6),
@@ -384,7 +386,7 @@ def test_no_more_rounds_are_answered_than_are_promised() -> None:
     site = made(rounds=2)
     for _ in range(2):
         site.noisy_gradients(theta(site), round=0)
-    with pytest.raises(RefusedError, match="promise is of 2 rounds"):
+    with pytest.raises(RefusedError, match="promises 2 rounds"):
         site.noisy_gradients(theta(site), round=7)
 
 
@@ -400,7 +402,7 @@ def run(
             raise KeyboardInterrupt
 
     engine = InProcess(sites, directory=folder, observer=observe, **options)
-    final = privately(FEDNER).train(engine, config_of(data[0]))
+    final = PrivateMethod(FEDNER).train(engine, config_of(data[0]))
     kept = {f"{s.id} {n}": p.detach() for s in sites for n, p in s.site.private.items()}
     return {**final.tensors, **kept}
 
@@ -501,8 +503,8 @@ def test_settings_that_keep_no_promise_are_refused_by_name(
     ):
         parse_job({**tables, "privacy": {"epsilon": 1.0}}, "job", Path(), "job.toml")
     parse_job(tables, "job", Path(), "job.toml")
-    of = {"fedner": FEDNER, "finetune": FINETUNE}[method].private
-    assert key in of.settings
+    support = {"fedner": FEDNER, "finetune": FINETUNE}[method].dp
+    assert key in support.required_settings
 
 
 def test_between_real_sites_parts_of_noise_need_a_secure_sum() -> None:
@@ -565,17 +567,22 @@ def least_epsilon(canaries: int, right: int, guesses: int, delta: float) -> floa
     )
 
 
+class CanarySupport(FedNERWithDP):
+    """The gradient of a unit is 10 in the unit's own place."""
+
+    def loss(self, site: Any, indices: np.ndarray) -> torch.Tensor:
+        return 10 * site.shared["w"][indices].sum()
+
+
 def audited(
     monkeypatch: pytest.MonkeyPatch, runs: int, *, clip: float = 1.0, noise: float = 1.0
 ) -> tuple[float, float]:
     """What is promised, and what the guesses refute. clip, noise: what becomes of them."""
     count, guesses = 400, min(1500, 25 * runs)
     privacy = Privacy(noise=1.5, rate=1.0, clip=1.0, unit="sentence", where="site")
-    site: Any = object.__new__(privately(FEDNER).Site)
+    site: Any = object.__new__(private.PrivateSite)
     site.promise = private.Promise(privacy, 1.5, 10**6, 1)
-    site.of = replace(
-        FEDNER.private, loss=lambda own, at: 10 * own.shared["w"][at].sum()
-    )
+    site.support = CanarySupport()
     site.site, site._own, site.steps = Canaries(count), {}, 0
     site._shared, site._secret, site._data = site.site.shared, SECRET, b""
     site._question, site._kept, site._agreed = bytes, {}, {}

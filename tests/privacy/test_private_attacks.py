@@ -23,9 +23,10 @@ from fednotes.engines.requests import Patience
 from fednotes.engines.secure import SecureSum
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods.finetune import METHOD as FINETUNE
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
-from fednotes.privacy.training import NOISY, PrivateSite, privately
+from fednotes.privacy.training import NOISY, PrivateSite
 
 SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chance
 
@@ -191,15 +192,19 @@ def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -
     model: dict[str, Any] = {"encoder": encoder, "context": "document"}
     table: Any = {"method": "finetune", "model": model, "synthetic": {}}
     table["privacy"] = {"noise": 1.0, "unit": "sentence"}
-    config: Any = FINETUNE.for_sites(
+    config: Any = FINETUNE.configure(
         parse_job(table, "job", Path(), "job.toml").config, [patients()]
     )
     with pytest.raises(
         ConfigError, match='reads whole documents: set unit = "document"'
     ):
-        privately(FINETUNE).Site(patients(), config)
+        PrivateMethod(FINETUNE).make_site(patients(), config)
     read = replace(config.model, context="sentence")
     assert (
-        len(privately(FINETUNE).Site(patients(), replace(config, model=read)).units)
+        len(
+            PrivateMethod(FINETUNE)
+            .make_site(patients(), replace(config, model=read))
+            .units
+        )
         == 6
     )

@@ -25,14 +25,14 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import privately
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
-PRIVATE: Any = privately(distill.METHOD)
+PRIVATE: Any = PrivateMethod(distill.METHOD)
 TYPES = ("Disease", "Drug", "ADE")
 SECRET = bytes(range(32))
 
@@ -53,7 +53,7 @@ def three() -> list[SiteData]:
 def config_of(**given: Any) -> Any:
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
     settings = {
-        **distill.METHOD.private.settings,
+        **distill.METHOD.dp.required_settings,
         "rounds": 3,
         "batch_size": 4,
         "seed": 3,
@@ -64,13 +64,13 @@ def config_of(**given: Any) -> Any:
         "model": NO_DROPOUT,
         **given,
     }
-    return distill.for_sites(
+    return distill.METHOD.configure(
         distill.Config(privacy=Privacy(**asked), **settings), three()
     )
 
 
 def site_of(number: int = 0, **given: Any) -> Any:
-    return PRIVATE.Site(three()[number], config_of(**given), secret=SECRET)
+    return PRIVATE.make_site(three()[number], config_of(**given), secret=SECRET)
 
 
 def other_than(site: Any, seed: int = 9) -> dict[str, torch.Tensor]:
@@ -141,7 +141,7 @@ def test_a_unit_is_completed_alike_where_others_are_not_there(
         without_noise([unit])
         own = three()[0]
         left = tuple(d for d in own.train if d.patient in owners)
-        site = PRIVATE.Site(
+        site = PRIVATE.make_site(
             replace(own, train=left), config_of(unannotated=unannotated), secret=SECRET
         )
         return second(site, other_than(site))
@@ -191,9 +191,9 @@ def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
     """Eq. 5 word by word against whole documents: what the teacher finds of other
     types, but over the site's own mentions."""
     site = site_of(unannotated="pseudo")
-    site.of.before(site.site, 0, {})
+    site.support.prepare_round(site.site, 0, {})
     site.site.teacher = other_than(site)
-    corpus, how = site.site.taught(np.arange(site.num_examples))
+    corpus, how = site.site.complete_sentences(np.arange(site.num_examples))
     assert how == "pseudo"
     model = build_model(site._config.model, site._config.tags, 0)
     load_into(model.trainable(), site.site.teacher)
@@ -253,7 +253,7 @@ def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
     def run(**options: Any) -> dict[str, torch.Tensor]:
         config = config_of(rounds=1, local_epochs=2)
         sites = [
-            PRIVATE.Site(d, config, secret=bytes([n]) * 32)
+            PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
             for n, d in enumerate(three())
         ]
         return dict(PRIVATE.train(InProcess(sites, **options), config).tensors)
@@ -315,5 +315,7 @@ def test_what_couples_units_is_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             parse_job({**table, "training": training}, "job", Path(), "job.toml")
-    with pytest.raises(ConfigError, match="not \\[model\\] kind = 'prompt-bart': set"):
+    with pytest.raises(
+        ConfigError, match=r"\[model\] kind = 'prompt-bart' does not: set"
+    ):
         parse_job({**table, "preset": "paper"}, "job", Path(), "job.toml")

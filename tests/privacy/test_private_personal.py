@@ -17,14 +17,14 @@ from fednotes.core.tensors import snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import personal
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import privately
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
-PRIVATE: Any = privately(personal.METHOD)
+PRIVATE: Any = PrivateMethod(personal.METHOD)
 
 
 def three() -> list[SiteData]:
@@ -36,7 +36,7 @@ def three() -> list[SiteData]:
 def config_of(bert: Path, sites: Sequence[Any], **given: Any) -> Any:
     model = TokenClassifierConfig(encoder=str(bert), train="lora", rank=2)
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "unit": "document"} | given
-    settings = personal.METHOD.private.settings | {
+    settings = personal.METHOD.dp.required_settings | {
         "cycles": 2,
         "batch_size": 4,
         "seed": 3,
@@ -44,7 +44,7 @@ def config_of(bert: Path, sites: Sequence[Any], **given: Any) -> Any:
     made = personal.Config(
         model=model, privacy=Privacy(**asked), learning_rate=0.02, **settings
     )
-    return personal.for_sites(made, sites)
+    return personal.METHOD.configure(made, sites)
 
 
 @pytest.mark.parametrize("clip", [0.01, 1e6])
@@ -63,7 +63,7 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
     def sums(units: Sequence[int]) -> np.ndarray:
         picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
         monkeypatch.setattr(private, "chosen", picked)
-        site = PRIVATE.Site(data, config, secret=bytes(32))
+        site = PRIVATE.make_site(data, config, secret=bytes(32))
         moved: dict[str, torch.Tensor] = {}
         site._adam.step = moved.update
         answer = site.noisy_gradients(snapshot(site.site.shared), round=0).tensors
@@ -97,13 +97,16 @@ def test_a_run_ends_with_what_was_trained_with_noise(
     sites = three()
     config = config_of(bert, sites)
     made = [
-        PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(sites)
+        PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
+        for n, d in enumerate(sites)
     ]
     first = made[0].noisy_gradients(snapshot(made[0].site.shared), round=0).tensors
     lacked = first["classifier.weight.B-ADE"].double().numpy() / SCALE
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], lacked.size)
     assert low < float((lacked**2).sum()) < high
-    made[0] = PRIVATE.Site(sites[0], config, secret=bytes(32), directory=tmp_path / "a")
+    made[0] = PRIVATE.make_site(
+        sites[0], config, secret=bytes(32), directory=tmp_path / "a"
+    )
     untrained = snapshot(made[0].site.own.parameters)
     final = PRIVATE.train(InProcess(made), config)
     assert final.round == 4
@@ -121,10 +124,10 @@ def test_a_run_ends_with_what_was_trained_with_noise(
 def test_alone_and_pooled_are_private_fine_tuning(bert: Path) -> None:
     sites = [tiny_site(0, 6), tiny_site(1, 6)]
     config = config_of(bert, sites)
-    for own in PRIVATE.alone(config, sites):
+    for own in PRIVATE.configure_alone(config, sites):
         assert (own.sites, own.batch_size) == (1, 4)
         assert own.privacy == config.privacy
-        assert PRIVATE.promise(own).shares == 1
-    (together,), of_all = PRIVATE.pooled(config, sites, None)
-    final = PRIVATE.train(InProcess([PRIVATE.Site(together, of_all)]), of_all)
+        assert PRIVATE.make_promise(own).shares == 1
+    (together,), of_all = PRIVATE.configure_pooled(config, sites, None)
+    final = PRIVATE.train(InProcess([PRIVATE.make_site(together, of_all)]), of_all)
     assert final.round == 4

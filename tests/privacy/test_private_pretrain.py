@@ -22,10 +22,10 @@ from fednotes.encoders.packing import gather, mask, plan_full
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.methods.pretrain import METHOD as PRETRAIN
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import privately
 
 WORDS = "patient has pain in the chest left knee was given aspirin daily no fever cough".split()
 OWNERS = "abac"  # the notes of a patient need not stand together
@@ -52,15 +52,15 @@ def site_of(own: Sequence[Note]) -> SiteNotes:
 
 def config_of(bert: Path, model: Any = (), **privacy: Any) -> Any:
     given = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | privacy
-    settings = PRETRAIN.private.settings | {
+    settings = PRETRAIN.dp.required_settings | {
         "length": LENGTH,
         "batch_size": 4,
         "cycles": 2,
     }
-    named = PRETRAIN.model_config(
+    named = PRETRAIN.read_model_config(
         {"encoder": str(bert), "train": "lora", **dict(model)}
     )
-    return PRETRAIN.Config(
+    return PRETRAIN.config_class(
         model=named, privacy=Privacy(**given), seed=5, sites=3, **settings
     )
 
@@ -76,12 +76,12 @@ def made(
         site_of(notes() if own is None else own),
         config_of(bert, model, **privacy),
     )
-    kind: Any = privately(PRETRAIN).Site
+    kind: Any = PrivateMethod(PRETRAIN).make_site
     return kind(site, config, secret=bytes(range(32)), cache=tmp_path)
 
 
 def theta(bert: Path) -> dict[str, torch.Tensor]:
-    return {n: v.clone() for n, v in PRETRAIN.private.initial(config_of(bert)).items()}
+    return {n: v.clone() for n, v in PRETRAIN.dp.initial(config_of(bert), {}).items()}
 
 
 def drawn(

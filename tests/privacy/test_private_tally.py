@@ -28,11 +28,11 @@ from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
 from fednotes.apps.phenotyping.two_stage import Config
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.engines.inprocess import InProcess
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
-from fednotes.privacy.training import privately
 
-PRIVATE: Any = privately(PHENOTYPE)
+PRIVATE: Any = PrivateMethod(PHENOTYPE)
 SITES = sites_of(3)
 OFTEN, FREQUENT = 40, 60  # patients with a code, and with a concept, of 300
 
@@ -47,7 +47,7 @@ def config_of(representation: str = "learn", **given: Any) -> Any:
         representation=representation, network=network, classifier=svm
     )
     settings = {
-        **PHENOTYPE.private.settings,
+        **PHENOTYPE.dp.required_settings,
         "cycles": 1,
         "classifier_cycles": 1,
         "seed": 5,
@@ -60,7 +60,7 @@ def config_of(representation: str = "learn", **given: Any) -> Any:
     }
     settings |= {"least_occurrences": FREQUENT} if representation == "learn" else {}
     settings |= {"model": model, "privacy": Privacy(**asked), **given}
-    return PHENOTYPE.for_sites(Config(**settings), SITES)
+    return PHENOTYPE.configure(Config(**settings), SITES)
 
 
 def of_use(site: Any, representation: str) -> np.ndarray:
@@ -109,13 +109,13 @@ def test_a_patient_moves_counts_by_the_most_at_most(
     without_noise(monkeypatch)
     config = config_of(representation, privacy={"counted": most})
     data = SITES[0]
-    whole, each = told(PRIVATE.Site(data, config)), by_hand(data, config)
+    whole, each = told(PRIVATE.make_site(data, config)), by_hand(data, config)
     scaled = [v * min(1.0, most / float(np.linalg.norm(v))) for v in each]
     np.testing.assert_allclose(whole, np.sum(scaled, axis=0), rtol=0, atol=1e-5)
     kept = of_use(data, representation)
     first = int(np.flatnonzero(kept)[0])
     less = data.train.take(np.arange(len(data.train)) != first)
-    moved = whole - told(PRIVATE.Site(replace(data, train=less), config))
+    moved = whole - told(PRIVATE.make_site(replace(data, train=less), config))
     np.testing.assert_allclose(moved, scaled[0], rtol=0, atol=1e-6)
     assert np.linalg.norm(moved) <= most
 
@@ -155,16 +155,16 @@ def test_each_answer_has_noise_of_its_own() -> None:
     """A site's share, σ · 20 / √2 of three sites: χ² of an answer of nobody, p > 1e-4."""
     config = config_of()
     nobody = replace(SITES[0], train=SITES[0].train.take([]))
-    found = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (
+    found = told(PRIVATE.make_site(nobody, config, secret=bytes(32))) / (
         2.0 * 20.0 / np.sqrt(2)
     )
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
     assert low < float(found @ found) < high
-    again = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (
+    again = told(PRIVATE.make_site(nobody, config, secret=bytes(32))) / (
         2.0 * 20.0 / np.sqrt(2)
     )
     assert (found == again).all()
-    other = told(PRIVATE.Site(nobody, config, secret=bytes(31) + b"1"))
+    other = told(PRIVATE.make_site(nobody, config, secret=bytes(31) + b"1"))
     assert (other != found * (2.0 * 20.0 / np.sqrt(2))).all()
 
 
@@ -177,7 +177,7 @@ def test_what_is_agreed_is_of_all_sites_counts(
     without_noise(monkeypatch)
     config = config_of(representation)
     sent: dict[str, Any] = {}
-    sites = [PRIVATE.Site(data, config) for data in SITES]
+    sites = [PRIVATE.make_site(data, config) for data in SITES]
     for site in sites:
         monkeypatch.setattr(
             site, "begin", lambda t, keep=site.begin: sent.update(t) or keep(t)
@@ -225,18 +225,16 @@ def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent()
     counts = np.concatenate(
         [np.full(n, v) for n, v in zip(sizes, (50, 400, 400, 3), strict=True)]
     )
-    weights = PHENOTYPE.private.counts.agree(config, counts.astype(float), 80.0)[
-        "weights"
-    ]
+    weights = PHENOTYPE.dp.agree(config, counts.astype(float), 80.0)["weights"]
     assert weights.tolist() == [[0.6, 3.0]] * 3
 
 
 def test_nothing_frequent_is_an_error() -> None:
     config = config_of()
-    counts = np.zeros(PHENOTYPE.private.counts.size(config))
+    counts = np.zeros(PHENOTYPE.dp.count_size(config))
     counts[: len(config.candidates)] = OFTEN
     with pytest.raises(TrainingError, match="no concept occurs 60 times"):
-        PHENOTYPE.private.counts.agree(config, counts, 1.0)
+        PHENOTYPE.dp.agree(config, counts, 1.0)
 
 
 @pytest.mark.parametrize("labelled", [3, 2, 1])
@@ -250,7 +248,7 @@ def test_a_gradient_is_weighed_by_its_class(
     complete = int(np.flatnonzero((labels >= 0).all(1))[0])
     labels[complete, labelled:] = -1
     data = replace(SITES[0], train=replace(SITES[0].train, labels=labels))
-    site = PRIVATE.Site(
+    site = PRIVATE.make_site(
         data, config_of("none", privacy={"clip": 50.0}), secret=bytes(32)
     )
     width, weights = SITES[0].space.width, [[0.5, 3.0], [1.5, 0.25], [1.0, 2.0]]
@@ -275,11 +273,12 @@ def test_a_gradient_is_weighed_by_its_class(
 
 def run(config: Any, kept: Path | None = None, **options: Any) -> dict[str, Any]:
     sites = [
-        PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)
+        PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
+        for n, d in enumerate(SITES)
     ]
     sites[0].site.directory = kept
     final = PRIVATE.train(InProcess(sites, **options), config)
-    assert final.round == PRIVATE.promise(config).rounds
+    assert final.round == PRIVATE.make_promise(config).rounds
     return dict(final.tensors)
 
 
@@ -305,7 +304,7 @@ def test_a_run_is_the_same_however_it_is_run(
     assert_same(
         whole, resumed(lambda **more: run(config, **more), tmp_path / "run", kill=1)
     )
-    promise = PRIVATE.promise(config)
+    promise = PRIVATE.make_promise(config)
     assert promise.epsilon() == epsilon_of(1.5, 1e-5, 0.5, promise.rounds, 0.5)
 
 
@@ -345,13 +344,13 @@ def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) 
     if not odd:
         del given["weights"]
     for data in (SITES[0], without):
-        site = PRIVATE.Site(data, config, secret=bytes(32))
+        site = PRIVATE.make_site(data, config, secret=bytes(32))
         with pytest.raises(RefusedError, match="not what noisy counts of this job say"):
             site.begin(given)
 
 
 def test_a_server_asks_once_and_for_what_the_job_has() -> None:
-    site = PRIVATE.Site(SITES[0], config_of(), secret=bytes(32))
+    site = PRIVATE.make_site(SITES[0], config_of(), secret=bytes(32))
     weights = {"weights": torch.ones(3, 2).double()}
     with pytest.raises(RefusedError, match="not places in the job's list"):
         site.begin(
@@ -365,17 +364,21 @@ def test_a_server_asks_once_and_for_what_the_job_has() -> None:
     agreed["weights"] = torch.ones(3, 2).double()
     site.begin(agreed)
     site.begin(agreed)  # after a fault
-    with pytest.raises(RefusedError, match="nothing to agree on, or no more"):
+    with pytest.raises(
+        RefusedError, match="nothing to agree on, or training has begun"
+    ):
         site.begin({**agreed, "chosen": torch.tensor([1, 3])})
     site.noisy_gradients({n: v.detach() for n, v in site.site.shared.items()}, round=0)
-    with pytest.raises(RefusedError, match="none but before it begins"):
+    with pytest.raises(RefusedError, match="no counts, or only before it begins"):
         site.noisy_counts({}, round=0)
-    with pytest.raises(RefusedError, match="nothing to agree on, or no more"):
+    with pytest.raises(
+        RefusedError, match="nothing to agree on, or training has begun"
+    ):
         site.begin(agreed)
     broken = {
         n: torch.full_like(v.detach(), math.nan) for n, v in site.site.shared.items()
     }
-    with pytest.raises(RefusedError, match="not of finite numbers"):
+    with pytest.raises(RefusedError, match="numbers that are not finite"):
         site.finish(broken)
     with pytest.raises(
         ConfigError, match=r"\[privacy\] counts: this job counts nothing"

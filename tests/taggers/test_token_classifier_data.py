@@ -238,7 +238,7 @@ def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
         unannotated=how,
         weighting=how == "pseudo",
     )
-    settings = distill.for_sites(base, sites)
+    settings = distill.METHOD.configure(base, sites)
     members = [
         distill.Site(site, settings, directory=tmp_path / site.id) for site in sites
     ]

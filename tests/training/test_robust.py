@@ -243,8 +243,8 @@ def test_too_few_that_trained() -> None:
         Fixed("c", Update(own, 0.0)),
     ]
     for given, words in (
-        ({"aggregation": "median"}, '"median": takes 3 sites, 2 have trained'),
-        ({"aggregation": "trimmed-mean"}, "hostile = 1: takes 3 sites, 2 have"),
+        ({"aggregation": "median"}, '"median": needs 3 sites, and 2 have trained'),
+        ({"aggregation": "trimmed-mean"}, "hostile = 1: needs 3 sites, and 2 have"),
         (
             {"aggregation": "reference", "reference": "c"},
             "reference = 'c': this site did not",
@@ -265,10 +265,12 @@ def test_a_job_of_too_few_sites_is_refused(
     names = [f"s{k}" for k in range(least)]
     assert for_names(config, names).sites == least
     with pytest.raises(
-        ConfigError, match=f"takes {least} sites, the job has {least - 1}"
+        ConfigError, match=f"needs {least} sites, and the job has {least - 1}"
     ):
         for_names(config, names[1:])
-    with pytest.raises(ConfigError, match=r"reference = 's': a site of the job"):
+    with pytest.raises(
+        ConfigError, match=r"reference = 's': expected a site of the job"
+    ):
         for_names(Averaging(aggregation="reference", reference="s"), names)
 
 
@@ -413,8 +415,8 @@ def test_between_real_sites_the_job_says_that_sums_are_plain(tmp_path: Path) -> 
         load_declared(path)
     path.write_text(MEDIAN.replace("[federation]", "[federation]\nsecure_sum = false"))
     job, _ = load_declared(path)
-    assert job.module.each(job.config)
+    assert job.module.needs_each_update(job.config)
     path.write_text(FEDNER)  # the default
     job, _ = load_declared(path)
     assert job.federation.secure_sum
-    assert not job.module.each(job.config)
+    assert not job.module.needs_each_update(job.config)

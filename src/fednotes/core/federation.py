@@ -1,5 +1,4 @@
-"""What the server side of a method sees of its sites, a sum; and what a job asks of a
-method.
+"""What the two sides of a method see of each other: a sum over the sites.
 
     total = federation.sum("gradients", shared, round=7)      # Σ over sites
 
@@ -12,9 +11,8 @@ sites permit it and no sum is secure may it ask for each site's update
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -96,7 +94,7 @@ class Federation(Protocol):
     ) -> Mapping[str, Update]:
         """As `sum`, but every site's own update by its name, in their fixed order.
 
-        A method that asks for these says so by `Method.each`. Raises ConfigError under
+        A method that asks for these says so by `needs_each_update`. Raises ConfigError under
         a secure sum, which hides them, and what `sum` raises.
         """
 
@@ -219,77 +217,3 @@ class Coverage:
 # Tasks that methods have in common, for whoever must know them: one that trains, one
 # that counts on validation data.
 TRAIN, EVALUATE = "train", "evaluate"
-Sizes = Sequence[int]  # training examples of each site
-Pooled = tuple[tuple[Any, ...], Any]
-
-
-@dataclass(frozen=True)
-class Method:
-    """What a job asks of a method. A module of `fednotes.methods` that has one as
-    `METHOD` is a method, by the module's name.
-
-    Config: the class of its settings. Site(data, config, *, directory, device, cache,
-    progress): a MethodSite; directory is where it writes its model and scores, cache
-    where it keeps what the next run can use again. train(federation, config): the
-    server side. model_config(table): the [model] table as Config's `model`. presets:
-    settings by name ("best", "paper"), tables as in a job.
-    planned(config, sizes): the most rounds of a run, and the examples of each.
-    holds: what its sites hold, "documents" (annotated), "notes" or "patients"; the
-        job's `data`.
-    trains: the tasks whose metrics are a "loss" summed over "examples".
-
-    for_sites(config, sites): the configuration with what only the sites together can
-        say.
-    alone(config, sites): each site's configuration where it trains by itself.
-    pooled(config, sites, complete): the sites and the configuration of one model of all
-        data;
-    complete: the same texts with every type annotated, if known.
-    control(config): the configuration of sites that train as in the federation and
-    share nothing, which the federation has to beat; None where the method has no such
-    control.
-    traffic(config, sizes): bytes that a site sends and is sent at most in a run; None:
-        not known.
-    judged(metrics): summed counts of "evaluate" as numbers for people, among them
-    "held_out", of which more is better (-inf where nothing is held out).
-    models(): the classes of [model] by its `kind`, "" where it has no such key; None:
-        all taggers.
-    warnings(config): what a person should know before training; size_warnings(config,
-    sizes): what follows from the number of sites and their sizes. beyond(config): what
-    a setting adds to the published method, in a word for tables. one_model(config):
-    whether sites end with equal models, of which one copy is kept. save(config, final,
-    folder): write the model that all sites end with, made of the last state; False
-    where there is none, or not at the server.
-    private: how it trains with differential privacy (`methods/private/`), or why it
-        cannot.
-    promise(config): what is promised then (`privacy/promise.py`); None: nothing is.
-    each(config): whether the server looks at each site's update (`Federation.each`).
-    covers(config, site): updates that cover few patients where the site's data have few;
-    a site's policy checks them before the site joins.
-    """
-
-    Config: type[Any]
-    Site: type[Any]
-    train: Callable[[Federation, Any], State]
-    model_config: Callable[[Mapping[str, Any]], Any]
-    presets: Mapping[str, Mapping[str, Any]]
-    planned: Callable[[Any, Sizes], tuple[int, int]]
-    pooled: Callable[[Any, Any, Any], Pooled]
-    judged: Callable[[Mapping[str, float]], dict[str, float]]
-    holds: str = "documents"
-    models: Callable[[], Mapping[str, type[Any]]] | None = None
-    trains: tuple[str, ...] = (TRAIN,)
-    for_sites: Callable[[Any, Any], Any] = lambda config, sites: config
-    alone: Callable[[Any, Any], tuple[Any, ...]] = lambda config, sites: (
-        (config,) * len(sites)
-    )
-    control: Callable[[Any], Any] = lambda config: None
-    traffic: Callable[[Any, Sizes], tuple[int, int] | None] = lambda config, sizes: None
-    warnings: Callable[[Any], tuple[str, ...]] = lambda config: ()
-    size_warnings: Callable[[Any, Sizes], tuple[str, ...]] = lambda config, sizes: ()
-    beyond: Callable[[Any], str] = lambda config: ""
-    one_model: Callable[[Any], bool] = lambda config: False
-    save: Callable[[Any, State, Path], bool] = lambda config, final, folder: False
-    private: Any = "nobody has said how"
-    promise: Callable[[Any], Any] = lambda config: None
-    each: Callable[[Any], bool] = lambda config: False
-    covers: Callable[[Any, Any], Sequence[Coverage]] = lambda config, site: ()

@@ -4,10 +4,10 @@ A package registers an object under a name in one of these groups of its
 `pyproject.toml`:
 
     [project.entry-points."fednotes.methods"]
-    capitals = "my_package.capitals:METHOD"     # a Method
+    capitals = "my_package.capitals:METHOD"     # an instance of a Method
 
     group                  what the object is
-    fednotes.methods       a `Method` of core/federation.py
+    fednotes.methods       a `Method` of methods/base.py
     fednotes.taggers       a `Kind` of taggers/model.py
     fednotes.models        a subclass of `PatientModel` (jobs/patient_models.py), under
                            the stem of the JSON file in its saved models

@@ -262,7 +262,7 @@ def _stand_in(job: Job) -> Iterable[FednotesError]:
         return
     sites = tuple(job.kind.invented(name, site) for name, site in job.sites.items())
     try:
-        parts = parts_of(job, Sites(sites), job.module.for_sites(job.config, sites))
+        parts = parts_of(job, Sites(sites), job.module.configure(job.config, sites))
         rehearse(
             job, [part for part in parts if part.condition == "federated"] or parts[:1]
         )

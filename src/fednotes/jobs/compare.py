@@ -151,9 +151,7 @@ def compare_documents(a: Side, b: Side, metric: str, samples: int) -> Compared:
 
 def judged_types(job: Job, site: SiteData) -> tuple[str, ...]:
     """Return the types by which a run judges a site's predictions on its test data."""
-    method_site = job.module.Site
-    judging = method_site.made if hasattr(method_site, "made") else method_site
-    types: tuple[str, ...] = judging.judged_types(site)
+    types: tuple[str, ...] = job.module.inner_site_class.judged_types(site)
     return types
 
 

@@ -26,14 +26,15 @@ from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError
-from fednotes.core.federation import Method, MethodConfig
+from fednotes.core.federation import MethodConfig
 from fednotes.core.settings import checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
 from fednotes.jobs.comparing import Compared, Side
+from fednotes.methods.base import Method
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import privately
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
@@ -475,8 +476,8 @@ class Job:
     @property
     def module(self) -> Method:
         """What the method does, with differential privacy if the job asks for it."""
-        found = methods.find(self.method)
-        return found if self.privacy is None else privately(found)
+        method = methods.find(self.method)
+        return method if self.privacy is None else PrivateMethod(method)
 
     @property
     def data(self) -> str:

@@ -24,7 +24,6 @@ from typing import Any
 from fednotes import methods
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, nearest, within
-from fednotes.core.federation import Method
 from fednotes.core.settings import (
     assign,
     build,
@@ -43,6 +42,7 @@ from fednotes.jobs.job import (
     SiteKind,
 )
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
+from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 
@@ -187,7 +187,7 @@ def _conditions(
     """Return the conditions of a job in their fixed order, with the control of its
     method."""
     asked = set(top.conditions)
-    has_control = method.control(config) is not None
+    has_control = method.configure_control(config) is not None
     if OWN_MIX in asked and not has_control:
         raise ConfigError(
             f'{where}: conditions has "{OWN_MIX}", which is a control of method = "personal" '
@@ -237,7 +237,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         filled |= {"privacy": privacy, "min_sites": federation.min_sites}
     preset = method.presets[top.preset]
     config = _config(method, preset, table, folder, where, filled)
-    if federation.secure_sum and method.each(config):
+    if federation.secure_sum and method.needs_each_update(config):
         raise ConfigError(
             f"{where} [training]: aggregation looks at each site's update, which the secure sum "
             "hides (between real sites it is the default): set secure_sum = false in "
@@ -273,13 +273,11 @@ def _privacy(
     method: Method, name: str, table: Mapping[str, Any], where: str
 ) -> Privacy:
     """The [privacy] table of a method that can keep it. Raises ConfigError."""
-    if isinstance(why := method.private, str):
-        able = [
-            n for n in methods.names() if not isinstance(methods.find(n).private, str)
-        ]
+    if method.dp is None:
+        able = [n for n in methods.names() if methods.find(n).dp is not None]
         raise ConfigError(
             f"{where} [privacy]: method = {name!r} keeps no promise of differential privacy: "
-            f"{why}; {', '.join(able)} can"
+            f"{method.no_dp_reason}; {', '.join(able)} can"
         )
     return build(Privacy, table, f"{where} [privacy]")
 
@@ -327,7 +325,7 @@ def _config(
     """The method's Config. filled: keys of FILLED_IN; others follow once sites are
     read."""
     given = table.get("training", {})
-    training = {f.name for f in fields(method.Config)} - FILLED_IN
+    training = {f.name for f in fields(method.config_class)} - FILLED_IN
     for key in given:
         if key in FILLED_IN:
             raise ConfigError(f"{where} [training]: {key!r} does not belong here")
@@ -341,19 +339,22 @@ def _config(
         **filled,
     }
     settings = _expand(table.get("model", {}), folder)
-    if method.models and [*method.models()] == [settings.get("kind")]:
+    kinds_of_model = method.list_models()
+    if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
         del settings["kind"]  # of the only one that the method has
     settings = over(model_preset(preset, settings), settings)
     try:
-        model = method.model_config(settings)
+        model = method.read_model_config(settings)
     except ConfigError as error:
         # [model] says so
         told = str(error).removeprefix("model: ").removeprefix("model ")
         raise ConfigError(f"{where} [model]: {told}") from error
-    made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
-    if "privacy" in filled:
+    made: Any = build(
+        method.config_class, values | {"model": model}, f"{where} [training]"
+    )
+    if "privacy" in filled and method.dp is not None:
         with within(f"{where} [training]", ConfigError):
-            method.private.require(made)
+            method.dp.require(made)
     return made
 
 
@@ -369,8 +370,8 @@ def training_preset(
             privacy fixes some settings, whatever the preset says.
     """
     values = dict(preset.get("training", {}))
-    if private:
-        values.update(method.private.settings)
+    if private and method.dp is not None:
+        values.update(method.dp.required_settings)
     return values
 
 

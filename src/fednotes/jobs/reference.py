@@ -22,7 +22,6 @@ from annotated_types import BaseMetadata, Ge, Gt, Interval, Le, Lt
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.federation import Method
 from fednotes.core.settings import adapter
 from fednotes.jobs import kinds
 from fednotes.jobs.job import ConfigTable, FederationConfig, SilosConfig, SiteKind
@@ -33,6 +32,7 @@ from fednotes.jobs.job_file import (
     model_preset,
     training_preset,
 )
+from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers import saving
 from fednotes.taggers.tagger import PRESETS as TAGGERS
@@ -132,7 +132,7 @@ def known_key(method: str, key: str) -> bool:
     found = methods.find(method)
     kind = kinds.find(found.holds)
     if top == "training":
-        known = {f.name for f in fields(found.Config)} - FILLED_IN
+        known = {f.name for f in fields(found.config_class)} - FILLED_IN
     elif top == "model":
         known = {"kind"}.union(
             *({f.name for f in fields(c)} for c in _model_classes(method).values())
@@ -150,15 +150,16 @@ def known_key(method: str, key: str) -> bool:
 def _model_classes(method: str) -> Mapping[str, type[Any]]:
     """Return the classes that may read [model], by its `kind`; "" if it has no such
     key."""
-    models = methods.find(method).models
+    models = methods.find(method).list_models()
     if models is not None:
-        return models()
+        return models
     return {kind: saving.model_class(kind) for kind in saving.kinds()}
 
 
 def _model_values(method: Method, preset: str, kind: str) -> Values:
     """Return the [model] values of a preset in a job with this kind of model."""
-    only_kind = method.models is not None and len(method.models()) == 1
+    models = method.list_models()
+    only_kind = models is not None and len(models) == 1
     settings = {} if only_kind else {"kind": kind}
     return model_preset(method.presets[preset], settings)
 
@@ -167,7 +168,7 @@ def _training_elsewhere(method: Method) -> Iterator[tuple[str, Values]]:
     for preset, tables in method.presets.items():
         if preset != DEFAULT_PRESET:
             yield f'preset "{preset}"', training_preset(method, tables, private=False)
-    if not isinstance(method.private, str):
+    if method.dp is not None:
         best = method.presets[DEFAULT_PRESET]
         yield "with [privacy]", training_preset(method, best, private=True)
 
@@ -204,7 +205,7 @@ def _tables() -> Iterator[Table]:
         method = methods.find(name)
         yield from _table(
             f"[training] of {name}",
-            method.Config,
+            method.config_class,
             values=training_preset(
                 method, method.presets[DEFAULT_PRESET], private=False
             ),
@@ -593,11 +594,11 @@ def _settings(name: str, preset: str) -> dict[str, Any]:
         models.append(_schema(cls, _model_values(method, preset, kind), kind=kind))
     training = training_preset(method, tables, private=False)
     found = {
-        "training": _schema(method.Config, training, hidden=FILLED_IN),
+        "training": _schema(method.config_class, training, hidden=FILLED_IN),
         "model": {"anyOf": models},
     }
-    if not isinstance(method.private, str):
-        for key, value in method.private.settings.items():
+    if method.dp is not None:
+        for key, value in method.dp.required_settings.items():
             described = found["training"]["properties"][key]
             text = described.get("description", "")
             described["description"] = f"{text} With [privacy]: {shown(value)}.".strip()

@@ -184,7 +184,9 @@ class _Showing:
         }
         method = methods.find(self._job.method)
         preset = training_preset(method, self._tables, private=False)
-        fixed = {} if self._job.privacy is None else method.private.settings
+        fixed: Mapping[str, Any] = {}
+        if self._job.privacy is not None and method.dp is not None:
+            fixed = method.dp.required_settings
         for setting in self._table(("training",), values, preset):
             if setting.key in fixed and setting.origin in ("preset", "default"):
                 yield _with_origin(setting, "privacy", "[privacy]")

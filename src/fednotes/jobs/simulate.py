@@ -25,7 +25,7 @@ import torch
 
 import fednotes
 from fednotes.core.errors import ConfigError, ParameterError
-from fednotes.core.federation import EVALUATE, Method, MethodSite
+from fednotes.core.federation import EVALUATE, MethodSite
 from fednotes.core.parsing import mapping, number, read_json
 from fednotes.core.stopping import resumable
 from fednotes.core.store import (
@@ -59,6 +59,7 @@ from fednotes.jobs.results import (
     rewound,
     size,
 )
+from fednotes.methods.base import Method
 from fednotes.metrics.compare import Bootstrap, mean_scores, paired_sites, summed_scores
 
 LONG = 3600.0  # seconds; a person is asked about more
@@ -186,8 +187,8 @@ def simulate(
         sites, config, parts = prepare(job, display.features)
         sizes = [job.kind.size(site) for site in sites.data]
         warnings = (
-            *job.module.warnings(config),
-            *job.module.size_warnings(config, sizes),
+            *job.module.list_warnings(config),
+            *job.module.list_size_warnings(config, sizes),
         )
         for text in (*sites.warnings, *warnings):
             display.warn(text)
@@ -216,7 +217,7 @@ def prepare(
     progress: of `load_sites`. Raises FednotesError for what cannot be.
     """
     sites = load_sites(job, progress)
-    config = job.module.for_sites(job.config, sites.data)
+    config = job.module.configure(job.config, sites.data)
     return sites, config, parts_of(job, sites, config)
 
 
@@ -228,14 +229,14 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
     if "federated" not in job.conditions:
         return None
     sizes = [job.kind.size(site) for site in sites]
-    told = job.module.traffic(config, sizes)
+    told = job.module.estimate_traffic(config, sizes)
     # makes eight bytes of four, and has no smaller ones
     if told and job.federation.secure_sum:
         whole = (
             job.privacy is not None or getattr(config, "compression", "") == "packed"
         )
         told = told[0] * (1 if whole else 2), told[1]
-    return told and Traffic(job.module.planned(config, sizes)[0], *told)
+    return told and Traffic(job.module.plan_rounds(config, sizes)[0], *told)
 
 
 def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
@@ -243,16 +244,20 @@ def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
     found: list[Part] = []
     told: Any = {"method": job.module, "unit": job.kind.unit}
     if "alone" in job.conditions:
-        own = zip(sites.data, job.module.alone(config, sites.data), strict=True)
+        own = zip(
+            sites.data, job.module.configure_alone(config, sites.data), strict=True
+        )
         found += [
             Part("alone", (site,), settings, site.id, **told) for site, settings in own
         ]
     if OWN_MIX in job.conditions:
-        found.append(Part(OWN_MIX, sites.data, job.module.control(config), **told))
+        found.append(
+            Part(OWN_MIX, sites.data, job.module.configure_control(config), **told)
+        )
     if "federated" in job.conditions:
         found.append(Part("federated", sites.data, config, **told))
     if "pooled" in job.conditions:
-        pooled = job.module.pooled(config, sites.data, sites.complete)
+        pooled = job.module.configure_pooled(config, sites.data, sites.complete)
         found.append(Part("pooled", *pooled, **told))
     return found
 
@@ -272,7 +277,7 @@ def members_of(
         "progress": progress,
     }
     return [
-        job.module.Site(data, part.config, directory=directory, **given)
+        job.module.make_site(data, part.config, directory=directory, **given)
         for data, directory in zip(part.sites, folders, strict=True)
     ]
 
@@ -320,7 +325,7 @@ class _Run:
             if self.resume and (self.out / part.name / "done.json").exists():
                 continue
             sizes = [self.job.kind.size(site) for site in part.sites]
-            rounds, examples = self.job.module.planned(part.config, sizes)
+            rounds, examples = self.job.module.plan_rounds(part.config, sizes)
             work[part.name] = float(rounds * examples)
         return work
 
@@ -337,7 +342,7 @@ class _Run:
 
         module = self.job.module
         folders: list[Path | None] = [folder / "sites" / data.id for data in part.sites]
-        if module.one_model(part.config):
+        if module.ends_with_one_model(part.config):
             folders = [folder, *[None] * (len(part.sites) - 1)]
         told = self.display.features
         members = members_of(self.job, part, folders, self.device, progress=told)
@@ -352,7 +357,9 @@ class _Run:
         rewound(self.out / METRICS, part.name, state.round if state else 0)
         self.display.begin(
             part,
-            *module.planned(part.config, [member.num_examples for member in members]),
+            *module.plan_rounds(
+                part.config, [member.num_examples for member in members]
+            ),
         )
         final = module.train(engine, part.config)
         self.display.end()
@@ -383,12 +390,12 @@ def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]
     found: dict[str, dict[str, float]] = {}
     if part.method is None:
         return found
-    for task in part.method.trains:
+    for task in part.method.training_tasks:
         for site, metrics in result.replies.get(task, {}).items():
             if metrics["examples"]:  # else it had nothing to learn from in this round
                 found[site] = {"loss": metrics["loss"] / metrics["examples"]}
     for site, metrics in result.replies.get(EVALUATE, {}).items():
-        judged = part.method.judged(metrics)
+        judged = part.method.summarise(metrics)
         judged.pop("held_out", None)
         if "valid_f1" in judged:
             judged["f1"] = judged.pop("valid_f1")
@@ -443,7 +450,7 @@ def _result(
         privacy={
             part.condition: promise.told()
             for part in parts
-            if (promise := job.module.promise(part.config)) is not None
+            if (promise := job.module.make_promise(part.config)) is not None
         },
         conditions=conditions,
         marks=marks(parts),

@@ -15,7 +15,7 @@ from typing import Any
 
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.federation import Method
+from fednotes.methods.base import Method
 
 
 def find(name: str) -> Method:
@@ -57,7 +57,7 @@ def _built_in(name: str) -> Method | None:
 
 @cache
 def presets(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """A method's settings by name, of presets.toml: tables as in a job."""
+    """Return a method's settings by name, from presets.toml: tables as in a job."""
     text = resources.files(__name__).joinpath("presets.toml").read_text("utf-8")
-    found: Mapping[str, Mapping[str, Any]] = tomllib.loads(text)[name]
-    return found
+    of_method: Mapping[str, Mapping[str, Any]] = tomllib.loads(text)[name]
+    return of_method

@@ -1,38 +1,43 @@
-"""Three adversarial baselines of federated domain adaptation, as Wang et al. 2023 set
-them up (Appendix A).
+"""Three adversarial baselines of federated domain adaptation.
 
-"ganin"  Ganin et al. 2016, Domain-adversarial training of neural networks: a discriminator
-         learns which site a hidden state is from, the features learn to hide it (its gradient
-         is reversed on the way down).
-"peng"   Peng et al. 2019, Federated adversarial domain adaptation: the same, and the states
-         below the output scores are taken apart into what tells the site and what tells the
-         entity. (Their dynamic attention of one target site to the others has no place here:
-         every site is source and target.)
-"hong"   Hong et al. 2021, Federated adversarial debiasing: half the squared adversarial loss,
-         whose gradient is the loss times the plain one, so that the sites that are told worst
-         weigh most; and predictions of the types that the site does not annotate are made
-         certain (low entropy).
+They are set up as in Wang et al. 2023, Appendix A.
+
+"ganin": Ganin et al. 2016, "Domain-adversarial training of neural networks". A
+discriminator learns which site a hidden state is from, and the features learn to hide
+it: the discriminator's gradient is reversed on the way down.
+
+"peng": Peng et al. 2019, "Federated adversarial domain adaptation". The same, and the
+states below the output scores are taken apart into what tells the site and what tells
+the entity. (Their dynamic attention of one target site to the others has no place here,
+because every site is source and target.)
+
+"hong": Hong et al. 2021, "Federated adversarial debiasing". The adversarial loss is
+squared and halved, so its gradient is the loss times the plain one, and the sites that
+are recognised worst weigh most. Predictions of the types that the site does not
+annotate are made certain (low entropy).
 
     paper   here
     K       `Config.platforms`
-    K × d   one `domain.<layer>` a layer that represents text, linear, without bias; for
-            "peng" one more, `domain.outputs`, on the states below the output scores
+    K × d   one `domain.<layer>` for each layer that represents text: linear, without
+            bias; "peng" has one more, `domain.outputs`, on the states below the output
+            scores
 
 Numbers that travel beyond the model's own, each way, with every copy of it: the paper
 counts 12·K·d, against 10·d for the gradient of q that instance weighting sends. But
 bart-base has 6 encoder layers (and 6 decoder layers, which have no discriminator), so
-here it is 6·K·d, and 7·K·d for "peng": with d = 768 and the six platforms of OntoNotes
-27,648 and 32,256, with three 13,824 and 16,128, against 7,680 of q. All are small
-beside the prompts' 11,066,880.
+here it is 6·K·d, and 7·K·d for "peng". With d = 768 and the six platforms of OntoNotes
+that makes 27,648 and 32,256 numbers, with three platforms 13,824 and 16,128, against
+7,680 of q. All of these are small beside the prompts' 11,066,880.
 
 A site sees only its own notes, so its discriminators learn there that everything is its
-own; what makes them discriminators is that the server averages them with the others'
-(Hong et al. study this loss of which each site has one side). That changes one thing
-(`matching_loss`): the reversed gradient rests where a state tells its site no better
-than chance does. Without that the loss grew for ever and the tagger forgot its task. No
-feature of a note leaves its site. All else (annotation, rounds, aggregation) is
-`methods/distill.py`, whose pseudo-complete annotation the baselines share: Hong et
-al.'s entropy is defined on it.
+own. They become discriminators when the server averages them with the others' (Hong et
+al. study this loss, of which each site has one side). Therefore `matching_loss` differs
+from the papers in one point: the reversed gradient rests where a state does not tell
+its site better than chance. Otherwise the loss would grow without bound, and the tagger
+would forget its task. No feature of a note leaves its site.
+
+Everything else (annotation, rounds, aggregation) is `methods/distill.py`. The baselines
+share its pseudo-complete annotation, on which Hong et al.'s entropy is defined.
 """
 
 from __future__ import annotations
@@ -59,8 +64,8 @@ from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, Model
 from fednotes.taggers.saving import build_model
 
-MOST = 1000.0  # of strength and entropy
-# keeps the projection defined where rows of a discriminator depend on others
+LARGEST_FACTOR = 1000.0  # of strength and entropy
+# Keeps the projection defined where rows of a discriminator depend on others.
 RIDGE = 1e-6
 
 
@@ -81,35 +86,54 @@ class Config(distill.Config):
 
     weighting: bool = False
     variant: Literal["ganin", "peng", "hong"] = "ganin"
-    strength: Annotated[float, Interval(ge=0, le=MOST)] = 0.1
-    entropy: Annotated[float, Interval(ge=0, le=MOST)] = 0.1
+    strength: Annotated[float, Interval(ge=0, le=LARGEST_FACTOR)] = 0.1
+    entropy: Annotated[float, Interval(ge=0, le=LARGEST_FACTOR)] = 0.1
     platforms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
         distill.Config.__post_init__(self)
         if self.weighting:
             raise ConfigError(
-                "the adversarial baselines have no instance weights: leave weighting out, "
-                'or set method = "distill"'
+                "the adversarial baselines have no instance weights: leave weighting "
+                'out, or set method = "distill"'
             )
 
 
 def train(federation: Federation, config: Config) -> State:
-    """Algorithm 1 of Wang et al. 2023 without weights; the discriminators travel with
-    θ."""
+    """Run Algorithm 1 of Wang et al. 2023 without weights and with discriminators.
+
+    Args:
+        federation: The sites.
+        config: The settings of the run.
+
+    Returns:
+        The server's last state; discriminators are part of θ.
+    """
     return distill.train(federation, config, initial(config))
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """θ_1 and the discriminators, which follow from the seed."""
+    """Return θ_1 and the discriminators, which follow from the seed."""
     model = build_model(config.model, config.tags, config.seed)
     return snapshot(model.trainable() | discriminators(config, model))
 
 
 def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
-    """`domain.0` … (K, width) for each hidden layer; `domain.outputs` for "peng".
+    """Return the discriminators by name, each (K, width).
 
-    None with fewer than two sites: there is nothing to tell apart.
+    There are none with fewer than two sites, because there is nothing to tell apart.
+
+    Args:
+        config: The settings of the run.
+        model: The model whose hidden states they read.
+
+    Returns:
+        `domain.0` and so on for the hidden layers; `domain.outputs` for "peng".
     """
     sites = len(config.platforms)
     if sites < 2:
@@ -117,16 +141,29 @@ def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
     widths = {f"domain.{layer}": width for layer, width in enumerate(model.widths)}
     if config.variant == "peng":
         widths["domain.outputs"] = model.output_width
-    made = {}
+    weights = {}
     for name, width in widths.items():
         generator = torch.Generator().manual_seed(seed_of(config.seed, "init", name))
         values = torch.randn(sites, width, generator=generator) / math.sqrt(width)
-        made[name] = nn.Parameter(values.to(model.device))
-    return made
+        weights[name] = nn.Parameter(values.to(model.device))
+    return weights
 
 
 class Site(distill.Site):
-    """A site of `methods/distill.py` that also trains discriminators."""
+    """A site of `methods/distill.py` that also trains discriminators.
+
+    Args:
+        data: The site's documents.
+        config: The settings of the run.
+        **options: As for `MentionSite`.
+
+    Attributes:
+        discriminators: The discriminators by name.
+        label: The site's own number among all sites.
+
+    Raises:
+        ConfigError: The model has no layer whose states a discriminator could read.
+    """
 
     config: Config
 
@@ -134,15 +171,15 @@ class Site(distill.Site):
         super().__init__(data, config, **options)
         if len(config.platforms) > 1 and not self.model.widths:
             raise ConfigError(
-                "the adversarial baselines need a layer that represents text and learns: give "
-                "the tagger project, cnn_filters or lstm_units"
+                "the adversarial baselines need a layer that represents text and is "
+                "trained: give the tagger project, cnn_filters or lstm_units"
             )
         self.discriminators = discriminators(config, self.model)
         self.parameters |= self.discriminators
         self.label = config.platforms.index(data.id) if self.discriminators else 0
 
     def described(self) -> str:
-        """What is trained and sent, and how much of it is discriminators."""
+        """Describe what is trained and sent, and how much of it is discriminators."""
         numbers = sum(value.numel() for value in self.discriminators.values())
         return f"{super().described()}, {numbers:,} of them in discriminators"
 
@@ -154,6 +191,7 @@ class Site(distill.Site):
         how: str,
         round: int,
     ) -> tuple[Tensor, float, float]:
+        """Return the mini-batch's loss, and its source and target parts as numbers."""
         losses = self.model.losses(corpus, indices, states=bool(self.discriminators))
         total, source, target = distill.weighted_loss(losses, weights[indices], how)
         if self.discriminators:
@@ -161,8 +199,8 @@ class Site(distill.Site):
                 losses,
                 self.discriminators,
                 self.label,
-                round / self.config.rounds,
-                self.config,
+                progress=round / self.config.rounds,
+                config=self.config,
             )
         return total, source, target
 
@@ -171,12 +209,18 @@ def adversarial_loss(
     losses: Losses,
     weights: dict[str, nn.Parameter],
     label: int,
+    *,
     progress: float,
     config: Config,
 ) -> Tensor:
-    """What a baseline adds to the loss of a mini-batch.
+    """Return what a baseline adds to the loss of a mini-batch, ().
 
-    label: the site's number. progress: the part of the rounds that is done, 0 to 1.
+    Args:
+        losses: The mini-batch's losses, with the model's hidden states.
+        weights: The discriminators by name.
+        label: The site's number.
+        progress: The part of the rounds that is done, 0 to 1.
+        config: The settings of the run.
     """
     strength = config.strength * reversal_strength(progress)  # [tagsets appendix a]
     by_layer = [
@@ -190,54 +234,66 @@ def adversarial_loss(
     if config.variant == "peng":
         assert losses.outputs is not None
         weight = weights["domain.outputs"]
-        # It learns where the site shows; the states are not to show it more for that.
-        own = domain_loss(
-            losses.outputs.detach(), weight, label
-        )  # [tagsets appendix a]
-        # [tagsets appendix a]
-        return domain + own + config.entropy * disentanglement(losses, weight)
+        # This discriminator learns where the site shows. The states are detached, so
+        # that they do not show it more for that.
+        states = losses.outputs.detach()
+        of_outputs = domain_loss(states, weight, label)  # [tagsets appendix a]
+        apart = config.entropy * disentanglement(losses, weight)
+        return domain + of_outputs + apart  # [tagsets appendix a]
     return domain
 
 
 def reversal_strength(progress: float) -> float:
-    """2 / (1 + exp(-10 p)) - 1 (Ganin et al. 2016, section 5.2.2)."""
+    """Return 2 / (1 + exp(-10 p)) - 1 (Ganin et al. 2016, section 5.2.2)."""
     return 2 / (1 + math.exp(-10 * progress)) - 1
 
 
 def matching_loss(
     states: Tensor, weight: Tensor, label: int, strength: float
 ) -> Tensor:
-    """`domain_loss`, which the discriminator lowers and the states raise.
+    """Return `domain_loss`, which the discriminator lowers and the states raise.
 
-    A state is left alone as soon as its site is told no better than by chance. In one
-    place, the other domains' states would keep the discriminator in balance; here a
+    A state is left alone as soon as it does not tell its site better than chance. In
+    one place, the other domains' states would keep the discriminator in balance. Here a
     site has only its own, and a loss without an upper bound would be raised for ever.
+
+    Args:
+        states: Hidden states, (rows, width).
+        weight: The discriminator, (K, width).
+        label: The site's number.
+        strength: Factor of the reversed gradient.
     """
     with torch.no_grad():
-        logs = F.log_softmax(states @ weight.T, dim=1)[:, label]  # (rows,)
-        told = (logs > -math.log(len(weight))).to(states.dtype)
-    return domain_loss(reverse(states, strength * told[:, None]), weight, label)
+        log_probability = F.log_softmax(states @ weight.T, dim=1)[:, label]  # (rows,)
+        is_recognised = log_probability > -math.log(len(weight))
+        by_state = strength * is_recognised.to(states.dtype)
+    return domain_loss(reverse(states, by_state[:, None]), weight, label)
 
 
 def domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
-    """Cross-entropy of telling the site from states (rows, width); weight (K, width)."""
+    """Return the cross-entropy of telling the site from hidden states, ().
+
+    Args:
+        states: Hidden states, (rows, width).
+        weight: The discriminator, (K, width).
+        label: The site's number.
+    """
     scores = states @ weight.T  # (rows, K)
-    return F.cross_entropy(
-        scores, torch.full((len(scores),), label, device=scores.device)
-    )
+    targets = torch.full((len(scores),), label, device=scores.device)
+    return F.cross_entropy(scores, targets)
 
 
 def reverse(states: Tensor, strength: Tensor) -> Tensor:
-    """The states; on the way back their gradient times -strength, (rows, 1)."""
-    found = states.view_as(states)
-    found.register_hook(lambda gradient: -strength * gradient)
-    return found
+    """Return the states; their gradient is multiplied by -strength, (rows, 1)."""
+    reversed_states = states.view_as(states)
+    reversed_states.register_hook(lambda gradient: -strength * gradient)
+    return reversed_states
 
 
 def pseudo_entropy(losses: Losses) -> Tensor:
-    """Mean entropy, in nats, of the predictions at targets of pseudo-annotated types.
+    """Return the mean entropy (nats) of the predictions of pseudo-annotated types, ().
 
-    Of a CRF's predictions, what the scores of the single tokens say.
+    For a CRF these are the predictions by the scores of single tokens.
     """
     assert losses.outputs is not None
     assert losses.pseudo is not None
@@ -247,12 +303,15 @@ def pseudo_entropy(losses: Losses) -> Tensor:
 
 
 def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
-    """Peng et al.'s disentanglement with no parameters but one discriminator (K,
-    width).
+    """Return Peng et al.'s disentanglement, with one discriminator as its parameters.
 
     What of a state tells the site (`domain_specific`) must not tell the target: the
-    entropy of what it alone would predict is made high. As there, what predicts is held
-    fixed: the gradient goes to the state and to the discriminator only.
+    entropy of what it alone would predict is made high. As in their paper, the
+    predictor is held fixed: the gradient goes only to the state and the discriminator.
+
+    Args:
+        losses: The mini-batch's losses, with the states below the output scores.
+        weight: The discriminator of these states, (K, width).
     """
     assert losses.outputs is not None
     assert losses.score is not None
@@ -264,48 +323,77 @@ def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
 
 
 def domain_specific(states: Tensor, weight: Tensor) -> Tensor:
-    """The projection of states (rows, width) onto the rows of a discriminator (K,
-    width).
+    """Return the projection of states onto the rows of a discriminator, (rows, width).
 
-    It tells the site as well as the state itself does (weight @ projection = weight @
-    state); the rest of the state is orthogonal to every row and tells nothing of it.
-    That holds by construction, in place of the mutual information that Peng et al.
-    minimise with networks.
+    The projection tells the site as well as the state itself (weight @ projection =
+    weight @ state). The rest of the state is orthogonal to every row and tells nothing
+    of the site. This holds by construction, in place of the mutual information that
+    Peng et al. minimise with networks.
+
+    Args:
+        states: Hidden states, (rows, width).
+        weight: The discriminator, (K, width).
     """
     rows = weight.double()  # rows that are nearly parallel cost half of the digits
-    gram = rows @ rows.T + RIDGE * torch.eye(
-        len(rows), dtype=rows.dtype, device=rows.device
-    )
+    ridge = RIDGE * torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+    gram = rows @ rows.T + ridge
     basis: Tensor = torch.linalg.solve(gram, rows).to(states.dtype)  # (K, width)
     return (states @ weight.T) @ basis
 
 
 def _entropy(scores: Tensor) -> Tensor:
-    """(rows,) of softmax over the allowed candidates of scores (rows, candidates)."""
+    """Return the entropy of softmax over the allowed candidates, (rows,).
+
+    Args:
+        scores: (rows, candidates), -inf for those that are not allowed.
+    """
     logs = F.log_softmax(scores, dim=1)
     return -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0)).sum(1)
 
 
-# what a job asks of a method
+# What a job asks of a method.
 
 
-def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
-    """The configuration with what only the sites together can say."""
-    return replace(
-        distill.for_sites(config, sites), platforms=tuple(site.id for site in sites)
+class Adversarial(distill.Distill):
+    """The adversarial baselines of Wang et al. 2023, for a job."""
+
+    config_class = Config
+    site_class = Site
+    presets = presets("adversarial")
+    dp = None
+    no_dp_reason = (
+        "parameters after local steps leave a site, and those of what tells its notes "
+        "apart"
     )
 
+    def train(self, federation: Federation, config: Config) -> State:
+        """Run Algorithm 1 of Wang et al. 2023 with discriminators."""
+        return train(federation, config)
 
-METHOD = replace(
-    distill.METHOD,
-    Config=Config,
-    Site=Site,
-    train=train,
-    presets=presets("adversarial"),
-    for_sites=for_sites,
-    # without discriminators
-    alone=lambda config, sites: distill.alone(replace(config, platforms=()), sites),
-    pooled=lambda config, *sites: distill.pooled(replace(config, platforms=()), *sites),
-    traffic=lambda config, sizes: distill.messages(config, nbytes(initial(config))),
-    private="parameters after local steps leave a site, and those of what tells its notes apart",
-)
+    def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
+        """Return the settings with the complete tag set and the sites' names."""
+        completed: Config = super().configure(config, sites)
+        return replace(completed, platforms=tuple(site.id for site in sites))
+
+    def configure_alone(
+        self, config: Config, sites: Sequence[SiteData]
+    ) -> tuple[Config, ...]:
+        """Return each site's settings, without discriminators."""
+        return super().configure_alone(replace(config, platforms=()), sites)
+
+    def configure_pooled(
+        self,
+        config: Config,
+        sites: Sequence[SiteData],
+        complete: Sequence[SiteData] | None,
+    ) -> tuple[tuple[SiteData, ...], Config]:
+        """Return the settings of the upper bound, without discriminators."""
+        return super().configure_pooled(replace(config, platforms=()), sites, complete)
+
+    def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that a site sends and receives, discriminators included."""
+        del sizes
+        return distill.traffic_of_model(config, nbytes(initial(config)))
+
+
+METHOD = Adversarial()

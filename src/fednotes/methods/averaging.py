@@ -1,5 +1,4 @@
-"""Averaging of locally trained parameters: what pre-training and fine-tuning have in
-common.
+"""Averaging of locally trained parameters, for pre-training and fine-tuning.
 
 Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using
 clinical notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
@@ -8,23 +7,26 @@ clinical notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
     t           `Server.round`, the global cycle
     T           `Averaging.cycles`
     K           the sites of the federation
-    n_k         the weight of a site's update: patients in pre-training, notes in fine-tuning
+    n_k         the weight of a site's update: patients in pre-training, notes in
+                fine-tuning
     N           `Total.weight`
     Q_k^t       what a site returns from "train"
     Q_ag^t      `Server.shared` after `Server.step`
 
-What the server makes of the mean is a value (`server_steps.py`), and so is what sites
-send (`compression.py`).
+What the server does with the mean is a value (`training/server_steps.py`), and so is
+the code in which sites send it (`training/compression.py`). Local steps are those of
+`training/local_trainer.py`.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from annotated_types import Len
@@ -41,29 +43,27 @@ from fednotes.core.tensors import (
     nbytes,
     prefixed,
     require_like,
-    seed_torch,
     shapes_of,
     snapshot,
 )
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.privacy.training import Privately
+from fednotes.privacy.training import DPSupport
 from fednotes.training import server_steps
 from fednotes.training.compression import (
     Compression,
-    agreed,
+    agree_on_code,
+    count_bytes,
     decode,
     encode,
-    opened,
+    encoded_shapes,
+    measure_changes,
+    measured_shapes,
     require_code,
-    sent_shapes,
-    sizes,
-    told,
-    told_shapes,
+    unpack_total,
 )
-from fednotes.training.row_adam import RowAdam
+from fednotes.training.local_trainer import LocalTrainer, Optimizer, Step
 from fednotes.training.server_steps import Aggregation, by_each, gathered
 from fednotes.training.sites import (
-    Adam,
     Best,
     Count,
     Number,
@@ -73,17 +73,13 @@ from fednotes.training.sites import (
     Share,
     Size,
     agree_on_shares,
-    finite,
     larger_batch_warning,
     least_part,
     part_of,
 )
 
 BEST = -1  # of `keep_cycle`
-# low-rank changes, by the first word of a parameter's name
-CHANGES = ("lora", "private")
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
-Optimizer = Adam | RowAdam
 
 
 @checked(frozen=True)
@@ -172,7 +168,11 @@ class Averaging(Aggregation):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no run can have."""
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
         if not BEST <= self.keep_cycle <= self.cycles:
             raise ConfigError(
                 f"keep_cycle = {self.keep_cycle}: one of the {self.cycles} cycles, "
@@ -180,19 +180,19 @@ class Averaging(Aggregation):
             )
         if self.accumulate > self.batch_size:
             raise ConfigError(
-                f"accumulate = {self.accumulate}: at most batch_size = {self.batch_size}, one "
-                "example in each part"
+                f"accumulate = {self.accumulate}: expected at most batch_size = "
+                f"{self.batch_size}, which puts one example into each part"
             )
         if by_each(self) and self.compression != "none":
             raise ConfigError(
-                f'aggregation = "{self.aggregation}" looks at each site\'s update, compression = '
-                f'"{self.compression}" is a code for sums: set compression = "none"'
+                f'aggregation = "{self.aggregation}" looks at each site\'s update, and '
+                f'compression = "{self.compression}" is a code for sums: set '
+                'compression = "none"'
             )
 
     @property
     def last_cycle(self) -> int:
-        """The last cycle that is run: none is after the one that is asked for by
-        number."""
+        """The last cycle that is run: `keep_cycle`, where it is a number of a cycle."""
         return self.keep_cycle if self.keep_cycle > 0 else self.cycles
 
 
@@ -200,153 +200,205 @@ C = TypeVar("C", bound=Averaging)
 
 
 def central(config: C) -> C:
-    """Of training in one place: without what a server and few bytes add to it."""
-    plain: dict[str, Any] = {
-        "server": "average",
-        "compression": "none",
-        "proximal": 0.0,
-    }
-    plain["aggregation"] = "mean"
-    return replace(config, **plain, server_learning_rate=0.0)
+    """Return settings of training in one place, without what a federation adds."""
+    return replace(
+        config,
+        server="average",
+        server_learning_rate=0.0,
+        compression="none",
+        proximal=0.0,
+        aggregation="mean",
+    )
 
 
 def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
-    """Configurations of sites that train by themselves, each with the batch that it has
-    in the federation. sizes: of their training data."""
+    """Return settings of sites that train alone, each with its batch in a federation.
+
+    Args:
+        config: The settings of the federation.
+        sizes: Number of training examples of each site.
+    """
     config = central(config)
     if config.batch == "each":
         return (config,) * len(sizes)
-    pieces = config.accumulate
     return tuple(
-        replace(config, batch="each", batch_size=one, accumulate=min(one, pieces))
-        for one in _shares(config, sizes)
+        replace(
+            config,
+            batch="each",
+            batch_size=share,
+            accumulate=min(share, config.accumulate),
+        )
+        for share in _shares(config, sizes)
     )
 
 
 def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
     """Return each site's part of a shared mini-batch, of their numbers of examples."""
-    whole, batch = max(1, sum(sizes)), config.batch_size
-    least = [least_part(batch, config.sites, size) for size in sizes]
+    examples = max(1, sum(sizes))
+    batch = config.batch_size
     return [
-        part_of(batch, size, whole, low) for size, low in zip(sizes, least, strict=True)
+        part_of(batch, size, examples, least_part(batch, config.sites, size))
+        for size in sizes
     ]
 
 
 def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning where the parts of a shared mini-batch add up to much more than
-    it."""
+    """Return a warning where the parts of a shared mini-batch add up to much more."""
     if config.batch != "shared":
         return ()
-    return larger_batch_warning(
-        config.batch_size, _shares(config, [n for n in sizes if n])
-    )
+    shares = _shares(config, [size for size in sizes if size])
+    return larger_batch_warning(config.batch_size, shares)
 
 
-def private_by(
-    initial: Callable[[Any], dict[str, Tensor]],
-    loss: Callable[..., Tensor],
-    **more: Any,
-) -> Privately:
-    """How such a method trains with differential privacy, in so many rounds as local
-    steps. more: of `Privately`, and further settings that must have one value."""
-    settings: dict[str, Any] = {
-        **{"server": "average", "server_learning_rate": 0.0, "compression": "none"},
-        **{
+class AveragingWithDP(DPSupport):
+    """Averaging with differential privacy: as many rounds as there are local steps.
+
+    A subclass names what sites share, and a unit's loss.
+    """
+
+    required_settings: Mapping[str, Any] = MappingProxyType(
+        {
+            "server": "average",
+            "server_learning_rate": 0.0,
+            "compression": "none",
             "batch": "each",
             "accumulate": 1,
             "keep_cycle": 0,
             "proximal": 0.0,
             "clip": 0.0,
-        },
-        **{
             "decay": "constant",
             "warmup": 0.0,
             "weight_decay": 0.0,
             "lora_learning_rate": 0.0,
-        },
-        **{"precision": "float32", "aggregation": "mean"},
-    }
-
-    own = settings | more.pop("settings", {})
-    return Privately(own, initial, loss, private_rounds, **more)
-
-
-def private_rounds(config: Averaging, epoch: int) -> int:
-    """Local steps of a run, of so many to an epoch."""
-    return math.ceil(
-        config.cycles * (config.local_steps or config.local_epochs * epoch)
+            "precision": "float32",
+            "aggregation": "mean",
+        }
     )
+
+    def count_rounds(self, config: Any, epoch: int) -> int:
+        """Return the local steps of a run, with `epoch` of them to an epoch."""
+        steps: float = config.local_steps or config.local_epochs * epoch
+        cycles: int = config.cycles
+        return math.ceil(cycles * steps)
 
 
 def traffic_of(
     config: Averaging, shared: Tensors, before: int = 0, head: int = 0
 ) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run. head: bytes of a warm-up's
-    cycle."""
-    up, code = sizes(shared, config.compression, config.top_share, config.sites)
-    each, warming = nbytes(shared), before * head
-    sent = max(1, before) + config.cycles  # what was judged is not sent again
-    sent += config.keep_cycle == BEST  # but the best, in the end
-    return warming + config.cycles * up, warming + sent * each + config.cycles * code
+    """Return the largest number of bytes that a site sends and receives in a run.
+
+    Args:
+        config: The settings of the run.
+        shared: What sites share.
+        before: Number of cycles of a warm-up.
+        head: Number of bytes of what a warm-up trains.
+    """
+    up, code = count_bytes(shared, config.compression, config.top_share, config.sites)
+    size = nbytes(shared)
+    in_warm_up = before * head
+    # What was evaluated is not sent again, except the best in the end.
+    times_received = max(1, before) + config.cycles + (config.keep_cycle == BEST)
+    sent = in_warm_up + config.cycles * up
+    return sent, in_warm_up + times_received * size + config.cycles * code
 
 
 def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
-    """Examples of a cycle at all sites together, of their numbers of examples."""
+    """Return the examples of a cycle at all sites, of their numbers of examples."""
     sites, batch = len(sizes), config.batch_size
-    shared = config.batch == "shared"
+    is_shared = config.batch == "shared"
     if config.local_steps:
-        return config.local_steps * (max(batch, sites) if shared else batch * sites)
-    # times that an epoch is read
-    again = sites / batch if shared and sites > batch else 1.0
-    return math.ceil(sum(sizes) * config.local_epochs * again)
+        examples_of_step = max(batch, sites) if is_shared else batch * sites
+        return config.local_steps * examples_of_step
+    # With more sites than examples in a batch, an epoch is read more than once.
+    times_read = sites / batch if is_shared and sites > batch else 1.0
+    return math.ceil(sum(sizes) * config.local_epochs * times_read)
 
 
 def run_cycles(federation: Federation, server: Server) -> State:
-    """T global cycles, after those of the warm-up."""
+    """Run T global cycles, after those of the warm-up.
+
+    Args:
+        federation: The sites.
+        server: The server at its first cycle, or a resumed one.
+
+    Returns:
+        The server's last state.
+    """
     config = server.config
-    # a resumed run has agreed before
     if config.batch == "shared" and not server.examples:
+        # A resumed run has agreed before.
         server.examples, _ = agree_on_shares(federation)
+
     for cycle in federation.rounds(server.round, server.cycles):
-        sent = server.sent
-        given = {} if server.told is sent else sent  # nothing is sent twice
-        here, number = (federation, config), cycle.number
-        # an epoch at each site: Q_k^t
-        total = gathered(*here, TRAIN, given, sent, cycle=number)
+        sent = server.select_sent()
+        # What sites have just evaluated is not sent again.
+        tensors = {} if server.evaluated is sent else sent
+        total = gathered(
+            federation, config, TRAIN, tensors, sent, cycle=cycle.number
+        )  # an epoch at each site: Q_k^t
         if config.compression == "none":
             server.require_returned(total, shapes_of(sent))
             mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
-            server.require_returned(total, told_shapes(sent, config.compression))
-            sizes_told = server.mean(total)
-            server.require_finite(sizes_told)
-            code = agreed(sizes_told, config.compression, config.top_share)
-            asked = federation.sum("send", code, weight=total.weight, sites=total.sites)
-            coded = sent_shapes(code, sent, config.compression, total.sites)
-            server.require_returned(asked, coded)
-            changes = server.mean(opened(asked, sent, config.compression, total.sites))
-            change = decode(changes, code, sent, config.compression)
-            mean = {name: sent[name] + change[name] for name in sent}
+            mean = _decode_mean(federation, server, sent, total)
         server.step(mean, total)
-        evaluated = server.due
-        if evaluated:
-            kept = server.judge(
-                federation.sum(EVALUATE, server.shared, cycle=cycle.number)
-            )
-            server.told = server.shared
-            if kept:
-                federation.sum("keep")  # what is private of the same cycle
-        cycle.commit(server.state(), server.metrics, evaluated=evaluated)
-    federation.sum("finish", {} if server.told is server.result else server.result)
+
+        is_evaluated = server.is_evaluation_due
+        if is_evaluated:
+            counts = federation.sum(EVALUATE, server.shared, cycle=cycle.number)
+            is_kept = server.judge(counts)
+            server.evaluated = server.shared
+            if is_kept:
+                federation.sum("keep")  # the private parameters of the same cycle
+        cycle.commit(server.state(), server.metrics, evaluated=is_evaluated)
+    result = server.result
+    federation.sum("finish", {} if server.evaluated is result else result)
     return server.state()
+
+
+def _decode_mean(
+    federation: Federation, server: Server, sent: Tensors, total: Total
+) -> dict[str, Tensor]:
+    """Return the mean of what sites trained, from their coded changes.
+
+    Sites have reported sizes of their changes. From the sum follows a code, in which
+    they send the changes.
+
+    Args:
+        federation: The sites.
+        server: The server.
+        sent: What the cycle began with.
+        total: The sum of the sizes.
+    """
+    config = server.config
+    method = config.compression
+    server.require_returned(total, measured_shapes(sent, method))
+    mean_sizes = server.mean(total)
+    server.require_finite(mean_sizes)
+    code = agree_on_code(mean_sizes, method, config.top_share)
+
+    coded = federation.sum("send", code, weight=total.weight, sites=total.sites)
+    server.require_returned(coded, encoded_shapes(code, sent, method, total.sites))
+    mean_code = server.mean(unpack_total(coded, sent, method, total.sites))
+    change = decode(mean_code, code, sent, method)
+    return {name: sent[name] + change[name] for name in sent}
 
 
 class Server(RoundServer):
     """Q_ag, the server's optimizer, and the cycle that is kept.
 
-    initial: the parameters that sites share, before training. before: cycles that train
-    `warm_up` alone; they are not counted in T. judged: a sum of counts → numbers for
-    people, among them "held_out", of which more is better (-inf where nothing is).
+    Args:
+        config: The settings of the run.
+        initial: The parameters that sites share, before training.
+        judged: Turns a sum of counts into numbers for people, among them "held_out", of
+            which more is better (-inf where nothing is held out).
+        resumed: The state to go on from, if any.
+        before: Number of cycles of a warm-up, which do not count in T.
+        warm_up: Names of the parameters that a warm-up trains.
+
+    Attributes:
+        evaluated: What "evaluate" sent last, which sites remember.
+        examples: Number of examples of all sites, once agreed; 0 before.
     """
 
     config: Averaging
@@ -361,10 +413,11 @@ class Server(RoundServer):
         before: int = 0,
         warm_up: Collection[str] = (),
     ) -> None:
-        self.before, self._judged, self._warm_up = before, judged, warm_up
-        # what "evaluate" sent last, which sites remember
-        self.told: Tensors | None = None
-        self.examples = 0  # of all sites, once agreed
+        self.before = before
+        self._warm_up = warm_up
+        self._judged = judged
+        self.evaluated: Tensors | None = None
+        self.examples = 0
         self._optimizer = server_steps.server_step(
             config.server,
             config.server_learning_rate,
@@ -372,19 +425,18 @@ class Server(RoundServer):
             betas=config.betas,
             adaptivity=config.adaptivity,
         )
-        best = Best(config.keep_cycle == BEST, "never", -math.inf)
-        # rounds: the warm-up's too
+        best = Best(wanted=config.keep_cycle == BEST, later="never", lowest=-math.inf)
         super().__init__(config, snapshot(initial), best, resumed)
 
     @property
     def cycles(self) -> int:
-        """All that are run."""
+        """Number of cycles that are run, those of the warm-up included."""
         return self.before + self.config.last_cycle
 
     @property
-    def due(self) -> bool:
-        """Whether the cycle that has ended is to be judged: the last one is."""
-        number = self.round - self.before  # of the warm-up's: 0 and below
+    def is_evaluation_due(self) -> bool:
+        """Whether the cycle that has ended is evaluated; the last one always is."""
+        number = self.round - self.before  # 0 or less in the warm-up
         return self.round == self.cycles or number % self.config.evaluate_every == 0
 
     @property
@@ -392,9 +444,8 @@ class Server(RoundServer):
         """The parameters of the cycle that is kept."""
         return self.best.tensors or self.shared
 
-    @property
-    def sent(self) -> dict[str, Tensor]:
-        """What the next cycle trains."""
+    def select_sent(self) -> dict[str, Tensor]:
+        """Return what the next cycle trains."""
         if self.round >= self.before:
             return self.shared
         return {name: self.shared[name] for name in self._warm_up}
@@ -402,103 +453,118 @@ class Server(RoundServer):
     def require_returned(
         self, total: Total, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """Check the names and shapes of what sites returned. Raises TrainingError."""
+        """Check the names and shapes of what sites returned.
+
+        Raises:
+            TrainingError: They are others.
+        """
         total.require(shapes)
 
     def mean(self, total: Total) -> dict[str, Tensor]:
-        """The mean of what sites sent in a cycle, whatever they weigh it by."""
+        """Return the mean of what sites sent in a cycle, whatever they weigh it by."""
         return total.mean()
 
     def step(self, mean: Tensors, total: Total) -> None:
-        """Q_ag^t from the mean of the sites' Q_k^t."""
+        """Q_ag^t from the mean of the sites' Q_k^t.
+
+        Args:
+            mean: Σ n_k/N Q_k^t.
+            total: The sum, for its metrics.
+        """
         self.require_finite(mean)
-        warming = self.round < self.before
-        self.shared = self.shared | dict(
-            mean if warming else self._optimizer(self.shared, mean)
-        )
+        is_warm_up = self.round < self.before
+        stepped = mean if is_warm_up else self._optimizer(self.shared, mean)
+        self.shared = {**self.shared, **stepped}
         self.round += 1
-        self.metrics = {
-            "loss": total.metric("loss") / max(1.0, total.metric("examples"))
-        }
+        examples = max(1.0, total.metric("examples"))
+        self.metrics = {"loss": total.metric("loss") / examples}
 
     def require_finite(self, mean: Tensors) -> None:
-        """Pass what sites sent in this cycle.
+        """Check the numbers that sites sent in this cycle.
 
-        Raises TrainingError where training went astray.
+        Raises:
+            TrainingError: Some are not finite, because training diverged.
         """
         for name, value in mean.items():
             if not bool(torch.isfinite(value).all()):
                 raise TrainingError(
-                    f"cycle {self.round + 1}: parameter {name!r} is no longer finite at some site: "
-                    "lower learning_rate"
+                    f"cycle {self.round + 1}: parameter {name!r} is no longer finite "
+                    "at some site: lower learning_rate"
                 )
 
     def judge(self, total: Total) -> bool:
-        """Note what held-out data say; whether this cycle's model is kept.
+        """Note what held-out data say; return whether this cycle's model is kept.
 
-        Raises TrainingError where the best is asked for and nothing is held out.
+        Raises:
+            TrainingError: The best cycle is asked for, and nothing is held out.
         """
-        found = self._judged(total.metrics)
+        scores = self._judged(total.metrics)
         self.metrics |= {
-            name: value for name, value in found.items() if math.isfinite(value)
+            n: score for n, score in scores.items() if math.isfinite(score)
         }
-        if self.best.wanted and found["held_out"] == -math.inf:
+        held_out = scores["held_out"]
+        if self.best.wanted and held_out == -math.inf:
             raise TrainingError(
-                "keep_cycle = -1 asks for the best cycle, but no site holds anything out to judge "
-                "by: name a cycle, or 0 for the last"
+                "keep_cycle = -1 asks for the best cycle, but no site holds anything "
+                "out to judge by: name a cycle, or 0 for the last"
             )
-        # a warm-up's cycle is never kept
-        return self.round > self.before and self.best.judge(
-            found["held_out"], self.shared
-        )
+        # A cycle of the warm-up is never kept.
+        return self.round > self.before and self.best.judge(held_out, self.shared)
 
     def state(self) -> State:
-        """Everything that the next cycle depends on."""
+        """Return everything that the next cycle depends on."""
         state = super().state()
         tensors = {**state.tensors, **prefixed("moment.", self._optimizer.moments)}
-        return replace(
-            state, tensors=tensors, facts={**state.facts, "examples": self.examples}
-        )
+        facts = {**state.facts, "examples": self.examples}
+        return replace(state, tensors=tensors, facts=facts)
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self.examples = int(state.facts.get("examples", 0))
-        # first.NAME, second.NAME
-        self._optimizer.moments = below(state.tensors, "moment.")
-        for name, value in self._optimizer.moments.items():
-            require_like({name: self.shared[name.partition(".")[2]]}, {name: value})
-
-
-class Step(Protocol):
-    """A part of a mini-batch."""
-
-    @property
-    def examples(self) -> int:
-        """How many words or masked tokens it has."""
-
-    def loss(self, batch: Sequence[Any]) -> Tensor:
-        """() what this part adds to the mean loss of all the parts of its batch."""
+        # Their names are first.NAME and second.NAME.
+        moments = below(state.tensors, "moment.")
+        for name, value in moments.items():
+            parameter = name.partition(".")[2]
+            require_like({name: self.shared[parameter]}, {name: value})
+        self._optimizer.moments = moments
 
 
 class AveragingSite(SiteTasks):
-    """Local training that pre-training and fine-tuning share.
+    """A site whose parameters are averaged after local training.
 
-    A subclass gives `steps` (an epoch's mini-batches) and the tasks "evaluate" and
-    "finish".
-    id: the site's name in the job. weight: n_k. parameters: all that is trained; of
-    these, `private` stay here. before: cycles of a warm-up, which trains `warm_up`
-    alone. examples: of an epoch; tokens: where they are known. optimizer: of all
-    parameters, in place of AdamW.
-    draws: of orders and dropout; None: the job's seed. share: examples of a step, once
-    it is agreed on. count_step: the weight and all counts are sent as multiples of it;
-    `weight` is the one that is sent, and what is trained here goes by exact numbers.
+    Pre-training, fine-tuning and stage 1 of phenotyping share it. A subclass defines
+    `steps` (an epoch's mini-batches) and the tasks "evaluate" and "finish".
+
+    Args:
+        id: The site's name in the job.
+        config: The settings of the run.
+        parameters: Everything that is trained, by name.
+        weight: n_k.
+        examples: Number of examples in an epoch.
+        tokens: Number of tokens in an epoch, where they are known.
+        private: Names of the parameters that stay here.
+        before: Number of cycles of a warm-up, which trains only `warm_up`.
+        warm_up: Names of the parameters that a warm-up trains.
+        warm_up_rate: Their learning rate.
+        device: Where the model is.
+        optimizer: Of all parameters, in place of AdamW.
+        draws: Of orders and dropout; they follow from the job's seed if None.
+        count_step: The weight and all counts leave the site as multiples of it; what is
+            trained here goes by exact numbers.
+
+    Attributes:
+        shared: The parameters that are averaged.
+        private: The parameters that stay here.
+        share: Number of examples in a step, once it is agreed on.
+        weight: n_k as it leaves the site.
+        trainer: Takes the steps.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"count", "take_share", TRAIN, "send", EVALUATE, "keep", "finish"}
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two are optional, by keyword
         self,
         id: str,
         config: Averaging,
@@ -510,13 +576,14 @@ class AveragingSite(SiteTasks):
         private: Collection[str] = (),
         before: int = 0,
         warm_up: Collection[str] = (),
-        first_rate: float = 0.0,
+        warm_up_rate: float = 0.0,
         device: torch.device | str = "cpu",
         optimizer: Optimizer | None = None,
         draws: Draws | None = None,
         count_step: int = 1,
     ) -> None:
-        self._id, self._averaging = id, config
+        self._id = id
+        self._averaging = config
         self.count_step = count_step
         self.weight = weight if count_step == 1 else round_count(weight, count_step)
         self.draws = draws or Draws(config.seed)
@@ -524,39 +591,49 @@ class AveragingSite(SiteTasks):
         self.shared = {n: p for n, p in self.parameters.items() if n not in private}
         self.private = {n: p for n, p in self.parameters.items() if n in private}
         self.device = torch.device(device)
-        self._before, self._warm_up = before, tuple(warm_up)
-        self.share, self._examples, self._covered_tokens = (
-            config.batch_size,
-            examples,
-            tokens,
+        self.share = config.batch_size
+        self._examples = examples
+        self._epoch_tokens = tokens
+        self._before = before
+        self._warm_up = tuple(warm_up)
+        self.trainer = LocalTrainer(
+            id,
+            config,
+            self.parameters,
+            draws=self.draws,
+            device=self.device,
+            optimizer=optimizer,
+            warm_up=self._warm_up,
+            warm_up_rate=warm_up_rate,
         )
-        factor = (
-            config.lora_learning_rate or config.learning_rate
-        ) / config.learning_rate
-        factors = dict.fromkeys(CHANGES, factor)
-        adam = Adam(self.parameters, config.learning_rate, config.weight_decay, factors)
-        self._adam: Optimizer = adam if optimizer is None else optimizer
-        self._first = Adam({n: self.parameters[n] for n in warm_up}, first_rate)
-        # with local steps: an epoch, and the steps of it so far
-        self._epoch = self._begun = 0
-        self.taken = 0  # steps, those of a warm-up included
-        self._taken_before = 0  # of them in the warm-up
-        self._common = 0  # steps of an epoch of all sites' examples; 0: of one's own
+
+        # Where cycles are not of whole epochs: the epoch, and its steps so far.
+        self._epoch = 0
+        self._steps_in_epoch = 0
+        # Steps of an epoch over all sites' examples; 0: over the site's own.
+        self._common_steps = 0
         self._change: dict[str, Tensor] = {}  # waits for "send"
-        self._left: dict[str, Tensor] = {}  # what could not be sent so far
-        self._told: Tensors | None = None  # what "evaluate" was given last
-        # private parameters of the cycle that is kept
-        self._kept: dict[str, Tensor] = {}
+        self._unsent: dict[str, Tensor] = {}  # what the code has left out so far
+        self._evaluated: Tensors | None = None  # what "evaluate" received last
+        self._kept_private: dict[str, Tensor] = {}  # of the cycle that is kept
 
     @property
     def id(self) -> str:
         """The site's name in the job."""
         return self._id
 
+    @abstractmethod
     def steps(self, epoch: int, first: int = 0) -> Iterable[list[Step]]:
-        """An epoch's mini-batches of `share` examples from the first-th on, each in
-        parts; their order depends on draws and site."""
-        raise NotImplementedError
+        """Yield an epoch's mini-batches of `share` examples, each in parts.
+
+        Their order depends only on the draws, the site and the epoch.
+
+        Args:
+            epoch: The epoch's number.
+            first: Number of mini-batches to leave out.
+        """
+
+    # How many examples and steps.
 
     @property
     def reported_examples(self) -> int:
@@ -564,118 +641,194 @@ class AveragingSite(SiteTasks):
         return round_count(self._examples, self.count_step)
 
     @property
-    def _part(self) -> int:
-        """Examples of a part of a mini-batch."""
+    def _part_size(self) -> int:
+        """Number of examples in a part of a mini-batch."""
         return -(-self.share // self._averaging.accumulate)
 
     @property
-    def _per_epoch(self) -> int:
-        """Steps of an epoch."""
+    def _steps_per_epoch(self) -> int:
         return math.ceil(self._examples / self.share)
 
     @property
-    def _per_update(self) -> int:
-        """Steps of a cycle."""
+    def _steps_per_cycle(self) -> int:
         config = self._averaging
-        per_epoch = self._common or self._per_epoch
-        return config.local_steps or max(1, round(config.local_epochs * per_epoch))
+        if config.local_steps:
+            return config.local_steps
+        steps_per_epoch = self._common_steps or self._steps_per_epoch
+        return max(1, round(config.local_epochs * steps_per_epoch))
+
+    @property
+    def _planned_steps(self) -> int:
+        """Number of steps in all cycles, without those of a warm-up."""
+        return self._averaging.cycles * self._steps_per_cycle
 
     def count(self, tensors: Tensors) -> Update:
-        """How many examples the site has."""
+        """Return how many examples the site has."""
+        del tensors
         return Update(metrics={"examples": self.reported_examples})
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
-        """Take this site's part of `batch_size`, of all sites' examples.
+        """Set this site's part of a shared mini-batch; return it.
 
-        Raises RefusedError for fewer than this site has alone.
+        Args:
+            tensors: None.
+            examples: Number of examples of all sites.
+
+        Raises:
+            RefusedError: The number is smaller than this site's own.
         """
+        del tensors
         size = self.reported_examples  # the sum is of such numbers too
         if examples < size:
             raise RefusedError(
-                f"site {self.id!r} has more examples than the sum of all it is told"
+                f"site {self.id!r} has more examples than the sum over all sites that "
+                "it was sent"
             )
         if self._averaging.batch == "shared":
             batch, sites = self._averaging.batch_size, self._averaging.sites
             self.share = part_of(batch, size, examples, least_part(batch, sites, size))
-            # at most as many as if all were of this size, whatever it is told
             if sites > batch:
-                self._common = math.ceil(min(examples, sites * size) / batch)
+                # At most as many as if all sites had this size, whatever the sum.
+                all_examples = min(examples, sites * size)
+                self._common_steps = math.ceil(all_examples / batch)
         return Update(metrics={"share": self.share})
 
     def covered(self, task: str) -> dict[str, int]:
-        """The local steps, mini-batch and tokens behind an update of this task."""
+        """Return the steps, mini-batch and tokens behind an update of this task."""
         if task not in (TRAIN, "send"):
             return {}
-        behind = {"steps": self._per_update, "batch": self.share}
-        if self._covered_tokens is not None:  # an epoch more reads the same ones
-            part = min(1.0, self._per_update / max(1, self._per_epoch))
-            behind["tokens"] = int(part * self._covered_tokens)
+        steps = self._steps_per_cycle
+        behind = {"steps": steps, "batch": self.share}
+        if self._epoch_tokens is not None:
+            # Further epochs read the same tokens again.
+            part_of_epoch = min(1.0, steps / max(1, self._steps_per_epoch))
+            behind["tokens"] = int(part_of_epoch * self._epoch_tokens)
         return behind
 
-    def _batches(self, cycle: int) -> Iterator[list[Step]]:
-        """The mini-batches of a cycle."""
-        epochs, left = (
-            self._averaging.local_epochs,
-            self._per_update if self._examples else 0,
-        )
-        if not (self._averaging.local_steps or self._common) and epochs == int(epochs):
-            for local in range(int(epochs)):  # [bert cycle]
-                yield from self.steps(cycle * int(epochs) + local)  # [bert cycle]
-            return
-        while left:
-            for parts in islice(self.steps(self._epoch, self._begun), left):
-                left, self._begun = left - 1, self._begun + 1
-                yield parts
-            if left:
-                self._epoch, self._begun = self._epoch + 1, 0
+    def require_covered(self) -> None:
+        """Check that enough tokens and steps are behind an update of word embeddings.
+
+        Few tokens in an update of the embeddings or of the output bias can be read off
+        it. Those of an epoch count, because later epochs read the same tokens.
+
+        Raises:
+            ConfigError: There are fewer than the settings ask for.
+        """
+        config = self._averaging
+        behind = self.covered(TRAIN)
+        tokens, steps = behind["tokens"], behind["steps"]
+        if tokens < config.min_tokens or steps < config.min_steps:
+            raise ConfigError(
+                f"site {self.id!r}: with train = 'all' an update tells which words "
+                f"were in it. It covers {tokens:,} tokens in {steps} steps; "
+                f"min_tokens = {config.min_tokens:,} and min_steps = "
+                f'{config.min_steps} are needed: set train = "encoder" (the '
+                "embeddings stay), or use more notes or smaller batches"
+            )
+
+    # Training.
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """A cycle's steps from the given parameters; returns Q_k^t with weight n_k.
+        """Train a cycle's steps; return Q_k^t with weight n_k, or what a code needs.
 
-        Fewer tensors than are shared: these alone are trained, a warm-up. None: those
-        that were just evaluated.
+        Args:
+            tensors: Q_ag^{t-1}; in a warm-up only what it trains. Empty: what was
+                evaluated last.
+            cycle: The cycle's number, those of the warm-up included.
+
+        Raises:
+            RefusedError: Other parameters came than the job's cycle trains.
+            TrainingError: Nothing came, and the site was restarted in between.
         """
-        tensors = self._known(tensors)
-        expected = set(self._warm_up if cycle < self._before else self.shared)
-        if odd := sorted(tensors.keys() ^ expected):
-            what = "is not among them" if odd[0] in tensors else "is missing"
-            raise RefusedError(
-                f"site {self.id!r}: cycle {cycle} of the job trains other parameters than the "
-                f"{len(tensors)} that came: {odd[0]!r} {what}"
-            )
-        warming = tensors.keys() < self.shared.keys()
-        if warming:
+        tensors = self._received(tensors)
+        self._require_names(tensors, cycle)
+        is_warm_up = tensors.keys() < self.shared.keys()
+        if is_warm_up:
             self.begin_warm_up()
-        active = {name: p for name, p in self.shared.items() if name in tensors}
-        load_into(active, tensors)
-        start = {n: value.to(self.device) for n, value in tensors.items()}
+        trained = {name: p for name, p in self.shared.items() if name in tensors}
+        load_into(trained, tensors)
+        start = {name: value.to(self.device) for name, value in tensors.items()}
         for name, parameter in self.parameters.items():
-            parameter.requires_grad_(
-                name in active or (not warming and name in self.private)
-            )
-        adam = self._first if warming else self._adam
-        loss, examples = 0.0, 0
+            is_trained = name in trained or (not is_warm_up and name in self.private)
+            parameter.requires_grad_(is_trained)
+
+        loss = 0.0
+        examples = 0
         for parts in self._batches(cycle):
-            loss += self._step(parts, adam, start, warming)  # [bert cycle]
+            loss += self._step(parts, start, is_warm_up=is_warm_up)  # [bert cycle]
             examples += sum(part.examples for part in parts)
         metrics = {
             "loss": scale_sum(loss, examples, self.count_step),
             "examples": float(round_count(examples, self.count_step)),
         }
-        if self._averaging.compression == "none":
-            return self._sends(snapshot(active), metrics)  # [bert eq 1]
+
+        code = self._averaging.compression
+        if code == "none":
+            return self._make_update(snapshot(trained), metrics)  # [bert eq 1]
         self._change = {
-            n: p.detach() - start[n] + self._left.get(n, torch.zeros_like(p))
-            for n, p in active.items()
+            name: parameter.detach() - start[name] + self._unsent_of(name, parameter)
+            for name, parameter in trained.items()
         }
-        return self._sends(told(self._change, self._averaging.compression), metrics)
+        return self._make_update(measure_changes(self._change, code), metrics)
+
+    def _unsent_of(self, name: str, parameter: Tensor) -> Tensor:
+        return self._unsent.get(name, torch.zeros_like(parameter))
+
+    def _require_names(self, tensors: Tensors, cycle: int) -> None:
+        """Check that the tensors are those that the job's cycle trains."""
+        expected = set(self._warm_up if cycle < self._before else self.shared)
+        odd = sorted(tensors.keys() ^ expected)
+        if odd:
+            problem = "is not among them" if odd[0] in tensors else "is missing"
+            raise RefusedError(
+                f"site {self.id!r}: cycle {cycle} of the job trains other parameters "
+                f"than the {len(tensors)} that came: {odd[0]!r} {problem}"
+            )
+
+    def _batches(self, cycle: int) -> Iterator[list[Step]]:
+        """Yield the mini-batches of a cycle."""
+        config = self._averaging
+        has_whole_epochs = not (config.local_steps or self._common_steps) and (
+            config.local_epochs == int(config.local_epochs)
+        )
+        if has_whole_epochs:
+            epochs = int(config.local_epochs)
+            for local in range(epochs):  # [bert cycle]
+                yield from self.steps(cycle * epochs + local)  # [bert cycle]
+            return
+
+        # Parts of epochs: go on where the cycle before has ended.
+        left = self._steps_per_cycle if self._examples else 0
+        while left:
+            epoch = self.steps(self._epoch, self._steps_in_epoch)
+            for parts in islice(epoch, left):
+                left -= 1
+                self._steps_in_epoch += 1
+                yield parts
+            if left:
+                self._epoch += 1
+                self._steps_in_epoch = 0
+
+    def _step(self, parts: list[Step], start: Tensors, *, is_warm_up: bool) -> float:
+        """Take one optimizer step; return Σ loss over its examples."""
+        if is_warm_up:
+            return self.trainer.warm_up_step(parts, start=start)
+        return self.trainer.step(parts, planned=self._planned_steps, start=start)
+
+    def begin_warm_up(self) -> None:
+        """Reset what a warm-up does not send, where another site may have used it."""
 
     def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
-        """The change of the last "train" in the agreed code. weight, sites: of the last
-        sum.
+        """Return the change of the last "train" in the agreed code.
 
-        Raises TrainingError before "train", RefusedError for what no server of this job
-            can ask.
+        Args:
+            tensors: The code.
+            weight: Weight of the sum that the code follows from.
+            sites: Number of sites in that sum.
+
+        Raises:
+            TrainingError: The site has not trained.
+            RefusedError: No server of this job can ask for this.
         """
         if not self._change:
             raise TrainingError(
@@ -683,171 +836,97 @@ class AveragingSite(SiteTasks):
             )
         config = self._averaging
         require_code(tensors, self._change, config.compression, config.top_share)
-        if not (
-            self.weight <= weight < math.inf and 1 <= sites <= (config.sites or sites)
-        ):
+        has_weight = self.weight <= weight < math.inf
+        if not has_weight or not 1 <= sites <= (config.sites or sites):
             raise RefusedError(
-                f"site {self.id!r} is told a sum of weight {weight:g} of {sites} sites: not one "
-                "that it can be in"
+                f"site {self.id!r} cannot be in a sum of weight {weight:g} of {sites} "
+                "sites"
             )
         part = sites * self.weight / weight if weight else 0.0
-        sent, left = encode(self._change, tensors, config.compression, part, sites)
-        self._left |= left
+        sent, unsent = encode(self._change, tensors, config.compression, part, sites)
+        self._unsent |= unsent
         self._change = {}
-        return self._sends(sent, {}, part if config.compression == "packed" else None)
+        return self._make_update(
+            sent, {}, part if config.compression == "packed" else None
+        )
 
-    def _sends(
+    def _make_update(
         self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
     ) -> Update:
-        """What leaves the site in a cycle, with its weight. part: what it is weighed by
-        already."""
-        sent = {n: value.cpu() for n, value in tensors.items()}
+        """Return what leaves the site in a cycle, with its weight.
+
+        Args:
+            tensors: What leaves.
+            metrics: Numbers for people.
+            part: What the tensors are weighed by already, if they are.
+        """
+        sent = {name: value.cpu() for name, value in tensors.items()}
         if part is None:
             return Update(sent, self.weight, metrics)
         return Update(sent, metrics={**metrics, "part": part})
 
-    def begin_warm_up(self) -> None:
-        """Put what a warm-up does not send to its first values, where another may have
-        used it."""
+    # What is evaluated and kept.
 
     def keep(self, tensors: Tensors) -> Update:
-        """The cycle that was just judged is the one to keep: of what is private too."""
-        self._kept = snapshot(self.private)
+        """Keep the private parameters of the cycle that was just evaluated."""
+        del tensors
+        self._kept_private = snapshot(self.private)
         return Update()
 
     def load(self, tensors: Tensors) -> None:
-        """Take the parameters to judge, and remember them."""
-        self._told = self._known(tensors)
-        load_into(self.shared, self._told)
+        """Take the parameters to evaluate, and remember them."""
+        self._evaluated = self._received(tensors)
+        load_into(self.shared, self._evaluated)
 
     def load_kept(self, tensors: Tensors) -> None:
         """Take the parameters of the cycle that is kept."""
         self.load(tensors)
-        if self._kept:
-            load_into(self.private, self._kept)
+        if self._kept_private:
+            load_into(self.private, self._kept_private)
 
-    def require_covered(self) -> None:
-        """Few tokens in an update of the embeddings or the output bias can be read off
-        it: those of an epoch, as later ones read the same tokens. Raises ConfigError.
+    def _received(self, tensors: Tensors) -> Tensors:
+        """Return what was sent, or what was sent last where nothing was.
+
+        Raises:
+            TrainingError: Nothing was sent, and the site was restarted in between.
         """
-        config, behind = self._averaging, self.covered(TRAIN)
-        tokens, steps = behind["tokens"], behind["steps"]
-        if tokens < config.min_tokens or steps < config.min_steps:
-            raise ConfigError(
-                f"site {self.id!r}: with train = 'all' an update tells which words were in "
-                f"it; it covers {tokens:,} tokens in {steps} steps, min_tokens "
-                f"= {config.min_tokens:,} and min_steps = {config.min_steps} are asked: train "
-                '"encoder" (the embeddings stay), or more notes or smaller batches'
-            )
-
-    def _known(self, tensors: Tensors) -> Tensors:
-        """What was sent, or, where nothing was, what was sent last."""
         if tensors or not self.shared:
             return tensors
-        if self._told is None:
+        if self._evaluated is None:
             raise TrainingError(
                 f"site {self.id!r} has no parameters: it was restarted in between"
             )
-        return self._told
+        return self._evaluated
 
-    def _step(
-        self, parts: list[Step], adam: Optimizer, start: Tensors, warming: bool
-    ) -> float:
-        """One optimizer step; Σ loss over its examples."""
-        seed = self.draws.seed_of("dropout", self.id, self.taken)
-        seed_torch(seed, self.device)
-        total = 0.0
-        for part in parts:
-            with self._precision():
-                loss = part.loss(parts)
-            total += finite(loss, self.id, f"at step {self.taken}")
-            loss.backward()
-        self._pull(start)
-        if self._averaging.clip:
-            torch.nn.utils.clip_grad_norm_(
-                adam.parameters.values(), self._averaging.clip
-            )
-        adam.step(rate=None if warming else self.rate())
-        self.taken += 1
-        self._taken_before += warming
-        return total * sum(part.examples for part in parts)
-
-    def _precision(self) -> AbstractContextManager[None]:
-        return torch.autocast(
-            self.device.type,
-            dtype=torch.bfloat16,
-            enabled=self._averaging.precision == "bfloat16"
-            or (self._averaging.precision == "auto" and has_bfloat16(self.device)),
-        )
-
-    def _pull(self, start: Tensors) -> None:
-        """Add the gradient of μ/2 |w - w_t|², FedProx's term, over the shared
-        parameters.
-
-        The term is part of the objective that a site descends (Li et al. 2020), so it
-        is added before the gradient is clipped.
-        """
-        if not self._averaging.proximal:
-            return
-        for name, value in start.items():
-            parameter = self.shared[name]
-            if parameter.grad is not None:
-                parameter.grad.add_(
-                    parameter.detach() - value, alpha=self._averaging.proximal
-                )
-
-    def rate(self) -> float:
-        """The learning rate of the next step: a linear rise, then a linear fall to
-        zero."""
-        config, done = self._averaging, self.taken - self._taken_before
-        planned = config.cycles * self._per_update
-        rising = config.warmup * planned
-        if done < rising:
-            return config.learning_rate * (done + 1) / (rising + 1)
-        if config.decay == "constant":
-            return config.learning_rate
-        left = (planned - done) / max(1.0, planned - rising)
-        return config.learning_rate * min(1.0, max(0.0, left))
-
-    # what a restart must not lose
+    # What a restart must not lose.
 
     def state(self) -> State:
-        """Moments, private parameters and what could not be sent so far."""
-        tensors = self._adam.state() | self._first.state("first")
-        tensors |= prefixed(
-            "private.", {n: p.detach() for n, p in self.private.items()}
-        )
-        tensors |= prefixed("left.", self._left) | prefixed("kept.", self._kept)
-        facts = {
-            "before": self._taken_before,
-            "share": self.share,
-            "common": self._common,
+        """Return moments, private parameters, and what could not be sent so far."""
+        private = {name: p.detach() for name, p in self.private.items()}
+        tensors = {
+            **self.trainer.state(),
+            **prefixed("private.", private),
+            **prefixed("left.", self._unsent),
+            **prefixed("kept.", self._kept_private),
         }
-        return State(
-            self.taken, tensors, {**facts, "epoch": self._epoch, "begun": self._begun}
-        )
+        facts = {
+            "before": self.trainer.steps_in_warm_up,
+            "share": self.share,
+            "common": self._common_steps,
+            "epoch": self._epoch,
+            "begun": self._steps_in_epoch,
+        }
+        return State(self.trainer.steps_taken, tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
-        self.taken, self._taken_before = state.round, int(state.facts["before"])
-        self.share = int(state.facts.get("share", self.share))
-        self._common = int(state.facts.get("common", 0))
-        self._epoch, self._begun = (
-            int(state.facts.get(n, 0)) for n in ("epoch", "begun")
-        )
-        self._adam.restore(state.tensors)
-        self._first.restore(state.tensors, "first")
+        """Go back to a saved state."""
+        facts = state.facts
+        self.trainer.restore(state.tensors, state.round, int(facts["before"]))
+        self.share = int(facts.get("share", self.share))
+        self._common_steps = int(facts.get("common", 0))
+        self._epoch = int(facts.get("epoch", 0))
+        self._steps_in_epoch = int(facts.get("begun", 0))
         load_into(self.private, below(state.tensors, "private."))
-        self._kept = below(state.tensors, "kept.")
-        self._left = {
-            n: v.to(self.device) for n, v in below(state.tensors, "left.").items()
-        }
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether matrix products in bfloat16 are built in, and not imitated."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6
-    found = {} if capabilities is None else capabilities()
-    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+        self._kept_private = below(state.tensors, "kept.")
+        unsent = below(state.tensors, "left.")
+        self._unsent = {name: value.to(self.device) for name, value in unsent.items()}

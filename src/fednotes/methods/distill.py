@@ -1,4 +1,4 @@
-"""One global model for sites whose notes are annotated with different entity types.
+r"""One global model for sites whose notes are annotated with different entity types.
 
 Rui Wang, Tong Yu, Junda Wu, Handong Zhao, Sungchul Kim, Ruiyi Zhang, Subrata Mitra,
 Ricardo Henao (2023), "Federated Domain Adaptation for Named Entity Recognition via
@@ -11,11 +11,11 @@ Distilling with Heterogeneous Tag Sets".
     θ_t, θ_t^k  `Server.shared`, `Site.parameters` after local training
     m_k         `Config.aggregation`: 1 / K, or N_k / Σ N_j
     E_loc       `Config.local_epochs`
-    L_i^{T_k}   `Losses.source`, what the site's own annotation costs (Eq. 8)
-    L_i^{T\\k}  `Losses.target`, what the pseudo-annotation costs (Eq. 9)
+    L_i^{T_k}   `Losses.source`, the loss of the site's own annotation (Eq. 8)
+    L_i^{T\k}  `Losses.target`, the loss of the pseudo-annotation (Eq. 9)
     q           the model's `transfer` parameter
     w_i         `Site.weights`, which never leave the site
-    g^tgt       what `Site.update_weights` is left with: the sum without the site's own part
+    g^tgt       in `Site.update_weights`, the sum without the site's own part
     α           `Config.momentum`
 """
 
@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from torch import Tensor
 
 from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
+from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
 from fednotes.core.settings import checked
 from fednotes.core.store import write_text
 from fednotes.core.tensors import (
@@ -51,8 +52,9 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.tags import decode, encode
 from fednotes.methods import presets
+from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import Privately
+from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.saving import build_model, model_config
@@ -75,7 +77,7 @@ from fednotes.training.sites import (
 )
 
 FEWEST_CONTRIBUTORS = 3
-FASTEST = 1e-3  # learning rate of a token classifier
+FASTEST = 1e-3  # largest learning rate with which a token classifier converges
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
@@ -144,10 +146,16 @@ class Config:
     min_sites: int = 0
 
     def __post_init__(self) -> None:
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
         if self.privacy and not self.model.softens:
             raise ConfigError(
-                f"[privacy] takes models that tag words, not [model] kind = {self.model.kind!r}: "
-                'set kind = "tagger", "encoder-tagger" or "token-classifier"'
+                "[privacy] needs a model that tags words, and [model] kind = "
+                f'{self.model.kind!r} does not: set kind = "tagger", "encoder-tagger" '
+                'or "token-classifier"'
             )
         if self.unannotated in ("soft", "marginal") and not self.model.softens:
             raise ConfigError(
@@ -156,11 +164,13 @@ class Config:
             )
         if self.warmup >= self.rounds and self.unannotated in ("pseudo", "soft"):
             raise ConfigError(
-                f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be distilled"
+                f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be "
+                "distilled; lower it"
             )
         if self.weighting and self.unannotated != "pseudo":
             why = (
-                "learns from the model that it starts from, so its target gradient is zero"
+                "learns from the model that it starts from, so its target gradient is "
+                "zero"
                 if self.unannotated == "soft"
                 else "has no target loss to weight for"
             )
@@ -170,81 +180,95 @@ class Config:
             )
         if self.normalise_weights and not self.clip_weights:
             raise ConfigError(
-                "normalise_weights = true divides the weights by their mean, which negative "
-                "weights can bring to zero or below, so that every sign would change: set "
-                "clip_weights = true, or normalise_weights = false"
+                "normalise_weights = true divides the weights by their mean, which "
+                "negative weights can bring to zero or below, so that every sign would "
+                "change: set clip_weights = true, or normalise_weights = false"
             )
-
-
-C = TypeVar("C", bound=Config)  # the adversarial baselines' too
 
 
 def train(
     federation: Federation, config: Config, shared: Tensors | None = None
 ) -> State:
-    """Algorithm 1 of Wang et al. 2023.
+    """Run Algorithm 1 of Wang et al. 2023.
 
-    shared: θ_1, if it is not the model's own initial values.
-    Raises RefusedError for instance weights with fewer than three sites.
+    Args:
+        federation: The sites.
+        config: The settings of the run.
+        shared: θ_1, if it is not the model's own initial values.
+
+    Returns:
+        The server's last state.
+
+    Raises:
+        RefusedError: Instance weights are asked for with fewer than three sites.
     """
     server = Server(config, federation.resume(), shared)
     for round in federation.rounds(server.round, config.rounds):
-        # [tagsets alg 1] θ_t; Eq. 4 and 5
-        begun = federation.sum("begin", server.shared, round=round.number)
+        number = round.number
+        # [tagsets alg 1] θ_t, by which sites complete their annotation (Eq. 4 and 5)
+        target = federation.sum("begin", server.shared, round=number)
         if config.weighting:
-            _update_weights(federation, begun, round.number)  # w_{t+1}: Eq. 10 to 12
-        total = federation.sum(TRAIN, round=round.number)  # [tagsets alg 1]
+            _update_weights(federation, target, number)  # w_{t+1}: Eq. 10 to 12
+        total = federation.sum(TRAIN, round=number)  # [tagsets alg 1]
         server.step(total)  # [tagsets alg 1]
-        evaluated = (round.number + 1) % config.evaluate_every == 0
-        if evaluated or round.number == config.rounds - 1:
-            server.judge(federation.sum(EVALUATE, server.shared, round=round.number))
+
+        is_due = (round.number + 1) % config.evaluate_every == 0
+        is_evaluated = is_due or number == config.rounds - 1
+        if is_evaluated:
+            server.judge(federation.sum(EVALUATE, server.shared, round=number))
             if config.trace:
-                found = judged_mentions(federation.sum("trace").metrics)
-                server.metrics["test_f1"] = found["valid_f1"]
-            evaluated = True
-        round.commit(server.state(), server.metrics, evaluated=evaluated)
+                traced = judged_mentions(federation.sum("trace").metrics)
+                server.metrics["test_f1"] = traced["valid_f1"]
+        round.commit(server.state(), server.metrics, evaluated=is_evaluated)
     federation.sum("finish", server.best.tensors or server.shared)
     return server.state()
 
 
-def _update_weights(federation: Federation, begun: Total, round: int) -> None:
-    """Send every site the sum of the target gradients, from which it takes its own
-    part.
+def _update_weights(federation: Federation, target: Total, round: int) -> None:
+    """Send every site the sum of the target gradients, without its own part of it.
 
-    Of two contributors each would be left with the other's vector, so three are needed,
-    not counting sites whose gradient is zero (all types annotated, or nothing predicted
-    yet). In a round with fewer the weights stay as they are.
+    A site takes its own part out itself. Of two contributors, each would be left with
+    the other's vector, so three are needed. Sites whose gradient is zero do not count:
+    they annotate all types, or nothing is predicted yet. In a round with fewer
+    contributors the weights stay as they are.
     """
-    if len(begun.included) < FEWEST_CONTRIBUTORS and round == 0:
-        raise RefusedError(_too_few(len(begun.included)))
-    contributing = int(begun.metric("contributing"))
-    if min(contributing, len(begun.included)) >= FEWEST_CONTRIBUTORS:
-        included = ",".join(begun.included)
+    sites = len(target.included)
+    if sites < FEWEST_CONTRIBUTORS and round == 0:
+        raise RefusedError(_too_few(sites))
+    contributing = int(target.metric("contributing"))
+    if min(contributing, sites) >= FEWEST_CONTRIBUTORS:
         federation.sum(
             "update_weights",
-            begun.tensors,
+            target.tensors,
             round=round,
-            included=included,
+            included=",".join(target.included),
             contributing=contributing,
         )
 
 
 def _too_few(sites: int) -> str:
     return (
-        f"instance weights need {FEWEST_CONTRIBUTORS} sites, here are {sites}: with two, each "
-        "would receive the other's gradient; set training.weighting = false"
+        f"instance weights need {FEWEST_CONTRIBUTORS} sites, and there are {sites}: "
+        "with two, each would receive the other's gradient; set training.weighting = "
+        "false"
     )
 
 
 class Server(RoundServer):
-    """θ_t, and which of them is kept."""
+    """θ_t, and which of them is kept.
+
+    Args:
+        config: The settings of the run.
+        resumed: The state to go on from, if any.
+        shared: θ_1, if it is not the model's own initial values.
+    """
 
     def __init__(
         self, config: Config, resumed: State | None, shared: Tensors | None
     ) -> None:
         first = dict(shared) if shared is not None else initial(config)
-        # the last where nothing can be judged
-        best = Best(config.select == "best", "always")
+        # Where nothing can be judged, the last model is kept.
+        best = Best(wanted=config.select == "best", later="always")
         super().__init__(config, first, best, resumed)
 
     def step(self, total: Total) -> None:
@@ -261,17 +285,33 @@ class Server(RoundServer):
 
 
 def initial(config: Config) -> dict[str, Any]:
-    """θ_1: the model's initial values, which follow from the seed."""
+    """Return θ_1: the model's initial values, which follow from the seed."""
     model = build_model(config.model, config.tags, config.seed)
     return snapshot(model.trainable())
 
 
 class Site(MentionSite):
-    """One platform: its notes, its instance weights, and the tasks that the server may
-    ask for.
+    """One platform: its notes, its instance weights, and the tasks of the server.
 
-    It also writes the history of the weights. Raises ConfigError as `MentionSite`, and
-    for a type outside the complete tag set.
+    It also writes the history of the weights (`weights.jsonl`), which stays there.
+
+    Args:
+        data: The site's documents.
+        config: The settings of the run.
+        **options: As for `MentionSite`.
+
+    Attributes:
+        known: T_k, the types that the site annotates.
+        parameters: θ_t^k, everything that is trained and sent.
+        weights: w_{i,t}, of shape (sentences,).
+        history: The distribution of the weights, an entry for each round.
+        rounds: Number of rounds so far.
+        pseudo: Number of mentions of other types in the present annotation.
+        teacher: θ_t, in training with differential privacy.
+
+    Raises:
+        ConfigError: The site annotates a type outside the complete tag set, or has no
+            training sentence.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -281,209 +321,284 @@ class Site(MentionSite):
     config: Config
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
-        self.known = frozenset(data.tags.types)  # T_k
-        if odd := sorted(self.known - set(config.tags.types)):
+        self.known = frozenset(data.tags.types)
+        unknown = sorted(self.known - set(config.tags.types))
+        if unknown:
             raise ConfigError(
-                f"site {data.id!r} annotates {odd[0]!r}, the job's complete tag set is "
-                f"{', '.join(config.tags.types) or 'empty'}: map it to one of these in label_map, "
-                "or leave it out with types"
+                f"site {data.id!r} annotates {unknown[0]!r}, and the job's complete "
+                f"tag set is {', '.join(config.tags.types) or 'empty'}: map it to one "
+                "of these in label_map, or leave it out with types"
             )
         super().__init__(data, config, config.tags, **options)
-        self.shared, self.private = self.model.trainable(), {}
+        self.shared = self.model.trainable()
+        self.private = {}
         self.parameters: dict[str, Tensor] = dict(self.shared)
-        self.weights = np.ones(self.num_examples)  # w_{i,t}
-        self._next: tuple[int, np.ndarray] | None = None  # round t and w_{i,t+1}
-        self.history: list[dict[str, Any]] = []  # of the weights, a line a round
+        self.weights = np.ones(self.num_examples)
+        self.history: list[dict[str, Any]] = []
         self.rounds = 0
-        self.pseudo = 0  # mentions of other types in the current annotation
-        self._begun: tuple[int, PreparedCorpus] | None = None
-        self._open: PreparedCorpus | None = None  # with the site's own annotation alone
-        self.teacher: Tensors = {}  # θ_t, of training with differential privacy
-        # (sentences, size) g_i^src, directions alone
-        self._source: Tensor | None = None
-        self._sent: Update | None = None
+        self.pseudo = 0
+        self.teacher: Tensors = {}
+
+        # Of the round that goes on.
+        self._begun: tuple[int, PreparedCorpus] | None = None  # t, completed corpus
+        self._next: tuple[int, np.ndarray] | None = None  # t and w_{i,t+1}
+        self._directions: Tensor | None = None  # g_i^src / |g_i^src|, (sentences, size)
+        self._sent: Update | None = None  # the target gradient
+        # The corpus with the site's own annotation alone.
+        self._unfilled: PreparedCorpus | None = None
 
     @property
     def eta(self) -> float:
-        """η: the trained and sent parameters' part of the model, its frozen ones
-        counted too."""
-        sent = sum(value.numel() for value in self.parameters.values())
+        """η: the part of the model that is trained and sent; the rest is frozen."""
+        sent = self._count_sent()
         return sent / (sent + self.model.count_frozen())
 
+    def _count_sent(self) -> int:
+        return sum(value.numel() for value in self.parameters.values())
+
     def described(self) -> str:
-        """What is trained and sent."""
-        sent = sum(value.numel() for value in self.parameters.values())
+        """Describe what is trained and sent."""
         return (
-            f"{sent:,} parameters are trained and sent each way a round "
+            f"{self._count_sent():,} parameters are trained and sent each way a round "
             f"(η = {100 * self.eta:.2f} % of the model)"
         )
 
     def covered(self, task: str) -> dict[str, int]:
-        """The local steps, tokens and sentences behind an update of this task."""
-        if task != TRAIN:
-            whole = self.num_examples
-            batch = half(whole) if self.draws.is_secret else whole
-            return {"steps": 1, "batch": batch} if task == "begin" else {}
-        batch, steps = self.config.batch_size, self._steps()
-        left_out = max(0, math.ceil(self.num_examples / batch) - steps) * batch
-        lengths = np.sort(self.train_set.lengths)[: self.num_examples - left_out]
-        # at least
-        return {"steps": steps, "tokens": int(lengths.sum()), "batch": batch}
+        """Return the steps, tokens and sentences behind an update of this task."""
+        if task == "begin":
+            sentences = self.num_examples
+            if self.draws.is_secret:
+                sentences = half(sentences)
+            return {"steps": 1, "batch": sentences}
+        if task == TRAIN:
+            batch = self.config.batch_size
+            steps = self._count_steps()
+            batches_left_out = max(0, math.ceil(self.num_examples / batch) - steps)
+            sentences = self.num_examples - batches_left_out * batch
+            # At least so many: those of the shortest sentences.
+            tokens = int(np.sort(self.train_set.lengths)[:sentences].sum())
+            return {"steps": steps, "tokens": tokens, "batch": batch}
+        return {}
 
-    def _steps(self) -> int:
-        """Mini-batches of a round: E_loc epochs', at least one."""
-        each = math.ceil(self.num_examples / self.config.batch_size)
-        return max(1, round(self.config.local_epochs * each))
+    def _count_steps(self) -> int:
+        """Return the mini-batches of a round: those of E_loc epochs, at least one."""
+        batches_in_epoch = math.ceil(self.num_examples / self.config.batch_size)
+        return max(1, round(self.config.local_epochs * batches_in_epoch))
 
-    # a round
+    # The begin of a round: the annotation is completed (Eq. 4 and 5).
 
     def begin(self, tensors: Tensors, *, round: int) -> Update:
-        """Take θ_t, complete the annotation with it, and return ∂L^{T\\k}/∂q if asked
-        for."""
+        r"""Take θ_t and complete the annotation with it.
+
+        Returns:
+            ∂L^{T\k}/∂q as "target_gradient" where sentences have weights.
+        """
         load_into(self.parameters, tensors)
         self._advance(round)
         corpus = self._complete(round)
         self._begun = (round, corpus)
-        self._source = self._sent = None
+        self._directions = None
+        self._sent = None
         if not self.config.weighting:
             return Update()
-        gradient = self._gradients(corpus, round)
-        contributing = {"contributing": float(gradient.abs().max() > 0)}
-        self._sent = Update({"target_gradient": gradient}, metrics=contributing)
+
+        gradient = self._compute_gradients(corpus, round)
+        contributing = float(gradient.abs().max() > 0)
+        self._sent = Update(
+            {"target_gradient": gradient}, metrics={"contributing": contributing}
+        )
         return self._sent
 
     def _complete(self, round: int) -> PreparedCorpus:
-        """The training set with what this round takes the unannotated types to be."""
+        """Return the training set as this round takes the unannotated types to be."""
         how = self._unannotated(round)
         if how == "outside":
             return self.train_set
         if how == "pseudo":
-            predicted = self.model.predict(self.train_set)  # Eq. 4
-            documents = tuple(
-                pseudo_complete(gold, guess, self.known)
-                for gold, guess in zip(self.data.train, predicted, strict=True)
-            )
-            self.pseudo = sum(len(d.spans) for d in documents) - sum(
-                len(d.spans) for d in self.data.train
-            )
-            return self.model.annotate(self.train_set, documents, self.known)
+            return self._complete_by_prediction()
         corpus = self.model.annotate(self.train_set, self.data.train, self.known)
         return self.model.soften(corpus) if how == "soft" else corpus
 
+    def _complete_by_prediction(self) -> PreparedCorpus:
+        """Return the training set with the present model's mentions of other types."""
+        predicted = self.model.predict(self.train_set)  # Eq. 4
+        documents = tuple(
+            pseudo_complete(gold, guess, self.known)
+            for gold, guess in zip(self.data.train, predicted, strict=True)
+        )
+        self.pseudo = _count_spans(documents) - _count_spans(self.data.train)
+        return self.model.annotate(self.train_set, documents, self.known)
+
     def _unannotated(self, round: int) -> str:
-        """How this round treats the types that the site does not annotate."""
+        """Return how this round treats the types that the site does not annotate."""
         if self.known >= set(self.config.tags.types):
-            return "outside"  # nothing is left unannotated
-        if round < self.config.warmup and self.config.unannotated in ("pseudo", "soft"):
+            return "outside"  # the site annotates all types
+        is_warming_up = round < self.config.warmup
+        if is_warming_up and self.config.unannotated in ("pseudo", "soft"):
             return "marginal" if self.config.model.softens else "outside"
         return self.config.unannotated
 
-    def _gradients(self, corpus: PreparedCorpus, round: int) -> Tensor:
+    # Instance weights (Eq. 10 to 12).
+
+    def _compute_gradients(self, corpus: PreparedCorpus, round: int) -> Tensor:
         """Keep the direction of every g_i^src; return the target loss's gradient.
 
-        With respect to the transfer parameter alone, and without updating the model.
-        Zeros before a round distils: nothing trains on a target loss then.
+        Both are gradients with respect to q alone, and the model is not updated. They
+        are zero in a warm-up, because nothing trains on a target loss then.
         """
+        size = self.model.trainable()[self.model.transfer].numel()
         if round < self.config.warmup:
-            return torch.zeros(self.model.trainable()[self.model.transfer].numel())
-        size, batch = (
-            self.parameters[self.model.transfer].numel(),
-            self.config.batch_size,
-        )
+            return torch.zeros(size)
+
         total = torch.zeros(size, dtype=torch.float64)
-        self._source = torch.zeros(self.num_examples, size)
-        order = np.argsort(corpus.lengths, kind="stable")  # batches of like length
-        counted = self._counted(round)
-        for sentences, adds in (
-            (order[counted[order]], True),
-            (order[~counted[order]], False),
-        ):
-            for indices in np.split(sentences, range(batch, len(sentences), batch)):
-                if not len(indices):
-                    continue
+        self._directions = torch.zeros(self.num_examples, size)
+        by_length = np.argsort(corpus.lengths, kind="stable")
+        is_counted = self._draw_counted(round)
+        # Counted and other sentences are never in one batch.
+        for is_added in (True, False):
+            sentences = by_length[is_counted[by_length] == is_added]
+            for indices in _split(sentences, self.config.batch_size):
                 # [tagsets eq 11] g_i^src (batch, size), and the sum of the target
-                # losses' (size,)
+                # losses' gradients (size,)
                 source, target = self.model.gradients(corpus, indices)
-                if adds:
+                if is_added:
                     total += target.double().cpu()  # [tagsets alg 2]
                 direction = torch.nn.functional.normalize(source).float().cpu()
-                self._source[torch.from_numpy(indices)] = direction  # [tagsets alg 2]
-        number = int(counted.sum())
+                self._directions[torch.from_numpy(indices)] = (
+                    direction  # [tagsets alg 2]
+                )
+
+        counted = int(is_counted.sum())
         if self.config.target_gradient == "mean":
-            total = total / number  # [tagsets eq 7]
-        elif number < self.num_examples:
-            total = total * (self.num_examples / number)
+            total = total / counted  # [tagsets eq 7]
+        elif counted < self.num_examples:
+            total = total * (self.num_examples / counted)
         return total.float()
 
-    def _counted(self, round: int) -> np.ndarray:
-        """(sentences,) whether each sentence is in this round's target gradient.
+    def _draw_counted(self, round: int) -> np.ndarray:
+        """Return whether each sentence is in the target gradient, (sentences,).
 
         All are, as in the paper, where draws follow from the job's seed. Where they are
-        secret, a half of them is: a gradient over all notes has no draw in it, and so
-        the difference of the sums of two jobs would be the gradient of the one site
-        that is in one of them alone.
+        secret, a half of them is. A gradient over all notes has no draw in it, so the
+        difference of the sums of two jobs would be the gradient of the one site that is
+        in only one of them.
         """
         if not self.draws.is_secret:
             return np.ones(self.num_examples, bool)
-        counted = np.zeros(self.num_examples, bool)
-        order = self.draws.rng_of("target", self.id, round).permutation(
-            self.num_examples
-        )
-        counted[order[: half(self.num_examples)]] = True
-        return counted
+
+        rng = self.draws.rng_of("target", self.id, round)
+        order = rng.permutation(self.num_examples)
+        is_counted = np.zeros(self.num_examples, bool)
+        is_counted[order[: half(self.num_examples)]] = True
+        return is_counted
 
     def update_weights(
         self, tensors: Tensors, *, round: int, included: str, contributing: int
     ) -> Update:
-        """w_{t+1} = α w_t + (1 − α) cos(g_i^src, g^tgt), g^tgt being the sum without
-        this site.
+        """w_{t+1} = α w_t + (1 − α) cos(g_i^src, g^tgt).
 
-        This round still trains with w_t (Algorithm 1 and Eq. 10).
+        g^tgt is the sum without this site. This round still trains with w_t (Algorithm
+        1 and Eq. 10).
 
-        included: the names of the sites in the sum, joined by commas. contributing: how
-        many of them sent a gradient other than zero.
-        Raises RefusedError if fewer than three did: the rest would be one other site's.
+        Args:
+            tensors: The sum of the target gradients.
+            round: The round's number.
+            included: Names of the sites in the sum, joined by commas.
+            contributing: How many of them sent a gradient other than zero.
+
+        Raises:
+            RefusedError: Fewer than three sites contributed, so that the rest would be
+                one other site's.
+            TrainingError: The site was restarted within the round.
         """
         names = included.split(",")
-        if min(contributing, len(names)) < FEWEST_CONTRIBUTORS:
+        contributors = min(contributing, len(names))
+        if contributors < FEWEST_CONTRIBUTORS:
             raise RefusedError(
-                f"site {self.id!r} refuses a sum of {min(contributing, len(names))} sites' "
-                f"target gradients: {FEWEST_CONTRIBUTORS} are needed, or it could be told one "
+                f"site {self.id!r} refuses a sum of {contributors} sites' target "
+                f"gradients: {FEWEST_CONTRIBUTORS} are needed, or it could receive one "
                 "site's own"
             )
-        self._begun_in(round)
-        if self._sent is None or self._source is None:
+        self._corpus_of(round)
+        if self._sent is None or self._directions is None:
             raise TrainingError(
                 f"site {self.id!r} sent no target gradient in this round"
             )
-        own = contribution(self._sent)
-        require_like(own, tensors)
+        own_part = contribution(self._sent)
+        require_like(own_part, tensors)
         others = tensors["target_gradient"]
         if self.id in names:
-            others = others - own["target_gradient"]  # [tagsets eq 11]
-        # [tagsets eq 12]
-        cosines = self._source.double() @ torch.nn.functional.normalize(others, dim=0)
+            others = others - own_part["target_gradient"]  # [tagsets eq 11]
         if float(others.norm()) > 0:
-            # A sentence whose own gradient is zero says nothing; its weight stays.
-            told = (self._source.abs().sum(1) > 0).numpy()
-            alpha = self.config.momentum
-            moved = (
-                alpha * self.weights + (1 - alpha) * cosines.numpy()
-            )  # [tagsets eq 12]
-            self._next = (round, np.where(told, moved, self.weights))  # [tagsets eq 12]
-            self._note(round, cosines.numpy()[told])
+            self._move_weights(round, others)
         return Update()
 
-    def train(self, tensors: Tensors, *, round: int) -> Update:
-        """E_loc epochs on the completed annotation from θ_t; return θ_t^k.
+    def _move_weights(self, round: int, others: Tensor) -> None:
+        """Move the weights towards the cosines with the others' gradient, (size,)."""
+        assert self._directions is not None
+        # [tagsets eq 12]
+        direction = torch.nn.functional.normalize(others, dim=0)
+        cosines = (self._directions.double() @ direction).numpy()
+        # A sentence whose own gradient is zero says nothing, so its weight stays.
+        has_gradient = (self._directions.abs().sum(1) > 0).numpy()
+        alpha = self.config.momentum
+        moved = alpha * self.weights + (1 - alpha) * cosines  # [tagsets eq 12]
+        weights = np.where(has_gradient, moved, self.weights)
+        self._next = (round, weights)
+        self._record(round, weights, cosines[has_gradient])
 
-        Its weight is 1, or the number of sentences where aggregation goes by size.
+    def _advance(self, round: int) -> None:
+        """Go on to the weights that an earlier round made for the rounds after it."""
+        if self._next is not None and self._next[0] < round:
+            self.weights = self._next[1]
+        self._next = None
+
+    def _effective_weights(self) -> np.ndarray:
+        """Return the weights as the source loss takes them, (sentences,)."""
+        weights = self.weights
+        if self.config.clip_weights:
+            weights = np.maximum(weights, 0)
+        if not self.config.normalise_weights:
+            return weights
+
+        mean = weights.mean()  # at least 0, because the weights were clipped
+        return weights / mean if mean > 0 else weights
+
+    def _record(self, round: int, weights: np.ndarray, cosines: np.ndarray) -> None:
+        """Note the distribution of the next weights, which is no part of an update."""
+        self.history.append(
+            {
+                "round": round,
+                "mean_weight": _rounded(weights.mean()),
+                "weight_quantiles": [
+                    _rounded(x) for x in np.quantile(weights, QUANTILES)
+                ],
+                "cosine_quantiles": [
+                    _rounded(x) for x in np.quantile(cosines, QUANTILES)
+                ],
+                "negative_cosines": _rounded((cosines < 0).mean()),
+            }
+        )
+        if self.directory is not None:
+            lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
+            write_text(self.directory / "weights.jsonl", lines)
+
+    # Local training.
+
+    def train(self, tensors: Tensors, *, round: int) -> Update:
+        """Train E_loc epochs on the completed annotation, from θ_t.
+
+        Returns:
+            θ_t^k, with weight 1, or the number of sentences where aggregation goes by
+            size.
         """
-        corpus = self._begun_in(round)
+        del tensors  # θ_t came with "begin"
+        corpus = self._corpus_of(round)
         how = self._unannotated(round)
         adam = Adam(self.parameters, self.config.learning_rate)
-        sums, seen = np.zeros(3), 0
         weights = self._effective_weights()
+        losses = np.zeros(3)  # of all, source and target, summed over sentences
+        trained = 0
         for step, indices in enumerate(self._batches(corpus, round)):
             seed = self.draws.seed_of("dropout", self.id, round, step)
             seed_torch(seed, self.model.device)
@@ -492,26 +607,28 @@ class Site(MentionSite):
             value = finite(loss, self.id, f"in round {round}")
             loss.backward()
             adam.step()
-            sums += np.array([value, source, target]) * len(indices)
-            seen += len(indices)
+            losses += np.array([value, source, target]) * len(indices)
+            trained += len(indices)
+
         self._begun = None
         self._advance(round + 1)
         self.rounds = round + 1
+        mean_losses = losses / (trained / self.num_examples)
+        return self._report_training(mean_losses.tolist())
+
+    def _report_training(self, losses: list[float]) -> Update:
+        """Return θ_t^k with its weight, and the losses summed over all sentences."""
         size = self.reported_examples
         weight = size if self.config.aggregation == "size" else 1  # [tagsets eq 1]
-        sums = sums / (seen / self.num_examples)
-        trained = {
-            name: value.cpu() for name, value in snapshot(self.parameters).items()
-        }
         metrics = {
             name: scale_sum(value, self.num_examples, self.count_step)
-            for name, value in zip(
-                ("loss", "source", "target"), sums.tolist(), strict=True
-            )
+            for name, value in zip(("loss", "source", "target"), losses, strict=True)
         }
         metrics["examples"] = size
         metrics["pseudo"] = round_count(self.pseudo, self.count_step)
-        return Update(trained, weight, metrics)  # [tagsets eq 1]
+        parameters = snapshot(self.parameters)
+        sent = {name: value.cpu() for name, value in parameters.items()}
+        return Update(sent, weight, metrics)  # [tagsets eq 1]
 
     def _objective(
         self,
@@ -521,109 +638,107 @@ class Site(MentionSite):
         how: str,
         round: int,
     ) -> tuple[Tensor, float, float]:
-        """The mini-batch's loss, and its two parts as numbers."""
-        return weighted_loss(self.model.losses(corpus, indices), weights[indices], how)
+        """Return the mini-batch's loss, and its source and target parts as numbers."""
+        del round
+        losses = self.model.losses(corpus, indices)
+        return weighted_loss(losses, weights[indices], how)
 
     def _batches(self, corpus: PreparedCorpus, round: int) -> Iterator[np.ndarray]:
-        left = self._steps()
+        """Yield the mini-batches of a round, (batch,) sentences each."""
+        left = self._count_steps()
         for epoch in range(math.ceil(self.config.local_epochs)):
             rng = self.draws.rng_of("order", self.id, round, epoch)
             batches = buckets(corpus.lengths, self.config.batch_size, rng)[:left]
             yield from batches
             left -= len(batches)
 
-    def _begun_in(self, round: int) -> PreparedCorpus:
+    def _corpus_of(self, round: int) -> PreparedCorpus:
+        """Return the corpus that this round began with.
+
+        Raises:
+            TrainingError: The site has not begun this round.
+        """
         if self._begun is None or self._begun[0] != round:
             raise TrainingError(
-                f"site {self.id!r} has not begun round {round}: it was restarted in between"
+                f"site {self.id!r} has not begun round {round}: it was restarted in "
+                "between"
             )
         return self._begun[1]
 
-    def taught(self, indices: np.ndarray) -> tuple[PreparedCorpus, str]:
-        """The training set in which some sentences are completed by `teacher`, from
-        these alone; and how."""
+    # Training with differential privacy.
+
+    def complete_sentences(self, indices: np.ndarray) -> tuple[PreparedCorpus, str]:
+        """Complete some sentences by `teacher`, from these sentences alone.
+
+        Args:
+            indices: The sentences, (n,).
+
+        Returns:
+            The training set with these sentences completed, and how they were.
+        """
         how = self._unannotated(self.rounds)
         if how == "outside":
             return self.train_set, how
-        if self._open is None:
-            self._open = self.model.annotate(
+        if self._unfilled is None:
+            self._unfilled = self.model.annotate(
                 self.train_set, self.data.train, self.known
             )
         if how == "marginal":
-            return self._open, how
-        corpus, present = self._open, snapshot(self.shared)
+            return self._unfilled, how
+
+        present = snapshot(self.shared)
         load_into(self.shared, self.teacher)
         try:
             if how == "soft":
-                return self.model.soften(corpus, indices), how
-            found = self.model.predict_tags(corpus, indices)
+                return self.model.soften(self._unfilled, indices), how
+            guessed = self.model.predict_tags(self._unfilled, indices)
         finally:
             load_into(self.shared, present)
+        return self._fill_in(self._unfilled, indices, guessed), how
+
+    def _fill_in(
+        self, corpus: PreparedCorpus, indices: np.ndarray, guessed: np.ndarray
+    ) -> PreparedCorpus:
+        """Return the corpus with the guessed mentions of other types in some sentences.
+
+        Args:
+            corpus: The corpus with the site's own annotation.
+            indices: The sentences, (n,).
+            guessed: The tag of every token of the corpus, (tokens,).
+        """
         encoded = corpus.encoded
         tags = encoded.tags.copy()
-        for row in indices.tolist():
-            part = slice(encoded.bounds[row], encoded.bounds[row + 1])
-            offsets, of = (
-                encoded.offsets[part],
-                encoded.documents[encoded.sentence_document[row]],
+        for sentence in indices.tolist():
+            part = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
+            offsets = encoded.offsets[part]
+            document = encoded.documents[encoded.sentence_document[sentence]]
+            gold_spans = decode(encoded.tags[part], offsets, encoded.tagset)
+            guessed_spans = decode(guessed[part], offsets, encoded.tagset)
+            completed = pseudo_complete(
+                replace(document, spans=tuple(gold_spans)),
+                replace(document, spans=tuple(guessed_spans)),
+                self.known,
             )
-            gold, guess = (
-                replace(of, spans=tuple(decode(ids[part], offsets, encoded.tagset)))
-                for ids in (encoded.tags, found)
-            )
-            completed = pseudo_complete(gold, guess, self.known)
             tags[part], _ = encode(completed.spans, offsets, encoded.tagset)
-        return replace(corpus, encoded=replace(encoded, tags=tags)), how
+        return replace(corpus, encoded=replace(encoded, tags=tags))
 
-    # instance weights
-
-    def _advance(self, round: int) -> None:
-        """Go on to the weights that an earlier round made for the rounds after it."""
-        if self._next is not None and self._next[0] < round:
-            self.weights = self._next[1]
-        self._next = None
-
-    def _effective_weights(self) -> np.ndarray:
-        """Return the weights, of shape (sentences,), as the source loss takes them."""
-        weights = (
-            np.maximum(self.weights, 0) if self.config.clip_weights else self.weights
-        )
-        if not self.config.normalise_weights:
-            return weights
-
-        mean = weights.mean()  # at least 0, because the weights were clipped
-        return weights / mean if mean > 0 else weights
-
-    def _note(self, round: int, cosines: np.ndarray) -> None:
-        """Keep the distribution of the new weights at the site; it is no part of any
-        update."""
-        assert self._next is not None
-        weights = self._next[1]
-        line = {
-            "round": round,
-            "mean_weight": _rounded(weights.mean()),
-            "weight_quantiles": [_rounded(x) for x in np.quantile(weights, QUANTILES)],
-            "cosine_quantiles": [_rounded(x) for x in np.quantile(cosines, QUANTILES)],
-            "negative_cosines": _rounded((cosines < 0).mean()),
-        }
-        self.history.append(line)
-        if self.directory is not None:
-            lines = "".join(json.dumps(line) + "\n" for line in self.history)
-            write_text(self.directory / "weights.jsonl", lines)
-
-    # judging
+    # Evaluation and the end.
 
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
-        """Counts on the validation data, of the types that the site annotates."""
+        """Return counts on validation data, of the types that the site annotates."""
+        del round
         load_into(self.parameters, tensors)
         return self.report_counts(self.counts("valid"))
 
     def trace(self, tensors: Tensors) -> Update:
-        """Counts of the model just evaluated on the test data; no choice depends on
-        them.
+        """Return counts of the model that was just evaluated on the test data.
 
-        Raises RefusedError where the job does not trace.
+        Nothing is chosen by them.
+
+        Raises:
+            RefusedError: The job does not trace.
         """
+        del tensors
         if not self.config.trace:
             raise RefusedError(
                 f"site {self.id!r}: the job does not trace the scores of test data"
@@ -631,21 +746,22 @@ class Site(MentionSite):
         return self.report_counts(self.counts("test"))
 
     def finish(self, tensors: Tensors) -> Update:
-        """Take the global model, count on the test data, save both."""
+        """Take the global model, test it and save it."""
         load_into(self.parameters, tensors)
         return self.tested()
 
-    # what a restart must not lose
+    # What a restart must not lose.
 
     def state(self) -> State:
-        """The instance weights and their history; all else comes from the server."""
+        """Return the instance weights and their history; the server has all else."""
         weights = self.weights if self._next is None else self._next[1]
         tensors = {"weights": torch.from_numpy(weights.copy())}
         return State(self.rounds, tensors, {"history": self.history})
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
-        self.weights, self._next = state.tensors["weights"].numpy().copy(), None
+        """Go back to a saved state."""
+        self.weights = state.tensors["weights"].numpy().copy()
+        self._next = None
         self.history = list(state.facts["history"])
         self.rounds = state.round
 
@@ -655,20 +771,35 @@ def half(number: int) -> int:
     return -(-number // 2)
 
 
+def _split(sentences: np.ndarray, size: int) -> list[np.ndarray]:
+    """Split sentences into batches of a size; the last one may be smaller."""
+    batches = np.split(sentences, range(size, len(sentences), size))
+    return [batch for batch in batches if len(batch)]
+
+
+def _count_spans(documents: Iterable[Document]) -> int:
+    return sum(len(document.spans) for document in documents)
+
+
 def pseudo_complete(
     gold: Document, predicted: Document, known: Collection[str]
 ) -> Document:
-    """The gold mentions of the known types, and the predicted ones of all others.
+    """Return a document with its gold mentions, and predicted ones of other types.
 
-    Where a prediction overlaps a gold mention the gold one wins.
+    Where a prediction overlaps a gold mention, the gold one wins.
+
+    Args:
+        gold: The document with the mentions of the known types.
+        predicted: The same document with a model's mentions.
+        known: The types that the site annotates.
     """
-    taken = sorted((span.start, span.end) for span in gold.spans)
+    places = sorted((span.start, span.end) for span in gold.spans)
     # [tagsets eq 5]
     added = [
         span
         for span in predicted.spans
         if span.label not in known
-        and not any(a < span.end and span.start < b for a, b in taken)
+        and not any(start < span.end and span.start < end for start, end in places)
     ]
     spans: tuple[Span, ...] = tuple(sorted((*gold.spans, *added)))  # [tagsets eq 5]
     return replace(gold, spans=spans)
@@ -677,17 +808,23 @@ def pseudo_complete(
 def weighted_loss(
     losses: Losses, weights: np.ndarray, how: str
 ) -> tuple[Tensor, float, float]:
-    """1/N Σ w_i L_i^{T_k} + 1/N Σ L_i^{T\\k} of a mini-batch, and its two parts as
-    numbers.
+    r"""Return 1/N Σ w_i L_i^{T_k} + 1/N Σ L_i^{T\k} of a mini-batch.
 
-    weights: (batch,) w_i. how: "marginal" leaves the second part out.
+    Args:
+        losses: The source and the target loss of each sentence, (batch,).
+        weights: w_i, (batch,).
+        how: How unannotated types are treated; "marginal" has no second sum.
+
+    Returns:
+        The loss, (), and its source and target parts as numbers.
     """
     w = torch.as_tensor(weights, dtype=losses.source.dtype, device=losses.source.device)
     source = (w * losses.source).mean()  # [tagsets eq 10]
     target = losses.target.mean()  # [tagsets eq 7]
-    total = (
-        source if how == "marginal" else source + target
-    )  # [tagsets eq 6] [tagsets eq 7]
+    if how == "marginal":
+        total = source
+    else:
+        total = source + target  # [tagsets eq 6] [tagsets eq 7]
     return total, float(source.detach()), float(target.detach())
 
 
@@ -695,124 +832,156 @@ def _rounded(value: float) -> float:
     return round(float(value), 5)
 
 
-# what a job asks of a method
+# What a job asks of a method.
 
 
-def for_sites(config: C, sites: Sequence[SiteData]) -> C:
-    """The configuration with what only the sites together can say.
+class DistillWithDP(DPSupport):
+    """Distillation with differential privacy.
 
-    Raises RefusedError for instance weights with fewer than three sites.
+    A round of the method is E_loc epochs of noisy sums of gradients. θ_t is what sites
+    received first in the round, and a unit's annotation is completed when the unit is
+    drawn, from its own text alone.
     """
-    if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
-        raise RefusedError(_too_few(len(sites)))
-    return replace(config, tags=all_tags(sites), sites=len(sites))
 
-
-def alone(config: C, sites: Sequence[SiteData]) -> tuple[C, ...]:
-    """Each site's configuration where it trains by itself: its own types, nothing to
-    distil."""
-    plain = replace(config, weighting=False, unannotated="outside")
-    return tuple(
-        replace(plain, tags=site.tags, model=config.model.for_types(site.tags.types))
-        for site in sites
+    required_settings = MappingProxyType(
+        {"weighting": False, "aggregation": "size", "select": "last", "trace": False}
     )
 
+    def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
+        """Return θ_1."""
+        del agreed
+        return initial(config)
 
-def pooled(
-    config: C, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
-) -> tuple[tuple[SiteData, ...], C]:
-    """One model on all sites' sentences with every type annotated: the upper bound.
+    def loss(self, site: Site, indices: np.ndarray) -> Tensor:
+        """Return the mean loss of some sentences, completed from them alone."""
+        corpus, how = site.complete_sentences(indices)
+        losses = site.model.losses(corpus, indices)
+        loss, _, _ = weighted_loss(losses, np.ones(len(indices)), how)
+        return loss
 
-    Raises ConfigError where no complete annotation is at hand.
-    """
-    source = complete or sites
-    types = {frozenset(site.tags.types) for site in source}
-    if len(types) > 1:
-        raise ConfigError(
-            'conditions has "pooled", which needs the complete annotation of every site: '
-            'leave it out: conditions = ["alone", "federated"]'
-        )
-    together = pool(source)
-    plain = replace(config, tags=together.tags, weighting=False, unannotated="outside")
-    return (together,), plain
+    def count_rounds(self, config: Config, epoch: int) -> int:
+        """Return the number of noisy sums, with `epoch` of them to an epoch."""
+        return config.rounds * _sums_in_round(config, epoch)
 
-
-def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run; instance weights add
-    little."""
-    return messages(config, nbytes(initial(config)))
-
-
-def messages(config: Config, each: int) -> tuple[int, int]:
-    """The same of a model of so many bytes: sent in every round, judged and at the end."""
-    judged = math.ceil(config.rounds / config.evaluate_every)
-    return config.rounds * each, (config.rounds + judged + 1) * each
+    def prepare_round(self, site: Site, round: int, memory: Tensors) -> Tensors:
+        """Keep θ_t: what came with the first answer in this round of the method."""
+        privacy = site.config.privacy
+        assert privacy is not None
+        site.rounds = round // _sums_in_round(site.config, privacy.epoch)
+        if int(memory.get("round", torch.tensor(-1))) != site.rounds:
+            memory = {**snapshot(site.shared), "round": torch.tensor(site.rounds)}
+        site.teacher = {
+            name: value for name, value in memory.items() if name != "round"
+        }
+        return memory
 
 
-def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """The most rounds that a run can take, and the sentences of each."""
-    return config.rounds, math.ceil(sum(sizes) * config.local_epochs)
-
-
-def warnings(config: Config) -> tuple[str, ...]:
-    """What a person should know before training."""
-    if config.learning_rate <= FASTEST or not isinstance(
-        config.model, TokenClassifierConfig
-    ):
-        return begun_from(config)
-    told = f"learning_rate = {config.learning_rate:g}: a token classifier diverges above {FASTEST:g}"
-    return (f"{told}; a light tagger alone trains so fast", *begun_from(config))
-
-
-def save(config: Config, final: State, folder: Path) -> bool:
-    """The global model of a run's last state, ready for `fednotes predict`."""
-    return save_global(config.model, config.tags, config.seed, final, folder)
-
-
-def private_round(config: Config, epoch: int) -> int:
-    """Noisy sums in a round with differential privacy, of so many to an epoch."""
+def _sums_in_round(config: Config, epoch: int) -> int:
+    """Return the noisy sums in a round of the method, with `epoch` to an epoch."""
     return math.ceil(config.local_epochs * epoch)
 
 
-def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
-    """The round that an answer is of, and its θ_t: what the first answer of it was
-    asked with."""
-    privacy = site.config.privacy
-    assert privacy is not None
-    site.rounds = round // private_round(site.config, privacy.epoch)
-    if int(kept.get("round", torch.tensor(-1))) != site.rounds:
-        kept = {**snapshot(site.shared), "round": torch.tensor(site.rounds)}
-    site.teacher = {name: value for name, value in kept.items() if name != "round"}
-    return kept
+class Distill(Method):
+    """Wang et al. 2023, for a job."""
+
+    config_class: type[Any] = Config
+    site_class: type[Any] = Site
+    presets = presets("distill")
+    dp: DPSupport | None = DistillWithDP()
+
+    def train(self, federation: Federation, config: Any) -> State:
+        """Run Algorithm 1."""
+        return train(federation, config)
+
+    def read_model_config(self, table: Mapping[str, Any]) -> ModelConfig:
+        """Return the settings of a model of any kind."""
+        return model_config(table)
+
+    def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the micro F1 over all sites' validation mentions."""
+        return judged_mentions(metrics)
+
+    def configure(self, config: Any, sites: Sequence[SiteData]) -> Any:
+        """Return the settings with the sites' number and the complete tag set.
+
+        Raises:
+            RefusedError: The job has instance weights and fewer than three sites.
+        """
+        if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
+            raise RefusedError(_too_few(len(sites)))
+        return replace(config, tags=all_tags(sites), sites=len(sites))
+
+    def configure_alone(
+        self, config: Any, sites: Sequence[SiteData]
+    ) -> tuple[Any, ...]:
+        """Return each site's settings: its own types, and nothing to distil."""
+        plain = replace(config, weighting=False, unannotated="outside")
+        return tuple(
+            replace(
+                plain, tags=site.tags, model=config.model.for_types(site.tags.types)
+            )
+            for site in sites
+        )
+
+    def configure_pooled(
+        self,
+        config: Any,
+        sites: Sequence[SiteData],
+        complete: Sequence[SiteData] | None,
+    ) -> tuple[tuple[SiteData, ...], Any]:
+        """Return the settings of the upper bound: all sentences, every type annotated.
+
+        Raises:
+            ConfigError: The sites' types differ and no complete annotation is known.
+        """
+        source = complete or sites
+        if len({frozenset(site.tags.types) for site in source}) > 1:
+            raise ConfigError(
+                'conditions has "pooled", which needs the complete annotation of every '
+                'site: leave it out: conditions = ["alone", "federated"]'
+            )
+        together = pool(source)
+        pooled = replace(
+            config, tags=together.tags, weighting=False, unannotated="outside"
+        )
+        return (together,), pooled
+
+    def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the number of rounds, and the sentences of each."""
+        return config.rounds, math.ceil(sum(sizes) * config.local_epochs)
+
+    def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that a site sends and receives.
+
+        Instance weights add little, and are not counted.
+        """
+        del sizes
+        return traffic_of_model(config, nbytes(initial(config)))
+
+    def list_warnings(self, config: Config) -> tuple[str, ...]:
+        """Warn where a token classifier is trained so fast that it diverges."""
+        is_classifier = isinstance(config.model, TokenClassifierConfig)
+        if not is_classifier or config.learning_rate <= FASTEST:
+            return begun_from(config)
+        return (
+            f"learning_rate = {config.learning_rate:g}: a token classifier diverges "
+            f"above {FASTEST:g}; only a light tagger trains so fast",
+            *begun_from(config),
+        )
+
+    def save_model(self, config: Config, final: State, folder: Path) -> bool:
+        """Write the global model, ready for `fednotes predict`."""
+        return save_global(config.model, config.tags, config.seed, final, folder)
 
 
-def private_loss(site: Site, indices: np.ndarray) -> Tensor:
-    """The mean loss of some sentences, their annotation completed from them alone."""
-    corpus, how = site.taught(indices)
-    return weighted_loss(
-        site.model.losses(corpus, indices), np.ones(len(indices)), how
-    )[0]
+def traffic_of_model(config: Config, size: int) -> tuple[int, int]:
+    """Return the bytes that a site sends and receives of a model of `size` bytes.
+
+    It is sent in every round, and received for every round, for every evaluation and at
+    the end.
+    """
+    evaluations = math.ceil(config.rounds / config.evaluate_every)
+    return config.rounds * size, (config.rounds + evaluations + 1) * size
 
 
-METHOD = Method(
-    Config,
-    Site,
-    train,
-    model_config,
-    presets("distill"),
-    planned,
-    pooled,
-    judged_mentions,
-    for_sites=for_sites,
-    alone=alone,
-    traffic=traffic,
-    warnings=warnings,
-    save=save,
-    private=Privately(
-        {"weighting": False, "aggregation": "size", "select": "last", "trace": False},
-        initial,
-        private_loss,
-        lambda config, epoch: config.rounds * private_round(config, epoch),
-        before=private_before,
-    ),
-)
+METHOD = Distill()

@@ -5,8 +5,8 @@ Privacy-preserving Medical Named Entity Recognition with Federated Learning".
 
     paper       here
     P           the sites of the federation
-    S_i         `Site.train_set`, the training sentences of platform i; |S_i| = `num_examples`,
-                and where the server needs it `reported_examples`
+    S_i         `Site.train_set`, the training sentences of platform i; |S_i| is
+                `num_examples`, and as it leaves the site `reported_examples`
     N           `Config.batch_size`
     N_i         the mini-batch of platform i in one round; |N_i| = `Site.share`
     θ_s         `Server.shared`, the layers that are not in `Config.private`
@@ -14,9 +14,10 @@ Privacy-preserving Medical Named Entity Recognition with Federated Learning".
     L^i         mean negative log likelihood of the mini-batch, `Tagger.loss`
     α           `Config.learning_rate`
 
-Of large word tables in θ_s, rows travel (`word_rows.py`); the numbers are the same.
+Of large word tables in θ_s only the rows that are read travel (`word_rows.py`); the
+numbers are the same.
 
-Eq. 1 sums over sentences; L^i is the mean here, because Eq. 2 weights by |S_i| already
+Eq. 1 sums over sentences. L^i is the mean here, because Eq. 2 weights by |S_i| already,
 and a sum over |N_i| ∝ |S_i| sentences would weight twice.
 """
 
@@ -26,6 +27,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -33,7 +35,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
+from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.tensors import (
@@ -51,9 +53,10 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.methods import presets
+from fednotes.methods.base import Method
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import Privately
+from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.tagger import (
     LAYERS,
@@ -100,7 +103,7 @@ class Config(Aggregation):
         local_epochs: Epochs at each site in a round of exchange = "weights".
         batch_size: N, the number of sentences in a batch of all sites together.
         least_share: Smallest number of a batch's sentences that a site contributes,
-            whatever it is told of the others; 0 is a quarter of an equal share.
+            whatever the server says of the others; 0 is a quarter of an equal share.
         learning_rate: α of Adam, at the server and at the sites.
         epochs: Largest number of passes over the training data.
         rounds: Largest number of rounds, whatever `epochs` says; 0 disables the limit.
@@ -138,6 +141,11 @@ class Config(Aggregation):
     min_sites: int = 0
 
     def __post_init__(self) -> None:
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
         for name in self.private:  # a known layer that this tagger lacks may be named
             if name not in LAYERS:
                 raise ConfigError(
@@ -147,123 +155,156 @@ class Config(Aggregation):
 
 
 def train(federation: Federation, config: Config) -> State:
-    """Algorithm 1 of Ge et al. 2020."""
+    """Run Algorithm 1 of Ge et al. 2020.
+
+    Args:
+        federation: The sites.
+        config: The settings of the run.
+
+    Returns:
+        The server's last state.
+    """
     server = Server(config, federation.resume())
     if not server.examples:  # a resumed run has agreed before
         server.examples, server.batch = agree_on_shares(federation)
     task = GRADIENTS if config.exchange == "gradients" else TRAIN
-    rounds, epoch = schedule(config, server.examples, server.batch)  # of Σ|S_j|, Σ|N_j|
+    rounds, epoch = schedule(config, server.examples, server.batch)
+
     for round in federation.rounds(server.round, rounds):
-        if server.converged:
+        if server.is_converged:
             break
         if server.lacks_rows:
             server.mark(federation.sum("mark", round=round.number))
-        sent, number = server.sent, round.number
-        start = sent if task == TRAIN else {}  # a gradient is a change by itself
-        total = gathered(
-            federation, config, task, sent, start, round=number
-        )  # [fedner alg 1]
+
+        sent = server.select_sent()
+        # A gradient is a change by itself; parameters change from those that were sent.
+        start = sent if task == TRAIN else {}
+        total = gathered(  # [fedner alg 1]
+            federation, config, task, sent, start, round=round.number
+        )
         server.step(total)  # [fedner alg 1]
+
         done = round.number + 1
-        evaluated = done % (config.evaluate_every * epoch) == 0 or done == rounds
-        if evaluated:
+        is_evaluated = done == rounds or done % (config.evaluate_every * epoch) == 0
+        if is_evaluated:
             server.judge(federation.sum(EVALUATE, server.shared, round=round.number))
-        round.commit(server.state(), server.metrics, evaluated=evaluated)
+        round.commit(server.state(), server.metrics, evaluated=is_evaluated)
     federation.sum("finish", server.shared)
     return server.state()
 
 
 class Server(RoundServer):
-    """θ_s, its optimizer, and when to stop."""
+    """θ_s, its optimizer, and when to stop.
+
+    Args:
+        config: The settings of the run.
+        resumed: The state to go on from, if any.
+
+    Attributes:
+        examples: Σ|S_j|, once the sites have agreed; 0 before.
+        batch: Σ|N_j|, once the sites have agreed; 0 before.
+    """
 
     config: Config
 
     def __init__(self, config: Config, resumed: State | None) -> None:
         shared = initial(config)
         self._adam = Adam(shared, config.learning_rate)
-        self._tables = (
-            word_rows.tables(shared) if config.exchange == "gradients" else ()
-        )
-        # of the tables, that the next round's mini-batches read
+        self._tables: tuple[str, ...] = ()
+        if config.exchange == "gradients":
+            self._tables = word_rows.find_tables(shared)
+        # Rows of the word tables that the next round's mini-batches read.
         self._rows: word_rows.Rows = {}
-        self._most = 0  # sites in a sum so far
-        self.examples = self.batch = 0  # Σ|S_j|, Σ|N_j|, once agreed
-        # taggers say O at first
-        super().__init__(config, shared, Best(False, "at zero"), resumed)
+        self._largest_sum = 0  # largest number of sites in a sum so far
+        self.examples = 0
+        self.batch = 0
+        best = Best(wanted=False, later="at zero")  # a new tagger predicts nothing
+        super().__init__(config, shared, best, resumed)
 
     @property
-    def converged(self) -> bool:
-        """No better validation F1 for `patience` evaluations, where the best one is
-        selected."""
+    def is_converged(self) -> bool:
+        """Whether `patience` evaluations brought no better validation F1.
+
+        Always False where the last tagger is selected.
+        """
         return self.config.select == "best" and self.best.waited >= self.config.patience
 
     @property
     def lacks_rows(self) -> bool:
-        """Whether it is to be asked which rows of word tables the next mini-batches
-        read."""
+        """Whether sites must say which rows of word tables their mini-batches read."""
         return self._rows.keys() != set(self._tables)
 
     def mark(self, total: Total) -> None:
-        """Take the rows that sites have marked."""
+        """Take the rows of word tables that sites have marked."""
         total.require(word_rows.mark_shapes(self.shared, self._tables))
         self._take_rows(total)
 
     def _take_rows(self, total: Total) -> None:
-        self._rows = word_rows.marked(total.tensors, self._tables)
-        self._most = max(self._most, total.sites)
+        self._rows = word_rows.find_marked(total.tensors, self._tables)
+        self._largest_sum = max(self._largest_sum, total.sites)
 
-    @property
-    def sent(self) -> Tensors:
-        """What a round of training begins with."""
-        return word_rows.some(self.shared, self._rows)
+    def select_sent(self) -> Tensors:
+        """Return what a round of training begins with: of word tables, some rows."""
+        return word_rows.select_rows(self.shared, self._rows)
 
     def step(self, total: Total) -> None:
-        """θ_s ← θ_s − α ∂L/∂θ_s by Adam; or θ_s ← the weighted mean of the sites' θ_s."""
+        """θ_s ← θ_s − α ∂L/∂θ_s by Adam, or θ_s ← the weighted mean of all θ_s."""
         if self.config.exchange == "gradients":
-            total.require(
-                word_rows.gradient_shapes(self.shared, self._rows, self._tables)
-            )
-            mean = total.mean()  # [fedner eq 2] Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
-            gradient = word_rows.whole(mean, self.shared, self._rows)
-            self._adam.step(gradient)  # [fedner eq 2]
-            self._rows = {}
-            if total.sites >= self._most:  # else marks of a site are missing
-                self._take_rows(total)
+            self._descend(total)
         else:
             total.require(shapes_of(self.shared))
             self.shared = total.mean()  # [fedner eq 2]
         self.round += 1
         self.metrics = {"loss": total.metric("loss") / total.weight}
 
+    def _descend(self, total: Total) -> None:
+        """Take a step of Adam along the sum of the sites' gradients."""
+        shapes = word_rows.gradient_shapes(self.shared, self._rows, self._tables)
+        total.require(shapes)
+        mean = total.mean()  # [fedner eq 2] Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
+        gradient = word_rows.fill_gradients(mean, self.shared, self._rows)
+        self._adam.step(gradient)  # [fedner eq 2]
+        self._rows = {}
+        if (
+            total.sites >= self._largest_sum
+        ):  # otherwise the marks of a site are missing
+            self._take_rows(total)
+
     def state(self) -> State:
-        """Everything that the next round depends on."""
+        """Return everything that the next round depends on."""
         state = super().state()
+        tensors = {**state.tensors, **self._adam.state()}
         facts = {**state.facts, "examples": self.examples, "batch": self.batch}
-        return replace(
-            state, tensors={**state.tensors, **self._adam.state()}, facts=facts
-        )
+        return replace(state, tensors=tensors, facts=facts)
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self._adam.restore(state.tensors)
-        self.examples, self.batch = (
-            int(state.facts["examples"]),
-            int(state.facts["batch"]),
-        )
+        self.examples = int(state.facts["examples"])
+        self.batch = int(state.facts["batch"])
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """θ_s before training, which follows from the seed."""
+    """Return θ_s before training, which follows from the seed."""
     parameters = build_tagger(config.model, config.tags, config.seed).trainable()
-    return {
-        name: value.detach()
-        for name, value in parted(parameters, config.private)[0].items()
-    }
+    shared, _ = parted(parameters, config.private)
+    return {name: parameter.detach() for name, parameter in shared.items()}
 
 
 class Site(MentionSite):
-    """One platform: its data, its private module, and the tasks that the server may ask
-    for."""
+    """One platform: its data, its private module, and the tasks of the server.
+
+    Args:
+        data: The site's documents.
+        config: The settings of the run.
+        **options: As for `MentionSite`.
+
+    Attributes:
+        share: |N_i|, the sentences of a mini-batch.
+        tables: Names of the shared word tables of which only rows travel.
+        steps: Number of mini-batches so far.
+        best: The tagger that the site keeps.
+    """
 
     rounds_counts = True
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -273,118 +314,140 @@ class Site(MentionSite):
     train_set: PreparedCorpus
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
-        """Options and errors are those of `MentionSite`."""
         tags = data.tags if "crf" in config.private else config.tags
         super().__init__(data, config, tags, **options)
-        self.share = config.batch_size
         parameters = self.model.trainable()
         self.shared, self.private = parted(parameters, config.private)
-        self._by_gradients = config.exchange == "gradients"
-        self.tables = word_rows.tables(self.shared) if self._by_gradients else ()
-        self._secret = secrets.randbits(63)  # of the marks
-        # what it trains itself
-        self._own = self.private if self._by_gradients else parameters
-        self.adam = Adam(self._own, config.learning_rate)
-        self.steps = 0  # mini-batches so far
-        self._order: list[np.ndarray] = []
-        self._ordered: tuple[int, int] | None = None  # epoch and share of that order
-        self.best = Best(config.select == "best", "at zero")
-        # on validation data, where the last one is kept
+        self.share = config.batch_size
+        self.steps = 0
+        self.best = Best(wanted=config.select == "best", later="at zero")
+        # F1 on validation data where the last tagger is selected.
         self._last_score: float | None = None
 
+        # With gradients the server steps the shared layers, and a site only its own.
+        exchanges_gradients = config.exchange == "gradients"
+        self._stepped = self.private if exchanges_gradients else parameters
+        self.adam = Adam(self._stepped, config.learning_rate)
+        self.tables = word_rows.find_tables(self.shared) if exchanges_gradients else ()
+        self._secret = secrets.randbits(63)  # of the marks of word rows
+
+        self._batches: list[np.ndarray] = []
+        self._batches_of: tuple[int, int] | None = None  # epoch and share
+
     def covered(self, task: str) -> dict[str, int]:
-        """The local steps, tokens and smallest mini-batch behind an update of this
-        task."""
-        batches, smallest = self._epoch()
+        """Return the steps, tokens and smallest mini-batch behind an update."""
+        batches, smallest = self._plan_epoch()
         if task in ("mark", GRADIENTS):
             return {"steps": 1, "batch": smallest}
-        tokens = int(self.train_set.lengths.sum())  # an epoch more reads the same ones
-        steps = self.config.local_epochs * batches
-        return (
-            {"steps": steps, "tokens": tokens, "batch": smallest}
-            if task == TRAIN
-            else {}
-        )
+        if task == TRAIN:
+            return {
+                "steps": self.config.local_epochs * batches,
+                "tokens": int(self.train_set.lengths.sum()),  # in every epoch the same
+                "batch": smallest,
+            }
+        return {}
 
-    def _epoch(self) -> tuple[int, int]:
-        """An epoch's mini-batches, and the sentences of its smallest one, which may be
-        its last."""
-        whole, short = divmod(self.num_examples, self.share)
-        if not whole or short >= least_share(self.num_examples, self.config):
-            return whole + 1, short
-        return whole, self.share if whole > 1 else self.num_examples
+    def _plan_epoch(self) -> tuple[int, int]:
+        """Return an epoch's number of mini-batches, and the size of the smallest.
+
+        What is left over is a mini-batch of its own, unless it is smaller than the
+        job's least share.
+        """
+        full, left_over = divmod(self.num_examples, self.share)
+        if full == 0 or left_over >= least_share(self.num_examples, self.config):
+            return full + 1, left_over
+        return full, self.share if full > 1 else self.num_examples
 
     def count(self, tensors: Tensors) -> Update:
-        """|S_i|."""
+        """Return |S_i|."""
+        del tensors
         return Update(metrics={"examples": self.reported_examples})
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
-        """Set |N_i|, of the job's N and Σ|S_j|, `examples`; the sum is of the shares.
+        """Set |N_i| from the job's N and Σ|S_j|; return it.
 
-        Raises RefusedError for fewer than this site has alone.
+        Args:
+            tensors: None.
+            examples: Σ|S_j|.
+
+        Raises:
+            RefusedError: The sum is smaller than this site's own number.
         """
+        del tensors
         if examples < self.reported_examples:
             raise RefusedError(
-                f"site {self.id!r} has more sentences than the sum of all it is told"
+                f"site {self.id!r} has more sentences than the sum over all sites that "
+                "it was sent"
             )
         self.share = batch_share(self.reported_examples, examples, self.config)
         return Update(metrics={"share": self.share})
 
-    # training
+    # Training.
 
     def mark(self, tensors: Tensors, *, round: int) -> Update:
-        """The rows of word tables that the next mini-batch reads (`word_rows.py`)."""
-        return Update(self._marks())
+        """Return the rows of word tables that the next mini-batch reads."""
+        del tensors, round
+        return Update(self._mark_rows())
 
-    def _marks(self) -> dict[str, torch.Tensor]:
+    def _mark_rows(self) -> dict[str, Tensor]:
         if not self.tables:
             return {}
-        read = self.model.word_rows(self.train_set, self._batch(self.steps))
+        rows = self.model.word_rows(self.train_set, self._batch(self.steps))
         rng = rng_of(self._secret, "marks", self.id, self.steps)
-        return word_rows.marks(read, self.shared, self.tables, rng)
+        return word_rows.make_marks(rows, self.shared, self.tables, rng)
 
     def gradients(self, tensors: Tensors, *, round: int) -> Update:
-        """One mini-batch: step θ_p, return ∂L^i/∂θ_s with weight |S_i|; of tables the
-        rows that came."""
-        rows = word_rows.take(self.shared, tensors, self.tables)
+        """Train on one mini-batch: step θ_p, and return ∂L^i/∂θ_s with weight |S_i|.
+
+        Args:
+            tensors: θ_s; of word tables, the rows that the mini-batches read.
+            round: The round's number.
+        """
+        del round
+        received_rows = word_rows.load_rows(self.shared, tensors, self.tables)
         loss = self._backward(self._batch(self.steps))
-        gradients = {
-            name: torch.zeros_like(value) if value.grad is None else value.grad.cpu()
-            for name, value in self.shared.items()
-        }
-        gradients |= {name: gradients[name][ids] for name, ids in rows.items()}
-        for parameter in self.shared.values():
-            parameter.grad = None
+        gradients = self._collect_gradients(received_rows)
         self.adam.step()  # [fedner private] θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
-        told = gradients | self._marks()
+        sent = gradients | self._mark_rows()
         # [fedner eq 2]
-        return Update(told, self.reported_examples, self._reported(loss))
+        return Update(sent, self.reported_examples, self._report_loss(loss))
+
+    def _collect_gradients(self, rows: word_rows.Rows) -> dict[str, Tensor]:
+        """Return ∂L^i/∂θ_s, of word tables in some rows; clear it for the next step."""
+        gradients = {}
+        for name, parameter in self.shared.items():
+            if parameter.grad is None:
+                gradients[name] = torch.zeros_like(parameter)
+            else:
+                gradients[name] = parameter.grad.cpu()
+            parameter.grad = None
+        for name, ids in rows.items():
+            gradients[name] = gradients[name][ids]
+        return gradients
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
-        """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
+        """Train the whole tagger for `local_epochs`; return θ_s with weight |S_i|."""
+        del round
         load_into(self.shared, tensors)
-        batches = self.config.local_epochs * self._epoch()[0]
+        batches_in_epoch, _ = self._plan_epoch()
+        batches = self.config.local_epochs * batches_in_epoch
         loss = sum(self._local_step(self.adam) for _ in range(batches)) / batches
+        shared = {name: value.cpu() for name, value in snapshot(self.shared).items()}
         # [fedner eq 2]
-        return Update(
-            {name: value.cpu() for name, value in snapshot(self.shared).items()},
-            self.reported_examples,
-            self._reported(loss),
-        )
+        return Update(shared, self.reported_examples, self._report_loss(loss))
 
-    def _reported(self, loss: float) -> dict[str, float]:
-        return {
-            "loss": loss * self.reported_examples,
-            "examples": self.reported_examples,
-        }
+    def _report_loss(self, loss: float) -> dict[str, float]:
+        examples = self.reported_examples
+        return {"loss": loss * examples, "examples": examples}
 
     def _local_step(self, adam: Adam) -> float:
+        """Train on one mini-batch by itself; return its mean loss."""
         loss = self._backward(self._batch(self.steps))
         adam.step()
         return loss
 
     def _backward(self, batch: np.ndarray) -> float:
-        """Gradients of the mini-batch's mean loss into every parameter's `.grad`."""
+        """Put the gradients of the mini-batch's mean loss into every `.grad`."""
         seed = self.draws.seed_of("dropout", self.id, self.steps)
         seed_torch(seed, self.model.device)
         self.model.train()
@@ -396,51 +459,57 @@ class Site(MentionSite):
         return value
 
     def _batch(self, step: int) -> np.ndarray:
-        """The mini-batch of a step: an epoch's order depends on draws, site and epoch
-        alone."""
-        epoch, position = divmod(step, self._epoch()[0])
-        if self._ordered != (epoch, self.share):
-            rng = self.draws.rng_of("order", self.id, epoch)
-            # of the epoch's odd one too
-            least = least_share(self.num_examples, self.config)
-            self._order = buckets(self.train_set.lengths, self.share, rng, least=least)
-            self._ordered = (epoch, self.share)
-        return self._order[position]
+        """Return the sentences of a step's mini-batch.
 
-    # judging and keeping the best
+        An epoch's order depends only on the draws, the site and the epoch.
+        """
+        batches_in_epoch, _ = self._plan_epoch()
+        epoch, position = divmod(step, batches_in_epoch)
+        if self._batches_of != (epoch, self.share):
+            rng = self.draws.rng_of("order", self.id, epoch)
+            least = least_share(self.num_examples, self.config)
+            lengths = self.train_set.lengths
+            self._batches = buckets(lengths, self.share, rng, least=least)
+            self._batches_of = (epoch, self.share)
+        return self._batches[position]
+
+    # Evaluation and the best tagger.
 
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
-        """Counts on the site's validation data; keep the tagger if it is the best so
-        far and the best is selected."""
+        """Return counts on the site's validation data.
+
+        The tagger is kept if it is the best so far, and the best one is selected.
+        """
+        del round
         load_into(self.shared, tensors)
         return self.report_counts(self._judge())
 
     def _judge(self) -> SpanCounts:
         counts = self.counts("valid")
-        self.best.judge(counts.scores()["strict"]["f1"], self.model.trainable())
+        f1 = counts.scores()["strict"]["f1"]
+        self.best.judge(f1, self.model.trainable())
         return counts
 
     def finish(self, tensors: Tensors) -> Update:
-        """Personal epochs, back to the best tagger, test counts, save."""
-        # This also checks what came where a better tagger was kept.
+        """Train personal epochs, select the tagger, test it and save it."""
+        # Also where a better tagger was kept: this checks the names and shapes.
         load_into(self.shared, tensors)
         if self.best.tensors:
             load_into(self.model.trainable(), self.best.tensors)
         self._personalise(self.config.personal_epochs)
-        if not self.best.wanted and self._is_judged:
+        if not self.best.wanted and self._has_valid_mentions:
             self._last_score = self.counts("valid").scores()["strict"]["f1"]
         return self.tested()
 
     @property
-    def _is_judged(self) -> bool:
-        """Whether the site's validation data have mentions to be found."""
+    def _has_valid_mentions(self) -> bool:
+        """Whether the site's validation data have mentions to find."""
         return any(document.spans for document in self.data.valid)
 
     @property
     def valid_score(self) -> float | None:
-        """The strict F1 on validation data of the tagger that is kept; None if there is
-        none."""
-        if not self._is_judged:
+        """Strict validation F1 of the tagger that is kept; None if there is none."""
+        if not self._has_valid_mentions:
             return None
         if not self.best.wanted:
             return self._last_score
@@ -448,138 +517,230 @@ class Site(MentionSite):
 
     @staticmethod
     def judged_types(site: SiteData) -> tuple[str, ...]:
-        """Those that the site annotates: its output layer knows no others."""
+        """Return the types that the site annotates: its output layer has no others."""
         return site.tags.types
 
     def _personalise(self, epochs: int) -> None:
-        """Epochs of the whole tagger on the site's own data, a fresh optimizer."""
+        """Train the whole tagger on the site's own data, with a fresh optimizer."""
         adam = Adam(self.model.trainable(), self.config.learning_rate)
         for _ in range(epochs):
-            for _ in range(self._epoch()[0]):
+            batches_in_epoch, _ = self._plan_epoch()
+            for _ in range(batches_in_epoch):
                 self._local_step(adam)
             self._judge()
         if self.best.tensors:
             load_into(self.model.trainable(), self.best.tensors)
 
-    # what a restart must not lose
+    # What a restart must not lose.
 
     def state(self) -> State:
-        """Private parameters, optimizer moments and the best tagger so far."""
-        kept, facts = self.best.state()
-        own = {name: value.detach() for name, value in self._own.items()}
-        tensors = prefixed("private.", own) | self.adam.state() | kept
-        facts |= {"share": self.share} | (
-            {"secret": self._secret} if self.tables else {}
-        )
+        """Return the site's own parameters, their moments and the best tagger."""
+        best_tensors, facts = self.best.state()
+        stepped = {name: value.detach() for name, value in self._stepped.items()}
+        tensors = {
+            **prefixed("private.", stepped),
+            **self.adam.state(),
+            **best_tensors,
+        }
+        facts["share"] = self.share
+        if self.tables:
+            facts["secret"] = self._secret
         return State(self.steps, tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
-        load_into(self._own, below(state.tensors, "private."))
+        """Go back to a saved state."""
+        load_into(self._stepped, below(state.tensors, "private."))
         self.adam.restore(state.tensors)
         self.best.restore(state, self.model.trainable())
-        self.steps, self.share = state.round, int(state.facts["share"])
+        self.steps = state.round
+        self.share = int(state.facts["share"])
         if self.tables:
             self._secret = int(state.facts["secret"])
 
 
-# how many sentences and rounds
+# How many sentences and rounds.
 
 
 def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
-    """The most rounds that a run can take; and the rounds of an epoch.
+    """Return the largest number of rounds of a run, and the rounds of an epoch.
 
-    examples: Σ_j |S_j|. batch: Σ_j |N_j|, about N (see `batch_share`).
+    Args:
+        config: The settings of the run.
+        examples: Σ_j |S_j|.
+        batch: Σ_j |N_j|, about N (see `batch_share`).
     """
     if config.exchange == "weights":
         return config.rounds or math.ceil(config.epochs / config.local_epochs), 1
-    epoch = math.ceil(examples / batch)
-    return config.rounds or config.epochs * epoch, epoch
+    rounds_in_epoch = math.ceil(examples / batch)
+    return config.rounds or config.epochs * rounds_in_epoch, rounds_in_epoch
 
 
 def batch_share(size: int, examples: int, config: Config) -> int:
-    """|N_i| = |S_i| / Σ|S_j| · N to the nearest whole number (a half up), at least one.
+    """Return |N_i| = |S_i| / Σ|S_j| · N, rounded to the nearest integer (a half up).
 
-    size: |S_i|. examples: Σ|S_j|. Not below the job's `least_share` either, as far as
-    the site has so many: a server that tells too large a sum gets no gradient of a
-    single sentence. The shares of all sites may sum to a little more or less than N.
+    It is at least `least_share`, as far as the site has so many sentences: so a server
+    that sends too large a sum gets no gradient of a single sentence. The shares of all
+    sites may add up to a little more or less than N.
+
+    Args:
+        size: |S_i|.
+        examples: Σ|S_j|.
+        config: The settings of the run.
     """
     return part_of(config.batch_size, size, examples, least_share(size, config))
 
 
 def least_share(size: int, config: Config) -> int:
-    """The fewest sentences of a site of this size in a mini-batch of the job."""
+    """Return the fewest sentences of a site of this size in a mini-batch of the job."""
     return least_part(config.batch_size, config.sites, size, config.least_share)
 
 
-def size_warnings(config: Config, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning where the sites' mini-batches add up to much more than
-    `batch_size`."""
-    shares = [batch_share(size, sum(sizes), config) for size in sizes if size]
-    return larger_batch_warning(config.batch_size, shares)
+# What a job asks of a method.
 
 
-# what a job asks of a method
+class FedNERWithDP(DPSupport):
+    """FedNER with differential privacy: the sum of Eq. 2 with clipping and noise."""
 
-
-def model_config(table: Mapping[str, Any]) -> TaggerConfig:
-    """The [model] table, of the light tagger alone. Raises ConfigError."""
-    if "kind" in table:
-        raise ConfigError(
-            f'kind = {table["kind"]!r} is no model for method = "fedner", which takes "tagger"; '
-            "the methods distill and finetune take others"
-        )
-    config = tagger_config(table)
-    config.require_input()
-    return config
-
-
-def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
-    """The configuration with what only the sites together can say."""
-    return for_names(config, [site.id for site in sites], tags=all_tags(sites))
-
-
-def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
-    """Each site's configuration where it trains by itself: the mini-batch that it has
-    in the federation."""
-    sizes = [sum(len(split_sentences(d)) for d in site.train) for site in sites]
-    shares = [batch_share(size, sum(sizes), config) for size in sizes]
-    config = replace(config, aggregation="mean", sites=1)
-    return tuple(replace(config, batch_size=share) for share in shares)
-
-
-def pooled(
-    config: Config, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
-) -> tuple[tuple[SiteData, ...], Config]:
-    """One model trained on all sites' sentences.
-
-    With complete labels, or one tag set everywhere: simply all sentences together.
-    Otherwise one output layer for each site's tag set over layers trained on all, which
-    is this same method with a private CRF alone: a reference, not a bound. Layers are
-    trained on all sentences only where every step has all sites' gradients, so it
-    exchanges gradients, for as many epochs as a federation that exchanges weights
-    takes.
-    """
-    schemes, config = (
-        {site.tags.scheme for site in sites},
-        replace(config, aggregation="mean"),
+    required_settings = MappingProxyType(
+        {
+            "exchange": "gradients",
+            "select": "last",
+            "personal_epochs": 0,
+            "aggregation": "mean",
+        }
     )
-    types = {frozenset(site.tags.types) for site in sites}
-    source = complete or sites
-    if len(schemes) > 1 or (complete is None and len(types) > 1):
-        heads = replace(_by_gradients(config), private=("crf",), personal_epochs=0)
-        return tuple(sites), heads
-    together = pool(source)
-    return (together,), replace(config, tags=together.tags, personal_epochs=0, sites=1)
+
+    def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
+        """Return θ_s before training."""
+        del agreed
+        return initial(config)
+
+    def loss(self, site: Site, indices: np.ndarray) -> Tensor:
+        """Return the mean loss of some sentences."""
+        return site.model.loss(site.train_set, indices)
+
+    def count_rounds(self, config: Config, epoch: int) -> int:
+        """Return the number of rounds, with `epoch` rounds to an epoch."""
+        return config.rounds or config.epochs * epoch
+
+
+class FedNER(Method):
+    """Ge et al. 2020, for a job."""
+
+    config_class = Config
+    site_class = Site
+    presets = presets("fedner")
+    training_tasks = (GRADIENTS, TRAIN)
+    dp = FedNERWithDP()
+
+    def train(self, federation: Federation, config: Config) -> State:
+        """Run Algorithm 1."""
+        return train(federation, config)
+
+    def read_model_config(self, table: Mapping[str, Any]) -> TaggerConfig:
+        """Return the settings of the light tagger, which is the only model.
+
+        Raises:
+            ConfigError: The table names another kind of model, or a tagger that reads
+                nothing.
+        """
+        if "kind" in table:
+            raise ConfigError(
+                f'method "fedner" does not support model kind {table["kind"]!r}; use '
+                '"tagger", or the methods distill or finetune'
+            )
+        config = tagger_config(table)
+        config.require_input()
+        return config
+
+    def list_models(self) -> Mapping[str, type[Any]]:
+        """Return the light tagger's settings."""
+        return {"tagger": TaggerConfig}
+
+    def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the micro F1 over all sites' validation mentions."""
+        return judged_mentions(metrics)
+
+    def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
+        """Return the settings with the sites' number and the union of their tags."""
+        return for_names(config, [site.id for site in sites], tags=all_tags(sites))
+
+    def configure_alone(
+        self, config: Config, sites: Sequence[SiteData]
+    ) -> tuple[Config, ...]:
+        """Return each site's settings: the mini-batch that it has in the federation."""
+        sizes = [
+            sum(len(split_sentences(document)) for document in site.train)
+            for site in sites
+        ]
+        shares = [batch_share(size, sum(sizes), config) for size in sizes]
+        alone = replace(config, aggregation="mean", sites=1)
+        return tuple(replace(alone, batch_size=share) for share in shares)
+
+    def configure_pooled(
+        self,
+        config: Config,
+        sites: Sequence[SiteData],
+        complete: Sequence[SiteData] | None,
+    ) -> tuple[tuple[SiteData, ...], Config]:
+        """Return the sites and settings of one model trained on all sentences.
+
+        With complete labels, or one tag set everywhere: all sentences together.
+        Otherwise one output layer for each site's tag set, over layers that are trained
+        on all sentences. That is this same method with only the CRF private; it is a
+        reference and no upper bound. Layers are trained on all sentences only where
+        every step has all sites' gradients, so it exchanges gradients, for as many
+        epochs as a federation that exchanges weights takes.
+        """
+        config = replace(config, aggregation="mean")
+        schemes = {site.tags.scheme for site in sites}
+        types = {frozenset(site.tags.types) for site in sites}
+        if len(schemes) > 1 or (complete is None and len(types) > 1):
+            heads = replace(_by_gradients(config), private=("crf",), personal_epochs=0)
+            return tuple(sites), heads
+
+        together = pool(complete or sites)
+        pooled = replace(config, tags=together.tags, personal_epochs=0, sites=1)
+        return (together,), pooled
+
+    def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the largest number of rounds, and the sentences of each."""
+        batch = _sum_shares(config, sizes)
+        rounds, _ = schedule(config, sum(sizes), batch)
+        if config.exchange == "gradients":
+            return rounds, batch
+        return rounds, sum(sizes) * config.local_epochs
+
+    def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the largest number of bytes that a site sends and receives."""
+        rounds, epoch = schedule(config, sum(sizes), _sum_shares(config, sizes))
+        size = nbytes(initial(config))
+        evaluations = math.ceil(rounds / (config.evaluate_every * epoch))
+        return rounds * size, (rounds + evaluations + 1) * size
+
+    def list_size_warnings(
+        self, config: Config, sizes: Sequence[int]
+    ) -> tuple[str, ...]:
+        """Warn where the sites' mini-batches add up to much more than `batch_size`."""
+        shares = [batch_share(size, sum(sizes), config) for size in sizes if size]
+        return larger_batch_warning(config.batch_size, shares)
+
+    def name_extension(self, config: Config) -> str:
+        """Name the personal epochs, which the paper does not have."""
+        return "local fine-tuning" if config.personal_epochs else ""
+
+    def needs_each_update(self, config: Config) -> bool:
+        """Return whether the aggregation looks at each site's update."""
+        return by_each(config)
 
 
 def _by_gradients(config: Config) -> Config:
     """Return the settings under which gradients are exchanged for as many epochs."""
     if config.exchange == "gradients":
         return config
+
     local = config.local_epochs
-    # does not depend on either number
-    rounds, _ = schedule(config, examples=1, batch=1)
+    rounds, _ = schedule(config, examples=1, batch=1)  # depends on neither
     return replace(
         config,
         exchange="gradients",
@@ -589,69 +750,10 @@ def _by_gradients(config: Config) -> Config:
     )
 
 
-def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """The most rounds that a run of sites of these sizes can take, and the sentences of
-    each."""
-    batch = _batch_of(config, sizes)
-    each = batch if config.exchange == "gradients" else sum(sizes) * config.local_epochs
-    return schedule(config, sum(sizes), batch)[0], each
-
-
-def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run of sites of these sizes."""
-    rounds, epoch = schedule(config, sum(sizes), _batch_of(config, sizes))
-    each, judged = (
-        nbytes(initial(config)),
-        math.ceil(rounds / (config.evaluate_every * epoch)),
-    )
-    return rounds * each, (rounds + judged + 1) * each
-
-
-def _batch_of(config: Config, sizes: Sequence[int]) -> int:
-    """Σ|N_j| of sites of these sizes."""
+def _sum_shares(config: Config, sizes: Sequence[int]) -> int:
+    """Return Σ|N_j| of sites of these sizes."""
     config = replace(config, sites=len(sizes))
     return sum(batch_share(size, sum(sizes), config) for size in sizes)
 
 
-def private_rounds(config: Config, epoch: int) -> int:
-    """The rounds of a run with differential privacy, of so many to an epoch."""
-    return config.rounds or config.epochs * epoch
-
-
-def private_loss(site: Site, indices: np.ndarray) -> torch.Tensor:
-    """The mean loss of some sentences."""
-    return site.model.loss(site.train_set, indices)
-
-
-def beyond(config: Config) -> str:
-    """What a setting adds to the published method, in a word for tables."""
-    return "local fine-tuning" if config.personal_epochs else ""
-
-
-METHOD = Method(
-    Config,
-    Site,
-    train,
-    model_config,
-    presets("fedner"),
-    planned,
-    pooled,
-    judged_mentions,
-    models=lambda: {"tagger": TaggerConfig},
-    size_warnings=size_warnings,
-    trains=(GRADIENTS, TRAIN),
-    for_sites=for_sites,
-    alone=alone,
-    traffic=traffic,
-    beyond=beyond,
-    each=by_each,
-    private=Privately(
-        {
-            **{"exchange": "gradients", "select": "last", "personal_epochs": 0},
-            "aggregation": "mean",
-        },
-        initial,
-        private_loss,
-        private_rounds,
-    ),
-)
+METHOD = FedNER()

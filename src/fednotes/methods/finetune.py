@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.federation import Federation, Method, State
+from fednotes.core.federation import Federation, State
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
@@ -33,22 +34,24 @@ from fednotes.methods import presets
 from fednotes.methods.averaging import (
     Averaging,
     AveragingSite,
+    AveragingWithDP,
     Server,
-    Step,
     central,
     examples_of,
     parts,
-    private_by,
     run_cycles,
     size_warnings,
     traffic_of,
 )
+from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import EncoderCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, kinds, model_class
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
+from fednotes.training.local_trainer import Step
 from fednotes.training.server_steps import by_each, for_names
 from fednotes.training.sites import (
     Count,
@@ -84,39 +87,45 @@ class Config(Averaging):
 
 
 def train(federation: Federation, config: Config) -> State:
-    """Global cycles of section 3.2; see `averaging.run_cycles`."""
-    return run_cycles(
-        federation,
-        Server(config, initial(config), judged_mentions, federation.resume()),
-    )
+    """Run the global cycles of section 3.2; see `averaging.run_cycles`.
+
+    Args:
+        federation: The sites.
+        config: The settings of the run.
+
+    Returns:
+        The server's last state.
+    """
+    server = Server(config, initial(config), judged_mentions, federation.resume())
+    return run_cycles(federation, server)
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """What sites share, before training.
+    """Return what sites share, before training.
 
-    Raises ConfigError for a private layer that is none.
+    Raises:
+        ConfigError: A private layer does not exist, or all layers are private.
     """
     parameters = build_model(config.model, config.tags, config.seed).trainable()
-    known = {name.split(".")[0] for name in parameters}
-    if odd := [name for name in config.private if name not in known]:
+    layers = {name.split(".")[0] for name in parameters}
+    unknown = [name for name in config.private if name not in layers]
+    if unknown:
         raise ConfigError(
-            f"private = {list(config.private)}: no layer is called {odd[0]!r}; this model has "
-            f"{', '.join(sorted(known))}"
+            f"private = {list(config.private)}: no layer is called {unknown[0]!r}; "
+            f"this model has {', '.join(sorted(layers))}"
         )
-    if known <= set(config.private):
+    if layers <= set(config.private):
         raise ConfigError(
-            f"private = {list(config.private)}: nothing is left to share; to train each site by "
-            'itself set conditions = ["alone"]'
+            f"private = {list(config.private)}: nothing is left to share; to train "
+            'each site by itself set conditions = ["alone"]'
         )
-    return {
-        name: value.detach()
-        for name, value in parted(parameters, config.private)[0].items()
-    }
+    shared, _ = parted(parameters, config.private)
+    return {name: parameter.detach() for name, parameter in shared.items()}
 
 
 @dataclass(frozen=True)
 class _Sentences(Step):
-    """Some units of the training data (sentences, or stretches of documents)."""
+    """Some units of the training data: sentences, or stretches of documents."""
 
     model: Model
     corpus: EncoderCorpus
@@ -124,31 +133,71 @@ class _Sentences(Step):
 
     @property
     def examples(self) -> int:
+        """The number of words."""
         return int(self.corpus.words[self.indices].sum())
 
     def loss(self, batch: Sequence[_Sentences]) -> Tensor:
-        """Of what the site annotated itself: where it has fewer types than the others,
-        a word without annotation may be O or of any type that the site does not know.
-        And of a teacher's soft targets, where there are any."""
+        """Return these words' part of the mean loss over the words of the batch.
+
+        Where the site has fewer types than the others, a word without annotation may be
+        O or of any type that the site does not annotate. Where a teacher gave soft
+        targets, their loss is added.
+        """
         words = sum(part.examples for part in batch)
-        found = self.model.losses(self.corpus, self.indices)
-        each = found.source if self.corpus.soft is None else found.source + found.target
-        return each.sum() / max(1, words)
+        losses = self.model.losses(self.corpus, self.indices)
+        loss = losses.source
+        if self.corpus.soft is not None:
+            loss = loss + losses.target
+        return loss.sum() / max(1, words)
+
+
+def batches_of(
+    model: Model,
+    corpus: EncoderCorpus,
+    *,
+    size: int,
+    part_size: int,
+    rng: np.random.Generator,
+) -> Iterator[list[Step]]:
+    """Yield an epoch's mini-batches of units of similar length, each in parts.
+
+    Args:
+        model: The model that is trained.
+        corpus: Its training data.
+        size: Number of units in a mini-batch.
+        part_size: Number of units in a part of it.
+        rng: Where the order comes from.
+    """
+    model.train()
+    for batch in buckets(corpus.lengths, size, rng):
+        yield [
+            _Sentences(model, corpus, batch[start : start + part_size])
+            for start in range(0, len(batch), part_size)
+        ]
 
 
 class Site(AveragingSite, MentionSite):
-    """One silo: its annotated notes, and the tasks that the server may ask for."""
+    """One silo: its annotated notes, and the tasks of the server.
+
+    Args:
+        data: The silo's documents.
+        config: The settings of the run.
+        **options: As for `MentionSite`.
+
+    Raises:
+        ConfigError: The silo has no training sentence, or the word embeddings are
+            trained on too few tokens or steps.
+    """
 
     config: Config
     with_scores = False
     rounds_counts = True
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
-        """Options and errors are those of `MentionSite`."""
         tags = data.tags if "classifier" in config.private else config.tags
         MentionSite.__init__(self, data, config, tags, **options)
-        # silence about other types says nothing
         if set(tags.types) > set(data.tags.types):
+            # The site's silence about other types says nothing.
             self.train_set = self.model.annotate(
                 self.train_set, data.train, data.tags.types
             )
@@ -171,152 +220,181 @@ class Site(AveragingSite, MentionSite):
             self.require_covered()
 
     def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
-        """All that is trained, and the names of what stays here."""
+        """Return everything that is trained, and the names of what stays here."""
         parameters = self.model.trainable()
-        return parameters, parted(parameters, self.config.private)[1]
+        _, private = parted(parameters, self.config.private)
+        return parameters, private
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
-        """The epoch's mini-batches of like length; their order depends on draws and
-        site."""
+        """Yield the epoch's mini-batches of sentences of similar length."""
         rng = self.draws.rng_of("order", self.id, epoch)
-        self.model.train(True)
-        for batch in buckets(self.train_set.lengths, self.share, rng)[first:]:
-            yield [
-                _Sentences(self.model, self._read, batch[at : at + self._part])
-                for at in range(0, len(batch), self._part)
-            ]
+        batches = batches_of(
+            self.model,
+            self._read,
+            size=self.share,
+            part_size=self._part_size,
+            rng=rng,
+        )
+        return islice(batches, first, None)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Counts on the site's validation data."""
+        """Return counts on the site's validation data."""
+        del cycle
         self.load(tensors)
         return self.report_counts(self.counts("valid"))
 
     def finish(self, tensors: Tensors) -> Update:
-        """Test counts of the model that was kept; save it."""
+        """Test the model of the cycle that is kept, and save it."""
         self.load_kept(tensors)
         return self.tested()
 
 
 def num_notes(documents: Sequence[Document]) -> int:
-    """How many notes the documents are of; sentences of one note count once."""
-    # [bert eq 1] n_k
-    return len({(d.patient, d.meta.get("document", d.id)) for d in documents})
+    """Return how many notes the documents are of; sentences of one note count once."""
+    notes = {
+        (document.patient, document.meta.get("document", document.id))
+        for document in documents
+    }
+    return len(notes)  # [bert eq 1] n_k
 
 
-# what a job asks of a method
+# What a job asks of a method.
 
 
-def model_config(table: Mapping[str, Any]) -> ModelConfig:
-    """The [model] table; kind = "token-classifier" if none is given.
+class FinetuneWithDP(AveragingWithDP):
+    """Fine-tuning with differential privacy."""
 
-    Raises ConfigError.
-    """
-    config = any_model({"kind": "token-classifier"} | dict(table))
-    if not config.encodes:
-        raise ConfigError(
-            f'kind = {config.kind!r} is no model for method = "finetune", which takes '
-            f"{' and '.join(models())}; the method distill takes it"
+    def initial(self, config: Any, agreed: Tensors) -> dict[str, Tensor]:
+        """Return what sites share before training."""
+        del agreed
+        return initial(config)
+
+    def loss(self, site: Any, indices: np.ndarray) -> Tensor:
+        """Return the mean loss of the words of some sentences or stretches."""
+        part = _Sentences(site.model, site._read, indices)
+        return part.loss([part])
+
+
+class Finetune(Method):
+    """Fine-tuning as in Liu and Miller 2020, for a job."""
+
+    config_class: type[Any] = Config
+    site_class: type[Any] = Site
+    presets = presets("finetune")
+    dp: DPSupport | None = FinetuneWithDP()
+
+    def train(self, federation: Federation, config: Any) -> State:
+        """Run the global cycles of section 3.2."""
+        return train(federation, config)
+
+    def read_model_config(self, table: Mapping[str, Any]) -> ModelConfig:
+        """Return the settings of a model that has an encoder.
+
+        Raises:
+            ConfigError: The model has none.
+        """
+        config = any_model({"kind": "token-classifier"} | dict(table))
+        if not config.encodes:
+            raise ConfigError(
+                f'method "finetune" does not support model kind {config.kind!r}; use '
+                f"{' or '.join(self.list_models())}, or the method distill"
+            )
+        return config
+
+    def list_models(self) -> Mapping[str, type[Any]]:
+        """Return the settings' classes of all models that have an encoder."""
+        classes = {kind: model_class(kind) for kind in kinds()}
+        return {kind: each for kind, each in classes.items() if each.encodes}
+
+    def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the micro F1 over all sites' validation mentions."""
+        return judged_mentions(metrics)
+
+    def configure(self, config: Any, sites: Sequence[SiteData]) -> Any:
+        """Return the settings with the sites' number and the union of their tags."""
+        return for_names(config, [site.id for site in sites], tags=all_tags(sites))
+
+    def configure_alone(
+        self, config: Any, sites: Sequence[SiteData]
+    ) -> tuple[Config, ...]:
+        """Return each site's settings, with its own types."""
+        # A shared mini-batch is divided by the numbers of what is trained: sentences,
+        # or stretches of documents.
+        sizes = [0] * len(sites)
+        if config.batch == "shared":
+            sizes = [_count_units(config, site) for site in sites]
+        settings = parts(config, sizes)
+        return tuple(
+            replace(alone, tags=site.tags)
+            for alone, site in zip(settings, sites, strict=True)
         )
-    return config
 
+    def configure_pooled(
+        self,
+        config: Any,
+        sites: Sequence[SiteData],
+        complete: Sequence[SiteData] | None,
+    ) -> tuple[tuple[SiteData, ...], Config]:
+        """Return the settings of the paper's centralised fine-tuning.
 
-def models() -> dict[str, type[ModelConfig]]:
-    """Those that fine-tuning trains: kind → the class of its settings."""
-    return {kind: own for kind in kinds() if (own := model_class(kind)).encodes}
+        Where sites annotate different types and no complete annotation is known, each
+        keeps a classifier of its own over an encoder that is trained on all notes: a
+        reference, and no upper bound.
+        """
+        types = {frozenset(site.tags.types) for site in sites}
+        if complete is None and len(types) > 1:
+            heads = replace(config, private=("classifier",), aggregation="mean")
+            return tuple(sites), heads
+        together = pool(complete or sites)
+        return (together,), replace(central(config), tags=together.tags, private=())
 
+    def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the number of cycles, and the sentences of each at all sites."""
+        return config.last_cycle, examples_of(config, sizes)
 
-def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
-    """The configuration with the union of the sites' entity types."""
-    return for_names(config, [site.id for site in sites], tags=all_tags(sites))
+    def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that a site sends and receives."""
+        del sizes
+        return traffic_of(config, initial(config))
 
-
-def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
-    """Each site's configuration where it trains by itself, on its own types."""
-    read: dict[str, Any] = {"max_tokens": getattr(config.model, "max_tokens", None)}
-    # so batches are of what is trained
-    read["unit"] = getattr(config.model, "context", "sentence")
-    shared = config.batch == "shared"  # else no batch depends on how much a site has
-    sizes = [
-        encode_corpus(s.train, s.tags, **read).sentences if shared else 0 for s in sites
-    ]
-    own = parts(config, sizes)
-    return tuple(
-        replace(each, tags=site.tags) for each, site in zip(own, sites, strict=True)
-    )
-
-
-def pooled(
-    config: Config, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
-) -> tuple[tuple[SiteData, ...], Config]:
-    """One model trained on all sites' notes: the paper's centralised fine-tuning.
-
-    Where sites annotate different types and no complete annotation is known, each keeps
-    a classifier of its own over an encoder trained on all: a reference, not a bound.
-    """
-    if complete is None and len({frozenset(site.tags.types) for site in sites}) > 1:
-        return tuple(sites), replace(
-            config, private=("classifier",), aggregation="mean"
+    def list_warnings(self, config: Any) -> tuple[str, ...]:
+        """Warn where word embeddings are shared, or an earlier classifier goes on."""
+        if getattr(config.model, "train", "") != "all":
+            return begun_from(config)
+        return (
+            *begun_from(config),
+            'train = "all" shares the word embeddings: the rows that change tell which '
+            'words a site\'s notes have (train = "encoder" keeps them as they are)',
         )
-    together = pool(complete or sites)
-    return (together,), replace(central(config), tags=together.tags, private=())
+
+    def list_size_warnings(self, config: Any, sizes: Sequence[int]) -> tuple[str, ...]:
+        """Warn where the parts of a shared mini-batch add up to much more than it."""
+        return size_warnings(config, sizes)
+
+    def ends_with_one_model(self, config: Any) -> bool:
+        """Return whether no layer is private."""
+        return not config.private
+
+    def save_model(self, config: Any, final: State, folder: Path) -> bool:
+        """Write the global model, where no layer is private."""
+        if config.private:
+            return False
+        return save_global(config.model, config.tags, config.seed, final, folder)
+
+    def needs_each_update(self, config: Any) -> bool:
+        """Return whether the aggregation looks at each site's update."""
+        return by_each(config)
 
 
-def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Cycles, and the sentences of each at all sites together."""
-    return config.last_cycle, examples_of(config, sizes)
-
-
-def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run."""
-    return traffic_of(config, initial(config))
-
-
-def warnings(config: Config) -> tuple[str, ...]:
-    """What a person should know before training."""
-    if getattr(config.model, "train", "") != "all":
-        return begun_from(config)
-    return (
-        *begun_from(config),
-        'train = "all" shares the word embeddings: the rows that change tell which words a '
-        'site\'s notes have (train = "encoder" keeps them as they are)',
+def _count_units(config: Config, site: SiteData) -> int:
+    """Return the number of sentences, or of stretches, that a site trains on."""
+    corpus = encode_corpus(
+        site.train,
+        site.tags,
+        max_tokens=getattr(config.model, "max_tokens", None),
+        unit=getattr(config.model, "context", "sentence"),
     )
+    return corpus.sentences
 
 
-def private_loss(site: Site, indices: np.ndarray) -> Tensor:
-    """The mean loss of the words of some units."""
-    part = _Sentences(site.model, site._read, indices)
-    return part.loss([part])
-
-
-def one_model(config: Config) -> bool:
-    """Whether sites end with equal models, of which one copy is kept."""
-    return not config.private
-
-
-def save(config: Config, final: State, folder: Path) -> bool:
-    """The global model of a run's last state, where no layer is private."""
-    if config.private:
-        return False
-    return save_global(config.model, config.tags, config.seed, final, folder)
-
-
-METHOD = Method(
-    Config,
-    Site,
-    train,
-    model_config,
-    presets("finetune"),
-    planned,
-    pooled,
-    judged_mentions,
-    models=models,
-    for_sites=for_sites,
-    alone=alone,
-    traffic=traffic,
-    warnings=warnings,
-    size_warnings=size_warnings,
-    one_model=one_model,
-    save=save,
-    each=by_each,
-    private=private_by(initial, private_loss),
-)
+METHOD = Finetune()

@@ -1,33 +1,32 @@
-"""A model of each site's own, taught by what it learns alone and by what all learn
-together.
+"""A model of each site's own, taught by its local and by the federated model.
 
-For sites with different tag sets, so that none loses by taking part. A site trains two
-token classifiers on its own tags. One is its own and never hears of the others. The
-other one is
-federated: beside a low-rank change that all sites share and average there is one that
-stays, and of the outputs the sites share the tags that mean the same. Both are mixed
-where they predict, and the federated one learns from the mix; it is what is saved,
-tested and used.
+It is for sites with different tag sets, so that none loses by taking part. A site
+trains two token classifiers on its own tags. One is its own and never hears of the
+other sites. The other one is federated. Beside a low-rank change that all sites average
+it has one that stays at the site, and of its outputs the sites share those of tags that
+mean the same. Both models are mixed where they predict, and the federated one learns
+from the mix; then it is saved, tested and used.
 
 What it builds on: Arivazhagan, Aggarwal, Singh and Choudhary 2019, "Federated learning
 with personalization layers" (parameters that stay); Mansour, Mohri, Ro and Suresh 2020,
 "Three approaches for personalization with applications to federated learning" (a
 mixture of the own and the common model); Hinton, Vinyals and Dean 2015, "Distilling the
 knowledge in a neural network"; averaging as in Liu and Miller 2020 (`averaging.py`, Eq.
-1). The whole is no published method.
+1). The combination is no published method.
 
     there                   here
-    W_B, base layers        `Site.shared`: "lora" and the rows of `Config.shared_tags`
-    W_P, personal layers    `Site.private`: "private" and the other rows of the classifier
-    h_l, the local model    `Site.own`, a `finetune.Site`: as it would be alone, to the bit
-    h_c, the central model  `Site.model`, what is federated
+    W_B, base layers        `Site.shared`: "lora" and rows of `Config.shared_tags`
+    W_P, personal layers    `Site.private`: "private" and the classifier's other rows
+    h_l, the local model    `Site.own`, a `finetune.Site`: to the bit as trained alone
+    h_c, the central model  `Site.model`, which is federated
     λ_k, the mixture        `Config.mix`, one for all sites
     soft targets, q         `Site.targets`
-    n_k                     notes; of a row of the classifier, those of the sites that have its tag
+    n_k                     notes; of a row of the classifier, those of the sites that
+                            have its tag
 
-Every site sends tensors of equal names and shapes: of a row that it lacks zeros, and
-"counted" says which it has. Sums of these are all that the server sees, and it divides
-each row's by the notes of the sites that have it.
+Every site sends tensors of equal names and shapes. Of a row that it lacks it sends
+zeros, and "counted" says which rows it has. The server sees only sums of these, and
+divides each row's sum by the notes of the sites that have the row.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -47,7 +48,7 @@ from torch.nn.utils import parametrize
 
 from fednotes.core.counts import round_counts
 from fednotes.core.errors import ConfigError
-from fednotes.core.federation import Federation, Method, State
+from fednotes.core.federation import Federation, State
 from fednotes.core.settings import checked
 from fednotes.core.tensors import below, load_into, prefixed, snapshot
 from fednotes.core.types import SiteData, TagSet
@@ -55,10 +56,8 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import with_spans
 from fednotes.methods import averaging, finetune, presets
 from fednotes.methods.averaging import (
-    CHANGES,
     Averaging,
-    AveragingSite,
-    private_by,
+    AveragingWithDP,
     run_cycles,
 )
 from fednotes.metrics.spans import SpanCounts, forms_of
@@ -69,6 +68,7 @@ from fednotes.taggers.partial import Soft
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
+from fednotes.training.local_trainer import CHANGES, LocalTrainer
 from fednotes.training.server_steps import by_each
 from fednotes.training.sites import (
     Count,
@@ -80,9 +80,10 @@ from fednotes.training.sites import (
 )
 
 OUTPUTS, COUNTED = "classifier", "counted"
-# of distilling, in rates of training: validation data of pays/unlike preferred it to 1
+FLOAT_BYTES = 4
+# Learning rates of distilling, in those of training; validation data of pays/unlike
+# preferred it to 1.
 RATE = 0.1
-_RATES = ("learning_rate", "lora_learning_rate")
 Half = Annotated[float, Interval(ge=0, le=1)]
 
 
@@ -128,17 +129,22 @@ class Config(Averaging):
     min_sites: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no run can have."""
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
         super().__post_init__()
         if by_each(self):
             raise ConfigError(
-                f'aggregation = "{self.aggregation}": the method personal weighs each row of the '
-                'classifier by the sites that have its tag, in a sum: aggregation = "mean"'
+                f'aggregation = "{self.aggregation}": the method personal weighs each '
+                "row of the classifier by the sites that have its tag, in a sum: set "
+                'aggregation = "mean"'
             )
         if self.model.train != "lora":
             raise ConfigError(
-                f'train = "{self.model.train}": the method personal trains low-rank changes of a '
-                'frozen encoder: train = "lora"'
+                f'train = "{self.model.train}": the method personal trains low-rank '
+                'changes of a frozen encoder: set train = "lora"'
             )
 
 
@@ -152,408 +158,510 @@ class _Rows(nn.Module):
         """(1, …) each → (rows, …)."""
         return torch.cat(rows)
 
-    def right_inverse(self, whole: Tensor) -> tuple[Tensor, ...]:
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, ...]:
         """(rows, …) → (1, …) each."""
-        return torch.split(whole, 1)
+        return torch.split(matrix, 1)
 
 
 def parameters_of(model: Model) -> dict[str, nn.Parameter]:
-    """All that a model trains, by name: its changes, and of its classifier each tag's
-    row, "classifier.weight.TAG" (1, width) and "classifier.bias.TAG" (1,), made a
-    parameter here."""
+    """Return everything that a model trains, by name; rows of the classifier apart.
+
+    Args:
+        model: A token classifier. The rows of its classifier become parameters.
+
+    Returns:
+        The low-rank changes, and for each tag "classifier.weight.TAG", (1, width), and
+        "classifier.bias.TAG", (1,).
+    """
     assert isinstance(model, TokenClassifier)
-    found = {n: p for n, p in model.trainable().items() if n.split(".")[0] in CHANGES}
+    parameters = {
+        name: parameter
+        for name, parameter in model.trainable().items()
+        if name.split(".")[0] in CHANGES
+    }
     for part, _ in list(model.classifier.named_parameters()):
         parametrize.register_parametrization(model.classifier, part, _Rows())
         rows = model.classifier.get_submodule(f"parametrizations.{part}")
         for place, tag in enumerate(model.tagset.tags):
-            found[f"{OUTPUTS}.{part}.{tag}"] = rows.get_parameter(f"original{place}")
-    return found
+            row = rows.get_parameter(f"original{place}")
+            parameters[f"{OUTPUTS}.{part}.{tag}"] = row
+    return parameters
 
 
 def _single(model: TokenClassifier) -> TokenClassifier:
-    """A copy whose classifier is in one piece again."""
+    """Return a copy whose classifier is one matrix and one bias again."""
     rows = model.classifier
-    # draws nothing
-    whole = nn.Linear(rows.in_features, rows.out_features, device="meta")
-    whole.weight, whole.bias = (
-        nn.Parameter(p.detach().clone()) for p in (rows.weight, rows.bias)
-    )
-    return model.with_classifier(whole)
+    # On the device "meta" no random numbers are drawn.
+    classifier = nn.Linear(rows.in_features, rows.out_features, device="meta")
+    classifier.weight = nn.Parameter(rows.weight.detach().clone())
+    classifier.bias = nn.Parameter(rows.bias.detach().clone())
+    return model.with_classifier(classifier)
 
 
 def tag_of(name: str) -> str:
-    """The tag of a row, by the name of its parameter; "" of any other parameter."""
-    layer, _, rest = name.partition(".")
-    return rest.partition(".")[2] if layer == OUTPUTS else ""
+    """Return the tag of a row by its parameter's name; "" for other parameters."""
+    layer, _, part_and_tag = name.partition(".")
+    if layer != OUTPUTS:
+        return ""
+    _, _, tag = part_and_tag.partition(".")
+    return tag
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """What sites share, before training."""
-    shared = (*([""] if config.share_change else []), *config.shared_tags)
+    """Return what sites share, before training."""
+    shared_tags = set(config.shared_tags)
+    if config.share_change:
+        shared_tags.add("")  # what is no row of a tag
     parameters = parameters_of(build_model(config.model, config.tags, config.seed))
-    return {n: p.detach() for n, p in sorted(parameters.items()) if tag_of(n) in shared}
+    return {
+        name: parameter.detach()
+        for name, parameter in sorted(parameters.items())
+        if tag_of(name) in shared_tags
+    }
 
 
 # ---- server --------------------------------------------------------------------------
 
 
-def train(federation: Federation, config: Config | finetune.Config) -> State:
-    """Global cycles (`averaging.run_cycles`), at whose end each site distils.
-    Fine-tuning for its settings, those of a site alone and of all data pooled."""
-    if isinstance(config, finetune.Config):
-        return finetune.train(federation, config)
+def train(federation: Federation, config: Config) -> State:
+    """Run the global cycles, at whose end each site distils.
+
+    Args:
+        federation: The sites.
+        config: The settings of the run.
+
+    Returns:
+        The server's last state; see `averaging.run_cycles`.
+    """
     server = Server(config, initial(config), judged_mentions, federation.resume())
     return run_cycles(federation, server)
 
 
 class Server(averaging.Server):
-    """The server of `averaging.py`, but that a row of the classifier has a weight of
-    its own."""
+    """The server of `averaging.py`, where each row of the classifier has a weight."""
 
     config: Config
 
     def require_returned(
         self, total: Total, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """Check what sites returned, with the numbers of notes behind each row."""
+        """Check what sites returned, with the numbers of notes behind each row.
+
+        Raises:
+            TrainingError: Names or shapes are others.
+        """
         tags = self.config.shared_tags
-        total.require({**shapes, **({COUNTED: (len(tags),)} if tags else {})})
+        expected = dict(shapes)
+        if tags:
+            expected[COUNTED] = (len(tags),)
+        total.require(expected)
 
     def mean(self, total: Total) -> dict[str, Tensor]:
-        """A row's mean is that of the sites that have its tag. Where none of them is in
-        the sum the row stays as it is."""
+        """Return the mean; of a row, that over the sites that have its tag.
+
+        Where none of these sites is in the sum, the row stays as it is.
+        """
         sums = dict(total.tensors)
         counted = sums.pop(COUNTED, torch.zeros(0)).tolist()
         notes = dict(zip(self.config.shared_tags, counted, strict=True))
-        found = Total(sums, total.weight, {}).mean()
+        means = Total(sums, total.weight, {}).mean()
         for name in sums:
             weight = notes.get(tag_of(name), total.weight)
             if weight > 0:
-                found |= Total({name: sums[name]}, weight, {}).mean()
-            elif self.config.compression == "none":  # else these are changes, and zero
-                found[name] = self.shared[name]
-        return found
+                means |= Total({name: sums[name]}, weight, {}).mean()
+            elif self.config.compression == "none":
+                # Under a code these are changes, and zero.
+                means[name] = self.shared[name]
+        return means
 
 
 # ---- sites ---------------------------------------------------------------------------
 
 
 def plain(config: Config, tags: TagSet, **changes: Any) -> finetune.Config:
-    """The same as settings of fine-tuning, of these tags."""
-    kept = {each.name: getattr(config, each.name) for each in fields(Averaging)}
-    kept |= {"privacy": config.privacy, "min_sites": config.min_sites}
-    return finetune.Config(**kept | changes, model=config.model, tags=tags)
-
-
-class _Student(finetune.Site):
-    """A site's model that learns on a corpus with soft targets, in one go."""
-
-    def __init__(self, site: finetune.Site, corpus: EncoderCorpus, epochs: int) -> None:
-        once: dict[str, Any] = {
-            "cycles": 1,
-            "keep_cycle": 0,
-            "local_steps": 0,
-            "proximal": 0.0,
-        }
-        once |= {name: RATE * getattr(site.config, name) for name in _RATES}
-        config = replace(site.config, **once, local_epochs=epochs)
-        given: Any = {
-            "weight": 1,
-            "examples": site.num_examples,
-            "device": site.device,
-            "draws": site.draws,
-        }
-        # so its order and dropout are others than in training
-        name = f"{site.id}, distilling"
-        AveragingSite.__init__(self, name, config, site.model.trainable(), **given)
-        self.config, self.model, self.share = config, site.model, site.share
-        self.train_set = self._read = corpus
-
-    def learn(self) -> None:
-        """All the epochs, from the present parameters."""
-        self.train(snapshot(self.shared), cycle=0)
+    """Return the same settings as settings of fine-tuning, with these tags."""
+    values = {each.name: getattr(config, each.name) for each in fields(Averaging)}
+    values["privacy"] = config.privacy
+    values["min_sites"] = config.min_sites
+    values.update(changes)
+    return finetune.Config(**values, model=config.model, tags=tags)
 
 
 class Site(finetune.Site):
     """One silo with its two models.
 
-    own: the site's own model, what it would train to alone. Its parameters follow from
-    the site's data and the job's settings, whoever takes part and whatever comes. In
-    the end its model is the federated one. It sends nothing, so it counts exactly
-    whatever `count_step` says. Options and errors are those of `MentionSite`.
+    Args:
+        data: The silo's documents.
+        config: The settings of the run.
+        **options: As for `MentionSite`.
+
+    Attributes:
+        own: The site's own model: what it would train alone. Its parameters follow from
+            the site's data and the job's settings, whoever takes part and whatever
+            comes from the server. At the end its model is what is saved. It sends
+            nothing, so it counts exactly, whatever `count_step` says.
     """
 
     model: TokenClassifier
-
-    def __new__(
-        cls, data: SiteData, config: Config | finetune.Config, **options: Any
-    ) -> Any:
-        """A site of fine-tuning for its settings."""
-        if isinstance(config, finetune.Config):
-            return finetune.Site(data, config, **options)
-        return super().__new__(cls)
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         self._settings = config
         alone = averaging.central(plain(config, data.tags, batch="each"))
         self.own = finetune.Site(data, alone, **options | {"count_step": 1})
-        self._own = self.own.model
-        self._start = snapshot(self.own.parameters)
-        self._go_on(None)
+        self._own_model = self.own.model
+        self._own_start = snapshot(self.own.parameters)
+        self._resume_own(None)
         super().__init__(
             data, plain(config, data.tags), **options | {"directory": None}
         )
 
-    def _go_on(self, resumed: State | None) -> None:
-        """Begin, or go on, as what a server is to the own model, which has no other."""
-        self._alone = averaging.Server(
-            self.own.config, self._start, judged_mentions, resumed
+    def _resume_own(self, resumed: State | None) -> None:
+        """Make what takes the server's place for the own model, which has no server."""
+        self._own_server = averaging.Server(
+            self.own.config, self._own_start, judged_mentions, resumed
         )
 
     def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
-        """As there. A row that only others have stands there unused."""
-        config, tags = self._settings, self.model.tagset.tags
+        """Return everything that is trained, and the names of what stays here.
+
+        A row of a tag that only other sites have stands there unused, as zeros.
+        """
+        config = self._settings
+        tags = self.model.tagset.tags
         self.model.adapt(config.seed, "private")
-        own, like = parameters_of(self.model), initial(config)
-        self._counted = torch.tensor([float(tag in tags) for tag in config.shared_tags])
-        self._lacks = like.keys() - own.keys()
+        present = parameters_of(self.model)
+        shared = initial(config)
+        has_tag = [float(tag in tags) for tag in config.shared_tags]
+        self._has_tag = torch.tensor(has_tag)  # (shared tags,)
+        self._lacks = shared.keys() - present.keys()
         device = self.model.device
-        others = {
-            n: nn.Parameter(torch.zeros_like(like[n], device=device))
-            for n in self._lacks
+        lacking = {
+            name: nn.Parameter(torch.zeros_like(shared[name], device=device))
+            for name in self._lacks
         }
-        parameters: dict[str, nn.Parameter] = dict(sorted((own | others).items()))
-        return parameters, parameters.keys() - like.keys()
+        parameters: dict[str, nn.Parameter] = dict(sorted((present | lacking).items()))
+        return parameters, parameters.keys() - shared.keys()
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
-        """Likewise; the own model's mini-batches are as large."""
+        """Set this site's part of a shared mini-batch, for both models; return it."""
         update = super().take_share(tensors, examples=examples)
         self.own.share = self.share
         return update
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """A cycle of both models."""
+        """Train both models for a cycle; return what the federated one shares."""
         update = super().train(tensors, cycle=cycle)
         self._train_own(cycle + 1)
         return update
 
-    def _sends(
+    def _make_update(
         self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
     ) -> Update:
-        """Nothing but zeros of rows that the site lacks, which count for nothing."""
+        """Return what leaves the site: of rows that it lacks, zeros without weight."""
         sent = {
-            n: torch.zeros_like(v) if n in self._lacks else v
-            for n, v in tensors.items()
+            name: torch.zeros_like(value) if name in self._lacks else value
+            for name, value in tensors.items()
         }
-        counted = self._counted * (1.0 if part is None else part)
-        own = {COUNTED: counted} if self._settings.shared_tags else {}
-        return super()._sends(sent | own, metrics, part)
+        if self._settings.shared_tags:
+            sent[COUNTED] = self._has_tag * (1.0 if part is None else part)
+        return super()._make_update(sent, metrics, part)
 
     def _train_own(self, cycles: int) -> None:
-        """Train the own model until it has had so many of the job's cycles, also missed
-        ones."""
-        while self._alone.round < min(cycles, self._alone.cycles):
-            number = self._alone.round
-            total = Total.of([self.own.train(self._alone.sent, cycle=number)])
-            self._alone.step(total.mean(), total)
-            if self._alone.due and self._alone.best.wanted:
-                judged = Total.of([self.own.evaluate(self._alone.shared, cycle=number)])
-                # else the last is kept
-                if judged_mentions(judged.metrics)["held_out"] > -math.inf:
-                    self._alone.judge(judged)
+        """Train the own model up to this number of cycles, missed ones included."""
+        server = self._own_server
+        while server.round < min(cycles, server.cycles):
+            cycle = server.round
+            total = Total.of([self.own.train(server.select_sent(), cycle=cycle)])
+            server.step(total.mean(), total)
+            if server.is_evaluation_due and server.best.wanted:
+                counts = Total.of([self.own.evaluate(server.shared, cycle=cycle)])
+                # Where nothing is held out, the last cycle is kept.
+                if judged_mentions(counts.metrics)["held_out"] > -math.inf:
+                    server.judge(counts)
 
-    # the end
+    # The end.
 
     def finish(self, tensors: Tensors) -> Update:
-        """Distil the mix; test counts of what has learnt from it, which is saved.
+        """Distil the mix; test and save what has learnt from it.
 
-        The scores have those of the parts too: "own" and "federated" model, and "mix".
+        The scores have those of the parts too: "own", "federated" and "mix".
         """
         self.load_kept(tensors)
         if self._settings.privacy is not None:
-            self.own.model, self.own.tells_forms = _single(self.model), self.tells_forms
-            update, self.scores = self.own.tested(), self.own.scores
-            return update
-        self.own.model = self._own
+            return self._finish_privately()
+
+        self.own.model = self._own_model
         self._train_own(self.config.last_cycle)
-        load_into(self.own.parameters, self._alone.result)
-        parts = self._parts_scores()
-        targets = self.targets() if self._settings.distil_epochs else None
-        self.own.model = _single(self.model)
-        if targets is not None:
+        load_into(self.own.parameters, self._own_server.result)
+        parts = self._score_parts()
+        if self._settings.distil_epochs:
+            targets = self.targets()
+            self.own.model = _single(self.model)
             self._distil(targets)
+        else:
+            self.own.model = _single(self.model)
         tested = self.own.tested()
         self.scores = {**self.own.scores, "parts": parts}
         return Update(metrics=round_counts(tested.metrics, self.count_step))
 
+    def _finish_privately(self) -> Update:
+        """Test and save the federated model, which alone is protected."""
+        self.own.model = _single(self.model)
+        self.own.tells_forms = self.tells_forms
+        update = self.own.tested()
+        self.scores = self.own.scores
+        return update
+
     def _distil(self, targets: np.ndarray) -> None:
-        """Teach the student."""
+        """Train the federated model on soft targets, (tokens, tags)."""
         corpus: EncoderCorpus = self.own.model.require_corpus(self.own.train_set)
         pairs = np.zeros((corpus.sentences, 0, 0), np.float32)
         # Nothing is known for certain, so the loss is the cross-entropy with the
         # targets.
         soft = replace(corpus, known=frozenset(), soft=Soft(targets, pairs))
-        _Student(self.own, soft, self._settings.distil_epochs).learn()
+        learn_from(soft, self.own, epochs=self._settings.distil_epochs)
 
     def targets(self) -> np.ndarray:
-        """(tokens, tags) of the training text: half the gold tags, half the mix."""
+        """Return (tokens, tags) of the training text: half gold tags, half the mix."""
         mixed = self._emissions(self.train_set)["mix"]
-        told = torch.from_numpy(mixed).softmax(-1).numpy()
-        gold = np.eye(told.shape[1], dtype=np.float32)[self.train_set.encoded.tags]
-        return np.asarray((gold + told) / 2)
+        predicted = torch.from_numpy(mixed).softmax(-1).numpy()
+        tags = predicted.shape[1]
+        gold = np.eye(tags, dtype=np.float32)[self.train_set.encoded.tags]
+        return np.asarray((gold + predicted) / 2)
 
     def _emissions(self, corpus: PreparedCorpus) -> dict[str, np.ndarray]:
-        """(tokens, tags) logits of both models and, weighted, of the mix. Their mean is
-        that of log-probabilities but for a number a word, which no probability shows.
-        """
-        own, part = self.own.model, np.float32(self._settings.mix)
-        assert isinstance(own, TokenClassifier)
-        parts = {
-            "own": own.emissions(corpus),
-            "federated": self.model.emissions(corpus),
-        }
-        return parts | {"mix": (1 - part) * parts["own"] + part * parts["federated"]}
+        """Return (tokens, tags) logits of both models and of their weighted mix.
 
-    def _parts_scores(self) -> dict[str, Any]:
-        """Strict and relaxed test scores of each part."""
-        found, seen, types = {}, forms_of(self.data.train), self.judged_types(self.data)
+        The mean of logits is that of log-probabilities, up to a number for each word
+        that no probability shows.
+        """
+        own_model = self.own.model
+        assert isinstance(own_model, TokenClassifier)
+        weight = np.float32(self._settings.mix)
+        of_own = own_model.emissions(corpus)
+        of_federated = self.model.emissions(corpus)
+        mix = (1 - weight) * of_own + weight * of_federated
+        return {"own": of_own, "federated": of_federated, "mix": mix}
+
+    def _score_parts(self) -> dict[str, Any]:
+        """Return the strict and relaxed test scores of each part."""
+        seen = forms_of(self.data.train)
+        types = self.judged_types(self.data)
+        scores = {}
         for name, emissions in self._emissions(self.test_set).items():
             predicted = with_spans(self.test_set.encoded, emissions.argmax(-1))
             counts = SpanCounts.of(self.data.test, predicted, seen=seen, types=types)
-            found[name] = {
-                kind: counts.scores()[kind] for kind in ("strict", "relaxed")
-            }
-        return found
+            by_kind = counts.scores()
+            scores[name] = {kind: by_kind[kind] for kind in ("strict", "relaxed")}
+        return scores
 
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
-        """Return the counts of what is saved; see `MethodSite`."""
+        """Return the counts of the saved model; see `MethodSite`."""
         return self.own.document_counts(site)
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
-        """As there, of what is saved."""
+        """Return the saved model's scores on another site's test data."""
         return self.own.scores_on(site)
 
     @property
     def valid_score(self) -> float | None:
-        """As there, of what is saved."""
+        """Strict F1 of the saved model on validation data; None without any."""
         return self.own.valid_score
 
-    # what a restart must not lose
+    # What a restart must not lose.
 
     def state(self) -> State:
-        """Both models'."""
+        """Return the states of both models."""
         state = super().state()
-        tensors, facts = dict(state.tensors), dict(state.facts)
-        for name, part in (("own", self.own.state()), ("alone", self._alone.state())):
-            tensors |= prefixed(f"{name}.", part.tensors)
-            facts[name] = {"round": part.round, "facts": dict(part.facts)}
+        tensors = dict(state.tensors)
+        facts = dict(state.facts)
+        children = {"own": self.own.state(), "alone": self._own_server.state()}
+        for name, child in children.items():
+            tensors |= prefixed(f"{name}.", child.tensors)
+            facts[name] = {"round": child.round, "facts": dict(child.facts)}
         return State(state.round, tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
+        """Go back to a saved state."""
         super().restore(state)
-        for name, take in (("own", self.own.restore), ("alone", self._go_on)):
-            kept = state.facts[name]
-            take(State(kept["round"], below(state.tensors, f"{name}."), kept["facts"]))
+        self.own.restore(_child(state, "own"))
+        self._resume_own(_child(state, "alone"))
 
 
-# what a job asks of a method
+def _child(state: State, name: str) -> State:
+    """Return the state of a part of a site, by its name in the site's own state."""
+    child = state.facts[name]
+    return State(child["round"], below(state.tensors, f"{name}."), child["facts"])
 
 
-def model_config(table: Mapping[str, Any]) -> TokenClassifierConfig:
-    """The [model] table, of a token classifier with train = "lora".
+def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> None:
+    """Train a site's present model on a corpus with soft targets, in one go.
 
-    Raises ConfigError.
+    The learning rates are a tenth of the job's, and follow the schedule of a training
+    of these epochs.
+
+    Args:
+        corpus: The site's training text with soft targets.
+        site: The site; its model is trained.
+        epochs: Number of epochs.
     """
-    settings = {"kind": "token-classifier", "train": "lora"} | dict(table)
-    if settings["kind"] != "token-classifier":
-        raise ConfigError(
-            f'kind = {settings["kind"]!r} is no model for method = "personal", which takes '
-            '"token-classifier"; finetune and distill take others'
+    config = site.config
+    slow = replace(
+        config,
+        learning_rate=RATE * config.learning_rate,
+        lora_learning_rate=RATE * config.lora_learning_rate,
+        proximal=0.0,
+    )
+    # Orders and dropout are others than in training, because the name is.
+    name = f"{site.id}, distilling"
+    parameters = site.model.trainable()
+    trainer = LocalTrainer(name, slow, parameters, draws=site.draws, device=site.device)
+    for parameter in parameters.values():
+        parameter.requires_grad_()
+    planned = max(1, epochs * math.ceil(site.num_examples / site.share))
+    part_size = -(-site.share // config.accumulate)
+    for epoch in range(epochs):
+        rng = site.draws.rng_of("order", name, epoch)
+        batches = finetune.batches_of(
+            site.model, corpus, size=site.share, part_size=part_size, rng=rng
         )
-    made = any_model(settings)
-    assert isinstance(made, TokenClassifierConfig)
-    return made
+        for batch in batches:
+            trainer.step(batch, planned=planned, start={})
 
 
-def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
-    """The configuration with the union of the sites' tags, and those whose row is
-    shared."""
-    tags, had = (
-        all_tags(sites),
-        Counter(tag for site in sites for tag in site.tags.tags),
-    )
-    alike = len({frozenset(site.tags.tags) for site in sites}) == 1
-    common = tuple(t for t in tags.tags if alike or (t != "O" and had[t] > 1))
-    shared = common if config.share_outputs == "common" else ()
-    return replace(config, tags=tags, shared_tags=shared, sites=len(sites))
+# What a job asks of a method.
 
 
-def alone(config: Config, sites: Sequence[SiteData]) -> tuple[finetune.Config, ...]:
-    """What each site fine-tunes by itself: the own model of a federated run."""
-    return finetune.alone(plain(config, config.tags), sites)
+class PersonalWithDP(finetune.FinetuneWithDP):
+    """The federated model of each site, trained with differential privacy.
 
-
-def control(config: Config) -> Config | None:
-    """Return the settings with which each site mixes two models of its own, without
-    partners.
-
-    Only what such a federation gains over this mix comes from the other sites. With
-    differential privacy nothing is mixed, so there is no control.
+    Nothing is mixed or distilled, because a model that has seen the notes unprotected
+    would tell about them.
     """
-    if config.privacy is not None:
-        return None
-    return replace(config, share_change=False, share_outputs="none", shared_tags=())
 
-
-def pooled(
-    config: Config, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
-) -> tuple[tuple[SiteData, ...], finetune.Config]:
-    """As fine-tuning's, of the same low-rank changes."""
-    return finetune.pooled(plain(config, config.tags), sites, complete)
-
-
-def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run."""
-    up, down = averaging.traffic_of(config, initial(config))
-    return up + config.cycles * 4 * len(config.shared_tags), down
-
-
-def private_initial(config: Config | finetune.Config) -> dict[str, Tensor]:
-    """What sites share with differential privacy: fine-tuning's for its settings."""
-    return (
-        finetune.initial(config)
-        if isinstance(config, finetune.Config)
-        else initial(config)
+    required_settings = MappingProxyType(
+        {**AveragingWithDP.required_settings, "mix": 1.0, "distil_epochs": 0}
     )
 
+    def initial(
+        self, config: Config | finetune.Config, agreed: Tensors
+    ) -> dict[str, Tensor]:
+        """Return what sites share before training."""
+        if isinstance(config, finetune.Config):
+            return super().initial(config, agreed)
+        return initial(config)
 
-def one_model(config: Config | finetune.Config) -> bool:
-    """Whether sites end with equal models: only where fine-tuning's do."""
-    return isinstance(config, finetune.Config) and finetune.one_model(config)
+
+class Personal(finetune.Finetune):
+    """A model of each site's own, for a job.
+
+    A site alone, and one model of all data, are ordinary fine-tuning: their settings
+    are `finetune.Config`.
+    """
+
+    config_class = Config
+    site_class = Site
+    presets = presets("personal")
+    dp = PersonalWithDP()
+
+    def train(self, federation: Federation, config: Config | finetune.Config) -> State:
+        """Run the global cycles, at whose end each site distils."""
+        if isinstance(config, finetune.Config):
+            return finetune.train(federation, config)
+        return train(federation, config)
+
+    def make_site(
+        self, data: SiteData, config: Config | finetune.Config, **options: Any
+    ) -> finetune.Site:
+        """Return a site with two models, or one of fine-tuning for its settings."""
+        if isinstance(config, finetune.Config):
+            return finetune.Site(data, config, **options)
+        return Site(data, config, **options)
+
+    def read_model_config(self, table: Mapping[str, Any]) -> TokenClassifierConfig:
+        """Return the settings of a token classifier; train = "lora" if not given.
+
+        Raises:
+            ConfigError: The table names another kind of model.
+        """
+        settings = {"kind": "token-classifier", "train": "lora"} | dict(table)
+        if settings["kind"] != "token-classifier":
+            raise ConfigError(
+                f'method "personal" does not support model kind {settings["kind"]!r}; '
+                'use "token-classifier", or the methods finetune or distill'
+            )
+        config = any_model(settings)
+        assert isinstance(config, TokenClassifierConfig)
+        return config
+
+    def list_models(self) -> Mapping[str, type[Any]]:
+        """Return the token classifier's settings."""
+        return {"token-classifier": TokenClassifierConfig}
+
+    def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
+        """Return the settings with the union of tags, and those whose row is shared."""
+        tags = all_tags(sites)
+        sites_with = Counter(tag for site in sites for tag in site.tags.tags)
+        all_alike = len({frozenset(site.tags.tags) for site in sites}) == 1
+        common = tuple(
+            tag
+            for tag in tags.tags
+            if all_alike or (tag != "O" and sites_with[tag] > 1)
+        )
+        shared = common if config.share_outputs == "common" else ()
+        return replace(config, tags=tags, shared_tags=shared, sites=len(sites))
+
+    def configure_alone(
+        self, config: Config, sites: Sequence[SiteData]
+    ) -> tuple[finetune.Config, ...]:
+        """Return what each site fine-tunes by itself: its own model of a federation."""
+        return super().configure_alone(plain(config, config.tags), sites)
+
+    def configure_control(self, config: Config) -> Config | None:
+        """Return the settings with which each site mixes two models of its own.
+
+        Only what a federation gains over this mix comes from the other sites. With
+        differential privacy nothing is mixed, so there is no control.
+        """
+        if config.privacy is not None:
+            return None
+        return replace(config, share_change=False, share_outputs="none", shared_tags=())
+
+    def configure_pooled(
+        self,
+        config: Config,
+        sites: Sequence[SiteData],
+        complete: Sequence[SiteData] | None,
+    ) -> tuple[tuple[SiteData, ...], finetune.Config]:
+        """Return the settings of fine-tuning the same low-rank changes on all notes."""
+        return super().configure_pooled(plain(config, config.tags), sites, complete)
+
+    def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that a site sends and receives."""
+        del sizes
+        sent, received = averaging.traffic_of(config, initial(config))
+        notes_of_rows = FLOAT_BYTES * len(config.shared_tags)
+        return sent + config.cycles * notes_of_rows, received
+
+    def list_warnings(self, config: Config) -> tuple[str, ...]:
+        """Warn where the encoder is an earlier classifier."""
+        return begun_from(config)
+
+    def ends_with_one_model(self, config: Config | finetune.Config) -> bool:
+        """Return whether sites end with equal models: only where fine-tuning's do."""
+        return isinstance(config, finetune.Config) and not config.private
+
+    def save_model(
+        self, config: Config | finetune.Config, final: State, folder: Path
+    ) -> bool:
+        """Write nothing: the server does not know any site's model."""
+        del config, final, folder
+        return False
+
+    def needs_each_update(self, config: Config) -> bool:
+        """Return False: rows of the classifier are weighed in a sum."""
+        del config
+        return False
 
 
-METHOD = Method(
-    Config,
-    Site,
-    train,
-    model_config,
-    presets("personal"),
-    finetune.planned,
-    pooled,
-    judged_mentions,
-    models=lambda: {"token-classifier": TokenClassifierConfig},
-    for_sites=for_sites,
-    alone=alone,
-    control=control,
-    traffic=traffic,
-    warnings=begun_from,
-    size_warnings=averaging.size_warnings,
-    one_model=one_model,
-    private=private_by(
-        private_initial,
-        finetune.private_loss,
-        settings={"mix": 1.0, "distil_epochs": 0},
-    ),
-)
+METHOD = Personal()

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from annotated_types import Ge
 
 from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, DataError, within
-from fednotes.core.federation import Federation, Method, MethodSite, State
+from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import load_into, nbytes, snapshot
@@ -55,22 +56,23 @@ from fednotes.methods import presets
 from fednotes.methods.averaging import (
     Averaging,
     AveragingSite,
+    AveragingWithDP,
     Server,
-    Step,
     central,
     examples_of,
     parts,
-    private_by,
     run_cycles,
     size_warnings,
     traffic_of,
 )
+from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy, Unit
-from fednotes.privacy.training import owner_of, require_patients
+from fednotes.privacy.units import require_patients, unit_key
+from fednotes.training.local_trainer import Step
 from fednotes.training.server_steps import by_each, for_names
 from fednotes.training.sites import Number, Rate, Share, ended
 
-EVALUATED = 64  # sequences judged at once
+EVALUATED = 64  # sequences in a pass of an evaluation
 
 
 @checked(frozen=True)
@@ -110,7 +112,11 @@ class Config(Averaging):
     min_sites: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no run can have."""
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
         super().__post_init__()
         if self.long_cycles > self.cycles:
             raise ConfigError(
@@ -118,36 +124,47 @@ class Config(Averaging):
             )
         if self.privacy and self.model.objective == "mlm+nsp":
             raise ConfigError(
-                '[model] objective = "mlm+nsp" sets text of one patient beside another\'s, so no '
-                'unit could be told apart under [privacy]: set objective = "mlm"'
+                '[model] objective = "mlm+nsp" puts text of one patient beside '
+                "another's, so under [privacy] no unit could be separated: set "
+                'objective = "mlm"'
             )
         crowded = self.batch == "shared" and self.sites > self.batch_size
         if self.long_cycles and (self.local_steps or self.local_epochs % 1 or crowded):
             raise ConfigError(
-                "long_cycles are of whole epochs: set long_cycles or parts of epochs, and with "
-                'batch = "shared" a batch_size of at least one sequence a site'
+                "long_cycles need whole epochs: set either long_cycles or parts of "
+                'epochs, and with batch = "shared" a batch_size of at least one '
+                "sequence a site"
             )
 
-    def warm_up_cycles(self, new_head: bool) -> int:
-        """Cycles before the first one."""
-        return self.head_cycles if new_head else 0
+    def warm_up_cycles(self, *, has_new_head: bool) -> int:
+        """Return the number of cycles before the first one."""
+        return self.head_cycles if has_new_head else 0
 
 
 def train(federation: Federation, config: Config) -> State:
-    """Global cycles of section 3.2; see `averaging.run_cycles`."""
+    """Run the global cycles of section 3.2; see `averaging.run_cycles`.
+
+    Args:
+        federation: The sites.
+        config: The settings of the run.
+
+    Returns:
+        The server's last state.
+    """
     shared = shared_model(config.model, config.seed, "cpu")
-    before = config.warm_up_cycles(shared.model.new_head)
-    resumed = federation.resume()
-    return run_cycles(
-        federation,
-        Server(
-            config, shared.initial, judged, resumed, before=before, warm_up=shared.head
-        ),
+    server = Server(
+        config,
+        shared.initial,
+        judged,
+        federation.resume(),
+        before=config.warm_up_cycles(has_new_head=shared.model.new_head),
+        warm_up=shared.head,
     )
+    return run_cycles(federation, server)
 
 
 def judged(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Held-out loss and accuracy over all sites' masked tokens."""
+    """Return the held-out loss and accuracy over all sites' masked tokens."""
     require_metrics(metrics, "examples", "loss", "right", "pairs", "pairs_right")
     masked = scores(metrics).get("masked")
     if masked is None:
@@ -163,7 +180,11 @@ def judged(metrics: Mapping[str, float]) -> dict[str, float]:
 class Shared:
     """One model for all the sites of a process: pre-training keeps nothing private.
 
-    initial: its parameters before training; every task begins with the server's.
+    Attributes:
+        model: The model. Every task begins with the server's parameters.
+        parameters: Everything that is trained, by name.
+        head: Names of the parameters of the prediction head.
+        initial: The parameters before training.
     """
 
     model: LanguageModel
@@ -174,7 +195,7 @@ class Shared:
 
 @lru_cache(maxsize=2)
 def shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
-    """The process's one model of this configuration."""
+    """Return the process's one model with these settings."""
     model = build_language_model(config, seed, device)
     parameters = model.trainable()
     return Shared(model, parameters, tuple(model.head()), snapshot(parameters))
@@ -182,7 +203,7 @@ def shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
 
 @dataclass(frozen=True)
 class _Masked(Step):
-    """Some sequences to guess in."""
+    """Some sequences with masked tokens to predict."""
 
     model: LanguageModel
     sequences: Sequences
@@ -190,39 +211,63 @@ class _Masked(Step):
 
     @property
     def examples(self) -> int:
+        """The number of masked tokens."""
         return len(self.masked.positions)
 
     def loss(self, batch: Sequence[_Masked]) -> torch.Tensor:
-        """Masked tokens count alike in the whole batch, and so do its pairs."""
-        found = self.model.loss(self.sequences, self.masked)
-        tokens = self.examples / max(1, sum(part.examples for part in batch))
-        rows = len(self.masked.inputs) / sum(len(part.masked.inputs) for part in batch)
-        return found.masked * tokens + found.next_sentence * rows
+        """Return this part of the batch's mean loss, ().
 
-    def rows(self, chosen: slice) -> _Masked:
-        """Some of the sequences."""
-        s, m = self.sequences, self.masked
-        labels = None if s.random_next is None else s.random_next[chosen]
-        part = Sequences(s.ids[chosen], s.segments[chosen], s.lengths[chosen], labels)
-        return _Masked(self.model, part, Masked(m.inputs[chosen], m.labels[chosen]))
+        Masked tokens count equally in the whole batch, and so do its sentence pairs.
+        """
+        losses = self.model.loss(self.sequences, self.masked)
+        all_tokens = max(1, sum(part.examples for part in batch))
+        all_rows = sum(len(part.masked.inputs) for part in batch)
+        tokens = self.examples / all_tokens
+        rows = len(self.masked.inputs) / all_rows
+        return losses.masked * tokens + losses.next_sentence * rows
+
+    def rows(self, rows: slice) -> _Masked:
+        """Return some of the sequences."""
+        sequences, masked = self.sequences, self.masked
+        random_next = sequences.random_next
+        return _Masked(
+            self.model,
+            Sequences(
+                sequences.ids[rows],
+                sequences.segments[rows],
+                sequences.lengths[rows],
+                None if random_next is None else random_next[rows],
+            ),
+            Masked(masked.inputs[rows], masked.labels[rows]),
+        )
 
 
 class Site(AveragingSite, MethodSite):
-    """One silo: its notes, tokenised once, and the tasks that the server may ask for.
+    """One silo: its notes, tokenised once, and the tasks of the server.
 
-    apart: of training with differential privacy, sequences that no two units share.
-    directory: where the finished model and its scores are written; None writes nothing.
-    cache: folder below which tokens are kept for the next run. draws: of packing,
-    orders, masks and dropout; None: the job's seed. count_step: as in `AveragingSite`.
+    Args:
+        data: The silo's notes.
+        config: The settings of the run.
+        directory: Where the finished model is written; None writes nothing.
+        device: Where the model is.
+        cache: Folder below which tokens are kept for the next run.
+        progress: Has no effect; the sites of other methods take it.
+        draws: Of packing, orders, masks and dropout; they follow from the job's seed if
+            None.
+        count_step: As in `AveragingSite`.
 
-    Raises ConfigError where an update would tell too much: the embeddings are trained
-    on fewer tokens or steps than the configuration asks for.
+    Attributes:
+        apart: In training with differential privacy, sequences that no two units share.
+
+    Raises:
+        ConfigError: An update would tell too much, because the embeddings are trained
+            on fewer tokens or steps than the settings ask for.
     """
 
     apart: Plan
     rounds_counts = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of every method
         self,
         data: SiteNotes,
         config: Config,
@@ -234,20 +279,25 @@ class Site(AveragingSite, MethodSite):
         draws: Draws | None = None,
         count_step: int = 1,
     ) -> None:
-        self.data, self.config, self.directory = data, config, directory
+        del progress
+        self.data = data
+        self.config = config
+        self.directory = directory
         self.draws = draws or Draws(config.seed)
         shared = shared_model(config.model, config.seed, device)
-        self.model, self._initial = shared.model, shared.initial
+        self.model = shared.model
+        self._initial = shared.initial
         if config.length > self.model.positions:
             raise ConfigError(
-                f"length = {config.length}: {config.model.encoder} reads {self.model.positions} "
-                "tokens at most"
+                f"length = {config.length}: {config.model.encoder} reads at most "
+                f"{self.model.positions} tokens"
             )
         self._folder = (cache or default_cache()) / "tokens"
         self.train_set = self._tokens(data.train)
         self.valid_set = self._tokens(data.valid) if data.valid_patients else None
         self._planned_epoch: tuple[int, Plan] | None = None
         self.num_examples = len(self._plan(0))
+        self.scores: dict[str, Any] = {}
         super().__init__(
             data.id,
             config,
@@ -255,29 +305,30 @@ class Site(AveragingSite, MethodSite):
             weight=max(1, self.train_set.patients),  # n_k, the number of patients
             examples=self.num_examples,
             tokens=len(self.train_set.ids),
-            before=config.warm_up_cycles(self.model.new_head),
+            before=config.warm_up_cycles(has_new_head=self.model.new_head),
             warm_up=shared.head,
-            first_rate=config.head_learning_rate,
+            warm_up_rate=config.head_learning_rate,
             device=device,
             draws=self.draws,
             count_step=count_step,
         )
         if self.model.revealing:
             self.require_covered()
-        self.scores: dict[str, Any] = {}
 
     def described(self) -> str:
-        """What is shared and what stays as it was."""
-        shared = sum(p.numel() for p in self.shared.values())
-        whole = sum(p.numel() for p in self.model.parameters())
-        return f"{shared:,} of {whole:,} parameters are trained and shared"
+        """Describe what is shared and what stays as it was."""
+        trained = sum(p.numel() for p in self.shared.values())
+        total = sum(p.numel() for p in self.model.parameters())
+        return f"{trained:,} of {total:,} parameters are trained and shared"
 
     def begin_warm_up(self) -> None:
-        """The encoder is not sent in a warm-up; another site or run may have trained
-        it."""
+        """Reset the encoder, which another site or run of this process has trained.
+
+        A warm-up does not send it.
+        """
         load_into(self.shared, self._initial)
 
-    # sequences
+    # Sequences.
 
     def _tokens(self, notes: NoteSource) -> Tokens:
         tokenizer = self.model.tokenizer
@@ -291,39 +342,46 @@ class Site(AveragingSite, MethodSite):
             )
 
     def _length(self, epoch: int) -> int:
-        """Tokens of a sequence: `length`, from the last cycles up to the kept one
-        `long_length`."""
+        """Return the tokens of a sequence: more in the last cycles up to the kept."""
         config = self.config
         cycle = epoch // max(1, int(config.local_epochs))
-        last = config.warm_up_cycles(self.model.new_head) + config.last_cycle
-        if cycle < last - config.long_cycles:
+        warm_up = config.warm_up_cycles(has_new_head=self.model.new_head)
+        if cycle < warm_up + config.last_cycle - config.long_cycles:
             return config.length
         return min(config.long_length, self.model.positions)
 
     def _plan(self, epoch: int) -> Plan:
+        """Return the sequences of an epoch; the latest ones are cached."""
         if self._planned_epoch is None or self._planned_epoch[0] != epoch:
-            plan = self._laid_out(self.train_set, self._length(epoch), epoch)
+            plan = self._pack(self.train_set, self._length(epoch), epoch)
             self._planned_epoch = (epoch, plan)
         return self._planned_epoch[1]
 
-    def _laid_out(self, tokens: Tokens, length: int, epoch: int) -> Plan:
-        make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
-        return make(tokens, length, self.draws.seed, epoch)
+    def _pack(self, tokens: Tokens, length: int, epoch: int) -> Plan:
+        has_pairs = self.config.model.objective == "mlm+nsp"
+        pack = plan_pairs if has_pairs else plan_full
+        return pack(tokens, length, self.draws.seed, epoch)
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
-        """The epoch's mini-batches, in an order of its own."""
-        plan, size = self._plan(epoch), self._part
-        self.model.train(True)
+        """Yield the epoch's mini-batches of sequences, in a random order."""
+        plan = self._plan(epoch)
+        self.model.train()
         order = self.draws.rng_of("order", self.id, epoch).permutation(len(plan))
-        for number in range(first, -(-len(order) // self.share)):
+        batches = -(-len(order) // self.share)
+        size = self._part_size
+        for number in range(first, batches):
             rows = order[number * self.share : (number + 1) * self.share]
             rng = self.draws.rng_of("mask", self.id, epoch, number)
             batch = self._masked(self.train_set, plan, rows, rng)
-            yield [batch.rows(slice(at, at + size)) for at in range(0, len(rows), size)]
+            yield [
+                batch.rows(slice(start, start + size))
+                for start in range(0, len(rows), size)
+            ]
 
     def _masked(
         self, tokens: Tokens, plan: Plan, rows: np.ndarray, rng: np.random.Generator
     ) -> _Masked:
+        """Return sequences of a plan with masked tokens, or infilled spans."""
         config, specials = self.config, self.model.specials
         sequences = gather(tokens, plan, rows, specials)
         if config.model.objective == "denoise":
@@ -340,16 +398,19 @@ class Site(AveragingSite, MethodSite):
             )
         return _Masked(self.model, sequences, masked)
 
-    # judging
+    # Evaluation and the end.
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Counts on the site's held-out notes, masked in the same way every time."""
+        """Return counts on the held-out notes, masked in the same way every time."""
+        del cycle
         self.load(tensors)
-        return self._report(self._judge(self.valid_set, self.id))
+        return self._report_counts(self._judge(self.valid_set, self.id))
 
-    def _report(self, counts: Mapping[str, float]) -> Update:
-        """Return counts on held-out notes as they leave the site, the mean loss
-        unchanged."""
+    def _report_counts(self, counts: Mapping[str, float]) -> Update:
+        """Return counts on held-out notes as they leave the site.
+
+        The mean loss stays as it is.
+        """
         reported = {
             name: float(round_count(count, self.count_step))
             for name, count in counts.items()
@@ -359,61 +420,67 @@ class Site(AveragingSite, MethodSite):
         return Update(metrics={"loss": loss, **reported})
 
     @torch.no_grad()
-    def _judge(self, tokens: Tokens | None, of: str) -> dict[str, float]:
-        """Counts on held-out notes of the site `of`, whoever has trained."""
-        counts = dict.fromkeys(
-            ("loss", "examples", "right", "pairs", "pairs_right"), 0.0
-        )
+    def _judge(self, tokens: Tokens | None, site: str) -> dict[str, float]:
+        """Return counts on the held-out notes of a site.
+
+        Args:
+            tokens: The notes; None if there are none.
+            site: The site's name, which the masks follow from, whoever has trained.
+        """
+        names = ("loss", "examples", "right", "pairs", "pairs_right")
+        counts = dict.fromkeys(names, 0.0)
         if tokens is None:
             return counts
-        plan = self._laid_out(tokens, self.config.length, 0)
-        rng = self.draws.rng_of("held out", of)
-        self.model.train(False)
+
+        plan = self._pack(tokens, self.config.length, 0)
+        rng = self.draws.rng_of("held out", site)
+        self.model.eval()
         for start in range(0, len(plan), EVALUATED):
             rows = np.arange(start, min(start + EVALUATED, len(plan)))
             batch = self._masked(tokens, plan, rows, rng)
-            with self._precision():
-                found = self.model.loss(batch.sequences, batch.masked)
-            counts["loss"] += float(found.token_loss)
-            counts["examples"] += found.predictions
-            counts["right"] += found.right
-            counts["pairs"] += found.pairs
-            counts["pairs_right"] += found.pair_right
+            with self.trainer.precision():
+                result = self.model.loss(batch.sequences, batch.masked)
+            counts["loss"] += float(result.token_loss)
+            counts["examples"] += result.predictions
+            counts["right"] += result.right
+            counts["pairs"] += result.pairs
+            counts["pairs_right"] += result.pair_right
         return counts
 
     def scores_on(self, site: SiteNotes) -> dict[str, Any]:
-        """This model's scores on another site's held-out notes."""
+        """Return this model's scores on another site's held-out notes."""
         held_out = self._tokens(site.valid) if site.valid_patients else None
         return scores(self._judge(held_out, site.id))
 
     @property
     def valid_score(self) -> float | None:
-        """Minus the held-out loss of the model that was kept; None where nothing is
-        held out."""
+        """Minus the held-out loss of the kept model; None where nothing is held out."""
         masked = self.scores.get("masked")
         return None if masked is None else -float(masked["loss"])
 
     def finish(self, tensors: Tensors) -> Update:
-        """Judge the model that was kept, and save it as a Hugging Face directory."""
+        """Evaluate the model that is kept, and save it as a Hugging Face directory."""
         self.load_kept(tensors)
         counts = self._judge(self.valid_set, self.id)
         self.scores = scores(counts)
         if self.directory is not None:
             self.model.save(self.directory / "model")
-        return self._report(counts)
+        return self._report_counts(counts)
 
 
 def scores(counts: Mapping[str, float]) -> dict[str, Any]:
-    """Mean loss (nats), perplexity and share of right guesses; of next sentences, if
-    any.
+    """Return the scores that counts on held-out notes stand for.
 
-    Empty where nothing is held out.
+    Returns:
+        "masked": mean loss in nats, perplexity, accuracy and number of tokens.
+        "next_sentence": accuracy, where there are pairs. Empty where nothing is held
+        out.
     """
     examples = counts["examples"]
     if not examples:
         return {}
     loss = counts["loss"] / examples
-    found = {
+    by_objective = {
         "masked": {
             "loss": loss,
             "perplexity": math.exp(min(loss, 50.0)),
@@ -422,149 +489,199 @@ def scores(counts: Mapping[str, float]) -> dict[str, Any]:
         }
     }
     if counts["pairs"]:
-        found["next_sentence"] = {"accuracy": counts["pairs_right"] / counts["pairs"]}
-    return found
+        accuracy = counts["pairs_right"] / counts["pairs"]
+        by_objective["next_sentence"] = {"accuracy": accuracy}
+    return by_objective
 
 
-# what a job asks of a method
+# What a job asks of a method.
 
 
-def for_sites(config: Config, sites: Sequence[SiteNotes]) -> Config:
-    """The configuration with the number of sites."""
-    return for_names(config, [site.id for site in sites])
+class PretrainWithDP(AveragingWithDP):
+    """Pre-training with differential privacy.
 
-
-def alone(config: Config, sites: Sequence[SiteNotes]) -> tuple[Config, ...]:
-    """Each site's configuration where it trains by itself."""
-    return parts(config, [site.train_characters for site in sites])
-
-
-def pooled(
-    config: Config, sites: Sequence[SiteNotes], complete: Sequence[SiteNotes] | None
-) -> tuple[tuple[SiteNotes, ...], Config]:
-    """One model trained on all sites' notes: the paper's centralised pre-training."""
-    return (pooled_notes(sites),), central(config)
-
-
-def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Cycles, and the sequences of each at all sites together."""
-    new_head = shared_model(config.model, config.seed, "cpu").model.new_head
-    return config.warm_up_cycles(new_head) + config.last_cycle, examples_of(
-        config, sizes
-    )
-
-
-def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run."""
-    shared = shared_model(config.model, config.seed, "cpu")
-    head = nbytes({name: shared.initial[name] for name in shared.head})
-    before = config.warm_up_cycles(shared.model.new_head)
-    return traffic_of(config, shared.initial, before, head)
-
-
-def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
-    """The sequences of each unit, rows of `Site.apart`, which are of its own notes
-    alone.
-
-    Raises ConfigError for a sentence, and where a note's patient is not known.
+    Units are packed apart, so that no sequence has text of two units.
     """
-    if unit == "sentence":
-        raise ConfigError(
-            '[privacy] unit = "sentence": a language model reads stretches of notes: set unit = '
-            '"document" or "patient"'
+
+    required_settings = MappingProxyType(
+        {**AveragingWithDP.required_settings, "head_cycles": 0, "long_cycles": 0}
+    )
+
+    def initial(self, config: Config, agreed: Tensors) -> dict[str, torch.Tensor]:
+        """Return what sites share before training."""
+        del agreed
+        return snapshot(shared_model(config.model, config.seed, "cpu").initial)
+
+    def units(self, site: Site, unit: Unit) -> list[np.ndarray]:
+        """Pack each unit's notes by themselves, as `Site.apart`; return its rows there.
+
+        Raises:
+            ConfigError: The unit is a sentence, or is a patient and a note names none.
+        """
+        if unit == "sentence":
+            raise ConfigError(
+                '[privacy] unit = "sentence": a language model reads stretches of '
+                'notes: set unit = "document" or "patient"'
+            )
+        require_patients(site.id, unit, (note.patient for note in site.data.train()))
+        plans = [
+            _pack_apart(site.train_set, documents, site.config.length, site.draws)
+            for documents in _documents_by_unit(site, unit)
+        ]
+        stretches = [len(plan.stretches) for plan in plans]
+        bounds = np.cumsum([0, *stretches])
+        rows = [
+            plan.bounds[:-1] + start for plan, start in zip(plans, bounds, strict=False)
+        ]
+        site.apart = Plan(
+            np.concatenate([plan.stretches for plan in plans]),
+            np.append(np.concatenate(rows), bounds[-1]),
+            None,
         )
-    require_patients(site.id, unit, (note.patient for note in site.data.train()))
-    tokenize, owned = site.model.tokenizer.tokenize, dict[tuple[str, ...], list[int]]()
-    tokens, at = site.train_set, 0
+        ends = np.cumsum([len(plan) for plan in plans])[:-1]
+        return np.split(np.arange(len(site.apart)), ends)
+
+    def loss(self, site: Site, indices: np.ndarray) -> torch.Tensor:
+        """Return the mean loss of some sequences of `Site.apart`.
+
+        What is masked follows from torch's generator, which is seeded for their unit.
+        """
+        rng = np.random.default_rng(int(torch.randint(2**62, ())))
+        part = site._masked(site.train_set, site.apart, indices, rng)
+        return part.loss([part])
+
+    def digest(self, data: SiteNotes) -> bytes:
+        """Return a digest of a site's notes."""
+        return fingerprint(data).encode()
+
+    def count_size(self, config: Config) -> int:
+        """Return 0: there is nothing to count."""
+        del config
+        return 0
+
+
+def _documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
+    """Return the places in the site's tokens of each unit's documents."""
+    tokenize = site.model.tokenizer.tokenize
+    documents: dict[tuple[str, ...], list[int]] = {}
+    place = 0
     for note in site.data.train():
-        if tokens.dropped and not any(tokenize(sentences(note.text))):
+        if site.train_set.dropped and not any(tokenize(sentences(note.text))):
             continue  # it has no place in the tokens
-        name = f"{note.source}/{note.id}"
-        # [abadi units]
-        owned.setdefault(owner_of(note.patient, name, unit), []).append(at)
-        at += 1
-    plans = [
-        _of_unit(tokens, own, site.config.length, site.draws) for own in owned.values()
-    ]
-    bounds = np.cumsum([0, *(len(plan.stretches) for plan in plans)])
-    rows = [
-        plan.bounds[:-1] + start for plan, start in zip(plans, bounds, strict=False)
-    ]
-    site.apart = Plan(
-        np.concatenate([plan.stretches for plan in plans]),
-        np.append(np.concatenate(rows), bounds[-1]),
-        None,
-    )
-    return np.split(
-        np.arange(len(site.apart)), np.cumsum([len(plan) for plan in plans])[:-1]
-    )
+        key = unit_key(note.patient, f"{note.source}/{note.id}", unit)  # [abadi units]
+        documents.setdefault(key, []).append(place)
+        place += 1
+    return list(documents.values())
 
 
-def _of_unit(tokens: Tokens, documents: list[int], length: int, draws: Draws) -> Plan:
-    """Sequences of some documents alone, as stretches of the corpus."""
+def _pack_apart(
+    tokens: Tokens, documents: list[int], length: int, draws: Draws
+) -> Plan:
+    """Pack some documents by themselves, into sequences of stretches of the corpus."""
     first = tokens.documents
     lines = [tokens.sentences[first[d] : first[d + 1] + 1] for d in documents]
-    sizes = np.concatenate([np.diff(own) for own in lines])
-    ends = np.cumsum([0, *(len(own) - 1 for own in lines)])
+    sizes = np.concatenate([np.diff(bounds) for bounds in lines])
+    ends = np.cumsum([0, *(len(bounds) - 1 for bounds in lines)])
     bounds = np.cumsum([0, *sizes])
     plan = plan_full(Tokens(tokens.ids, bounds, ends), length, draws.seed, 0)
-    starts = bounds[ends[:-1]]  # of the documents among themselves
-    owner = np.searchsorted(starts, plan.stretches[:, 0], side="right") - 1
-    moved = np.array([own[0] for own in lines]) - starts
-    return replace(plan, stretches=plan.stretches + moved[owner, None])
+
+    # From places among these documents to places in the corpus.
+    starts = bounds[ends[:-1]]
+    document = np.searchsorted(starts, plan.stretches[:, 0], side="right") - 1
+    offsets = np.array([line[0] for line in lines]) - starts
+    return replace(plan, stretches=plan.stretches + offsets[document, None])
 
 
-def private_loss(site: Site, rows: np.ndarray) -> torch.Tensor:
-    """The mean loss of some sequences of `Site.apart`; what is masked follows from
-    torch's generator, which is seeded for their unit."""
-    rng = np.random.default_rng(int(torch.randint(2**62, ())))
-    part = site._masked(site.train_set, site.apart, rows, rng)
-    return part.loss([part])
+class Pretrain(Method):
+    """Pre-training as in Liu and Miller 2020, for a job."""
+
+    config_class = Config
+    site_class = Site
+    presets = presets("pretrain")
+    holds = "notes"
+    dp = PretrainWithDP()
+
+    def train(self, federation: Federation, config: Config) -> State:
+        """Run the global cycles of section 3.2."""
+        return train(federation, config)
+
+    def read_model_config(self, table: Mapping[str, Any]) -> LanguageModelConfig:
+        """Return the settings of a language model."""
+        return language_model_config(table)
+
+    def list_models(self) -> Mapping[str, type[Any]]:
+        """Return the language model's settings."""
+        return {"": LanguageModelConfig}
+
+    def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the held-out loss and accuracies."""
+        return judged(metrics)
+
+    def configure(self, config: Config, sites: Sequence[SiteNotes]) -> Config:
+        """Return the settings with the number of sites."""
+        return for_names(config, [site.id for site in sites])
+
+    def configure_alone(
+        self, config: Config, sites: Sequence[SiteNotes]
+    ) -> tuple[Config, ...]:
+        """Return each site's settings, with its part of a shared mini-batch."""
+        return parts(config, [site.train_characters for site in sites])
+
+    def configure_pooled(
+        self,
+        config: Config,
+        sites: Sequence[SiteNotes],
+        complete: Sequence[SiteNotes] | None,
+    ) -> tuple[tuple[SiteNotes, ...], Config]:
+        """Return the settings of the paper's centralised pre-training."""
+        del complete
+        return (pooled_notes(sites),), central(config)
+
+    def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the number of cycles, and the sequences of each at all sites."""
+        new_head = shared_model(config.model, config.seed, "cpu").model.new_head
+        cycles = config.warm_up_cycles(has_new_head=new_head) + config.last_cycle
+        return cycles, examples_of(config, sizes)
+
+    def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that a site sends and receives."""
+        del sizes
+        shared = shared_model(config.model, config.seed, "cpu")
+        head = nbytes({name: shared.initial[name] for name in shared.head})
+        before = config.warm_up_cycles(has_new_head=shared.model.new_head)
+        return traffic_of(config, shared.initial, before, head)
+
+    def list_warnings(self, config: Config) -> tuple[str, ...]:
+        """Warn where the word embeddings and the output bias are shared."""
+        if config.model.train != "all":
+            return ()
+        return (
+            'train = "all" shares the word embeddings and the output bias: their '
+            'updates tell which words a site\'s notes have (train = "encoder" keeps '
+            "them as they are)",
+        )
+
+    def list_size_warnings(
+        self, config: Config, sizes: Sequence[int]
+    ) -> tuple[str, ...]:
+        """Warn where the parts of a shared mini-batch add up to much more than it."""
+        return size_warnings(config, sizes)
+
+    def ends_with_one_model(self, config: Config) -> bool:
+        """Return True: nothing is private."""
+        del config
+        return True
+
+    def save_model(self, config: Config, final: State, folder: Path) -> bool:
+        """Write the language model as a Hugging Face directory."""
+        shared = shared_model(config.model, config.seed, "cpu")
+        load_into(shared.parameters, ended(final, shared.parameters))
+        shared.model.save(folder)
+        return True
+
+    def needs_each_update(self, config: Config) -> bool:
+        """Return whether the aggregation looks at each site's update."""
+        return by_each(config)
 
 
-def warnings(config: Config) -> tuple[str, ...]:
-    """What a person should know before training."""
-    if config.model.train != "all":
-        return ()
-    return (
-        'train = "all" shares the word embeddings and the output bias: their updates tell which '
-        'words a site\'s notes have (train = "encoder" keeps them as they are)',
-    )
-
-
-def save(config: Config, final: State, folder: Path) -> bool:
-    """The language model of a run's last state, as a Hugging Face directory."""
-    shared = shared_model(config.model, config.seed, "cpu")
-    load_into(shared.parameters, ended(final, shared.parameters))
-    shared.model.save(folder)
-    return True
-
-
-METHOD = Method(
-    Config,
-    Site,
-    train,
-    language_model_config,
-    presets("pretrain"),
-    planned,
-    pooled,
-    judged,
-    holds="notes",
-    models=lambda: {"": LanguageModelConfig},
-    for_sites=for_sites,
-    alone=alone,
-    traffic=traffic,
-    warnings=warnings,
-    size_warnings=size_warnings,
-    one_model=lambda config: True,
-    save=save,
-    each=by_each,
-    private=private_by(
-        lambda config: snapshot(shared_model(config.model, config.seed, "cpu").initial),
-        private_loss,
-        settings={"head_cycles": 0, "long_cycles": 0},
-        units=private_units,
-        content=lambda data: fingerprint(data).encode(),
-        counts=None,
-    ),
-)
+METHOD = Pretrain()

@@ -1,21 +1,23 @@
-"""Training with differential privacy: any method whose sites can descend one gradient
-together.
+"""Training with differential privacy, for methods whose sites descend one gradient.
 
 Abadi et al. 2016, "Deep learning with differential privacy", with the noise of many
 sites in whole numbers (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian
 mechanism").
 
-    q           `Privacy.rate`: each unit of a site is in a round by chance, whoever else is
-    g_u         the gradient of a unit's mean loss: of shared and private layers, one vector
-    C           `Privacy.clip`: g_u · min(1, C / |g_u|), then cut to the grid towards zero
-    σ           `Promise.noise`, of a sum; a site adds `Promise.share` to what is shared, and all
-                of it to its private layers, which nobody else's noise hides
-    N           `Config.batch_size`, a constant: no number of units leaves a site or divides here
+    q       `Privacy.rate`: each unit of a site is drawn into a round with this
+            probability, whoever else is drawn
+    g_u     the gradient of a unit's mean loss, over shared and private layers, as one
+            vector
+    C       `Privacy.clip`: g_u · min(1, C / |g_u|), then cut to the grid towards zero
+    σ       `Promise.noise`, of a sum. A site adds `Promise.share` to what is shared.
+            To its private layers, which nobody else's noise hides, it adds all of σ.
+    N       `Config.batch_size`, a constant: no number of units leaves a site, and none
+            divides here
 
-A site adds whole numbers of its grid, so a sum is exact, under the secure sum too, and
-its sensitivity is C: cutting towards zero lengthens no vector. What leaves is that sum:
-no loss, no number of sentences, no count of an evaluation. docs/privacy.md has the
-argument.
+A site adds whole numbers of its grid, so a sum is exact, also under the secure sum, and
+its sensitivity is C, because cutting towards zero lengthens no vector. Only that sum
+leaves: no loss, no number of sentences, no count of an evaluation. docs/privacy.md has
+the argument.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ import logging
 import math
 import platform
 import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,186 +40,236 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.federation import Federation, Method, MethodSite, State
+from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.tensors import (
     below,
     load_into,
-    nbytes,
     prefixed,
     seed_torch,
     shapes_of,
     snapshot,
     tensor_fingerprint,
 )
-from fednotes.core.types import Document, SiteData
+from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.data.text import normalise
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.noise import SCALE, Stream, chosen, cut, discrete_gaussian
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.privacy.secure_sum.crypto import digest, receipt
+from fednotes.privacy.units import group_documents, group_sentences
 from fednotes.training.sites import Adam, Best, RoundServer
 
 NOISY = "noisy_gradients"  # the task of a round
-AGREED = "agreed."  # before names of what was agreed before training, in states
+AGREED = "agreed."  # in states, before the names of what was agreed before training
 TOGETHER = 64  # sentences of a unit in one pass
-logger = logging.getLogger("fednotes.privacy.training")
+MENTION_COUNTS = 3  # right predictions, predictions, gold mentions
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Counting:
-    """What sites count once, with the noise of `Privacy.counts`.
+class DPSupport(ABC):
+    """How a method trains with differential privacy.
 
-    size(config): of so many numbers. units(site, unit): what is counted, of each unit.
-    own(site, one): places among these numbers, and the numbers there, of one.
-    agree(config, counts, deviation): of the sum of all sites, each number with noise of
-    that deviation, what the training begins with; None: the last model is counted.
-    initial(config, agreed): what sites share then, before training.
+    A method declares an instance as `dp`. A subclass must define the abstract methods.
+    The others describe a method that finds mentions, whose noisy counts are those of
+    the last model's mentions.
+
+    Attributes:
+        required_settings: Settings that must have one value under [privacy]; a job need
+            not give them.
+        counts_before_training: Whether the noisy counts of `Privacy.counts` come before
+            training, which begins with what follows from them (`agree`). Otherwise they
+            judge the last round's model.
+        example_names: What a site's policy calls the examples behind a sum.
     """
 
-    size: Callable[[Any], int]
-    units: Callable[[Any, Unit], Sequence[Any]]
-    own: Callable[
-        [Any, Any], tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]
-    ]
-    agree: Callable[[Any, np.ndarray, float], Tensors] | None = None
-    initial: Callable[[Any, Tensors], dict[str, Tensor]] = lambda config, agreed: {}
+    required_settings: Mapping[str, Any] = MappingProxyType({})
+    counts_before_training: ClassVar[bool] = False
+    example_names: ClassVar[tuple[str, ...]] = ("batch",)
 
+    @abstractmethod
+    def initial(self, config: Any, agreed: Tensors) -> dict[str, Tensor]:
+        """Return what sites share before training.
 
-MENTIONS = Counting(
-    size=lambda config: 3,
-    units=lambda site, unit: owned(site.id, site.data.valid, unit),
-    own=lambda site, documents: _mentions(site, documents),
-)
+        Args:
+            config: The settings of the run.
+            agreed: What `agree` returned; empty where nothing is agreed.
+        """
 
+    @abstractmethod
+    def loss(self, site: Any, indices: np.ndarray) -> Tensor:
+        """Return the mean loss, (), of some sentences, or of what `units` numbers."""
 
-@dataclass(frozen=True)
-class Privately:
-    """What a method says of itself, that it can be trained so.
+    @abstractmethod
+    def count_rounds(self, config: Any, epoch: int) -> int:
+        """Return the largest number of rounds, with `epoch` rounds to an epoch."""
 
-    settings: those that must have one value; a job need not say so. initial(config):
-    what sites share, before training. loss(site, indices): mean loss of some sentences.
-    rounds(config, epoch): the most rounds, of so many to an epoch. units(site, unit):
-    the sentences (or what `loss` takes in their place) of each unit. content(data): a
-    digest of what a site holds. before(site, round, kept): before each answer, the
-    parameters of its question being there; those that require no gradient then rest.
-    What it gives is kept for the next one, and may be made of parameters alone.
-    begin(site, agreed): before the first one, with what all sites agreed on
-    (`Counting`). counts: mentions found rightly, found, and annotated; None: it has
-    none. behind: what a site's policy calls the examples of a sum.
-    """
+    def units(self, site: Any, unit: Unit) -> list[np.ndarray]:
+        """Return the numbers of each unit's sentences, as `loss` takes them."""
+        return group_sentences(site, unit)
 
-    settings: Mapping[str, Any]
-    initial: Callable[[Any], dict[str, Tensor]]
-    loss: Callable[[Any, np.ndarray], Tensor]
-    rounds: Callable[[Any, int], int]
-    units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(
-        site, unit
-    )
-    content: Callable[[Any], bytes] = lambda data: _digest(data)
-    before: Callable[[Any, int, Tensors], Tensors] = lambda site, round, kept: kept
-    begin: Callable[[Any, Tensors], None] = lambda site, agreed: None
-    counts: Counting | None = MENTIONS
-    behind: tuple[str, ...] = ("batch",)
+    def digest(self, data: Any) -> bytes:
+        """Return a digest of a site's training data."""
+        texts = ((d.id, str(d.patient), d.text, repr(d.spans)) for d in data.train)
+        return digest(*(part for document in texts for part in document))
+
+    def begin(self, site: Any, agreed: Tensors) -> None:
+        """Prepare a site before its first answer, with what all sites agreed on."""
+        del site, agreed
+
+    def prepare_round(self, site: Any, round: int, memory: Tensors) -> Tensors:
+        """Prepare a site for an answer, after it took the parameters of the question.
+
+        Parameters that require no gradient afterwards are not trained in this round.
+
+        Args:
+            site: The site.
+            round: The round's number.
+            memory: What the call before this one returned; empty at first.
+
+        Returns:
+            Tensors that the site keeps for its next answer. They must follow from
+            parameters alone.
+        """
+        del site, round
+        return memory
+
+    # The noisy counts of `Privacy.counts`, by default those of mentions.
+
+    def count_size(self, config: Any) -> int:
+        """Return how many numbers the noisy counts are; 0 if there is nothing to count.
+
+        For mentions: right predictions, predictions, gold mentions.
+        """
+        del config
+        return MENTION_COUNTS
+
+    def counted_units(self, site: Any, unit: Unit) -> Sequence[Any]:
+        """Return what is counted of each unit, as `count_unit` takes it."""
+        return group_documents(site.id, site.data.valid, unit)
+
+    def count_unit(
+        self, site: Any, counted: Any
+    ) -> tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]:
+        """Return the places of one unit's counts, and the counts there."""
+        types = site.data.tags.types  # a site annotates no others
+        predicted = site.model.predict(counted)
+        total = SpanCounts.of(counted, predicted, types=types).total
+        counts = [float(total.strict), float(total.predicted), float(total.gold)]
+        return range(MENTION_COUNTS), counts
+
+    def agree(self, config: Any, counts: np.ndarray, deviation: float) -> Tensors:
+        """Return what training begins with, where counts come before it.
+
+        Args:
+            config: The settings of the run.
+            counts: The sum of all sites' noisy counts, (count_size,).
+            deviation: Standard deviation of the noise in each number.
+        """
+        del config, counts, deviation
+        return {}
+
+    # What follows from these.
+
+    def is_counting(self, config: Any) -> bool:
+        """Return whether a run publishes noisy counts."""
+        return bool(config.privacy.counts) and self.count_size(config) > 0
+
+    def agrees_first(self, config: Any) -> bool:
+        """Return whether training begins with noisy counts."""
+        return self.counts_before_training and self.is_counting(config)
 
     def require(self, config: Any) -> None:
-        """Raises ConfigError for a setting that no promise can be kept with."""
-        if config.privacy.counts and not (self.counts and self.counts.size(config)):
+        """Check that the settings allow training with differential privacy.
+
+        Raises:
+            ConfigError: A setting has another value than it must have, or the job asks
+                for counts and has nothing to count.
+        """
+        if config.privacy.counts and not self.count_size(config):
             raise ConfigError(
                 "[privacy] counts: this job has nothing to count: leave it out"
             )
-        for name, value in self.settings.items():
-            if getattr(config, name) != value:
+        for name, required in self.required_settings.items():
+            value = getattr(config, name)
+            if value != required:
                 raise ConfigError(
-                    f"{name} = {getattr(config, name)!r}: under [privacy] it must be {value!r}, "
-                    "where each round is one sum of clipped gradients and nothing else leaves"
+                    f"{name} = {value!r}: under [privacy] it must be {required!r}, "
+                    "because each round is one sum of clipped gradients and nothing "
+                    "else leaves a site"
                 )
 
-    def promise(self, config: Any) -> Promise:
-        """What a job with these settings promises.
+    def make_promise(self, config: Any) -> Promise:
+        """Return what a run with these settings promises.
 
-        Raises ConfigError where it cannot be.
+        Raises:
+            ConfigError: No noise can keep the promise.
         """
-        own = config.privacy
-        rounds = self.rounds(config, own.epoch)
-        return Promise.of(own, rounds, config.sites, config.min_sites)
-
-    def first(self, config: Any) -> Counting | None:
-        """The noisy counts that training begins with, if any."""
-        before = config.privacy.counts and self.counts and self.counts.agree
-        return self.counts if before else None
+        privacy = config.privacy
+        rounds = self.count_rounds(config, privacy.epoch)
+        return Promise.of(privacy, rounds, config.sites, config.min_sites)
 
 
-def privately(method: Method) -> Method:
-    """A method that has `private`, with training of this module in place of its own."""
-    how: Privately = method.private
+def train(federation: Federation, config: Any, support: DPSupport) -> State:
+    """Train all rounds of a promise: in each, a sum of clipped gradients, and a step.
 
-    class Site(PrivateSite):
-        of, made = how, method.Site
+    Args:
+        federation: The sites, as `PrivateSite`.
+        config: The settings of the run; `config.privacy` is set.
+        support: How the method trains with differential privacy.
 
-    def server(federation: Federation, config: Any) -> State:
-        return train(federation, config, how)
+    Returns:
+        The server's last state.
+    """
+    promise = support.make_promise(config)
+    resumed = federation.resume()
+    if resumed is not None:
+        agreed: Tensors = below(resumed.tensors, AGREED)
+    elif support.agrees_first(config):
+        agreed = _agree(federation, config, support, promise)
+    else:
+        agreed = {}
 
-    def alone(config: Any, sites: Sequence[SiteData]) -> tuple[Any, ...]:
-        # no number of this site's divides
-        given = {"sites": 1, "batch_size": config.batch_size}
-        return tuple(replace(own, **given) for own in method.alone(config, sites))
-
-    def pooled(config: Any, sites: Any, complete: Any) -> tuple[tuple[Any, ...], Any]:
-        together, own = method.pooled(config, sites, complete)
-        return together, replace(own, sites=len(together))
-
-    def planned(config: Any, sizes: Sequence[int]) -> tuple[int, int]:
-        return how.promise(config).rounds, math.ceil(config.privacy.rate * sum(sizes))
-
-    def traffic(config: Any, sizes: Sequence[int]) -> tuple[int, int]:
-        rounds, each = how.promise(config).rounds, nbytes(how.initial(config))
-        return 2 * rounds * each, (rounds + 1) * each  # eight bytes a number
-
-    return replace(
-        method,
-        Site=Site,
-        train=server,
-        alone=alone,
-        pooled=pooled,
-        planned=planned,
-        traffic=traffic,
-        trains=(),
-        promise=how.promise,
-    )
-
-
-def train(federation: Federation, config: Any, how: Privately) -> State:
-    """All rounds of a promise: a sum of clipped gradients each, and a step of Adam
-    along it."""
-    promise, resumed = how.promise(config), federation.resume()
-    agreed: Tensors = below(resumed.tensors, AGREED) if resumed else {}
-    counting = how.first(config)
-    if counting and counting.agree and resumed is None:
-        total = federation.sum(COUNTS, round=0)
-        total.require({COUNTS: (counting.size(config),)})
-        counts = total.tensors[COUNTS].double() * promise.counted
-        deviation = promise.counted * SCALE * math.sqrt(max(1, config.sites))
-        agreed = counting.agree(config, counts.numpy(), deviation)
-        federation.sum("begin", agreed)
-    given = counting.initial(config, agreed) if counting else how.initial(config)
-    server = Server(config, promise, given, resumed)
+    server = Server(config, promise, support.initial(config, agreed), resumed)
     server.agreed = agreed
+    judges_last_model = bool(config.privacy.counts) and not support.agrees_first(config)
     every = config.evaluate_every * promise.privacy.epoch
     for round in federation.rounds(server.round, promise.rounds):
         server.step(federation.sum(NOISY, server.shared, round=round.number))
-        last = server.round == promise.rounds
-        told = server.round % every == 0 or last
-        server.metrics = {"epsilon": promise.epsilon(server.round)} if told else {}
-        if last and promise.privacy.counts and counting is None:
+        is_last = server.round == promise.rounds
+        is_reported = is_last or server.round % every == 0
+
+        server.metrics = {}
+        if is_reported:
+            server.metrics["epsilon"] = promise.epsilon(server.round)
+        if is_last and judges_last_model:
             server.judge(federation.sum(COUNTS, server.shared, round=round.number))
-        round.commit(server.state(), server.metrics, evaluated=told)
+        round.commit(server.state(), server.metrics, evaluated=is_reported)
     federation.sum("finish", server.shared)
     return server.state()
 
 
+def _agree(
+    federation: Federation, config: Any, support: DPSupport, promise: Promise
+) -> Tensors:
+    """Sum the sites' noisy counts; tell the sites what follows from them."""
+    total = federation.sum(COUNTS, round=0)
+    total.require({COUNTS: (support.count_size(config),)})
+    counts = total.tensors[COUNTS].double() * promise.counted
+    deviation = promise.counted * SCALE * math.sqrt(max(1, config.sites))
+    agreed = support.agree(config, counts.numpy(), deviation)
+    federation.sum("begin", agreed)
+    return agreed
+
+
 class Server(RoundServer):
-    """What sites share, and its optimizer. agreed: before training."""
+    """What sites share, its optimizer, and what was agreed before training.
+
+    Args:
+        config: The settings of the run.
+        promise: What the run promises.
+        initial: What sites share before training.
+        resumed: The state to go on from, if any.
+    """
 
     agreed: Tensors
 
@@ -227,37 +281,38 @@ class Server(RoundServer):
         resumed: State | None,
     ) -> None:
         self._adam = Adam(initial, config.learning_rate)
-        # [abadi descent]
-        self._unit, self._counted = (
-            promise.grids[0] / config.batch_size,
-            promise.counted,
-        )
-        super().__init__(config, initial, Best(False, "never"), resumed)
+        self._unit = promise.grids[0] / config.batch_size  # [abadi descent]
+        self._counted = promise.counted
+        super().__init__(config, initial, Best(wanted=False, later="never"), resumed)
 
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α (Σ clipped g_u + noise) / N, by Adam."""
-        # [abadi descent]
-        shapes = shapes_of(self.shared)  # in each of two stages, of what learns there
+        # A method of two stages trains some of what is shared in each of them.
+        shapes = shapes_of(self.shared)
         total.require({name: shapes[name] for name in total.tensors if name in shapes})
-        gradient = {
-            n: (value * self._unit).float() for n, value in total.tensors.items()
-        }
-        self._adam.step({**dict.fromkeys(self.shared), **gradient})  # [abadi descent]
+        gradients: dict[str, Tensor | None] = dict.fromkeys(self.shared)
+        for name, value in total.tensors.items():
+            gradients[name] = (value * self._unit).float()  # [abadi descent]
+        self._adam.step(gradients)  # [abadi descent]
         self.round += 1
 
     def judge(self, total: Total) -> None:
-        """F1 of what the sites' noisy counts say."""
-        total.require({COUNTS: (MENTIONS.size(self.config),)})
-        right, found, gold = (total.tensors[COUNTS].double() * self._counted).tolist()
-        self.metrics["valid_f1"] = min(
-            1.0, max(0.0, 2 * right / max(1.0, found + gold))
-        )
+        """Note the micro F1 that follows from the sites' noisy counts of mentions."""
+        total.require({COUNTS: (MENTION_COUNTS,)})
+        counts = total.tensors[COUNTS].double() * self._counted
+        right, predicted, gold = counts.tolist()
+        f1 = 2 * right / max(1.0, predicted + gold)
+        self.metrics["valid_f1"] = min(1.0, max(0.0, f1))
 
     def state(self) -> State:
-        """Everything that the next round depends on."""
+        """Return everything that the next round depends on."""
         state = super().state()
-        agreed = prefixed(AGREED, self.agreed)
-        return replace(state, tensors={**state.tensors, **agreed, **self._adam.state()})
+        tensors = {
+            **state.tensors,
+            **prefixed(AGREED, self.agreed),
+            **self._adam.state(),
+        }
+        return replace(state, tensors=tensors)
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
@@ -265,130 +320,158 @@ class Server(RoundServer):
 
 
 class PrivateSite(MethodSite):
-    """One site of a method, of which nothing leaves but noisy sums.
+    """A site from which nothing leaves but noisy sums.
 
-    secret: 32 bytes that are this site's alone, for who knows them can take its noise
-    off; new ones if none are given. Other options are those of the method's own site.
+    Which units are in a round, and their dropout, follow from the secret and from all
+    that the round's answer depends on. Their noise follows from these and from the very
+    sum that it is added to. So what is done again after a fault has the same answer,
+    and no two different sums have the same noise.
 
-    Which units are in a round, and their dropout, follow from the secret and all that
-    the round's answer depends on; their noise from these and from the very sum that it
-    is added to. So what is done again after a fault has the same answer, and no two
-    sums have the same noise, whatever makes them differ.
+    Args:
+        site: The method's own site, whose model is trained. It gets `tells_forms =
+            False`.
+        data: What the site holds.
+        config: The settings of the run; `config.privacy` is set.
+        support: How the method trains with differential privacy.
+        secret: 32 bytes that are this site's alone, because whoever knows them can take
+            its noise off. New ones are drawn if None.
+        question: Returns the name by which the secure sum knows the present request; at
+            most one sum of it is opened.
 
-    question: what the secure sum knows the present request by; one sum of it is opened
-        at most.
-    count_step: has no effect, because no number of this site leaves without noise.
-
-    Raises ConfigError where training data do not say which unit they are of.
+    Raises:
+        ConfigError: The training data do not say which unit they belong to, or `delta`
+            promises nothing to so many units.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset({NOISY, COUNTS, "begin", "finish"})
-    rounds_counts = True
-    of: ClassVar[Privately]
-    made: ClassVar[type[Any]]
+    rounds_counts = True  # no number leaves without noise
 
     def __init__(
         self,
-        data: SiteData,
+        site: Any,
+        data: Any,
         config: Any,
+        support: DPSupport,
         *,
         secret: bytes | None = None,
         question: Callable[[], bytes] = bytes,
-        count_step: int = 1,
-        **options: Any,
     ) -> None:
-        self.promise = self.of.promise(config)
-        self.site = self.made(data, config, **options)
+        self.site = site
         self.site.tells_forms = False
-        self.num_examples, self.scores = self.site.num_examples, self.site.scores
-        self._secret, self._question = secret or secrets.token_bytes(32), question
-        self.units = self.of.units(self.site, self.promise.privacy.unit)
-        if self.promise.privacy.delta * len(self.units) >= 1:
-            raise ConfigError(
-                f"delta = {self.promise.privacy.delta:g}: site {data.id!r} has {len(self.units):,} "
-                "units; a delta of 1 / units and more promises none of them anything"
-            )
-        self._counting = self.of.counts if config.privacy.counts else None
-        self._counted: Sequence[Any] = ()
-        if self._counting is not None:
-            self._counted = self._counting.units(self.site, config.privacy.unit)
-        self._config, self.steps, self.lost = config, 0, 0
+        self.support = support
+        self.promise = support.make_promise(config)
+        self.num_examples = site.num_examples
+        self.scores = site.scores
+        self.steps = 0
+        self.lost = 0  # answers whose every gradient failed, so that noise alone left
+        self._config = config
+        self._secret = secret or secrets.token_bytes(32)
+        self._question = question
         self._kept: Tensors = {}
-        self._data = self.of.content(data)
+        self._data = support.digest(data)
+
+        unit, delta = self.promise.privacy.unit, self.promise.privacy.delta
+        self.units = support.units(site, unit)
+        if delta * len(self.units) >= 1:
+            raise ConfigError(
+                f"delta = {delta:g}: site {data.id!r} has {len(self.units):,} units; a "
+                "delta of 1 / units or more promises none of them anything: lower it"
+            )
+        self._counted_units: Sequence[Any] = ()
+        if support.is_counting(config):
+            self._counted_units = support.counted_units(site, unit)
         self._begin({})
 
     def begin(self, tensors: Tensors) -> Update:
-        """What all sites agreed on, by their noisy counts."""
-        other = self._agreed and tensor_fingerprint(self._agreed) != tensor_fingerprint(
-            tensors
-        )
-        if self.steps or other or self.of.first(self._config) is None:
+        """Take what all sites agreed on, by their noisy counts."""
+        is_other = self._agreed and tensor_fingerprint(
+            self._agreed
+        ) != tensor_fingerprint(tensors)
+        if self.steps or is_other or not self.support.agrees_first(self._config):
             raise RefusedError(
-                f"site {self.id!r}: there is nothing to agree on, or no more"
+                f"site {self.id!r}: there is nothing to agree on, or training has begun"
             )
         self._begin(tensors)
         return Update()
 
     def _begin(self, agreed: Tensors) -> None:
-        """Nothing, where it is to be agreed on yet."""
-        if agreed or self.of.first(self._config) is None:
-            self.of.begin(self.site, agreed)
+        """Prepare the first answer, unless sites have yet to agree on something."""
+        if agreed or not self.support.agrees_first(self._config):
+            self.support.begin(self.site, agreed)
         self._agreed = snapshot(agreed)
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._own: dict[str, torch.nn.Parameter] = self.site.private
         self._adam = Adam(self._own, self._config.learning_rate)
-        share, whole = self.promise.grids
-        self._grids = dict.fromkeys(self._shared, share) | dict.fromkeys(
-            self._own, whole
-        )
+        shared_grid, private_grid = self.promise.grids
+        self._grids = {
+            **dict.fromkeys(self._shared, shared_grid),
+            **dict.fromkeys(self._own, private_grid),
+        }
+
+    # A round.
 
     def noisy_gradients(self, tensors: Tensors, *, round: int) -> Update:
-        """Σ of the round's units' clipped gradients, with noise, in whole numbers of
-        the grid."""
+        """Return Σ of the drawn units' clipped gradients, with noise, in whole numbers.
+
+        The private layers take a step along theirs, which stay here.
+
+        Raises:
+            RefusedError: All rounds of the promise are done.
+        """
         if self.steps >= self.promise.rounds:
             raise RefusedError(
-                f"site {self.id!r}: the job's promise is of {self.promise.rounds:,} rounds, and "
-                "all of them are done"
+                f"site {self.id!r}: the job promises {self.promise.rounds:,} rounds, "
+                "and all of them are done"
             )
         load_into(self._shared, tensors)
-        self._kept = self.of.before(self.site, round, self._kept)
-        key, failed = self._key(round), Counter[str]()
-        stream = Stream(key)
-        total = {
-            n: torch.zeros(p.shape, dtype=torch.int64)
-            for n, p in self._learning.items()
-        }
-        self.site.model.train(True)
-        # By chance that nobody knows: dropout by a public seed would be another for
-        # every unit behind one that is left out, and all of these would move the sum.
-        dropout = stream.words(len(self.units)) >> np.uint64(1)
-        device = next(iter(self._parameters.values())).device
-        for unit in np.flatnonzero(
-            chosen(stream, len(self.units), self.promise.privacy.rate)
-        ):
-            seed_torch(int(dropout[unit]), device)
-            try:
-                clipped = self.clipped(self.units[unit])
-            except Exception as error:
-                # a refusal would tell of the unit, which adds nothing
-                failed[type(error).__name__] += 1
-                continue
-            for name, part in clipped.items():
-                total[name] += part  # [abadi noise]
-        if failed:  # for this site's people alone
-            logger.warning("gradients that cannot be computed: %s", dict(failed))
-            self.lost += not any(value.any() for value in total.values())
+        self._kept = self.support.prepare_round(self.site, round, self._kept)
+        key = self._key(round)
+        total = self._sum_clipped(Stream(key))
+
         stream = Stream(receipt(key, "noise", tensor_fingerprint(total)))
         for value in total.values():
             noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
             value += noise.reshape(value.shape)  # [abadi noise]
         self.steps += 1
+
         if self._own:
             unit = self.promise.grids[1] / self._config.batch_size
-            self._adam.step({n: (total[n] * unit).to(p) for n, p in self._own.items()})
-        return Update(
-            {name: value for name, value in total.items() if name in self._shared}
-        )
+            self._adam.step(
+                {name: (total[name] * unit).to(p) for name, p in self._own.items()}
+            )
+        shared = {name: total[name] for name in total if name in self._shared}
+        return Update(shared)
+
+    def _sum_clipped(self, stream: Stream) -> dict[str, Tensor]:
+        """Return Σ of the clipped gradients of units that are drawn from the stream."""
+        total = {
+            name: torch.zeros(parameter.shape, dtype=torch.int64)
+            for name, parameter in self._learning.items()
+        }
+        self.site.model.train(True)
+        # The seeds of dropout are secret. By public ones, leaving out one unit would
+        # change the dropout of every unit behind it, and all of these would move the
+        # sum.
+        dropout = stream.words(len(self.units)) >> np.uint64(1)
+        drawn = chosen(stream, len(self.units), self.promise.privacy.rate)
+        device = next(iter(self._parameters.values())).device
+
+        failures = Counter[str]()
+        for unit in np.flatnonzero(drawn):
+            seed_torch(int(dropout[unit]), device)
+            try:
+                clipped = self.clipped(self.units[unit])
+            except Exception as error:
+                # A refusal would tell of the unit, so it adds nothing instead.
+                failures[type(error).__name__] += 1
+                continue
+            for name, part in clipped.items():
+                total[name] += part  # [abadi noise]
+
+        if failures:  # for this site's people alone
+            logger.warning("gradients that cannot be computed: %s", dict(failures))
+            self.lost += not any(value.any() for value in total.values())
+        return total
 
     @property
     def _learning(self) -> dict[str, torch.nn.Parameter]:
@@ -399,86 +482,103 @@ class PrivateSite(MethodSite):
         return {**self._shared, **self._own}
 
     def clipped(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """A unit's gradient, at most C long, in whole numbers. indices: of its
-        sentences.
+        """Return a unit's gradient, at most C long, in whole numbers of the grid.
 
-        No other unit is in a pass with it: by rounding they would move what it gives.
+        No other unit is in a pass with it, because rounding would let that unit change
+        the result.
+
+        Args:
+            indices: The unit's sentences.
         """
-        found, parameters = dict[str, Tensor](), self._learning
-        for at in range(0, len(indices), TOGETHER):
-            part = indices[at : at + TOGETHER]
-            loss = self.of.loss(self.site, part) * (len(part) / len(indices))
-            if not loss.requires_grad:  # of nothing that learns now
+        gradients: dict[str, Tensor] = {}
+        parameters = self._learning
+        for start in range(0, len(indices), TOGETHER):
+            part = indices[start : start + TOGETHER]
+            loss = self.support.loss(self.site, part) * (len(part) / len(indices))
+            if not loss.requires_grad:  # it depends on nothing that learns now
                 continue
-            own = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
-            for name, gradient in zip(parameters, own, strict=True):
-                if gradient is not None:
-                    found[name] = found[name] + gradient if name in found else gradient
-        return cut(found, self.promise.privacy.clip, self._grids)
+            of_part: Sequence[Tensor | None] = torch.autograd.grad(
+                loss, [*parameters.values()], allow_unused=True
+            )
+            for name, gradient in zip(parameters, of_part, strict=True):
+                if gradient is None:
+                    continue
+                earlier = gradients.get(name)
+                gradients[name] = gradient if earlier is None else earlier + gradient
+        return cut(gradients, self.promise.privacy.clip, self._grids)
 
     def _key(self, round: int) -> bytes:
-        """Of the randomness of the next answer."""
-        now = {n: p.detach() for n, p in self._parameters.items()}
-        now |= prefixed("kept.", self._kept) | prefixed(AGREED, self._agreed)
-        sent = tensor_fingerprint(now)
-        about = (
+        """Return the key of the randomness of the next answer."""
+        tensors = {name: p.detach() for name, p in self._parameters.items()}
+        tensors |= prefixed("kept.", self._kept)
+        tensors |= prefixed(AGREED, self._agreed)
+        return receipt(
+            self._secret,
             repr(self.promise),
             repr(self._config),
             self.steps,
             round,
             self._question(),
-            sent,
+            tensor_fingerprint(tensors),
+            self._data,
+            platform.node(),
+            torch.__version__,
+            torch.get_num_threads(),
         )
-        where = (platform.node(), torch.__version__, torch.get_num_threads())
-        return receipt(self._secret, *about, self._data, *where)
+
+    # Noisy counts and the end.
 
     def noisy_counts(self, tensors: Tensors, *, round: int) -> Update:
-        """Σ of what each unit counts, `Privacy.counted` at most (L2), with noise, in
-        whole numbers; before the first round, or of the last round's model alone."""
-        how, grid, most = (
-            self._counting,
-            self.promise.counted,
-            self.promise.privacy.counted,
-        )
-        first = self.of.first(self._config) is not None
-        if how is None or self.steps != (0 if first else self.promise.rounds):
+        """Return Σ of each unit's counts, clipped, with noise, in whole numbers.
+
+        Counts are of the data before the first round, or of the last round's model.
+
+        Raises:
+            RefusedError: The job has no counts, or none at this time.
+        """
+        agrees_first = self.support.agrees_first(self._config)
+        due_at = 0 if agrees_first else self.promise.rounds
+        if not self.support.is_counting(self._config) or self.steps != due_at:
+            time = "before it begins" if agrees_first else "at its end"
             raise RefusedError(
-                f"site {self.id!r}: the job has no counts, or none but "
-                f"{'before it begins' if first else 'at its end'}"
+                f"site {self.id!r}: the job has no counts, or only {time}"
             )
-        load_into({} if first else self._shared, tensors)
-        total = torch.zeros(how.size(self._config), dtype=torch.int64)
-        for one in self._counted:
-            # a refusal would tell of the unit, which adds nothing
+        load_into({} if agrees_first else self._shared, tensors)
+        size = self.support.count_size(self._config)
+        total = torch.zeros(size, dtype=torch.int64)
+        grids = {COUNTS: self.promise.counted}
+        for counted in self._counted_units:
+            # A refusal would tell of the unit, so it adds nothing instead.
             with suppress(Exception):
-                places, own = map(torch.as_tensor, how.own(self.site, one))
-                found = cut({COUNTS: own}, most, {COUNTS: grid})[
-                    COUNTS
-                ]  # [abadi counts]
-                total.index_add_(0, places, found)
+                places, counts = self.support.count_unit(self.site, counted)
+                vector = {COUNTS: torch.as_tensor(counts)}
+                clipped = cut(vector, self.promise.privacy.counted, grids)
+                # [abadi counts]
+                total.index_add_(0, torch.as_tensor(places), clipped[COUNTS])
+
         stream = Stream(
             receipt(self._key(round), COUNTS, tensor_fingerprint({COUNTS: total}))
         )
-        total += torch.from_numpy(
-            discrete_gaussian(stream, len(total))
-        )  # [abadi counts]
+        noise = discrete_gaussian(stream, len(total))
+        total += torch.from_numpy(noise)  # [abadi counts]
         return Update({COUNTS: total})
 
     def finish(self, tensors: Tensors) -> Update:
-        """Test the last round's model, and save it; what comes of it stays here.
+        """Test the last round's model and save it; the scores stay here.
 
-        Raises RefusedError for parameters that are no numbers.
+        Raises:
+            RefusedError: The parameters are not finite.
         """
         if not all(bool(value.isfinite().all()) for value in tensors.values()):
             raise RefusedError(
-                f"site {self.id!r}: the model that came is not of finite numbers"
+                f"site {self.id!r}: the model that came has numbers that are not finite"
             )
         load_into(self._shared, tensors)
         self.site.finish(tensors)
         self.scores = self.site.scores
         return Update()
 
-    # what a job asks of a site
+    # What a job asks of a site.
 
     @property
     def id(self) -> str:
@@ -486,13 +586,13 @@ class PrivateSite(MethodSite):
         return str(self.site.id)
 
     def described(self) -> str:
-        """What is shared, what stays, and what is promised."""
+        """Describe what is shared, what stays, and what is promised."""
         return f"{self.site.described()}; {self.promise}"
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
-        """The finished model's scores on another site's test data."""
-        found: dict[str, Any] = self.site.scores_on(site)
-        return found
+        """Return the finished model's scores on another site's test data."""
+        scores: dict[str, Any] = self.site.scores_on(site)
+        return scores
 
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
         """Return the counts of the finished model; see `MethodSite`."""
@@ -500,102 +600,29 @@ class PrivateSite(MethodSite):
         return counts
 
     def covered(self, task: str) -> dict[str, int]:
-        """One step, of as many sentences, or patients, as are expected."""
+        """Return the one step behind an update, and the number of expected examples."""
         expected = int(self.promise.privacy.rate * self.num_examples)
-        behind = {NOISY: expected, COUNTS: len(self._counted)}
-        if task not in behind:
+        examples = {NOISY: expected, COUNTS: len(self._counted_units)}
+        if task not in examples:
             return {}
-        return {"steps": 1, **dict.fromkeys(self.of.behind, behind[task])}
+        return {"steps": 1, **dict.fromkeys(self.support.example_names, examples[task])}
 
     def state(self) -> State:
-        """Private layers, their optimizer, what is kept of earlier parameters, the
-        secret."""
-        own = prefixed("private.", {name: p.detach() for name, p in self._own.items()})
-        own |= (
-            prefixed("kept.", self._kept)
-            | prefixed(AGREED, self._agreed)
-            | self._adam.state()
-        )
-        return State(self.steps, own, {"secret": self._secret.hex()})
+        """Return private layers, their optimizer, what `prepare_round` keeps, secret."""
+        private = {name: p.detach() for name, p in self._own.items()}
+        tensors = {
+            **prefixed("private.", private),
+            **prefixed("kept.", self._kept),
+            **prefixed(AGREED, self._agreed),
+            **self._adam.state(),
+        }
+        return State(self.steps, tensors, {"secret": self._secret.hex()})
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
+        """Go back to a saved state."""
         self._begin(below(state.tensors, AGREED))
         load_into(self._own, below(state.tensors, "private."))
         self._kept = below(state.tensors, "kept.")
         self._adam.restore(state.tensors)
-        self._secret, self.steps = bytes.fromhex(state.fact("secret", str)), state.round
-
-
-def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> None:
-    """Raises ConfigError where units are patients and a document's is not known."""
-    known = (
-        [bool(normalise(patient or "")) for patient in patients]
-        if unit == "patient"
-        else []
-    )
-    if unknown := known.count(False):
-        raise ConfigError(
-            f'[privacy] unit = "patient": {unknown:,} of {len(known):,} training documents '
-            f"of site {site!r} have no patient; the largest unit that is known is a document: "
-            'set unit = "document", or name the patients in the files'
-        )
-
-
-def owner_of(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
-    """What is one unit has one; patients whose names differ in case or blanks alone are
-    one."""
-    return (normalise(patient or ""), *(() if unit == "patient" else (note,)))
-
-
-def owned(site: str, documents: Sequence[Document], unit: Unit) -> list[list[Document]]:
-    """The documents of each patient, or the sentences of each document.
-
-    Raises ConfigError where a document's patient is not known.
-    """
-    require_patients(site, unit, (document.patient for document in documents))
-    found: dict[tuple[str, ...], list[Document]] = {}
-    for document in documents:
-        note = document.meta.get("document", document.id)
-        # [abadi units]
-        found.setdefault(owner_of(document.patient, note, unit), []).append(document)
-    return [*found.values()]
-
-
-def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
-    """The sentences of each unit of a site's corpus, all of them together in one.
-
-    Raises ConfigError where a document's patient is not known.
-    """
-    corpus = site.train_set
-    owners = corpus.encoded.sentence_document
-    if unit == "sentence":
-        # one less would change the rest
-        if getattr(site.model.config, "context", unit) != unit:
-            raise ConfigError(
-                '[privacy] unit = "sentence": this model reads whole documents: set unit = '
-                '"document" or "patient", or [model] context = "sentence"'
-            )
-        return [np.array([at]) for at in range(len(owners))]
-    # [abadi units]
-    of = {
-        id(d): n
-        for n, own in enumerate(owned(site.id, corpus.documents, unit))
-        for d in own
-    }
-    number = np.array([of[id(d)] for d in corpus.documents])[owners]
-    order = np.argsort(number, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
-
-
-def _mentions(site: Any, documents: Sequence[Document]) -> tuple[range, list[float]]:
-    """Strict counts over the types that a site annotates."""
-    types = site.data.tags.types
-    found = SpanCounts.of(documents, site.model.predict(documents), types=types).total
-    return range(3), [float(found.strict), float(found.predicted), float(found.gold)]
-
-
-def _digest(data: SiteData) -> bytes:
-    """Of the training data."""
-    parts = ((d.id, str(d.patient), d.text, repr(d.spans)) for d in data.train)
-    return digest(*(part for document in parts for part in document))
+        self._secret = bytes.fromhex(state.fact("secret", str))
+        self.steps = state.round

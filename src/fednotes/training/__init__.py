@@ -1,0 +1,1 @@
+"""What methods share: local training, optimizers, aggregation, compression."""

@@ -1,20 +1,21 @@
 """Updates made smaller that still add.
 
-A sum over sites is all that a server ever sees, so sites must agree on a code before
-they send; each keeps its change until the code is agreed on:
+A server only ever sees a sum over sites, so sites must agree on a code before they
+send. Each site keeps its change until the code is agreed on:
 
-    "packed"  told: mean squares of each tensor.   agreed: one step size for each tensor
-    "top-k"   told: mean square of each block.     agreed: the blocks with the largest sums
+    code       what sites measure            what is agreed
+    "packed"   mean square of each tensor    one step size for each tensor
+    "top-k"    mean square of each block     the blocks with the largest sums
 
-"packed" rounds to whole steps and lays several numbers, as digits, into each integer of
-eight bytes, which is what the masks of a secure sum make of any number. Digits must not
-carry when sites are added: a site weighs its change before it rounds, so that the sum
-of K sites' weights is K.
+"packed" rounds to whole steps, and packs several numbers as digits into each integer of
+eight bytes, which is the size that a secure sum gives any number. Digits must not carry
+when sites are added: a site weighs its change before it rounds, so that the weights of
+K sites sum to K.
 
 What a site could not send is added to its next change: error feedback (Seide et al.
-2014; Karimireddy et al. 2019). Blocks of `BLOCK` neighbours in place of single numbers,
-chosen by the sum and not by each site: no indices travel upwards, and the values add
-under a secure sum.
+2014; Karimireddy et al. 2019). "top-k" chooses blocks of `BLOCK` neighbours in place of
+single numbers, by the sum and not by each site. So no indices travel upwards, and the
+values add under a secure sum.
 """
 
 from __future__ import annotations
@@ -34,95 +35,98 @@ from fednotes.training.sites import rising
 
 Compression = Literal["none", "packed", "top-k"]
 BLOCK = 64
-LEVELS = 12  # steps that a change of mean weight may have, either sign
-# standard deviations that they span; what lies beyond waits for its next turn
+LEVELS = 12  # steps that a change of mean weight may have, in either direction
+# Standard deviations that these steps span; what lies beyond is sent the next time.
 RANGE = 4.0
-EXACT = 2**52  # float64, in which sums are formed, counts that far
+EXACT = 2**52  # float64, in which sums are formed, is exact up to here
+WORD_BYTES = 8
+FLOAT_BYTES = 4
 
 
-def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
-    """What a site says of its change: mean squares, (1,) or (blocks,) a tensor."""
+# A cycle: sites measure, a code is agreed on, sites encode, the server decodes.
+
+
+def measure_changes(change: Tensors, compression: Compression) -> dict[str, Tensor]:
+    """Return the mean squares that a site reports of its change.
+
+    Returns:
+        (1,) for each tensor with "packed", (blocks,) with "top-k".
+    """
     return {
         name: _rows(value, compression).square().mean(1)
         for name, value in change.items()
     }
 
 
-def told_shapes(like: Tensors, compression: Compression) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what `told` gives for changes of these tensors."""
+def measured_shapes(
+    like: Tensors, compression: Compression
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what `measure_changes` returns for such tensors."""
     return {name: (len(_rows(value, compression)),) for name, value in like.items()}
 
 
-def sent_shapes(
-    code: Tensors, like: Tensors, compression: Compression, sites: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what `encode` sends of changes of these tensors."""
-    if compression != "packed":
-        return {name: (len(chosen), BLOCK) for name, chosen in code.items()}
-    _, digits = _base(sites)
-    return {name: (-(-value.numel() // digits),) for name, value in like.items()}
+def agree_on_code(
+    means: Tensors, compression: Compression, share: float
+) -> dict[str, Tensor]:
+    """Return the code that follows from the weighted means of what sites measured.
 
+    Args:
+        means: The means, by name.
+        compression: "packed" or "top-k".
+        share: With "top-k", the part of all blocks that is sent.
 
-def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
-    """The code, from the weighted means of what sites told.
-
-    packed: the step size of each tensor, (1,). top-k: the chosen blocks of each tensor,
-    int32 in ascending order, together the `share` of all blocks with the largest means
-    (one at least).
+    Returns:
+        With "packed", the step size of each tensor, (1,). With "top-k", the chosen
+        blocks of each tensor, (n,) int32 in ascending order: together the `share` of
+        all blocks that has the largest means, at least one.
     """
     if compression == "packed":
         return {name: RANGE / LEVELS * mean.sqrt() for name, mean in means.items()}
-    names = list(means)
-    everything = torch.cat([means[name] for name in names])
-    count = max(1, round(share * len(everything)))
-    chosen = torch.zeros(len(everything), dtype=torch.bool)
-    chosen[everything.argsort(descending=True, stable=True)[:count]] = True
-    parts = chosen.split([len(means[name]) for name in names])
+
+    all_means = torch.cat(list(means.values()))
+    count = max(1, round(share * len(all_means)))
+    largest = all_means.argsort(descending=True, stable=True)[:count]
+    is_chosen = torch.zeros(len(all_means), dtype=torch.bool)
+    is_chosen[largest] = True
+    by_tensor = is_chosen.split([len(mean) for mean in means.values()])
     return {
-        name: part.nonzero().flatten().to(torch.int32)
-        for name, part in zip(names, parts, strict=True)
+        name: chosen.nonzero().flatten().to(torch.int32)
+        for name, chosen in zip(means, by_tensor, strict=True)
     }
-
-
-def sizes(
-    tensors: Tensors, compression: Compression, share: float, sites: int
-) -> tuple[int, int]:
-    """Bytes of a cycle: what a site sends, told and coded, and is sent beside the
-    parameters."""
-    if compression == "none":
-        return nbytes(tensors), 0
-    if compression == "packed":
-        _, digits = _base(max(1, sites))
-        words = sum(-(-value.numel() // digits) for value in tensors.values())
-        return 8 * words + 4 * len(tensors), 4 * len(tensors)
-    blocks = sum(len(_rows(value, compression)) for value in tensors.values())
-    chosen = max(1, round(share * blocks))
-    return 4 * blocks + 4 * BLOCK * chosen, 4 * chosen
 
 
 def require_code(
     code: Tensors, change: Tensors, compression: Compression, share: float
 ) -> None:
-    """Pass a code that `agreed` can have given for this change. Raises RefusedError."""
-    parts = {name: len(_rows(value, compression)) for name, value in change.items()}
+    """Check that `agree_on_code` can have returned a code for this change.
+
+    Raises:
+        RefusedError: It cannot.
+    """
+    blocks = {name: len(_rows(value, compression)) for name, value in change.items()}
+    if not _is_code(code, blocks, compression, share):
+        raise RefusedError(
+            "the received code does not match this job: expected a step size for each "
+            "tensor, or the job's share of all blocks, each once and in order"
+        )
+
+
+def _is_code(
+    code: Tensors, blocks: Mapping[str, int], compression: Compression, share: float
+) -> bool:
+    if code.keys() != blocks.keys():
+        return False
     dtype = torch.float32 if compression == "packed" else torch.int32
-    right = code.keys() == parts.keys() and all(
-        value.dtype is dtype and value.dim() == 1 for value in code.values()
-    )
-    if right and compression == "packed":
-        right = all(
+    if any(value.dtype is not dtype or value.dim() != 1 for value in code.values()):
+        return False
+    if compression == "packed":
+        return all(
             len(step) == 1 and 0 <= float(step) < math.inf for step in code.values()
         )
-    elif right:
-        wanted = max(1, round(share * sum(parts.values())))
-        right = sum(map(len, code.values())) == wanted and all(
-            rising(chosen, parts[name]) for name, chosen in code.items()
-        )
-    if not right:
-        raise RefusedError(
-            "the code for the changes is none of this job: a step size for each tensor, or the "
-            "job's share of all blocks, each once and in order"
-        )
+    expected = max(1, round(share * sum(blocks.values())))
+    return sum(map(len, code.values())) == expected and all(
+        rising(chosen, blocks[name]) for name, chosen in code.items()
+    )
 
 
 def encode(
@@ -132,65 +136,127 @@ def encode(
     part: float = 1.0,
     sites: int = 1,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A change in the agreed code, and what of it is left for the next time.
+    """Return a change in the agreed code, and what of it is left for the next time.
 
-    part: the site's weight, of which all `sites` together have `sites`. Returns int64
-    (words,), or float32 (chosen blocks, `BLOCK`); and float32 of the tensors' shapes.
+    Args:
+        change: The change, by name.
+        code: What `agree_on_code` returned.
+        compression: "packed" or "top-k".
+        part: The site's weight; the weights of all sites sum to `sites`.
+        sites: Number of sites in the sum.
+
+    Returns:
+        What is sent: (words,) int64, or (chosen blocks, `BLOCK`) float32. And what is
+        left, float32 of the tensors' shapes.
     """
     sent, left = {}, {}
     for name, value in change.items():
         if compression == "packed":
-            step, most = code[name].to(value.device), math.ceil(LEVELS * part)
+            step = code[name].to(value.device)
+            largest = math.ceil(LEVELS * part)
             levels = torch.where(step > 0, part * value / step, torch.zeros_like(value))
-            levels = levels.round().clamp(-most, most)
-            sent[name] = _packed(levels.flatten().long().cpu(), sites)
+            levels = levels.round().clamp(-largest, largest)
+            sent[name] = _pack(levels.flatten().long().cpu(), sites)
             left[name] = value - levels * step / part if part else value
         else:
-            blocks, chosen = (
-                _rows(value, compression),
-                code[name].long().to(value.device),
-            )
+            blocks = _rows(value, compression)
+            chosen = code[name].long().to(value.device)
             sent[name] = blocks[chosen].cpu()
-            blocks = blocks.index_fill(0, chosen, 0.0)
-            left[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
+            unsent = blocks.index_fill(0, chosen, 0.0)
+            left[name] = _from_blocks(unsent, value)
     return sent, left
 
 
-def opened(total: Total, like: Tensors, compression: Compression, sites: int) -> Total:
-    """The sum of what sites sent, its digits told apart. sites: that it was coded for.
+def encoded_shapes(
+    code: Tensors, like: Tensors, compression: Compression, sites: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what `encode` sends of changes of such tensors."""
+    if compression != "packed":
+        return {name: (len(chosen), BLOCK) for name, chosen in code.items()}
+    _, digits = _digits_of_word(sites)
+    return {name: (_words(value, digits),) for name, value in like.items()}
 
-    Raises TrainingError where another site is in it, so that digits may have carried.
+
+def unpack_total(
+    total: Total, like: Tensors, compression: Compression, sites: int
+) -> Total:
+    """Return the sum of what sites sent, with its digits separated.
+
+    Args:
+        total: The sum.
+        like: Tensors of the shapes of the change.
+        compression: "packed" or "top-k", which needs no unpacking.
+        sites: Number of sites that the sum was encoded for.
+
+    Raises:
+        TrainingError: Another site is in the sum, so digits may have carried.
     """
     if compression != "packed":
         return total
     if total.metric("part") > sites * (1 + 1e-9):
         raise TrainingError("a site sent a change in a code that it had no part in")
-    found = dict(total.tensors)
+    tensors = dict(total.tensors)
     for name, value in like.items():
-        found[name] = _digits(found[name], value.numel(), sites).reshape(value.shape)
-    return replace(total, tensors=found, weight=total.metric("part"))
+        numbers = _unpack(tensors[name], value.numel(), sites)
+        tensors[name] = numbers.reshape(value.shape)
+    return replace(total, tensors=tensors, weight=total.metric("part"))
 
 
 def decode(
     means: Tensors, code: Tensors, like: Mapping[str, Tensor], compression: Compression
 ) -> dict[str, Tensor]:
-    """The mean change, from the weighted means of what sites sent; float32 as `like`."""
-    found = {}
+    """Return the mean change, from the weighted means of what sites sent.
+
+    Args:
+        means: The means, by name.
+        code: What `agree_on_code` returned.
+        like: Tensors of the shapes of the change.
+        compression: "packed" or "top-k".
+    """
+    change = {}
     for name, value in like.items():
         if compression == "packed":
-            found[name] = means[name] * code[name]
+            change[name] = means[name] * code[name]
         else:
             blocks = torch.zeros_like(_rows(value, compression))
             blocks[code[name].long()] = means[name]
-            found[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
-    return found
+            change[name] = _from_blocks(blocks, value)
+    return change
 
 
-def _base(sites: int) -> tuple[int, int]:
-    """How many values a sum of digits can have, zero in the middle, and digits in a
-    word.
+def count_bytes(
+    tensors: Tensors, compression: Compression, share: float, sites: int
+) -> tuple[int, int]:
+    """Return the bytes of a cycle that a site sends, and receives as a code.
 
-    A site's digit is at most `LEVELS` times its weight, rounded up.
+    The parameters that it receives are not counted.
+
+    Args:
+        tensors: What sites share.
+        compression: The code.
+        share: With "top-k", the part of all blocks that is sent.
+        sites: Number of sites.
+    """
+    if compression == "none":
+        return nbytes(tensors), 0
+    if compression == "packed":
+        _, digits = _digits_of_word(max(1, sites))
+        words = sum(_words(value, digits) for value in tensors.values())
+        steps = FLOAT_BYTES * len(tensors)
+        return WORD_BYTES * words + steps, steps
+    blocks = sum(len(_rows(value, compression)) for value in tensors.values())
+    chosen = max(1, round(share * blocks))
+    return FLOAT_BYTES * (blocks + BLOCK * chosen), FLOAT_BYTES * chosen
+
+
+# Digits in words, and blocks of tensors.
+
+
+def _digits_of_word(sites: int) -> tuple[int, int]:
+    """Return how many values a sum of digits can have, and the digits of a word.
+
+    Zero is in the middle of the values. A site's digit is at most `LEVELS` times its
+    weight, rounded up.
     """
     base = 2 * (LEVELS + 1) * sites + 1
     digits = 1
@@ -199,26 +265,39 @@ def _base(sites: int) -> tuple[int, int]:
     return base, digits
 
 
-def _packed(levels: Tensor, sites: int) -> Tensor:
-    """(numbers,) → (words,) int64, Σ level_j base^j of neighbours j."""
-    base, digits = _base(sites)
-    rows = torch.nn.functional.pad(levels, (0, -len(levels) % digits)).view(-1, digits)
-    return (rows * torch.tensor([base**j for j in range(digits)])).sum(1)
+def _words(value: Tensor, digits: int) -> int:
+    """Return how many words a tensor's numbers take."""
+    return -(-value.numel() // digits)
 
 
-def _digits(words: Tensor, numbers: int, sites: int) -> Tensor:
-    """(words,) a sum of words → (numbers,) float64, the sums of digits."""
-    (base, digits), rest, found = _base(sites), words.round().long(), []
+def _pack(levels: Tensor, sites: int) -> Tensor:
+    """Return (words,) int64: Σ level_j base^j of neighbours j, of levels (numbers,)."""
+    base, digits = _digits_of_word(sites)
+    padded = torch.nn.functional.pad(levels, (0, -len(levels) % digits))
+    powers = torch.tensor([base**place for place in range(digits)])
+    return (padded.view(-1, digits) * powers).sum(1)
+
+
+def _unpack(words: Tensor, numbers: int, sites: int) -> Tensor:
+    """Return the sums of digits, (numbers,) float64, of a sum of words, (words,)."""
+    base, digits = _digits_of_word(sites)
+    left = words.round().long()
+    by_place = []
     for _ in range(digits):
-        digit = (rest + base // 2) % base - base // 2
-        rest = (rest - digit) // base
-        found.append(digit)
-    return torch.stack(found, 1).flatten()[:numbers].double()
+        digit = (left + base // 2) % base - base // 2
+        left = (left - digit) // base
+        by_place.append(digit)
+    return torch.stack(by_place, 1).flatten()[:numbers].double()
 
 
 def _rows(value: Tensor, compression: Compression) -> Tensor:
-    """(1, numbers); or (blocks, BLOCK), the last one filled with zeros."""
+    """Return (1, numbers) with "packed"; else (blocks, BLOCK), padded with zeros."""
     flat = value.flatten()
     if compression == "packed":
         return flat[None]
     return torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+
+
+def _from_blocks(blocks: Tensor, like: Tensor) -> Tensor:
+    """Return the numbers of blocks, (blocks, BLOCK), in the shape of a tensor."""
+    return blocks.flatten()[: like.numel()].reshape(like.shape)

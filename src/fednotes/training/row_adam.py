@@ -12,15 +12,22 @@ from torch import Tensor
 from fednotes.core.kernels import kernel
 from fednotes.core.tensors import require_like
 
+BETA1, BETA2 = 0.9, 0.999
+
 
 class RowAdam:
     """Adam; of a parameter whose gradient is sparse, only the rows in it move.
 
-    Dense gradients: `torch.optim.Adam`; sparse ones: `torch.optim.SparseAdam` (one
-    count of steps for all rows). parameters: name → parameter, changed in place. An
-    `Optimizer` with the names of Adam's state. clip: the most that the norm of all
-    gradients may be (`torch.nn.utils.clip_grad_norm_` takes no sparse ones); 0 does not
-    clip.
+    With dense gradients it is `torch.optim.Adam`, with sparse ones
+    `torch.optim.SparseAdam` (one count of steps for all rows). It is an `Optimizer`
+    with the names of Adam's state.
+
+    Args:
+        parameters: What `step` changes in place, by name.
+        learning_rate: The learning rate.
+        clip: Largest norm of all gradients together (`torch.nn.utils.clip_grad_norm_`
+            takes no sparse ones); 0 does not clip.
+        eps: ε of Adam.
     """
 
     def __init__(
@@ -30,8 +37,10 @@ class RowAdam:
         clip: float = 0.0,
         eps: float = 1e-8,
     ) -> None:
-        self.parameters, self._rate = dict(parameters), learning_rate
-        self._clip, self._eps = clip, eps
+        self.parameters = dict(parameters)
+        self._rate = learning_rate
+        self._clip = clip
+        self._eps = eps
         self._steps = dict.fromkeys(self.parameters, 0)
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -42,90 +51,124 @@ class RowAdam:
         *,
         rate: float | None = None,
     ) -> None:
-        """One step along `gradients`, or along each parameter's own `.grad`, which is
-        then gone."""
-        found: dict[str, Tensor] = {}
+        """Take a step, and clear the gradients.
+
+        Args:
+            gradients: The gradient of each parameter, by name; each parameter's own
+                `.grad` if not given.
+            rate: The learning rate of this step, if it is another.
+        """
+        moving: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
-            grad = parameter.grad if gradients is None else gradients[name]
+            gradient = parameter.grad if gradients is None else gradients[name]
             parameter.grad = None
-            if grad is not None:
-                grad = grad.coalesce() if grad.is_sparse else grad
-                # no row is touched by a batch of patients without concepts
-                if not grad.is_sparse or grad.values().numel():
-                    found[name] = grad
-        share = self._share(found.values())
-        for name, grad in found.items():
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                gradient = gradient.coalesce()
+                if not gradient.values().numel():
+                    continue  # a batch of patients without concepts touches no row
+            moving[name] = gradient
+
+        factor = self._clip_factor(moving.values())
+        for name, gradient in moving.items():
             if name not in self._moments:
                 like = self.parameters[name]
                 self._moments[name] = (torch.zeros_like(like), torch.zeros_like(like))
             self._steps[name] += 1
-            self._move(name, grad, share, self._rate if rate is None else rate)
+            self._move(name, gradient, factor, self._rate if rate is None else rate)
 
-    def _share(self, gradients: Iterable[Tensor]) -> float:
-        """What all gradients are multiplied by so that their norm is at most `clip`."""
+    def _clip_factor(self, gradients: Iterable[Tensor]) -> float:
+        """Return the factor by which the norm of all gradients is at most `clip`."""
         if not self._clip:
             return 1.0
         values = [g.values() if g.is_sparse else g for g in gradients]
         norm = math.sqrt(sum(float(v.double().square().sum()) for v in values))
         return min(1.0, self._clip / (norm + 1e-6))
 
-    def _move(self, name: str, grad: Tensor, share: float, rate: float) -> None:
-        parameter, (first, second) = self.parameters[name], self._moments[name]
-        b1, b2, t = 0.9, 0.999, self._steps[name]
-        size, root, eps = rate / (1 - b1**t), 1 / math.sqrt(1 - b2**t), self._eps
+    def _move(self, name: str, gradient: Tensor, factor: float, rate: float) -> None:
+        """Move a parameter, or the rows of it that are in a sparse gradient.
+
+        Args:
+            name: The parameter's name.
+            gradient: Its gradient.
+            factor: What the gradient is multiplied by, at most 1.
+            rate: The learning rate.
+        """
+        parameter = self.parameters[name]
+        first, second = self._moments[name]
+        steps = self._steps[name]
+        size = rate / (1 - BETA1**steps)
+        root = 1 / math.sqrt(1 - BETA2**steps)
+        eps = self._eps
         rows: Tensor | slice = slice(None)
-        if grad.is_sparse:  # eps where SparseAdam has it
-            rows, grad, eps = grad.indices()[0], grad.values(), eps * root
-        if share < 1:
-            grad = grad * share
-        values = (parameter, first, second, grad)
-        if all(
-            v.is_cpu and v.dtype == torch.float32 and v.is_contiguous() for v in values
-        ):
-            whole = (
-                np.arange(len(parameter)) if isinstance(rows, slice) else rows.numpy()
-            )
-            flat = [v.detach().view(len(v), -1).numpy() for v in values]
-            _adam(
-                *flat,
-                whole,
-                *map(np.float32, (b1, b2, 1 - b1, 1 - b2, size, root, eps)),
-            )
+        if gradient.is_sparse:
+            rows = gradient.indices()[0]
+            gradient = gradient.values()
+            eps = eps * root  # where SparseAdam adds it
+        if factor < 1:
+            gradient = gradient * factor
+        if _fits_kernel(parameter, first, second, gradient):
+            numbers = np.arange(len(parameter))
+            if isinstance(rows, Tensor):
+                numbers = rows.numpy()
+            tables = [
+                value.detach().view(len(value), -1).numpy()
+                for value in (parameter, first, second, gradient)
+            ]
+            constants = (BETA1, BETA2, 1 - BETA1, 1 - BETA2, size, root, eps)
+            _adam(*tables, numbers, *map(np.float32, constants))
             return
-        first[rows] = m = first[rows] * b1 + grad * (1 - b1)
-        second[rows] = v = second[rows] * b2 + grad * grad * (1 - b2)
-        parameter[rows] -= size * m / (v.sqrt() * root + eps)
+
+        new_first = first[rows] * BETA1 + gradient * (1 - BETA1)
+        new_second = second[rows] * BETA2 + gradient * gradient * (1 - BETA2)
+        first[rows] = new_first
+        second[rows] = new_second
+        parameter[rows] -= size * new_first / (new_second.sqrt() * root + eps)
 
     def state(self, prefix: str = "adam") -> dict[str, Tensor]:
-        """The moments and step counts: names `adam.exp_avg.<parameter>` and so on."""
-        found: dict[str, Tensor] = {}
+        """Return moments and step counts: `adam.exp_avg.<parameter>` and so on."""
+        tensors: dict[str, Tensor] = {}
         for name, (first, second) in self._moments.items():
-            found[f"{prefix}.step.{name}"] = torch.tensor(float(self._steps[name]))
-            found[f"{prefix}.exp_avg.{name}"] = first
-            found[f"{prefix}.exp_avg_sq.{name}"] = second
-        return found
+            tensors[f"{prefix}.step.{name}"] = torch.tensor(float(self._steps[name]))
+            tensors[f"{prefix}.exp_avg.{name}"] = first
+            tensors[f"{prefix}.exp_avg_sq.{name}"] = second
+        return tensors
 
     def restore(self, tensors: Mapping[str, Tensor], prefix: str = "adam") -> None:
-        """Take the moments from what `state` gave; parameters without any start afresh."""
+        """Take moments that `state` returned; parameters without any start afresh.
+
+        Raises:
+            TrainingError: Moments do not fit their parameter.
+        """
         self._moments = {}
         self._steps = dict.fromkeys(self.parameters, 0)
         for name, parameter in self.parameters.items():
             keys = [f"{prefix}.{moment}.{name}" for moment in ("exp_avg", "exp_avg_sq")]
-            if keys[0] in tensors:
-                require_like(
-                    dict.fromkeys(keys, parameter), {k: tensors[k] for k in keys}
-                )
-                first, second = (
-                    tensors[k].to(parameter.device, copy=True) for k in keys
-                )
-                self._moments[name] = (first, second)
-                self._steps[name] = int(tensors[f"{prefix}.step.{name}"])
+            if keys[0] not in tensors:
+                continue
+            moments = {key: tensors[key] for key in keys}
+            require_like(dict.fromkeys(keys, parameter), moments)
+            first, second = (
+                moments[key].to(parameter.device, copy=True) for key in keys
+            )
+            self._moments[name] = (first, second)
+            self._steps[name] = int(tensors[f"{prefix}.step.{name}"])
+
+
+def _fits_kernel(*values: Tensor) -> bool:
+    """Return whether tensors are float32 in one piece on the CPU."""
+    return all(
+        value.is_cpu and value.dtype == torch.float32 and value.is_contiguous()
+        for value in values
+    )
 
 
 @kernel(
-    "void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8[::1], f4, f4, f4, f4, f4, f4, f4)"
+    "void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8[::1], "
+    "f4, f4, f4, f4, f4, f4, f4)"
 )
-def _adam(table, first, second, grad, rows, b1, b2, c1, c2, size, root, eps):
+def _adam(table, first, second, grad, rows, b1, b2, c1, c2, size, root, eps):  # noqa: PLR0913 - a kernel has no objects
     for k in range(rows.shape[0]):
         row = rows[k]
         for d in range(table.shape[1]):

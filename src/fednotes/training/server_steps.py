@@ -1,26 +1,31 @@
-"""What a server makes of the sites' updates: one update of them all, and a step of its
-own.
+"""What a server does with the sites' updates: one update of them all, and its own step.
 
-Rules that a few hostile sites cannot move far. With the sites' changes x_1 … x_n of
-what they were sent, f of them hostile, a rule gives each a factor, or in every
-coordinate each of the n sorted numbers one; the update is the sum of the products:
+Rules of aggregation that a few hostile sites cannot move far. x_1 … x_n are the sites'
+changes of what they received, and f of them are hostile. A rule gives each change a
+factor, or in every coordinate each of the n sorted numbers one; the update is the sum
+of the products.
 
-    "norm-bound"    min(1, B / |x_k|) / n   (Sun et al. 2019, "Can you really backdoor federated
-                    learning?"); B is the median of all |x_k| where none is given
-    "median"        the middle of the sorted numbers   (Yin et al. 2018, "Byzantine-robust
-    "trimmed-mean"  all but the f least and f greatest   distributed learning", Definitions 1, 2)
-    "krum"          the x_k with the least Σ |x_k − x_j|² over its n − f − 2 nearest
-    "multi-krum"    the mean of the n − f best of these   (Blanchard et al. 2017, section 4)
-    "reference"     TS_k |x_0| / |x_k| / Σ TS, with TS_k = max(0, cos(x_k, x_0)): x_0 is the change
-                    of a site that is trusted, and is not added itself   (Cao et al. 2021, FLTrust)
+"norm-bound": min(1, B / |x_k|) / n (Sun et al. 2019, "Can you really backdoor federated
+learning?"). B is the median of all |x_k| where none is given.
 
-All count each site once: how many notes a site has is its own word, and so no rule's.
+"median": the middle of the sorted numbers. "trimmed-mean": the mean of all but the f
+smallest and f largest (Yin et al. 2018, "Byzantine-robust distributed learning",
+Definitions 1 and 2).
+
+"krum": the x_k with the smallest Σ |x_k − x_j|² over its n − f − 2 nearest.
+"multi-krum": the mean of the n − f best of these (Blanchard et al. 2017, section 4).
+
+"reference": TS_k |x_0| / |x_k| / Σ TS, with TS_k = max(0, cos(x_k, x_0)). x_0 is the
+change of a site that is trusted, and is not added itself (Cao et al. 2021, FLTrust).
+
+All rules count each site once. How many notes a site has is its own claim, so no rule
+depends on it.
 
 A server's step takes the mean of the sites' parameters, or what a rule gives in its
 place:
 
     "average"    w + η Δ, with Δ = mean − w; FedAvg where η is 1 (McMahan et al. 2017)
-    "nesterov"   v ← μ v + Δ;  w + η (Δ + μ v)   (Douillard et al. 2023, DiLoCo's outer step)
+    "nesterov"   v ← μ v + Δ;  w + η (Δ + μ v)  (Douillard et al. 2023, DiLoCo)
     "adam"       Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2
     "yogi"       the same, with Yogi's second moment
 
@@ -29,7 +34,7 @@ Each takes Δ as the negative gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -48,7 +53,7 @@ Rule = Literal[
     "mean", "norm-bound", "median", "trimmed-mean", "krum", "multi-krum", "reference"
 ]
 
-TINY = 1e-100  # in place of a length of zero
+TINY = 1e-100  # replaces a length of zero
 
 
 @checked(frozen=True)
@@ -80,44 +85,54 @@ C = TypeVar("C", bound=Aggregation)
 
 
 def by_each(config: Aggregation) -> bool:
-    """Whether the server looks at each site's update."""
+    """Return whether the server looks at each site's update."""
     return config.aggregation != "mean"
 
 
-def for_names(config: C, sites: Sequence[str], **found: Any) -> C:
-    """The settings for these sites.
+def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
+    """Return the settings for these sites.
 
-    Raises ConfigError where the rule cannot be had of them.
+    Args:
+        config: The settings.
+        sites: The sites' names.
+        **values: Further values to set.
+
+    Raises:
+        ConfigError: The rule cannot be computed from these sites.
     """
     if config.aggregation == "reference" and config.reference not in sites:
         raise ConfigError(
-            f"reference = {config.reference!r}: a site of the job; "
+            f"reference = {config.reference!r}: expected a site of the job; "
             f"{nearest(config.reference, sites)}"
         )
-    if len(sites) < (least := least_sites(config)):
-        raise ConfigError(f"{_least(config, least)}, the job has {len(sites)}")
-    return replace(config, sites=len(sites), **found)
+    least = least_sites(config)
+    if len(sites) < least:
+        raise ConfigError(
+            f"{_describe_least(config, least)}, and the job has {len(sites)}"
+        )
+    return replace(config, sites=len(sites), **values)
 
 
 def least_sites(config: Aggregation) -> int:
-    """The fewest sites that the rule can be computed of."""
-    twice = 2 * config.hostile
-    least = {
+    """Return the fewest sites that the rule can be computed from."""
+    least: dict[Rule, int] = {
+        "mean": 1,
+        "norm-bound": 1,
         "median": 3,
-        "trimmed-mean": twice + 1,
-        "krum": twice + 3,
-        "multi-krum": twice + 3,
+        "trimmed-mean": 2 * config.hostile + 1,
+        "krum": 2 * config.hostile + 3,
+        "multi-krum": 2 * config.hostile + 3,
+        "reference": 2,
     }
-    return least.get(config.aggregation, 2 if config.aggregation == "reference" else 1)
+    return least[config.aggregation]
 
 
-def _least(config: Aggregation, least: int) -> str:
-    of = (
-        ""
-        if config.aggregation in ("median", "reference")
-        else f", hostile = {config.hostile}"
-    )
-    return f'aggregation = "{config.aggregation}"{of}: takes {least} sites'
+def _describe_least(config: Aggregation, least: int) -> str:
+    """Return how many sites the rule needs, with the settings that it follows from."""
+    settings = f'aggregation = "{config.aggregation}"'
+    if config.aggregation not in ("median", "reference"):
+        settings += f", hostile = {config.hostile}"
+    return f"{settings}: needs {least} sites"
 
 
 def gathered(
@@ -128,109 +143,161 @@ def gathered(
     start: Tensors,
     **options: Option,
 ) -> Total:
-    """The sum of what sites return; by a rule, one whose mean is what the rule makes of
-    them.
+    """Return the sum of what sites return; by a rule, a sum whose mean is its result.
 
-    start: what they were sent, as far as they return it changed. Whole numbers are
-    added by any rule. Raises TrainingError where too few sites answer for the rule, or
-    the reference does not.
+    Whole numbers are added, whatever the rule.
+
+    Args:
+        federation: The sites.
+        config: The rule.
+        task: The task of the sites.
+        tensors: What is sent to them.
+        start: What they were sent, as far as they return it changed.
+        **options: Options of the task.
+
+    Raises:
+        TrainingError: Too few sites answer for the rule, or the reference does not.
     """
     if not by_each(config):
         return federation.sum(task, tensors, **options)
+
     updates = federation.each(task, tensors, **options)
-    total = Total.of(updates.values())  # which compares names and shapes
+    total = Total.of(updates.values())  # this compares names and shapes
     if start:
         total.require(shapes_of(start))
     trained = {site: update for site, update in updates.items() if update.weight > 0}
-    if len(trained) < (least := least_sites(config)):
+    least = least_sites(config)
+    if len(trained) < least:
         raise TrainingError(
-            f"{_least(config, least)}, {len(trained)} have trained in this round"
+            f"{_describe_least(config, least)}, and {len(trained)} have trained in "
+            "this round"
         )
     if config.aggregation == "reference" and config.reference not in trained:
         raise TrainingError(
-            f"reference = {config.reference!r}: this site did not train in this round: resume when "
-            "it is there"
+            f"reference = {config.reference!r}: this site did not train in this round: "
+            "resume when it is there"
         )
-    made = {
+    combined = {
         name: value * total.weight
-        for name, value in _made(config, trained, start).items()
+        for name, value in _combine(config, trained, start).items()
     }
-    return replace(total, tensors={**total.tensors, **made}, included=tuple(updates))
+    tensors = {**total.tensors, **combined}
+    return replace(total, tensors=tensors, included=tuple(updates))
 
 
-def _made(
+def _combine(
     config: Aggregation, updates: Mapping[str, Update], start: Tensors
 ) -> dict[str, Tensor]:
-    """Start plus the changes by their factors, in float64."""
-    sites, (first, *_) = len(updates), updates.values()
+    """Return the start plus the changes times their factors, in float64."""
+    first = next(iter(updates.values()))
     names = [name for name, value in first.tensors.items() if value.is_floating_point()]
-
-    def changes(name: str) -> Tensor:
-        """(sites, numbers)"""
-        own = torch.stack(
-            [each.tensors[name].double().flatten() for each in updates.values()]
-        )
-        return own - start[name].double().flatten() if name in start else own
-
-    if ranked := config.aggregation in ("median", "trimmed-mean"):
-        cut = (sites - 1) // 2 if config.aggregation == "median" else config.hostile
-        factors = middle(sites, cut)
+    is_sorted = config.aggregation in ("median", "trimmed-mean")
+    if is_sorted:
+        factors = _factors_of_sorted(config, len(updates))
     else:
-        products = torch.zeros(sites, sites, dtype=torch.float64)
-        for name in names:
-            products += (own := changes(name)) @ own.T
-        factors = {
-            "norm-bound": lambda: bounded(products, config.norm_bound),
-            "krum": lambda: nearest_others(products, config.hostile, 1),
-            "multi-krum": lambda: nearest_others(
-                products, config.hostile, sites - config.hostile
-            ),
-            "reference": lambda: trusted(products, [*updates].index(config.reference)),
-        }[config.aggregation]()
-    made = {}
+        # One tensor after another: all sites' changes take much memory together.
+        changes = (_changes(name, updates.values(), start) for name in names)
+        factors = _factors_of_sites(config, [*updates], changes)
+
+    combined = {}
     for name in names:
-        own = changes(name)
-        change = factors @ (own.sort(0).values if ranked else own)
-        made[name] = change.reshape(first.tensors[name].shape)
+        change = _changes(name, updates.values(), start)
+        ordered = change.sort(0).values if is_sorted else change
+        combined[name] = (factors @ ordered).reshape(first.tensors[name].shape)
         if name in start:
-            made[name] += start[name].double()
-    return made
+            combined[name] += start[name].double()
+    return combined
+
+
+def _changes(name: str, updates: Iterable[Update], start: Tensors) -> Tensor:
+    """Return the sites' changes of a tensor, (sites, numbers)."""
+    values = torch.stack([each.tensors[name].double().flatten() for each in updates])
+    if name not in start:
+        return values
+    return values - start[name].double().flatten()
+
+
+def _factors_of_sorted(config: Aggregation, sites: int) -> Tensor:
+    """Return the factors of sorted numbers, (sites,)."""
+    cut = config.hostile
+    if config.aggregation == "median":
+        cut = (sites - 1) // 2
+    return middle(sites, cut)
+
+
+def _factors_of_sites(
+    config: Aggregation, names: list[str], changes: Iterable[Tensor]
+) -> Tensor:
+    """Return the factors of the sites' changes, (sites,), from their inner products."""
+    sites = len(names)
+    products = torch.zeros(sites, sites, dtype=torch.float64)
+    for change in changes:
+        products += change @ change.T
+    if config.aggregation == "norm-bound":
+        return bounded(products, config.norm_bound)
+    if config.aggregation == "krum":
+        return nearest_others(products, config.hostile, 1)
+    if config.aggregation == "multi-krum":
+        return nearest_others(products, config.hostile, sites - config.hostile)
+    return trusted(products, names.index(config.reference))
 
 
 def middle(sites: int, cut: int) -> Tensor:
-    """(sites,) factors of sorted numbers: their mean without the `cut` least and
-    greatest. Where all but one or two are cut it is the median."""
+    """Return the factors of sorted numbers for a trimmed mean, (sites,).
+
+    Where all but one or two numbers are cut, it is the median.
+
+    Args:
+        sites: How many numbers there are.
+        cut: How many of the smallest, and of the largest, do not count.
+    """
     factors = torch.zeros(sites, dtype=torch.float64)
     factors[cut : sites - cut] = 1 / (sites - 2 * cut)  # [robust trimmed]
     return factors
 
 
 def bounded(products: Tensor, bound: float = 0.0) -> Tensor:
-    """(sites,) factors that cut each change to a length. products: (sites, sites) of
-    changes."""
+    """Return the factors that cut each change to a length, (sites,).
+
+    Args:
+        products: Inner products of the changes, (sites, sites).
+        bound: The length; 0 takes the median length.
+    """
     lengths = _lengths(products)
-    most = bound or float(
-        middle(len(lengths), (len(lengths) - 1) // 2) @ lengths.sort().values
-    )
-    return (most / lengths).clamp_max(1.0) / len(lengths)  # [robust norm]
+    sites = len(lengths)
+    if not bound:
+        bound = float(middle(sites, (sites - 1) // 2) @ lengths.sort().values)
+    return (bound / lengths).clamp_max(1.0) / sites  # [robust norm]
 
 
 def nearest_others(products: Tensor, hostile: int, chosen: int) -> Tensor:
-    """(sites,) factors of the `chosen` changes that are nearest to n − f − 2 others."""
+    """Return the factors of the changes that are nearest to n − f − 2 others, (sites,).
+
+    Args:
+        products: Inner products of the changes, (sites, sites).
+        hostile: f, the assumed number of hostile sites.
+        chosen: How many changes are averaged.
+    """
     squares, sites = products.diagonal(), len(products)
     distances = squares[:, None] + squares - 2 * products  # [robust krum]
     distances.fill_diagonal_(torch.inf)
     closest, _ = distances.sort(1)
-    few = sites - hostile - 2  # [robust krum]
-    order = closest[:, :few].sum(1).argsort(stable=True)
+    neighbours = sites - hostile - 2  # [robust krum]
+    order = closest[:, :neighbours].sum(1).argsort(stable=True)
     factors = torch.zeros(sites, dtype=torch.float64)
     factors[order[:chosen]] = 1 / chosen  # [robust krum]
     return factors
 
 
 def trusted(products: Tensor, reference: int) -> Tensor:
-    """(sites,) factors by the angle to one change, whose length all get; zeros if none
-    is near."""
+    """Return the factors by the angle to a trusted change, (sites,).
+
+    All changes get its length. The factors are zero if no change is near it.
+
+    Args:
+        products: Inner products of the changes, (sites, sites).
+        reference: The place of the trusted change.
+    """
     lengths = _lengths(products)
     scores = (products[reference] / lengths).clamp_min(0.0)  # [robust trust]
     scores[reference] = 0.0  # [robust trust]
@@ -243,7 +310,14 @@ def _lengths(products: Tensor) -> Tensor:
 
 
 class Average:
-    """w + η Δ. moments: by name, what the next step needs of earlier ones; none here."""
+    """The server's step w + η Δ.
+
+    Args:
+        rate: η.
+
+    Attributes:
+        moments: What the next step needs of earlier ones, by name; nothing here.
+    """
 
     def __init__(self, rate: float = 1.0) -> None:
         self.rate = rate
@@ -252,14 +326,19 @@ class Average:
     def __call__(
         self, weights: Mapping[str, Tensor], mean: Tensors
     ) -> dict[str, Tensor]:
-        """The parameters that follow `weights`, from the mean of what sites made of
-        them."""
+        """Return the parameters that follow `weights`.
+
+        Args:
+            weights: The parameters that sites began with.
+            mean: The mean of what they returned.
+        """
         return {
-            name: self._moved(name, weight, mean[name])
+            name: self._move(name, weight, mean[name])
             for name, weight in weights.items()
         }
 
-    def _moved(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
+    def _move(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
+        del name
         return mean if self.rate == 1 else weight + self.rate * (mean - weight)
 
     def _moment(self, name: str, start: Tensor) -> Tensor:
@@ -267,42 +346,59 @@ class Average:
 
 
 class Nesterov(Average):
-    """Momentum that looks ahead. momentum: μ, of which 0 is the average."""
+    """Momentum that looks ahead.
+
+    Args:
+        rate: η.
+        momentum: μ; with 0 the step is `Average`.
+    """
 
     def __init__(self, rate: float, momentum: float) -> None:
         super().__init__(rate)
         self._momentum = momentum
 
-    def _moved(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
-        change, key = mean - weight, f"velocity.{name}"
+    def _move(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
+        change = mean - weight
+        key = f"velocity.{name}"
         velocity = self._momentum * self._moment(key, torch.zeros_like(weight)) + change
         self.moments[key] = velocity
         return weight + self.rate * (change + self._momentum * velocity)
 
 
 class Adaptive(Average):
-    """FedAdam and FedYogi. betas: β1, β2. adaptivity: τ, whose square second moments
-    start at."""
+    """FedAdam and FedYogi.
+
+    Args:
+        rate: η.
+        betas: β1 and β2.
+        adaptivity: τ; second moments start at its square.
+        yogi: Whether second moments are Yogi's.
+    """
 
     def __init__(
         self,
         rate: float,
         betas: tuple[float, ...],
         adaptivity: float,
+        *,
         yogi: bool = False,
     ) -> None:
         super().__init__(rate)
-        self._betas, self._adaptivity, self._yogi = betas, adaptivity, yogi
+        self._betas = betas
+        self._adaptivity = adaptivity
+        self._yogi = yogi
 
-    def _moved(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
-        (fast, slow), change = self._betas, mean - weight  # Δ_t
-        zero, square = torch.zeros_like(weight), change.square()
-        first = fast * self._moment(f"first.{name}", zero) + (1 - fast) * change
+    def _move(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
+        beta1, beta2 = self._betas
+        change = mean - weight  # Δ_t
+        square = change.square()
+        zero = torch.zeros_like(weight)
+        first = beta1 * self._moment(f"first.{name}", zero) + (1 - beta1) * change
         second = self._moment(f"second.{name}", zero + self._adaptivity**2)
         if self._yogi:
-            second = second - (1 - slow) * square * (second - square).sign()
+            second = second - (1 - beta2) * square * (second - square).sign()
         else:
-            second = slow * second + (1 - slow) * square
+            second = beta2 * second + (1 - beta2) * square
         self.moments |= {f"first.{name}": first, f"second.{name}": second}
         return weight + self.rate * (first / (second.sqrt() + self._adaptivity))
 
@@ -315,12 +411,17 @@ def server_step(
     betas: tuple[float, ...],
     adaptivity: float,
 ) -> Average:
-    """A server's step by the settings of `Averaging`. rate: 0 is 1, of adam and yogi
-    1e-3."""
-    makes: dict[Kind, Callable[[], Average]] = {
-        "average": lambda: Average(rate or 1.0),
-        "nesterov": lambda: Nesterov(rate or 1.0, momentum),
-        "adam": lambda: Adaptive(rate or 1e-3, betas, adaptivity),
-        "yogi": lambda: Adaptive(rate or 1e-3, betas, adaptivity, yogi=True),
-    }
-    return makes[kind]()
+    """Return a server's step by the settings of `Averaging`.
+
+    Args:
+        kind: Which step.
+        rate: η; 0 takes 1, and 1e-3 for "adam" and "yogi".
+        momentum: μ of "nesterov".
+        betas: β1 and β2 of "adam" and "yogi".
+        adaptivity: τ of "adam" and "yogi".
+    """
+    if kind == "average":
+        return Average(rate or 1.0)
+    if kind == "nesterov":
+        return Nesterov(rate or 1.0, momentum)
+    return Adaptive(rate or 1e-3, betas, adaptivity, yogi=kind == "yogi")

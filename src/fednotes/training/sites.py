@@ -1,5 +1,4 @@
-"""What methods have in common: optimizers, which model is kept, and how sites find and
-judge mentions."""
+"""Optimizers, the choice of a model, and sites that find mentions."""
 
 from __future__ import annotations
 
@@ -39,65 +38,94 @@ from fednotes.taggers.token_classifier import TokenClassifierConfig, earlier_typ
 
 Count = Annotated[int, Ge(1)]
 Number = Annotated[int, Ge(0)]
-Size = Annotated[float, Ge(0), AllowInfNan(False)]
-Rate = Annotated[float, Gt(0), AllowInfNan(False)]
+Size = Annotated[float, Ge(0), AllowInfNan(allow_inf_nan=False)]
+Rate = Annotated[float, Gt(0), AllowInfNan(allow_inf_nan=False)]
 Share = Annotated[float, Interval(gt=0, le=1)]
 Part = Annotated[float, Interval(ge=0, lt=1)]
 
 
 T = TypeVar("T", bound=Tensor)
-# a mini-batch that grows by less, as by rounding, is not worth a warning
+# A mini-batch that grows by less, as by rounding, is not worth a warning.
 MUCH_LARGER = 1.25
 
 
 class Best:
-    """The best of models that are judged one after another, by a score of which more is
-    better.
+    """The best of models that are judged one after another; the larger score wins.
 
-    wanted: whether it is asked for; its parameters are kept then. later: when the later
-    of two equal ones is the better one; "at zero": while none has found anything yet.
+    Args:
+        wanted: Whether the best model is the result. Its parameters are kept then.
+        later: When the later of two models with equal scores is the better one; with
+            "at zero", while no model has found anything yet.
+        lowest: A score below all that may come.
+
+    Attributes:
+        score: The best score so far.
+        waited: Number of judgements since the best one.
+        tensors: The parameters of the best model; empty if they are not wanted.
     """
 
     def __init__(
         self,
+        *,
         wanted: bool,
         later: Literal["never", "at zero", "always"],
         lowest: float = -1.0,
     ) -> None:
-        self.wanted, self._later, self.score = wanted, later, lowest
-        self.waited = 0  # judgements since the best one
+        self.wanted = wanted
+        self.score = lowest
+        self.waited = 0
         self.tensors: dict[str, Tensor] = {}
+        self._later = later
 
     def judge(self, score: float, tensors: Tensors) -> bool:
-        """Whether the present model, which has these parameters, is the best so far."""
-        equal = self._later == "always" or (self._later == "at zero" and score == 0)
-        better = score > self.score or (equal and score == self.score)
-        self.waited = 0 if better else self.waited + 1
-        if better:
-            self.score = score
-            self.tensors = snapshot(tensors) if self.wanted else {}
-        return better and self.wanted
+        """Note the score of the present model; return whether it is kept as the best.
+
+        Args:
+            score: The present model's score.
+            tensors: Its parameters.
+        """
+        wins_ties = self._later == "always" or (self._later == "at zero" and score == 0)
+        is_better = score > self.score or (wins_ties and score == self.score)
+        if not is_better:
+            self.waited += 1
+            return False
+
+        self.waited = 0
+        self.score = score
+        self.tensors = snapshot(tensors) if self.wanted else {}
+        return self.wanted
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and facts of a state."""
+        """Return tensors and facts of a state."""
         score = self.score if math.isfinite(self.score) else None
         return prefixed("best.", self.tensors), {"best": score, "waited": self.waited}
 
     def restore(self, state: State, like: Tensors) -> None:
-        """Go on from a state whose kept parameters, if any, must be as these."""
-        self.tensors, score = below(state.tensors, "best."), state.facts["best"]
+        """Go back to a saved state.
+
+        Args:
+            state: The state.
+            like: Parameters whose names and shapes saved ones must have.
+        """
+        self.tensors = below(state.tensors, "best.")
         if self.tensors:
             require_like(like, self.tensors)
+        score = state.facts["best"]
         self.score = -math.inf if score is None else float(score)
         self.waited = int(state.facts["waited"])
 
 
 class Adam:
-    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015), updated in place by
-    `step`.
+    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015).
 
-    weight_decay: decoupled (AdamW; Loshchilov and Hutter 2019), of all but biases and
-    normalisation layers (those with one dimension), as BERT's optimizer has it.
+    Args:
+        parameters: What `step` changes in place, by name.
+        learning_rate: The learning rate.
+        weight_decay: Decoupled weight decay (AdamW; Loshchilov and Hutter 2019) of all
+            parameters but biases and normalisation layers, which have one dimension, as
+            in BERT's optimizer.
+        factors: Factors of the learning rate by the first word of a parameter's name;
+            1 for all others.
     """
 
     moments: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
@@ -109,33 +137,39 @@ class Adam:
         weight_decay: float = 0.0,
         factors: Mapping[str, float] | None = None,
     ) -> None:
-        """factors: of the learning rate, by the first word of a parameter's name; else
-        1."""
-        self.parameters, self._rate = dict(parameters), learning_rate
-        groups: dict[float, list[Tensor]] = {}
+        self.parameters = dict(parameters)
+        self._rate = learning_rate
+        by_factor: dict[float, list[Tensor]] = {}
         for name, value in self.parameters.items():
-            groups.setdefault((factors or {}).get(name.split(".")[0], 1.0), []).append(
-                value
-            )
-        self._optimizer = self._made(groups or {1.0: [torch.zeros(0)]}, weight_decay)
+            layer = name.split(".")[0]
+            factor = (factors or {}).get(layer, 1.0)
+            by_factor.setdefault(factor, []).append(value)
+        if not by_factor:
+            by_factor = {1.0: [torch.zeros(0)]}  # torch wants at least one parameter
+        self._optimizer = self._make_optimizer(by_factor, weight_decay)
 
-    def _made(
-        self, groups: Mapping[float, list[Tensor]], weight_decay: float
+    def _make_optimizer(
+        self, by_factor: Mapping[float, list[Tensor]], weight_decay: float
     ) -> torch.optim.Optimizer:
-        """groups: factor of the learning rate → parameters; torch wants one at least."""
+        """Return torch's optimizer of parameters by their factor of the rate."""
         if not weight_decay:
-            made = [
+            groups: list[dict[str, Any]] = [
                 {"params": values, "factor": factor}
-                for factor, values in groups.items()
+                for factor, values in by_factor.items()
             ]
-            return torch.optim.Adam(made, lr=self._rate, fused=True)
-        made = [
-            {"params": [v for v in values if (v.dim() > 1) == decays], "factor": factor}
-            | {"weight_decay": weight_decay if decays else 0.0}
-            for factor, values in groups.items()
-            for decays in (True, False)
-        ]
-        return torch.optim.AdamW(made, lr=self._rate, fused=True)
+            return torch.optim.Adam(groups, lr=self._rate, fused=True)
+
+        groups = []
+        for factor, values in by_factor.items():
+            for decays in (True, False):
+                groups.append(
+                    {
+                        "params": [v for v in values if (v.dim() > 1) == decays],
+                        "factor": factor,
+                        "weight_decay": weight_decay if decays else 0.0,
+                    }
+                )
+        return torch.optim.AdamW(groups, lr=self._rate, fused=True)
 
     def step(
         self,
@@ -143,10 +177,12 @@ class Adam:
         *,
         rate: float | None = None,
     ) -> None:
-        """One step along `gradients`, or along each parameter's own `.grad`.
+        """Take a step, and clear the gradients.
 
-        A parameter whose gradient is None rests. rate: this step's learning rate, if it
-        is not the one given first.
+        Args:
+            gradients: The gradient of each parameter, by name; None for one that does
+                not move. Each parameter's own `.grad` if not given.
+            rate: The learning rate of this step, if it is another.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = group["factor"] * (self._rate if rate is None else rate)
@@ -157,7 +193,7 @@ class Adam:
         self._optimizer.zero_grad(set_to_none=True)
 
     def state(self, prefix: str = "adam") -> dict[str, Tensor]:
-        """The moments and step counts: names `adam.exp_avg.<parameter>` and so on."""
+        """Return moments and step counts: `adam.exp_avg.<parameter>` and so on."""
         return {
             f"{prefix}.{key}.{name}": value
             for name, parameter in self.parameters.items()
@@ -165,28 +201,29 @@ class Adam:
         }
 
     def restore(self, tensors: Tensors, prefix: str = "adam") -> None:
-        """Take the moments from what `state` gave; parameters without any start afresh.
+        """Take moments that `state` returned; parameters without any start afresh.
 
-        Raises TrainingError for moments that do not fit their parameter.
+        Raises:
+            TrainingError: Moments do not fit their parameter.
         """
         self._optimizer.state.clear()
         for name, parameter in self.parameters.items():
-            names = {key: f"{prefix}.{key}.{name}" for key in self.moments}
-            found = {
-                key: tensors[full].to("cpu" if key == "step" else parameter.device)
-                for key, full in names.items()
-                if full in tensors
-            }
-            if found:
-                like = dict.fromkeys(self.moments, parameter) | {
-                    "step": torch.zeros(())
-                }
-                require_like(like, found)
-                self._optimizer.state[parameter] = found
+            moments = {}
+            for key in self.moments:
+                value = tensors.get(f"{prefix}.{key}.{name}")
+                if value is not None:
+                    # Torch counts steps on the CPU.
+                    device = "cpu" if key == "step" else parameter.device
+                    moments[key] = value.to(device)
+            if moments:
+                like: dict[str, Tensor] = dict.fromkeys(self.moments, parameter)
+                like["step"] = torch.zeros(())
+                require_like(like, moments)
+                self._optimizer.state[parameter] = moments
 
 
 class RMSprop(Adam):
-    """RMSprop over named tensors (Tieleman and Hinton 2012), as Keras 2 has it.
+    """RMSprop over named tensors (Tieleman and Hinton 2012), as in Keras 2.
 
     w ← w − rate · g / (√a + 1e-7) with a ← 0.9 a + 0.1 g²: `rho` and `epsilon` are
     Keras'.
@@ -194,29 +231,41 @@ class RMSprop(Adam):
 
     moments = ("step", "square_avg")
 
-    def _made(
-        self, groups: Mapping[float, list[Tensor]], weight_decay: float
+    def _make_optimizer(
+        self, by_factor: Mapping[float, list[Tensor]], weight_decay: float
     ) -> torch.optim.Optimizer:
-        made = [
-            {"params": values, "factor": factor} for factor, values in groups.items()
+        """Return torch's optimizer of parameters by their factor of the rate."""
+        del weight_decay
+        groups = [
+            {"params": values, "factor": factor} for factor, values in by_factor.items()
         ]
         # [phenotype rmsprop]
-        return torch.optim.RMSprop(made, lr=self._rate, alpha=0.9, eps=1e-7)
+        return torch.optim.RMSprop(groups, lr=self._rate, alpha=0.9, eps=1e-7)
 
 
 class RoundServer:
-    """What a server keeps from round to round: what is shared, and which of it is the
-    best.
+    """What a server keeps from round to round: what is shared, and the best of it.
 
-    A subclass makes what it keeps besides before it calls this one, which restores
+    A subclass makes what else it keeps before it calls this `__init__`, which restores
     `resumed`.
-    round: how many have ended. metrics: of the last one, for people.
+
+    Args:
+        config: The settings of the run.
+        shared: What sites share before training.
+        best: Which model is kept.
+        resumed: The state to go on from, if any.
+
+    Attributes:
+        round: Number of rounds that have ended.
+        metrics: Numbers of the last round, for people.
     """
 
     def __init__(
         self, config: Any, shared: dict[str, Tensor], best: Best, resumed: State | None
     ) -> None:
-        self.config, self.shared, self.best = config, shared, best
+        self.config = config
+        self.shared = shared
+        self.best = best
         self.round = 0
         self.metrics: dict[str, float] = {}
         if resumed is not None:
@@ -225,13 +274,14 @@ class RoundServer:
 
     def judge(self, total: Total) -> Any:
         """Note the micro F1 over what the sites' validation data annotate."""
-        f1 = self.metrics["valid_f1"] = judged_mentions(total.metrics)["valid_f1"]
+        f1 = judged_mentions(total.metrics)["valid_f1"]
+        self.metrics["valid_f1"] = f1
         self.best.judge(f1, self.shared)
 
     def state(self) -> State:
-        """Everything that the next round depends on."""
-        kept, facts = self.best.state()
-        return State(self.round, prefixed("shared.", self.shared) | kept, facts)
+        """Return everything that the next round depends on."""
+        best, facts = self.best.state()
+        return State(self.round, prefixed("shared.", self.shared) | best, facts)
 
     def _restore(self, state: State) -> None:
         load_into(self.shared, below(state.tensors, "shared."))
@@ -240,12 +290,15 @@ class RoundServer:
 
 
 def agree_on_shares(federation: Federation) -> tuple[int, int]:
-    """Let every site learn Σ_j |S_j|, all sites' examples, and so its part of a
-    mini-batch.
+    """Let every site learn Σ_j |S_j|, and so its part of a mini-batch.
 
-    Returns Σ_j |S_j| and the sum of the parts, about the job's batch_size.
-    Raises ConfigError where there is no example, TrainingError for sums that no sites
-        have.
+    Returns:
+        Σ_j |S_j|, all sites' examples, and the sum of the parts, about the job's
+        batch_size.
+
+    Raises:
+        ConfigError: No site has an example.
+        TrainingError: The sums are impossible, so some site's number is wrong.
     """
     examples = int(federation.sum("count").metric("examples"))
     if examples == 0:
@@ -265,22 +318,34 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
 
 
 def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
-    """A site's part of a mini-batch of all sites together: size / examples · batch to
-    the nearest whole number (a half up), not below `least`."""
+    """Return a site's part of a mini-batch of all sites: size / examples · batch.
+
+    It is rounded to the nearest integer (a half up).
+
+    Args:
+        batch: Examples in a mini-batch of all sites together.
+        size: Number of the site's examples.
+        examples: Number of all sites' examples.
+        least: Smallest part.
+    """
     return max(least, (2 * size * batch + examples) // (2 * examples))  # [fedner batch]
 
 
-def least_part(batch: int, sites: int, size: int, asked: int = 0) -> int:
-    """The fewest examples that a site of this size holds of a mini-batch, whatever it
-    is told of the others: as the job asks, else a quarter of an equal share. sites: 0
-    where not known."""
+def least_part(batch: int, sites: int, size: int, wanted: int = 0) -> int:
+    """Return the fewest examples of a site in a mini-batch, whatever the others have.
+
+    Args:
+        batch: Examples in a mini-batch of all sites together.
+        sites: Number of sites; 0 if it is not known.
+        size: Number of the site's examples.
+        wanted: What the job asks for; 0 is a quarter of an equal share.
+    """
     quarter = -(-batch // (4 * sites)) if sites else 1
-    return max(1, min(asked or quarter, size))
+    return max(1, min(wanted or quarter, size))
 
 
 def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning where the sites' parts add up to much more than the job's
-    mini-batch.
+    """Warn where the sites' parts add up to much more than the job's mini-batch.
 
     Args:
         batch: `batch_size` of the job, in examples of all sites together.
@@ -289,21 +354,32 @@ def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
     Returns:
         One warning with the numbers and the reason, or none.
     """
-    total, least = sum(shares), min(shares, default=0)
+    total = sum(shares)
     if total <= MUCH_LARGER * batch:
         return ()
-    examples = "1 example" if least == 1 else f"{least:,} examples"
+    smallest = min(shares)
+    examples = "1 example" if smallest == 1 else f"{smallest:,} examples"
     return (
-        f"batch_size = {batch:,} becomes {total:,}: each of the {len(shares):,} sites adds at "
-        f"least {examples} to every mini-batch, however few notes it has; set batch_size to "
-        f"{total:,} or more to choose the size yourself",
+        f"batch_size = {batch:,} becomes {total:,}: each of the {len(shares):,} sites "
+        f"adds at least {examples} to every mini-batch, however few notes it has; set "
+        f"batch_size to {total:,} or more to choose the size yourself",
     )
 
 
 def finite(
     loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate"
 ) -> float:
-    """A loss as a number. Raises LossError."""
+    """Return a loss, (), as a number.
+
+    Args:
+        loss: The loss.
+        site: The site's name, for the message.
+        where: When it was computed, for the message.
+        remedy: What may help, for the message.
+
+    Raises:
+        LossError: The loss is not finite.
+    """
     value = float(loss.detach())
     if not math.isfinite(value):
         raise LossError(site, value, where, remedy)
@@ -311,25 +387,42 @@ def finite(
 
 
 class MentionSite(MethodSite):
-    """A site that trains a model to find mentions, and judges it by its own annotation.
+    """A site that trains a model to find mentions, and judges it by its annotation.
 
-    tags: what the model predicts. directory: where the finished model and its scores
-    are written; None writes nothing. cache: folder for frozen contextual features
-    (`encoders/features.py`); None computes them in memory. draws: where all draws that
-    shape an update come from; None: the job's seed, as in a simulation. count_step:
-    weights and counts are sent as multiples of it; what is trained, chosen and written
-    here goes by exact ones.
+    Args:
+        data: The site's documents.
+        config: The settings of the run.
+        tags: What the model predicts.
+        directory: Where the finished model and its scores are written; None writes
+            nothing.
+        device: Where the model is.
+        cache: Folder for frozen contextual features (`encoders/features.py`); None
+            computes them in memory.
+        progress: Called with the features computed so far, and with all.
+        draws: Where everything random that shapes an update comes from; it follows from
+            the job's seed if None, as in a simulation.
+        count_step: Weights and counts leave the site as multiples of it; what is
+            trained, chosen and written here goes by exact numbers.
 
-    Raises ConfigError if the site has no training sentence.
+    Attributes:
+        with_scores: Whether scores are written beside each model.
+        tells_forms: Whether scores say which test mentions have a form that training
+            had.
+        shared: The parameters that leave the site.
+        private: The parameters that stay.
+        scores: The scores on the site's own test data, once it has finished.
+
+    Raises:
+        ConfigError: The site has no training sentence.
     """
 
-    with_scores: ClassVar[bool] = True  # beside each model
-    tells_forms = True  # which test mentions have a form that training had
+    with_scores: ClassVar[bool] = True
+    tells_forms = True
     count_step = 1
     shared: dict[str, torch.nn.Parameter]
     private: dict[str, torch.nn.Parameter]
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of every method
         self,
         data: SiteData,
         config: Any,
@@ -341,7 +434,9 @@ class MentionSite(MethodSite):
         draws: Draws | None = None,
         count_step: int = 1,
     ) -> None:
-        self.data, self.config, self.directory = data, config, directory
+        self.data = data
+        self.config = config
+        self.directory = directory
         self.draws = draws or Draws(config.seed)
         self.count_step = count_step
         self.model: Model = build_model(config.model, tags, config.seed, device)
@@ -353,7 +448,7 @@ class MentionSite(MethodSite):
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
         self.scores: dict[str, Any] = {}
-        # site → counts of its test documents
+        # Counts of each site's test documents, (documents, 4), by the site's name.
         self._by_document: dict[str, NDArray[np.int64]] = {}
 
     @property
@@ -362,48 +457,36 @@ class MentionSite(MethodSite):
         return self.data.id
 
     def described(self) -> str:
-        """What is shared and what stays."""
-        shared, own = (
-            sum(p.numel() for p in part.values())
-            for part in (self.shared, self.private)
-        )
-        return f"{shared:,} parameters are shared, {own:,} are private to each site"
+        """Describe what is shared and what stays."""
+        shared = sum(parameter.numel() for parameter in self.shared.values())
+        private = sum(parameter.numel() for parameter in self.private.values())
+        return f"{shared:,} parameters are shared, {private:,} are private to each site"
 
     @staticmethod
     def judged_types(site: SiteData) -> tuple[str, ...]:
-        """The types that predictions on a site's test data are judged by."""
+        """Return the types that predictions on a site's test data are judged by."""
         return site.scored_types
 
     def counts(
         self, part: Literal["valid", "test"], seen: Collection[str] = ()
     ) -> SpanCounts:
-        """Right, wrong and missed mentions in that part of the data.
+        """Return the right, wrong and missed mentions in a part of the data.
 
-        seen: forms of mentions that training had.
+        Args:
+            part: The part.
+            seen: Forms of mentions that training had.
         """
         if part == "valid":
-            documents, corpus, types = (
-                self.data.valid,
-                self.valid_set,
-                self.data.tags.types,
-            )
+            documents, corpus = self.data.valid, self.valid_set
+            types: tuple[str, ...] = self.data.tags.types
         else:
             documents, corpus = self.data.test, self.test_set
             types = self.judged_types(self.data)
-        return self._counts(documents, corpus, types, seen)
-
-    def _counts(
-        self,
-        documents: Sequence[Document],
-        corpus: PreparedCorpus | Sequence[Document],
-        types: Collection[str],
-        seen: Collection[str],
-    ) -> SpanCounts:
         predicted = self.model.predict(corpus)
         return SpanCounts.of(documents, predicted, seen=frozenset(seen), types=types)
 
     def tested(self) -> Update:
-        """Test counts of the present model, which is written."""
+        """Test the present model and write it; return the counts."""
         counts = self._test_counts(self.data, self.test_set)
         self.scores = self._scores(counts)
         if self.directory is not None:
@@ -422,20 +505,19 @@ class MentionSite(MethodSite):
         return Update(metrics=round_counts(counts.to_metrics(), self.count_step))
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
-        """This model's scores on another site's test data, that site's own types only."""
+        """Return this model's scores on another site's test data, by its types."""
         return self._scores(self._test_counts(site, site.test))
 
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
-        """Return the counts of a site's test documents, (documents, 4); see
-        `MethodSite`."""
+        """Return the counts of a site's test documents; see `MethodSite`."""
         return self._by_document.get(site)
 
     def _test_counts(
         self, site: SiteData, corpus: PreparedCorpus | Sequence[Document]
     ) -> SpanCounts:
-        """Judge the present model on a site's test data, and keep the counts by
-        document."""
-        predicted, types = self.model.predict(corpus), self.judged_types(site)
+        """Judge the present model on a site's test data, by document too."""
+        predicted = self.model.predict(corpus)
+        types = self.judged_types(site)
         self._by_document[site.id] = document_counts(site.test, predicted, types=types)
         return SpanCounts.of(site.test, predicted, seen=self._forms(site), types=types)
 
@@ -444,73 +526,92 @@ class MentionSite(MethodSite):
 
     def _scores(self, counts: SpanCounts) -> dict[str, Any]:
         scores = counts.scores()
-        if not self.tells_forms:  # then all count as unseen
-            del scores["unseen"]
+        if not self.tells_forms:
+            del scores["unseen"]  # without forms, all mentions count as unseen
         return scores
 
     @property
     def valid_score(self) -> float | None:
-        """Strict F1 of the present model on validation data; None where nothing is
-        annotated."""
+        """Strict F1 of the present model on validation data; None without mentions."""
         return self.counts("valid").strict_f1
 
 
 def judged_mentions(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Micro F1, strict, over all sites' validation mentions."""
+    """Return the strict micro F1 over all sites' validation mentions."""
     counts = SpanCounts.from_metrics(metrics)
     f1 = float(counts.scores()["strict"]["f1"])
     return {"held_out": f1 if counts.total.gold else -math.inf, "valid_f1": f1}
 
 
 def rising(places: Tensor, stop: int) -> bool:
-    """Whether these are places before `stop`, each once and in order."""
-    within = (places >= 0) & (places < stop)
-    return places.dim() == 1 and bool(within.all()) and bool((places.diff() > 0).all())
+    """Return whether these are places before `stop`, each at most once and in order."""
+    is_within = (places >= 0) & (places < stop)
+    is_vector = places.dim() == 1
+    return is_vector and bool(is_within.all()) and bool((places.diff() > 0).all())
 
 
 def all_tags(sites: Sequence[SiteData]) -> TagSet:
-    """The complete tag set, the union over the sites."""
+    """Return the complete tag set, the union over the sites."""
     return reduce(TagSet.union, (site.tags for site in sites))
 
 
 def begun_from(config: Any) -> tuple[str, ...]:
-    """A warning where models begin as an earlier classifier, with the types that are
-    taken over. config: a method's; where its `tags` are not known yet, of all types
-    there."""
-    if not isinstance(model := config.model, TokenClassifierConfig):
+    """Warn where models begin as an earlier classifier.
+
+    Args:
+        config: A method's settings. Where its `tags` are not known yet, the warning is
+            about all types of the earlier classifier.
+    """
+    model = config.model
+    if not isinstance(model, TokenClassifierConfig):
         return ()
     wanted: TagSet = config.tags
-    found = [
-        t for t in earlier_types(model.encoder) if t in wanted.types or not wanted.types
+    types = [
+        type
+        for type in earlier_types(model.encoder)
+        if not wanted.types or type in wanted.types
     ]
-    told = (
-        f"the encoder is an earlier classifier: its outputs for {', '.join(found)} are taken "
-        "over, the others begin anew; every site must have this very folder"
+    if not types:
+        return ()
+    return (
+        "the encoder is an earlier classifier: its outputs for "
+        f"{', '.join(types)} are taken over, and the others begin anew; every site "
+        "must have this very folder",
     )
-    return (told,) if found else ()
 
 
 def parted(
     parameters: Mapping[str, T], private: Collection[str]
 ) -> tuple[dict[str, T], dict[str, T]]:
-    """The parameters that are shared, and those of the private layers."""
-    own = {name: p for name, p in parameters.items() if name.split(".")[0] in private}
-    return {name: p for name, p in parameters.items() if name not in own}, own
+    """Return the parameters that are shared, and those of the private layers."""
+    shared: dict[str, T] = {}
+    of_private: dict[str, T] = {}
+    for name, parameter in parameters.items():
+        layer = name.split(".")[0]
+        (of_private if layer in private else shared)[name] = parameter
+    return shared, of_private
 
 
 def save_global(
     model: ModelConfig, tags: TagSet, seed: int, final: State, folder: Path
 ) -> bool:
-    """Write the model of mentions that all sites end with: the one that was kept, if
-    one was."""
-    made = build_model(model, tags, seed)
-    parameters = made.trainable()
+    """Write the model of mentions that all sites end with; return True.
+
+    Args:
+        model: The model's settings.
+        tags: What it predicts.
+        seed: The job's seed.
+        final: The server's last state.
+        folder: Where the model is written.
+    """
+    ended_model = build_model(model, tags, seed)
+    parameters = ended_model.trainable()
     load_into(parameters, ended(final, parameters))
-    save_model(made, folder)
+    save_model(ended_model, folder)
     return True
 
 
 def ended(final: State, names: Collection[str]) -> dict[str, Tensor]:
-    """The parameters that a run ends with: those it kept as the best, if it did."""
-    found = below(final.tensors, "best.") or below(final.tensors, "shared.")
-    return {name: found[name] for name in names}
+    """Return the parameters that a run ends with: those of the best model, if kept."""
+    parameters = below(final.tensors, "best.") or below(final.tensors, "shared.")
+    return {name: parameters[name] for name in names}

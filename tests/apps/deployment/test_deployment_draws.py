@@ -132,7 +132,9 @@ def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
             self, data: Any, config: Any, *, directory: Any = None
         ) -> None: ...
 
-    job: Any = SimpleNamespace(method="homely", module=SimpleNamespace(Site=Site))
+    job: Any = SimpleNamespace(
+        method="homely", module=SimpleNamespace(inner_site_class=Site)
+    )
     with pytest.raises(
         PolicyRefusal, match="sites of the method homely take no `draws`"
     ) as found:
@@ -144,4 +146,4 @@ def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_method_takes_draws(name: str) -> None:
-    assert accepts_option(find(name).Site, "draws")
+    assert accepts_option(find(name).site_class, "draws")

@@ -582,7 +582,7 @@ class Calibrated:
 
     def __init__(self, folder: Path, rules: Rules) -> None:
         (data,) = sites_of(1)
-        config = phenotype.for_sites(without_stage_1(calibrate=True), (data,))
+        config = phenotype.METHOD.configure(without_stage_1(calibrate=True), (data,))
         table = {**TABLE, "sites": ["s0", "s1", "s2"]}
         guard = SiteGuard(
             folder, "s0", "run", table, lambda: rules, secure=False, threshold=3

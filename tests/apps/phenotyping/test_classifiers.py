@@ -468,7 +468,7 @@ def test_a_run_takes_its_penalty(C: float) -> None:
     config = replace(
         config, model=replace(config.model, classifier=replace(CONVERGED, C=C))
     )
-    _, (member,) = trained((site,), phenotype.for_sites(config, (site,)))
+    _, (member,) = trained((site,), phenotype.METHOD.configure(config, (site,)))
     told = classifiers_of(member)
     wanted = LinearSVMs(told.machines.classes, len(told.machines.weight), CONVERGED)
     train, held_out = (

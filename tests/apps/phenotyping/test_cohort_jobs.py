@@ -485,10 +485,10 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
     assert any(
         "2 of the dictionary's concepts have a vector" in line for line in loaded.notes
     )
-    assert vectors_job.module.for_sites(vectors_job.config, loaded.data).vectors
+    assert vectors_job.module.configure(vectors_job.config, loaded.data).vectors
     other, without = of_vectors(place, LINES, "")
     assert all(site.vectors is None for site in without.data)
-    assert not other.module.for_sites(other.config, without.data).vectors
+    assert not other.module.configure(other.config, without.data).vectors
     # Notes are read alike whatever training starts from.
     assert loaded.data[0].space == without.data[0].space
     with pytest.raises(

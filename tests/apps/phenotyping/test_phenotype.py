@@ -57,7 +57,7 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
-from fednotes.apps.phenotyping.two_stage import Config, Site, averaged, covers
+from fednotes.apps.phenotyping.two_stage import METHOD, Config, Site, averaged
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Tensors, Total, Update
@@ -71,7 +71,7 @@ from fednotes.training.row_adam import RowAdam
 def test_one_site_is_training_in_one_place() -> None:
     """Bitwise: a plain loop of Adam over the same batches, without any federation."""
     (site,) = sites_of(1)
-    config = phenotype.for_sites(config_of(cycles=3), (site,))
+    config = phenotype.METHOD.configure(config_of(cycles=3), (site,))
     state, _ = trained((site,), config_of(cycles=3))
     wanted, _ = stage_1(site, config, state.facts["outputs"], np.inf)
     for name, value in wanted.items():
@@ -116,7 +116,7 @@ def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
 def test_a_site_shows_no_category_of_its_own() -> None:
     """The counts are over the public list, and nothing else leaves the site."""
     (site,) = sites_of(1)
-    config = phenotype.for_sites(config_of(), (site,))
+    config = phenotype.METHOD.configure(config_of(), (site,))
     update = Site(site, config).count_codes({})
     assert update.tensors["patients"].shape == (len(config.candidates),)
     assert not update.metrics
@@ -227,9 +227,9 @@ def test_the_coverage_of_a_calibration_is_known_beforehand() -> None:
     labels[3, 0] = PRESENT
     labels[8, 2] = ABSENT
     site = replace(site, valid=replace(site.valid, labels=labels))
-    (coverage,) = covers(without_stage_1(calibrate=True), site)
+    (coverage,) = METHOD.list_coverage(without_stage_1(calibrate=True), site)
     assert coverage.patients == 2
-    assert not covers(without_stage_1(calibrate=False), site)
+    assert not METHOD.list_coverage(without_stage_1(calibrate=False), site)
 
 
 def other_classifiers(tensors: Tensors) -> Tensors:
@@ -243,7 +243,7 @@ def calibrated_site() -> tuple[Site, Tensors, Tensors]:
     """Return a site after one request of a calibration, the request's tensors, and what
     it was prepared with."""
     (data,) = sites_of(1)
-    config = phenotype.for_sites(without_stage_1(calibrate=True), (data,))
+    config = phenotype.METHOD.configure(without_stage_1(calibrate=True), (data,))
     site = Site(data, config)
     idf = torch.ones(VOCABULARY, dtype=torch.float64)
     prepared = {"classes": torch.tensor([[1.0, 1.0, 0.0]] * len(DISEASES)), "idf": idf}
@@ -449,9 +449,9 @@ def test_nothing_to_learn() -> None:
     """No codes for stage 1; no labels for stage 2."""
     sites = tuple(replace(site, codes={}) for site in sites_of(2))
     with pytest.raises(ConfigError, match="predicts billing codes"):
-        phenotype.for_sites(config_of(), sites)
+        phenotype.METHOD.configure(config_of(), sites)
     with pytest.raises(ConfigError, match="billing codes, so it cannot learn alone"):
-        phenotype.alone(config_of(), sites)
+        phenotype.METHOD.configure_alone(config_of(), sites)
     with pytest.raises(TrainingError, match="no training patient is labelled"):
         trained([relabelled(site, -1) for site in sites], without_stage_1())
 
@@ -601,7 +601,9 @@ def test_whole_causes_are_counted_and_learnt(whole: bool, outputs: list[str]) ->
     """Outputs, patients of each and labels by the beginnings of codes."""
     (site,) = sites_of(1)
     site = with_causes(site)
-    config = phenotype.for_sites(config_of(whole_causes=whole, cycles=1), (site,))
+    config = phenotype.METHOD.configure(
+        config_of(whole_causes=whole, cycles=1), (site,)
+    )
     state, (member,) = trained((site,), config)
     assert state.facts["outputs"] == outputs
     wanted = code_labels(site.train, site.codes, outputs)
@@ -693,16 +695,16 @@ def test_exactly_the_least_number_of_patients_is_enough(stage: int) -> None:
     site = relabelled(site, -1, slice(20))
     assert numbers(site)[0] != numbers(site)[1]
     least, make = numbers(site)[stage], (config_of, without_stage_1)[stage]
-    config = phenotype.for_sites(make(min_patients=least), (site,))
+    config = phenotype.METHOD.configure(make(min_patients=least), (site,))
     assert Site(site, config).num_examples >= least
     more = replace(config, min_patients=least + 1)
     with pytest.raises(ConfigError, match=f"its {least} .* min_patients = {least + 1}"):
         Site(site, more)
     nobody = replace(relabelled(site, -1), codes={})
     assert Site(nobody, more).num_examples == 0  # it tells nothing
-    for own in phenotype.alone(more, (site,)):
+    for own in phenotype.METHOD.configure_alone(more, (site,)):
         assert Site(site, own).num_examples >= least
-    together, settings = phenotype.pooled(more, (site,), None)
+    together, settings = phenotype.METHOD.configure_pooled(more, (site,), None)
     assert Site(together[0], settings).num_examples >= least
 
 
@@ -713,7 +715,7 @@ def test_vectors_tell_no_concepts() -> None:
     cohort = replace(cohort, bags=values)
     none = cohort.take([])
     site = SitePatients("v", FeatureSpace(5, dense=True), cohort, none, none, {})
-    config = phenotype.for_sites(without_stage_1(min_patients=1000), (site,))
+    config = phenotype.METHOD.configure(without_stage_1(min_patients=1000), (site,))
     assert Site(site, config).num_examples == numbers(site)[1]
 
 

@@ -295,7 +295,7 @@ def test_stage_1_is_the_program_of_2018() -> None:
     """One site, two epochs: vocabulary, patients, start, batches and steps of the NumPy
     program."""
     (site,) = with_vectors(sites_of(1))
-    config = phenotype.for_sites(paper_config(), (site,))
+    config = phenotype.METHOD.configure(paper_config(), (site,))
     state, (member,) = trained((site,), config)
     outputs = state.facts["outputs"]
     occurrences = np.zeros(VOCABULARY, int)
@@ -315,7 +315,9 @@ def test_stage_1_is_the_program_of_2018() -> None:
 def test_concepts_are_counted_over_all_sites() -> None:
     """Sites end with the network of the sum's concepts, which is the pooled one's."""
     sites = with_vectors(sites_of(3))
-    config = phenotype.for_sites(paper_config(least_occurrences=60, cycles=1), sites)
+    config = phenotype.METHOD.configure(
+        paper_config(least_occurrences=60, cycles=1), sites
+    )
     state, members = trained(sites, config)
     occurrences = sum(
         np.bincount(s.train.bags.concepts, minlength=VOCABULARY) for s in sites
@@ -324,7 +326,7 @@ def test_concepts_are_counted_over_all_sites() -> None:
     alone = np.bincount(sites[0].train.bags.concepts, minlength=VOCABULARY) >= 60
     assert set(known) > set(np.flatnonzero(alone))
     assert state.tensors["network.known"].tolist() == known.tolist()
-    together, settings = phenotype.pooled(config, sites, None)
+    together, settings = phenotype.METHOD.configure_pooled(config, sites, None)
     one, _ = trained(together, settings)
     assert one.tensors["network.known"].tolist() == known.tolist()
     assert all("phenotypes" in member.scores for member in members)
@@ -392,7 +394,7 @@ def test_the_secure_sum_agrees_on_the_same_concepts_and_start() -> None:
 def test_patients_without_an_output_count_against_the_least_number() -> None:
     """The number that is asked is of those who are trained on."""
     (site,) = sites_of(1)
-    config = phenotype.for_sites(paper_config(min_patients=0), (site,))
+    config = phenotype.METHOD.configure(paper_config(min_patients=0), (site,))
     _, (member,) = trained((site,), config)
     assert member._codes is not None
     left = member._codes.patients
@@ -419,7 +421,7 @@ def test_sites_with_other_vectors_are_refused() -> None:
     other = replace(two, vectors=ConceptVectors.of(two.vectors.concepts, values))
     for sites in ((one, other), (one, replace(two, vectors=None))):
         with pytest.raises(DataError, match=r"have different \[concepts\] vectors"):
-            phenotype.for_sites(paper_config(), sites)
+            phenotype.METHOD.configure(paper_config(), sites)
     assert pool_sites((one, two)).vectors is one.vectors
 
 
@@ -444,7 +446,9 @@ def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
     monkeypatch.setattr(phenotype, "run_cycles", begin)
     for rule in ("mean", "median"):
         with pytest.raises(TrainingError, match="enough is known"):
-            trained(data, phenotype.for_sites(paper_config(aggregation=rule), data))
+            trained(
+                data, phenotype.METHOD.configure(paper_config(aggregation=rule), data)
+            )
         monkeypatch.setattr(Site, "first_vectors", said)
     torch.testing.assert_close(begun[0], begun[1])
 
@@ -459,7 +463,7 @@ def test_vectors_of_another_width_are_refused() -> None:
 @pytest.mark.parametrize("known", [[-1, 2], [2, 2], [3, 1], [60], [], [0.5]])
 def test_a_site_refuses_concepts_that_cannot_be(known: list[Any]) -> None:
     (site,) = with_vectors(sites_of(1))
-    member = Site(site, phenotype.for_sites(paper_config(), (site,)))
+    member = Site(site, phenotype.METHOD.configure(paper_config(), (site,)))
     with pytest.raises(RefusedError, match="concepts to know are not places"):
         member.begin_codes({"chosen": torch.tensor([0]), "known": torch.tensor(known)})
 

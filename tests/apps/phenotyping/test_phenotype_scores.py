@@ -204,7 +204,9 @@ def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
 
 def alone(config: Config, sites: tuple[SitePatients, ...]) -> dict[str, Any]:
     """The scores of the first site, trained by itself in a job of all of them."""
-    own = phenotype.alone(phenotype.for_sites(config, sites), sites)[0]
+    own = phenotype.METHOD.configure_alone(
+        phenotype.METHOD.configure(config, sites), sites
+    )[0]
     _, (member,) = trained(sites[:1], own)
     return member.scores
 
@@ -248,7 +250,7 @@ def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
     (site,) = sites_of(1)
     changed = relabelled(site, QUESTIONABLE, slice(25), 2)
     changed = relabelled(changed, QUESTIONABLE, slice(9), 2, "test")
-    config = phenotype.for_sites(without_stage_1(), (changed,))
+    config = phenotype.METHOD.configure(without_stage_1(), (changed,))
     assert config.questionable == ("gout",)
     _, (member,) = trained((changed,), replace(config, questionable=()))
     counts = member.scores["class_counts"]

@@ -24,25 +24,25 @@ from fednotes.apps.phenotyping.two_stage import Config
 from fednotes.core.errors import ConfigError
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import parse_job
+from fednotes.methods.private import PrivateMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import privately
 
-PRIVATE: Any = privately(PHENOTYPE)
+PRIVATE: Any = PrivateMethod(PHENOTYPE)
 SITES = sites_of(3)
 
 
 def config_of(loss: Any = "log", **given: Any) -> Any:
     model = PhenotypeConfig(representation="none", classifier=SvmConfig(loss=loss))
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given
-    settings = PHENOTYPE.private.settings | {
+    settings = PHENOTYPE.dp.required_settings | {
         "classifier_cycles": 2,
         "batch_size": 16,
         "seed": 5,
     }
     made = Config(model=model, privacy=Privacy(**asked), learning_rate=0.05, **settings)
-    return PHENOTYPE.for_sites(made, SITES)
+    return PHENOTYPE.configure(made, SITES)
 
 
 def sums(
@@ -54,7 +54,7 @@ def sums(
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
-    site = PRIVATE.Site(SITES[0], config_of(**given), secret=bytes(32))
+    site = PRIVATE.make_site(SITES[0], config_of(**given), secret=bytes(32))
     sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
     answer = site.noisy_gradients(sent, round=0).tensors
     whole = torch.cat([answer["svm.weight"], answer["svm.intercept"][None]])
@@ -107,7 +107,7 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
     )
-    site = PRIVATE.Site(SITES[0], config_of(), secret=bytes(32))
+    site = PRIVATE.make_site(SITES[0], config_of(), secret=bytes(32))
     answer = site.noisy_gradients(
         {n: v.detach() for n, v in site.site.shared.items()}, round=0
     )
@@ -120,7 +120,7 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
     monkeypatch.setattr(private, "chosen", drawn)
     config = replace(config_of(noise=0.1, clip=1.0), classifier_cycles=8, sites=3)
-    sites = [PRIVATE.Site(data, config) for data in SITES]
+    sites = [PRIVATE.make_site(data, config) for data in SITES]
     final = PRIVATE.train(InProcess(sites), config)
     assert final.round == 16
     # The noise is new each time: 25 runs had 0.696 to 0.732, a mean of 0.714, a
@@ -139,7 +139,7 @@ def test_other_notes_of_the_same_patients_have_other_noise(
     other = replace(train, bags=train.bags.take([*range(1, len(train)), 0]))
     sums = []
     for cohort in (train, train, other):
-        site = PRIVATE.Site(
+        site = PRIVATE.make_site(
             replace(SITES[0], train=cohort), config_of(), secret=bytes(32)
         )
         shared = {n: v.detach() for n, v in site.site.shared.items()}
@@ -194,12 +194,12 @@ def test_what_counts_patients_exactly_is_refused() -> None:
             ConfigError, match=r"told by exact counts .* or give training.outputs"
         ):
             parse_job({**learnt, "training": training}, "job", Path(), "job.toml")
-    assert PHENOTYPE.warnings(config_of()) == ()
+    assert PHENOTYPE.list_warnings(config_of()) == ()
     steeper = replace(
         config_of(),
         model=replace(config_of().model, classifier=SvmConfig(eta0=5.0, alpha=0.1)),
     )
-    (told,) = PHENOTYPE.warnings(steeper)
+    (told,) = PHENOTYPE.list_warnings(steeper)
     assert told.endswith("learning_rate: eta0, alpha of [model.classifier] do nothing")
     with pytest.raises(
         ConfigError, match=r"calibrate = True: under \[privacy\] it must be False"
@@ -218,14 +218,14 @@ def learning(**given: Any) -> Any:
     svm = SvmConfig(loss="log")
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
     settings = {
-        **PHENOTYPE.private.settings,
+        **PHENOTYPE.dp.required_settings,
         "cycles": 1,
         "classifier_cycles": 1,
         "seed": 5,
     }
     settings |= {"batch_size": 16, "learning_rate": 0.05, "outputs": CLASSES, **given}
     model = PhenotypeConfig(network=network, classifier=svm)
-    return PHENOTYPE.for_sites(
+    return PHENOTYPE.configure(
         Config(model=model, privacy=Privacy(**asked), **settings), SITES
     )
 
@@ -239,7 +239,9 @@ def whole(
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
-    site = PRIVATE.Site(SITES[0], learning(privacy={"clip": clip}), secret=bytes(32))
+    site = PRIVATE.make_site(
+        SITES[0], learning(privacy={"clip": clip}), secret=bytes(32)
+    )
     assert site.promise.rounds == 4
     rng = np.random.default_rng(3)
     sent = {
@@ -325,11 +327,12 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
 def run(config: Any, kept: Path | None = None, **options: Any) -> tuple[Any, list[Any]]:
     """Three sites' training; the first one saves its model."""
     sites = [
-        PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)
+        PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
+        for n, d in enumerate(SITES)
     ]
     sites[0].site.directory = kept
     final = PRIVATE.train(InProcess(sites, **options), config)
-    assert final.round == PRIVATE.promise(config).rounds
+    assert final.round == PRIVATE.make_promise(config).rounds
     return dict(final.tensors), [site.scores for site in sites]
 
 
@@ -364,12 +367,12 @@ def test_codes_alone_can_be_learnt_under_a_promise() -> None:
     """Sites without labels: stage 1 is all."""
     bare = [replace(s, **{p: replace(getattr(s, p), labels=np.zeros((len(getattr(s, p)), 0)),
             outputs=()) for p in ("train", "valid", "test")}) for s in SITES]  # fmt: skip
-    config = PHENOTYPE.for_sites(replace(learning(), phenotypes=()), bare)
-    site = PRIVATE.Site(bare[0], config, secret=bytes(32))
+    config = PHENOTYPE.configure(replace(learning(), phenotypes=()), bare)
+    site = PRIVATE.make_site(bare[0], config, secret=bytes(32))
     assert site.promise.rounds == 2
     assert {n.split(".")[0] for n in site.site.shared} == {"network"}
     final = PRIVATE.train(
-        InProcess([site, *(PRIVATE.Site(b, config) for b in bare[1:])]), config
+        InProcess([site, *(PRIVATE.make_site(b, config) for b in bare[1:])]), config
     )
     assert final.round == 2
     assert "codes" in site.scores

@@ -21,7 +21,7 @@ from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import CommittedRound
-from fednotes.training.compression import decode, opened
+from fednotes.training.compression import decode, unpack_total
 
 MAX_ROUNDS = 200  # rounds to wait for an evaluation
 FULL_SUMS = 8  # sums, and rounds, whose tensors are kept
@@ -261,7 +261,7 @@ class ObservingEngine(InProcess):
         total = compressed.total
         if self.summing is None:
             total = Total.of([compressed.audited_update])
-        mean = opened(total, shapes, self._compression, sites).mean()
+        mean = unpack_total(total, shapes, self._compression, sites).mean()
         change = decode(mean, code, shapes, self._compression)
         tensors = {name: training.sent[name] + value for name, value in change.items()}
         return replace(training, tensors=tensors)

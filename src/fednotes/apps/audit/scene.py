@@ -49,7 +49,7 @@ class Scene:
         self.job = job
         self.sites = sites
         self.is_control = is_control
-        config = job.module.for_sites(job.config, sites.data)
+        config = job.module.configure(job.config, sites.data)
         self.training = Part("federated", sites.data, config, method=job.module)
         self._control: Scene | None = None
         self._method_sites: list[Any] | None = None

@@ -92,14 +92,14 @@ def planned_rounds(job: Job, config: Any) -> int | None:
 
     It is None if the number depends on how many notes the sites have.
     """
-    few, _ = job.module.planned(config, [1])
-    many, _ = job.module.planned(config, [1_000_000])
+    few, _ = job.module.plan_rounds(config, [1])
+    many, _ = job.module.plan_rounds(config, [1_000_000])
     return int(few) if few == many else None
 
 
 def can_round_counts(job: Job) -> bool:
     """Return whether a method's sites can send their counts as multiples of a step."""
-    return bool(getattr(job.module.Site, "rounds_counts", False))
+    return bool(getattr(job.module.site_class, "rounds_counts", False))
 
 
 def describe(job: Job, data: Any) -> Description:
@@ -222,7 +222,7 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
     if job.tags is not None:
         _require_annotated(job.tags.types, descriptions)
     stubs = tuple(_stub(job, site, facts) for site, facts in descriptions.items())
-    return job.module.for_sites(job.config, stubs)
+    return job.module.configure(job.config, stubs)
 
 
 def _require_same_version(descriptions: Descriptions) -> None:

@@ -216,7 +216,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     config = _agree(setup, job, engine, progress)
 
     # The sizes of the sites are not known here.
-    warnings = job.module.size_warnings(config, [1] * len(setup.sites))
+    warnings = job.module.list_size_warnings(config, [1] * len(setup.sites))
     for text in warnings:
         progress.warn(text)
     progress.begin(config, engine.resume())
@@ -224,7 +224,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     progress.is_trained = True
 
     shared_scores = _fetch_shared_scores(engine)
-    promise = job.module.promise(config)
+    promise = job.module.make_promise(config)
     notes = list(warnings)
     privacy = {}
     if promise is not None:
@@ -259,7 +259,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         versions=versions(),
         notes=notes,
     )
-    job.module.save(config, final, setup.folder / "model")
+    job.module.save_model(config, final, setup.folder / "model")
     result.write(setup.folder)
     write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
     engine.end()
@@ -443,7 +443,7 @@ class Progress:
                 are not known.
         """
         if sizes:
-            rounds, examples = self._job.module.planned(self._config, sizes)
+            rounds, examples = self._job.module.plan_rounds(self._config, sizes)
         else:
             rounds = planned_rounds(self._job, self._config) or 0
             examples = 0

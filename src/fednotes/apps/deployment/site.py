@@ -118,7 +118,7 @@ def _open_host(setup: Setup) -> SiteHost:
     for note in loaded.told:
         logger.info("%s", note)
     data = loaded.data[0]
-    guard.coverage(job.module.covers(job.config, data))
+    guard.coverage(job.module.list_coverage(job.config, data))
     description = describe(job, data)
     packed_description = pack_json(asdict(description))
     participation = _Participation(
@@ -200,14 +200,14 @@ def _create_guard(
         lambda: _read_policy_during_run(setup.kit, file.policy.count_step),
         secure=job.federation.secure_sum,
         threshold=least,
-        promise=job.module.promise(config),
+        promise=job.module.make_promise(config),
     )
     check_counts(file.policy, job.method, rounds_counts=can_round_counts(job))
     guard.job(
         job.method,
         len(setup.sites),
         planned_rounds(job, job.config),
-        job.module.each(job.config),
+        job.module.needs_each_update(job.config),
     )
     return guard
 
@@ -262,7 +262,7 @@ class _Participation:
         if self.job.privacy is not None:
             options["secret"] = load_or_create_secret(self.setup.state / NOISE_KEY_FILE)
             options["question"] = question
-        return self.job.module.Site(
+        return self.job.module.make_site(
             self.data, config, directory=self.results, **options
         )
 
@@ -311,7 +311,7 @@ def load_draws(job: Job, policy: Policy, state: Path) -> Draws | None:
     if policy.draws == "job":
         return None
     policy.require(
-        accepts_option(job.module.Site, "draws"),
+        accepts_option(job.module.inner_site_class, "draws"),
         "draws",
         f"sites of the method {job.method} take no `draws`, so their batches and "
         "dropout would follow from the job's seed, which everybody knows",
@@ -322,10 +322,9 @@ def load_draws(job: Job, policy: Policy, state: Path) -> Draws | None:
 
 def accepts_option(site: type[Any], option: str) -> bool:
     """Return whether a method's site class accepts an option, by name or `**kwargs`."""
-    constructor = getattr(site, "made", site).__init__
     return any(
         parameter.name == option or parameter.kind is Parameter.VAR_KEYWORD
-        for parameter in signature(constructor).parameters.values()
+        for parameter in signature(site.__init__).parameters.values()
     )
 
 
@@ -423,7 +422,7 @@ class AgreedSite:
         write_card: Callable[[], None],
     ) -> None:
         self.id = id
-        self.tasks: frozenset[str] = frozenset({AGREE}) | job.module.Site.tasks
+        self.tasks: frozenset[str] = frozenset({AGREE}) | job.module.site_class.tasks
         self.site: Any = None
         self._job = job
         self._sites = sites

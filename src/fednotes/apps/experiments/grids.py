@@ -417,7 +417,9 @@ class _Maker:
         device = self.request.device
         on_device = () if device == "cpu" else ("--device", device)
         # one model for all has nothing beyond the published method
-        beyond = "" if self.condition == POOLED else job.module.beyond(job.config)
+        beyond = (
+            "" if self.condition == POOLED else job.module.name_extension(job.config)
+        )
         return GridRun(
             self.row,
             self.condition,

@@ -100,7 +100,7 @@ class Rehearsal:
     def _why(self, job: Job) -> str:
         try:
             sites = self._load(job)
-            config = job.module.for_sites(job.config, sites.data)
+            config = job.module.configure(job.config, sites.data)
             rehearse(job, parts_of(job, sites, config))
         except FednotesError as error:
             return str(error)

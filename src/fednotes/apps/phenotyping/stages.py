@@ -44,11 +44,12 @@ from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_tensor
 from fednotes.core.update import Tensors, Update
-from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
+from fednotes.methods.averaging import Averaging, AveragingSite
 from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.metrics.platt import platt_sums
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.secure_sum.crypto import digest
+from fednotes.training.local_trainer import Optimizer, Step
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import Count, Number, Part, Rate, RMSprop, Size
 
@@ -429,7 +430,7 @@ class CodeLearner(AveragingSite):
     @property
     def told(self) -> Tensors:
         """The parameters that the server sent last, and which concepts are known."""
-        return {**self._known({}), **self.known}
+        return {**self._received({}), **self.known}
 
     def _taken(self, cohort: Cohort, site: SitePatients) -> tuple[Read, np.ndarray]:
         """Patients as the network reads them, and their labels (patients, outputs)
@@ -456,7 +457,7 @@ class CodeLearner(AveragingSite):
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """The epoch's mini-batches, in an order of its own."""
-        size, part = self.share, self._part
+        size, part = self.share, self._part_size
         self.network.train(True)
         order = self.draws.rng_of("order", self.id, epoch).permutation(
             len(self._labels)

@@ -23,8 +23,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -72,13 +73,7 @@ from fednotes.apps.phenotyping.stages import (
 )
 from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.federation import (
-    Coverage,
-    Federation,
-    Method,
-    MethodSite,
-    State,
-)
+from fednotes.core.federation import Coverage, Federation, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import build
 from fednotes.core.tensors import (
@@ -90,16 +85,21 @@ from fednotes.core.tensors import (
     shapes_of,
 )
 from fednotes.core.update import Tensors, Total, Update, require_metrics
-from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
-from fednotes.methods.averaging import private_rounds as averaging_rounds
+from fednotes.methods.averaging import (
+    AveragingSite,
+    AveragingWithDP,
+    Server,
+    run_cycles,
+)
+from fednotes.methods.base import Method
 from fednotes.metrics.classification import ClassCounts
 from fednotes.metrics.platt import MOST_PLATT_SUMS, PLATT_SUMS, fit_platt
 from fednotes.privacy.promise import Unit
 from fednotes.privacy.secure_sum.crypto import digest
-from fednotes.privacy.training import Counting, owner_of
+from fednotes.privacy.units import unit_key
 from fednotes.training.server_steps import by_each, for_names, gathered
 
-__all__ = ["METHOD", "Config", "Site", "train"]
+__all__ = ["METHOD", "Config", "Phenotype", "PhenotypeWithDP", "Site", "train"]
 
 # of "count_labels", in the order of CLASSES
 LABELS = ("absent", "present", "questionable")
@@ -149,8 +149,9 @@ class Site(MethodSite):
         self._classifiers: Classifiers | None = None
         self._network: Tensors = {}  # the representation, once it is fixed
         self._steps = np.zeros(0, np.int64)  # of each machine, from before a restart
-        # digest of the model that was calibrated, and how often it was asked about
-        self._calibrated, self._calibrations = "", 0
+        # Digest of the model that was calibrated, and how often it was asked about.
+        self._calibrated = ""
+        self._calibrations = 0
         self._coded = data.coded(data.train)
         self._labelled = data.train.labelled()
         number = len(self._coded) if config.learns else 0
@@ -421,8 +422,8 @@ class Site(MethodSite):
             )
         if self._calibrations == MOST_PLATT_SUMS:
             raise RefusedError(
-                f"site {self.id!r}: a calibration needs at most {MOST_PLATT_SUMS} sums, and "
-                "this would be one more: start a new run to calibrate again"
+                f"site {self.id!r}: a calibration needs at most {MOST_PLATT_SUMS} sums, "
+                "and this would be one more: start a new run to calibrate again"
             )
         self._calibrated = model
         self._calibrations += 1
@@ -443,15 +444,76 @@ class Site(MethodSite):
         """Of the categories of codes that may become outputs."""
         return {name: at for at, name in enumerate(self.config.candidates)}
 
+    # training with differential privacy
+
+    def begin_privately(self, initial: Tensors, agreed: Tensors) -> None:
+        """Make the network and the classifiers from what all sites have agreed on.
+
+        Args:
+            initial: What sites share before training.
+            agreed: What they agreed on by their noisy counts; empty if on nothing.
+        """
+        config, space = self.config, self.data.space
+        coded: tuple[str, ...] = ()
+        self.shared = {name: nn.Parameter(value) for name, value in initial.items()}
+        if config.learns:
+            every = torch.arange(len(config.candidates))
+            self.agree_codes({"chosen": every, **agreed})
+            learner = self._learner
+            coded, self.model = learner.cohort.patients, learner.network
+            for name, parameter in learner.network.trainable().items():
+                self.shared[f"network.{name}"] = parameter
+        if config.phenotypes:
+            absent_or_present = [1.0, 1.0, 0.0]
+            prepared = {
+                "classes": torch.tensor([absent_or_present] * len(config.phenotypes))
+            }
+            if not space.dense:
+                prepared["idf"] = torch.ones(space.width).double()
+            prepared |= agreed
+            prepared |= initial
+            if KNOWN in agreed:
+                prepared[f"network.{KNOWN}"] = agreed[KNOWN]
+            self.prepare(prepared)
+            assert self._classifiers is not None
+            if config.learns:
+                self._classifiers.model.network = self._learner.network
+
+        train = self.data.train.patients
+        self.rows = np.array(
+            [
+                _places_in(coded, train),
+                _places_in(self._labelled.patients, train),
+            ]
+        )
+
+    def private_loss(self, indices: np.ndarray) -> Tensor:
+        """Return the mean loss of one patient in the stage that runs; 0 without data.
+
+        Args:
+            indices: The patient's rows of the training patients.
+        """
+        rows = self.rows[self.stage, indices]
+        rows = rows[rows >= 0]
+        if not len(rows):
+            return torch.zeros(())
+        if self.stage == 0:
+            part = self._learner.some(rows)
+            return part.loss([part])
+        assert self._classifiers is not None
+        losses = [self._classifiers.loss(self.shared, row) for row in rows.tolist()]
+        return torch.stack(losses).mean()
+
     # what a restart must not lose
 
     def state(self) -> State:
-        """Stage 1's moments and outputs, or the steps of stage 2's machines."""
+        """Return stage 1's moments and outputs, or the steps of stage 2's machines."""
         codes = self._codes
         known: Tensors = {}
         facts: dict[str, Any] = {}
         if codes is not None:
-            known, facts["outputs"] = codes.known, [*codes.outputs]
+            known = codes.known
+            facts["outputs"] = [*codes.outputs]
         if self._calibrated:
             facts["calibrated"] = self._calibrated
             facts["calibrations"] = self._calibrations
@@ -462,7 +524,7 @@ class Site(MethodSite):
         return State(kept.round, {**kept.tensors, **known}, {**kept.facts, **facts})
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
+        """Go back to a saved state."""
         self._classifiers = None
         self._calibrated = state.facts.get("calibrated", "")
         self._calibrations = state.facts.get("calibrations", 0)
@@ -473,6 +535,12 @@ class Site(MethodSite):
             self._steps = state.tensors["steps"].numpy()
         elif self._codes is not None:
             self._codes.restore(state)
+
+
+def _places_in(cohort: Sequence[str], patients: Sequence[str]) -> list[int]:
+    """Return each patient's place in a cohort, or -1."""
+    place_of = {patient: place for place, patient in enumerate(cohort)}
+    return [place_of.get(patient, -1) for patient in patients]
 
 
 # ---- server --------------------------------------------------------------------------
@@ -740,262 +808,300 @@ def judged(metrics: Mapping[str, float]) -> dict[str, float]:
     return {"held_out": -loss, "valid_loss": loss}
 
 
+# ---- training with differential privacy ----------------------------------------------
+
+
+class PhenotypeWithDP(AveragingWithDP):
+    """Both stages with differential privacy, one after the other.
+
+    What sites agree on before training follows from noisy counts. In each stage only
+    the network, or only the classifiers, are trained.
+    """
+
+    required_settings = MappingProxyType(
+        {
+            **AveragingWithDP.required_settings,
+            "calibrate": False,
+            "min_patients": 0,
+            "optimizer": "adam",
+        }
+    )
+    counts_before_training = True
+    example_names = ("batch", "patients")
+
+    def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
+        """Return the network, if it learns, and classifiers at zero.
+
+        Each disease has the classes "absent" and "present".
+        """
+        tensors: dict[str, Tensor] = {}
+        if config.learns:
+            outputs = len(agreed.get("chosen", config.candidates))
+            network = initial(config, outputs, agreed.get(KNOWN))
+            tensors |= prefixed("network.", network)
+        if config.phenotypes:
+            width = config.space.width
+            if config.learns:
+                width = config.model.network.hidden
+            classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
+            tensors |= LinearSVMs(classes, width, config.model.classifier).sent()
+        return tensors
+
+    def units(self, site: Site, unit: Unit) -> list[np.ndarray]:
+        """Return the training rows of each patient who has codes or labels."""
+        train = site.data.train
+        is_labelled = np.any(train.labels >= 0, axis=1) & site.config.judges
+        rows: dict[tuple[str, ...], list[int]] = {}
+        for row, patient in enumerate(train.patients):
+            is_coded = site.config.learns and patient in site.data.codes
+            if is_labelled[row] or is_coded:
+                rows.setdefault(unit_key(patient, "", unit), []).append(row)
+        return [np.array(each) for each in rows.values()]
+
+    def digest(self, data: SitePatients) -> bytes:
+        """Return a digest of the training patients and of all codes."""
+        codes = repr(sorted((p, sorted(c)) for p, c in data.codes.items()))
+        return digest(data.train.fingerprint(), codes)
+
+    def begin(self, site: Site, agreed: Tensors) -> None:
+        """Make the site's network and classifiers from what all sites have agreed on.
+
+        Raises:
+            RefusedError: The tensors are others than agreed ones, whoever the patients
+                are: a number with which only some features can be computed would tell
+                who has the concept.
+        """
+        if agreed:
+            require_agreed(site.config, agreed, site.id)
+        site.begin_privately(self.initial(site.config, agreed), agreed)
+
+    def count_rounds(self, config: Config, epoch: int) -> int:
+        """Return the noisy sums of both stages, with `epoch` of them to an epoch."""
+        return sum(self.count_rounds_by_stage(config, epoch))
+
+    def count_rounds_by_stage(self, config: Config, epoch: int) -> tuple[int, int]:
+        """Return the noisy sums of stage 1 and of stage 2."""
+        network = super().count_rounds(config, epoch) if config.learns else 0
+        classifiers = 0
+        if config.judges:
+            classifiers = config.classifier_cycles * config.classifier_epochs * epoch
+        return network, classifiers
+
+    def prepare_round(self, site: Site, round: int, memory: Tensors) -> Tensors:
+        """Let the network learn in stage 1, and the classifiers in stage 2."""
+        privacy = site.config.privacy
+        assert privacy is not None
+        of_network, _ = self.count_rounds_by_stage(site.config, privacy.epoch)
+        site.stage = int(round >= of_network)
+        for name, parameter in site.shared.items():
+            parameter.requires_grad_(name.startswith("svm.") == bool(site.stage))
+        return memory
+
+    def loss(self, site: Site, indices: np.ndarray) -> Tensor:
+        """Return the mean loss of one patient's codes, or labels; 0 without any."""
+        return site.private_loss(indices)
+
+    # The noisy counts, with which training begins.
+
+    def count_size(self, config: Config) -> int:
+        """Return how many numbers are counted, of codes, concepts and labels."""
+        return sum(counted(config).values())
+
+    def counted_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
+        """Return the training rows of each patient."""
+        return self.units(site, unit)
+
+    def count_unit(
+        self, site: Site, counted: np.ndarray
+    ) -> tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]:
+        """Return the places of one patient's counts, and the counts there."""
+        return own_counts(site.data, site.config, counted, site.places)
+
+    def agree(self, config: Config, counts: np.ndarray, deviation: float) -> Tensors:
+        """Return outputs, known concepts and weights that follow from noisy counts."""
+        return agreed(config, counts, deviation)
+
+
 # ---- what a job asks of a method -----------------------------------------------------
 
 
-def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
-    """The configuration with what the sites hold.
+class Phenotype(Method):
+    """Two-stage phenotyping as in Liu, Dligach and Miller 2019, for a job."""
 
-    Raises DataError where sites differ, ConfigError where there is nothing to learn.
-    """
-    require_alike(sites)
-    if config.learns and not any(site.codes for site in sites):
-        raise ConfigError(
-            'representation = "learn" predicts billing codes, and no site has any: give `codes`, '
-            'or set model.representation = "none" (TF-IDF) or to the folder of a model'
-        )
-    if not config.learns and not sites[0].phenotypes:
-        raise ConfigError(
-            "there is nothing to learn: the job has no [phenotypes] and no labels, and "
-            f"representation = {config.model.representation!r} leaves stage 1 out"
-        )
-    phenotypes = sites[0].phenotypes
-    questionable = sum(site.train.label_counts()["questionable"] for site in sites)
-    made = for_names(
-        config,
-        [site.id for site in sites],
-        space=sites[0].space,
-        vectors=config.learns and sites[0].vectors is not None,
-        phenotypes=phenotypes,
-        questionable=tuple(
-            name
-            for name, count in zip(phenotypes, np.asarray(questionable), strict=True)
-            if count >= max(config.least_questionable, 1)
-        ),
-    )
-    if config.privacy and config.privacy.counts and not counted(made):
-        raise ConfigError(
-            "[privacy] counts: this job counts nothing: codes are given, no concept is weighed and "
-            "no class: leave it out"
-        )
-    return made
+    config_class = Config
+    site_class = Site
+    presets = PRESETS
+    holds = "patients"
+    dp = PhenotypeWithDP()
 
+    def train(self, federation: Federation, config: Config) -> State:
+        """Run Algorithm 1."""
+        return train(federation, config)
 
-def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
-    """Each site's configuration where it trains by itself: the paper's single source.
+    def read_model_config(self, table: Mapping[str, Any]) -> PhenotypeConfig:
+        """Return the settings of network and classifiers."""
+        config: PhenotypeConfig = build(PhenotypeConfig, table, where="model")
+        return config
 
-    Raises ConfigError for a site that cannot be trained so.
-    """
-    for site in sites:
-        lacks = []
-        if config.learns and not len(site.coded(site.train)):
-            lacks.append("no training patient with billing codes")
-        elif (
-            config.learns and config.keep_cycle < 0 and not len(site.coded(site.valid))
-        ):
-            lacks.append(
-                "no held-out patient with billing codes, by whom keep_cycle = -1 is chosen"
-            )
-        if config.phenotypes and not len(site.train.labelled()):
-            lacks.append("no training patient labelled for a phenotype")
-        if lacks:
+    def list_models(self) -> Mapping[str, type[Any]]:
+        """Return the only settings of a model."""
+        return {"": PhenotypeConfig}
+
+    def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the held-out loss of codes, or macro F1 of phenotypes."""
+        return judged(metrics)
+
+    def configure(self, config: Config, sites: Sequence[SitePatients]) -> Config:
+        """Return the settings with what the sites hold.
+
+        Raises:
+            DataError: The sites differ.
+            ConfigError: There is nothing to learn, or nothing to count.
+        """
+        require_alike(sites)
+        if config.learns and not any(site.codes for site in sites):
             raise ConfigError(
-                f"site {site.id!r} has {' and '.join(lacks)}, so it cannot learn alone: leave "
-                "'alone' out of conditions"
+                'representation = "learn" predicts billing codes, and no site has any: '
+                'give `codes`, or set model.representation = "none" (TF-IDF) or to the '
+                "folder of a model"
             )
-    # nothing leaves the site
-    alone = replace(config, min_patients=0, aggregation="mean")
-    return (alone,) * len(sites)
-
-
-def pooled(
-    config: Config,
-    sites: Sequence[SitePatients],
-    complete: Sequence[SitePatients] | None,
-) -> tuple[tuple[SitePatients, ...], Config]:
-    """All patients at one site: the paper's centralised training."""
-    return (pool_sites(sites),), replace(config, min_patients=0, aggregation="mean")
-
-
-def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Cycles of both stages, and the patients of each at all sites together."""
-    return config.stage_1 + config.classifier_cycles * config.judges, sum(sizes)
-
-
-def private_initial(config: Config, agreed: Tensors | None = None) -> dict[str, Tensor]:
-    """The network, if it learns, and classifiers at zero, of the classes that every
-    disease has."""
-    told, network = agreed or {}, dict[str, Tensor]()
-    if config.learns:
-        outputs = len(told.get("chosen", config.candidates))
-        network = initial(config, outputs, told.get(KNOWN))
-    found, classes = (
-        prefixed("network.", network),
-        [(ABSENT, PRESENT)] * len(config.phenotypes),
-    )
-    if classes:
-        width = config.model.network.hidden if config.learns else config.space.width
-        found |= LinearSVMs(classes, width, config.model.classifier).sent()
-    return found
-
-
-def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
-    """Each patient with codes or labels: rows of the training patients."""
-    train, found = site.data.train, dict[tuple[str, ...], list[int]]()
-    labelled = np.any(train.labels >= 0, axis=1) & site.config.judges
-    for row, patient in enumerate(train.patients):
-        if labelled[row] or (site.config.learns and patient in site.data.codes):
-            found.setdefault(owner_of(patient, "", unit), []).append(row)
-    return [np.array(rows) for rows in found.values()]
-
-
-def private_begin(site: Site, agreed: Tensors) -> None:
-    """Make the site's network and classifiers, by nothing but what all sites have
-    agreed.
-
-    Raises RefusedError for other tensors, whoever the patients are: a number with which
-    only some features can be computed would tell who has the concept.
-    """
-    config = site.config
-    if agreed:
-        require_agreed(config, agreed, site.id)
-    first = private_initial(config, agreed)
-    cohorts: list[tuple[str, ...]] = [(), site._labelled.patients]
-    site.shared = {n: nn.Parameter(v) for n, v in first.items()}
-    if config.learns:
-        every = torch.arange(len(config.candidates))
-        site.agree_codes({"chosen": every, **agreed})
-        cohorts[0], site.model = site._learner.cohort.patients, site._learner.network
-        site.shared |= {
-            f"network.{n}": p for n, p in site._learner.network.trainable().items()
-        }
-    if config.phenotypes:
-        classes = torch.tensor([[1.0, 1.0, 0.0]] * len(config.phenotypes))
-        idf = (
-            {}
-            if site.data.space.dense
-            else {"idf": torch.ones(site.data.space.width).double()}
+        phenotypes = sites[0].phenotypes
+        if not config.learns and not phenotypes:
+            raise ConfigError(
+                "there is nothing to learn: the job has no [phenotypes] and no labels, "
+                f"and representation = {config.model.representation!r} leaves stage 1 "
+                "out"
+            )
+        questionable = sum(site.train.label_counts()["questionable"] for site in sites)
+        least = max(config.least_questionable, 1)
+        completed = for_names(
+            config,
+            [site.id for site in sites],
+            space=sites[0].space,
+            vectors=config.learns and sites[0].vectors is not None,
+            phenotypes=phenotypes,
+            questionable=tuple(
+                name
+                for name, patients in zip(
+                    phenotypes, np.asarray(questionable), strict=True
+                )
+                if patients >= least
+            ),
         )
-        known = {f"network.{KNOWN}": agreed[KNOWN]} if KNOWN in agreed else {}
-        site.prepare({"classes": classes, **idf, **agreed, **first, **known})
-        assert site._classifiers is not None
+        if config.privacy and config.privacy.counts and not counted(completed):
+            raise ConfigError(
+                "[privacy] counts: this job counts nothing: codes are given, no "
+                "concept is weighed and no class: leave it out"
+            )
+        return completed
+
+    def configure_alone(
+        self, config: Config, sites: Sequence[SitePatients]
+    ) -> tuple[Config, ...]:
+        """Return each site's settings: the paper's single source.
+
+        Raises:
+            ConfigError: A site cannot be trained alone.
+        """
+        for site in sites:
+            missing = _list_missing(config, site)
+            if missing:
+                raise ConfigError(
+                    f"site {site.id!r} has {' and '.join(missing)}, so it cannot learn "
+                    "alone: leave 'alone' out of conditions"
+                )
+        # Nothing leaves the site.
+        alone = replace(config, min_patients=0, aggregation="mean")
+        return (alone,) * len(sites)
+
+    def configure_pooled(
+        self,
+        config: Config,
+        sites: Sequence[SitePatients],
+        complete: Sequence[SitePatients] | None,
+    ) -> tuple[tuple[SitePatients, ...], Config]:
+        """Return the settings of the paper's centralised training."""
+        del complete
+        pooled = replace(config, min_patients=0, aggregation="mean")
+        return (pool_sites(sites),), pooled
+
+    def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the cycles of both stages, and the patients of each at all sites."""
+        classifier_cycles = config.classifier_cycles if config.judges else 0
+        return config.stage_1 + classifier_cycles, sum(sizes)
+
+    def list_warnings(self, config: Config) -> tuple[str, ...]:
+        """Warn of what robust aggregation, privacy and updates of concepts do not do."""
+        warnings: list[str] = []
+        if by_each(config) and config.phenotypes:
+            warnings.append(
+                "aggregation is of stage 1 alone: each disease's classifier is a sum "
+                "over its patients, which a hostile site can move as far as it likes"
+            )
+        if config.privacy:
+            unused = _list_unused_settings(config)
+            if unused:
+                warnings.append(
+                    "[privacy] trains classifiers by training.learning_rate: "
+                    f"{', '.join(unused)} of [model.classifier] do nothing"
+                )
+            return tuple(warnings)
+
         if config.learns:
-            site._classifiers.model.network = site._learner.network
-    places = [
-        {patient: row for row, patient in enumerate(cohort)} for cohort in cohorts
-    ]
-    train = site.data.train.patients
-    site.rows = np.array([[of.get(patient, -1) for patient in train] for of in places])
+            what = "an update of concept vectors"
+        elif config.model.representation == "none":
+            what = "a classifier of bags of concepts"
+        else:
+            return tuple(warnings)
+        warnings.append(
+            f"{what} tells which concepts the site's patients have: between hospitals "
+            "run it under the secure sum (min_patients is the least behind an update)"
+        )
+        return tuple(warnings)
+
+    def ends_with_one_model(self, config: Config) -> bool:
+        """Return True: nothing is private."""
+        del config
+        return True
+
+    def list_coverage(self, config: Config, site: SitePatients) -> tuple[Coverage, ...]:
+        """Return how many held-out patients the calibration covers, if there is one."""
+        if not (config.calibrate and site.phenotypes):
+            return ()
+        return (
+            Coverage(
+                what="the calibration",
+                patients=len(site.valid.labelled()),
+                kind="held-out patients with a label",
+                remedy="hold out more patients, or set training.calibrate = false in "
+                "the job",
+            ),
+        )
+
+    def needs_each_update(self, config: Config) -> bool:
+        """Return whether the aggregation of stage 1 looks at each site's update."""
+        return by_each(config)
 
 
-def private_rounds(config: Config, epoch: int) -> tuple[int, int]:
-    """Noisy sums of stage 1 and of stage 2, of so many to an epoch."""
-    cycles = config.classifier_cycles * config.classifier_epochs * config.judges
-    return averaging_rounds(config, epoch) * config.learns, cycles * epoch
+def _list_missing(config: Config, site: SitePatients) -> list[str]:
+    """Return what a site lacks to be trained alone, in words."""
+    missing = []
+    if config.learns and not len(site.coded(site.train)):
+        missing.append("no training patient with billing codes")
+    elif config.learns and config.keep_cycle < 0 and not len(site.coded(site.valid)):
+        missing.append(
+            "no held-out patient with billing codes, by whom keep_cycle = -1 is chosen"
+        )
+    if config.phenotypes and not len(site.train.labelled()):
+        missing.append("no training patient labelled for a phenotype")
+    return missing
 
 
-def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
-    """Of the network and the classifiers one learns and the other one rests."""
-    privacy = site.config.privacy
-    assert privacy is not None
-    site.stage = int(round >= private_rounds(site.config, privacy.epoch)[0])
-    for name, parameter in site.shared.items():
-        parameter.requires_grad_(name.startswith("svm.") == bool(site.stage))
-    return kept
+def _list_unused_settings(config: Config) -> list[str]:
+    """Return the classifiers' settings that [privacy] does not use, if they were set."""
+    classifier, default = config.model.classifier, SvmConfig()
+    names = ("learning_rate", "eta0", "power_t", "alpha")
+    return [n for n in names if getattr(classifier, n) != getattr(default, n)]
 
 
-def private_loss(site: Site, rows: np.ndarray) -> Tensor:
-    """The mean loss of one patient's codes, or labels; none where there are no such."""
-    own = site.rows[site.stage, rows]
-    own = own[own >= 0]
-    if not len(own):
-        return torch.zeros(())
-    if not site.stage:
-        part = site._learner.some(own)
-        return part.loss([part])
-    assert site._classifiers is not None
-    each = [site._classifiers.loss(site.shared, row) for row in own.tolist()]
-    return torch.stack(each).mean()
-
-
-def covers(config: Config, site: SitePatients) -> tuple[Coverage, ...]:
-    """Return how many held-out patients the calibration covers, if there is one."""
-    if not (config.calibrate and site.phenotypes):
-        return ()
-    return (
-        Coverage(
-            what="the calibration",
-            patients=len(site.valid.labelled()),
-            kind="held-out patients with a label",
-            remedy="hold out more patients, or set training.calibrate = false in the job",
-        ),
-    )
-
-
-def warnings(config: Config) -> tuple[str, ...]:
-    """What a person should know before training."""
-    robust = (
-        "aggregation is of stage 1 alone: each disease's classifier is a sum over its patients, "
-        "which a hostile site can move as far as it likes",
-    ) * (by_each(config) and bool(config.phenotypes))
-    if config.privacy:
-        own, usual = config.model.classifier, SvmConfig()
-        names = ("learning_rate", "eta0", "power_t", "alpha")
-        unused = [n for n in names if getattr(own, n) != getattr(usual, n)]
-        told = f"[privacy] trains classifiers by training.learning_rate: {', '.join(unused)} of "
-        return (*robust, *(f"{told}[model.classifier] do nothing",) * bool(unused))
-    if not config.learns and config.model.representation != "none":
-        return robust
-    what = (
-        "an update of concept vectors"
-        if config.learns
-        else "a classifier of bags of concepts"
-    )
-    return (
-        *robust,
-        f"{what} tells which concepts the site's patients have: between hospitals run it under "
-        "the secure sum (min_patients is the least behind an update)",
-    )
-
-
-METHOD = Method(
-    Config,
-    Site,
-    train,
-    partial(build, PhenotypeConfig, where="model"),
-    PRESETS,
-    planned,
-    pooled,
-    judged,
-    holds="patients",
-    models=lambda: {"": PhenotypeConfig},
-    for_sites=for_sites,
-    alone=alone,
-    warnings=warnings,
-    one_model=lambda config: True,
-    each=by_each,
-    covers=covers,
-    private=replace(
-        private_by(
-            private_initial,
-            private_loss,
-            settings={"calibrate": False, "min_patients": 0, "optimizer": "adam"},
-        ),
-        rounds=lambda config, epoch: sum(private_rounds(config, epoch)),
-        units=private_units,
-        content=lambda data: digest(
-            data.train.fingerprint(),
-            repr(sorted((p, sorted(c)) for p, c in data.codes.items())),
-        ),
-        before=private_before,
-        begin=private_begin,
-        behind=("batch", "patients"),
-        counts=Counting(
-            lambda config: sum(counted(config).values()),
-            private_units,
-            lambda site, rows: own_counts(site.data, site.config, rows, site.places),
-            agreed,
-            private_initial,
-        ),
-    ),
-)
+METHOD = Phenotype()

@@ -17,7 +17,7 @@ from fednotes.apps.audit.shadow.subject import log_odds
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData, Span
 from fednotes.data.split import sentence_documents
-from fednotes.privacy.training import owned
+from fednotes.privacy.units import group_documents
 
 MAX_CARRIERS = 3  # sentences by which a name that is in more of them is guessed
 SENTENCES_A_CALL = 64
@@ -45,7 +45,7 @@ class AnnotatedNotes:
         if unit == "sentence":
             units = [[sentence] for sentence in sentence_documents(data.train)]
         else:
-            units = owned(data.id, data.train, unit)
+            units = group_documents(data.id, data.train, unit)
         units = [units[number] for number in rng.permutation(len(units)).tolist()]
         # Names are planted into the others: a copy of a judged unit would be trained
         # on.

@@ -137,7 +137,9 @@ def _planted(secrets: list[Secret], repeats: int) -> list[Planted]:
 def _train_alone(scene: Scene, job: Job, data: Any, *, seed: int, cache: Path) -> Any:
     """Return the audited site after a whole training, alone, on `data`."""
     settings: Any = replace(job.config, seed=seed)  # type: ignore[type-var]
-    (config,) = job.module.alone(job.module.for_sites(settings, (data,)), (data,))
+    (config,) = job.module.configure_alone(
+        job.module.configure(settings, (data,)), (data,)
+    )
     part = Part("alone", (data,), config, scene.site)
     site: Any = members_of(job, part, [None], cache=cache)[0]
     job.module.train(InProcess([site]), config)

@@ -351,7 +351,7 @@ def _submit(
     kit, person = open_admin_kit(on)
     parsed, declared = load_declared(job, tuple(settings or ()))
     run, least = prepare_run(parsed, declared, kit, out=out, when=time.time())
-    for text in parsed.module.warnings(parsed.config):
+    for text in parsed.module.list_warnings(parsed.config):
         say(f"warning: {text}")
     from fednotes.apps.deployment.nvflare.server import connect
 

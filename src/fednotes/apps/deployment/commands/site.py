@@ -645,7 +645,7 @@ def _show_job(kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum) -> 
         job = parse_declared(table, kit, "job")
         config: Any = job.config
         sites = len(table.get("sites", ()))
-        promise = job.module.promise(replace(config, sites=sites))
+        promise = job.module.make_promise(replace(config, sites=sites))
         if promise:
             say(f"promises {promise}")
 

@@ -1,0 +1,166 @@
+"""A method that trains with differential privacy in place of its own training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.federation import Coverage, Federation, State
+from fednotes.core.tensors import nbytes
+from fednotes.methods.base import Method
+from fednotes.privacy.promise import Promise
+from fednotes.privacy.training import DPSupport, PrivateSite, train
+
+BYTES_A_NUMBER = 8  # of a noisy sum, which is of whole numbers
+FLOAT_BYTES = 4  # of a parameter
+
+
+class PrivateMethod(Method):
+    """Trains another method with differential privacy.
+
+    Everything that is not about training is the other method's.
+
+    Args:
+        method: A method that declares `dp`.
+
+    Raises:
+        ValueError: The method does not support differential privacy.
+    """
+
+    site_class = PrivateSite
+    training_tasks = ()  # no loss leaves a site
+
+    def __init__(self, method: Method) -> None:
+        if method.dp is None:
+            raise ValueError(
+                f"{type(method).__name__} has no differential privacy: "
+                f"{method.no_dp_reason}"
+            )
+        self._method = method
+        self._support: DPSupport = method.dp
+        self.config_class = method.config_class
+        self.presets = method.presets
+        self.holds = method.holds
+        self.dp = method.dp
+
+    @property
+    def inner_site_class(self) -> type[Any]:
+        """The class of the site whose model is trained."""
+        return self._method.inner_site_class
+
+    # Training with differential privacy.
+
+    def train(self, federation: Federation, config: Any) -> State:
+        """Train all rounds that the promise has (`privacy/training.py`)."""
+        return train(federation, config, self._support)
+
+    def make_site(
+        self,
+        data: Any,
+        config: Any,
+        *,
+        secret: bytes | None = None,
+        question: Callable[[], bytes] = bytes,
+        **options: Any,
+    ) -> PrivateSite:
+        """Return the method's own site inside a site that sends only noisy sums.
+
+        Args:
+            data: What the site holds.
+            config: The settings of the run.
+            secret: 32 bytes of this site alone; see `PrivateSite`.
+            question: The name of the present request; see `PrivateSite`.
+            **options: As in `Method.make_site`. `count_step` has no effect, because no
+                number of the site leaves without noise.
+        """
+        options.pop("count_step", None)
+        site = self._method.make_site(data, config, **options)
+        return PrivateSite(
+            site, data, config, self._support, secret=secret, question=question
+        )
+
+    def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the rounds of the promise, and the expected examples of each."""
+        rounds = self._support.make_promise(config).rounds
+        return rounds, math.ceil(config.privacy.rate * sum(sizes))
+
+    def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that a site sends and receives in all rounds."""
+        del sizes
+        rounds = self._support.make_promise(config).rounds
+        received = nbytes(self._support.initial(config, {}))
+        sent = received * BYTES_A_NUMBER // FLOAT_BYTES
+        return rounds * sent, (rounds + 1) * received
+
+    def make_promise(self, config: Any) -> Promise:
+        """Return what the run promises."""
+        return self._support.make_promise(config)
+
+    # Settings: no number of this site's own divides a sum.
+
+    def configure_alone(self, config: Any, sites: Sequence[Any]) -> tuple[Any, ...]:
+        """Return each site's settings, with the constant batch size of the job."""
+        return tuple(
+            replace(alone, sites=1, batch_size=config.batch_size)
+            for alone in self._method.configure_alone(config, sites)
+        )
+
+    def configure_pooled(
+        self, config: Any, sites: Sequence[Any], complete: Sequence[Any] | None
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Return the sites and settings of one model that is trained on all data."""
+        together, pooled = self._method.configure_pooled(config, sites, complete)
+        return together, replace(pooled, sites=len(together))
+
+    # Everything else is the method's own.
+
+    def configure(self, config: Any, sites: Sequence[Any]) -> Any:
+        """Return the settings, completed by what only all sites together can say."""
+        return self._method.configure(config, sites)
+
+    def configure_control(self, config: Any) -> Any:
+        """Return the settings of the method's control, if it has one."""
+        return self._method.configure_control(config)
+
+    def read_model_config(self, table: Mapping[str, Any]) -> Any:
+        """Return the [model] table of a job as the settings of a model."""
+        return self._method.read_model_config(table)
+
+    def list_models(self) -> Mapping[str, type[Any]] | None:
+        """Return the classes of the [model] table by its `kind`."""
+        return self._method.list_models()
+
+    def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Turn the summed counts of "evaluate" into numbers for people."""
+        return self._method.summarise(metrics)
+
+    def list_warnings(self, config: Any) -> tuple[str, ...]:
+        """Return the warnings to show before training."""
+        return self._method.list_warnings(config)
+
+    def list_size_warnings(self, config: Any, sizes: Sequence[int]) -> tuple[str, ...]:
+        """Return the warnings that follow from the sites' numbers of examples."""
+        return self._method.list_size_warnings(config, sizes)
+
+    def name_extension(self, config: Any) -> str:
+        """Return what the settings add to the published method."""
+        return self._method.name_extension(config)
+
+    def ends_with_one_model(self, config: Any) -> bool:
+        """Return whether all sites end with equal models."""
+        return self._method.ends_with_one_model(config)
+
+    def save_model(self, config: Any, final: State, folder: Path) -> bool:
+        """Write the model that all sites end with, if the server knows it."""
+        return self._method.save_model(config, final, folder)
+
+    def list_coverage(self, config: Any, site: Any) -> tuple[Coverage, ...]:
+        """Return the updates that cover few patients where a site's data have few."""
+        return self._method.list_coverage(config, site)
+
+    def needs_each_update(self, config: Any) -> bool:
+        """Return whether the server looks at each site's update."""
+        return self._method.needs_each_update(config)

@@ -1,0 +1,109 @@
+"""The units that differential privacy protects: patients, documents or sentences.
+
+Everything that a site holds of one unit is clipped and drawn together, so the presence
+of the whole unit is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document
+from fednotes.data.text import normalise
+from fednotes.privacy.promise import Unit
+
+
+def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> None:
+    """Check that every document names its patient, where the unit is a patient.
+
+    Args:
+        site: The site's name, for the message.
+        unit: The protected unit.
+        patients: The patient of each training document.
+
+    Raises:
+        ConfigError: The unit is a patient and some document has none.
+    """
+    if unit != "patient":
+        return
+
+    is_known = [bool(normalise(patient or "")) for patient in patients]
+    unknown = is_known.count(False)
+    if unknown:
+        raise ConfigError(
+            f'[privacy] unit = "patient": {unknown:,} of {len(is_known):,} training '
+            f"documents of site {site!r} name no patient, so a document is the largest "
+            'unit that is known: set unit = "document", or name the patients in the '
+            "files"
+        )
+
+
+def unit_key(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
+    """Return a key that two texts share if they belong to the same unit.
+
+    Patients whose names differ only in case or blanks are one patient.
+    """
+    name = normalise(patient or "")
+    return (name,) if unit == "patient" else (name, note)
+
+
+def group_documents(
+    site: str, documents: Sequence[Document], unit: Unit
+) -> list[list[Document]]:
+    """Group the documents by their unit, in the order in which units first occur.
+
+    With sentences as documents, the group of a "document" holds its sentences.
+
+    Raises:
+        ConfigError: The unit is a patient and some document has none.
+    """
+    require_patients(site, unit, (document.patient for document in documents))
+    groups: dict[tuple[str, ...], list[Document]] = {}
+    for document in documents:
+        note = document.meta.get("document", document.id)
+        key = unit_key(document.patient, note, unit)  # [abadi units]
+        groups.setdefault(key, []).append(document)
+    return list(groups.values())
+
+
+def group_sentences(site: Any, unit: Unit) -> list[np.ndarray]:
+    """Return the sentences of each unit of a site's training corpus.
+
+    Args:
+        site: A site that finds mentions, with `train_set`, `model` and `id`.
+        unit: The protected unit.
+
+    Returns:
+        An array of sentence numbers for each unit.
+
+    Raises:
+        ConfigError: The unit is a patient and some document has none, or the unit is a
+            sentence and the model reads sentences together.
+    """
+    corpus = site.train_set
+    document_of_sentence = corpus.encoded.sentence_document
+    if unit == "sentence":
+        # A sentence that is left out must not change how the others are read.
+        if getattr(site.model.config, "context", unit) != unit:
+            raise ConfigError(
+                '[privacy] unit = "sentence": this model reads whole documents: set '
+                'unit = "document" or "patient", or [model] context = "sentence"'
+            )
+        return [np.array([sentence]) for sentence in range(len(document_of_sentence))]
+
+    groups = group_documents(site.id, corpus.documents, unit)
+    number_of = {
+        id(document): number
+        for number, group in enumerate(groups)
+        for document in group
+    }
+    unit_of_document = np.array([number_of[id(each)] for each in corpus.documents])
+    unit_of_sentence = unit_of_document[document_of_sentence]
+    order = np.argsort(unit_of_sentence, kind="stable")
+    # [abadi units]
+    boundaries = np.flatnonzero(np.diff(unit_of_sentence[order])) + 1
+    return np.split(order, boundaries)

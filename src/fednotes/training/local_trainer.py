@@ -1,0 +1,235 @@
+"""Local training in mini-batches: what a site does between two exchanges.
+
+AdamW (or another optimizer) with a learning rate that rises and falls over all of the
+site's steps, clipping, the term of FedProx, and lower precision where it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fednotes.core.seeds import Draws
+from fednotes.core.tensors import seed_torch
+from fednotes.core.update import Tensors
+from fednotes.training.row_adam import RowAdam
+from fednotes.training.sites import Adam, finite
+
+# Low-rank changes, by the first word of a parameter's name.
+CHANGES = ("lora", "private")
+Optimizer = Adam | RowAdam
+
+
+class LocalSettings(Protocol):
+    """The settings that local training depends on; see `Averaging` for each."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The largest learning rate."""
+
+    @property
+    def lora_learning_rate(self) -> float:
+        """That of low-rank changes; 0 takes `learning_rate`."""
+
+    @property
+    def warmup(self) -> float:
+        """The part of the steps over which the rate rises."""
+
+    @property
+    def decay(self) -> Literal["linear", "constant"]:
+        """The rate after the rise."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Weight decay of AdamW."""
+
+    @property
+    def clip(self) -> float:
+        """Largest norm of a step's gradient; 0 does not clip."""
+
+    @property
+    def precision(self) -> Literal["float32", "bfloat16", "auto"]:
+        """Precision of matrix products."""
+
+    @property
+    def proximal(self) -> float:
+        """μ of FedProx."""
+
+
+class Step(Protocol):
+    """A part of a mini-batch, as large as memory allows."""
+
+    @property
+    def examples(self) -> int:
+        """Return how many words, masked tokens or patients it has."""
+
+    def loss(self, batch: Sequence[Any]) -> Tensor:
+        """Return what this part adds to the mean loss of all parts of its batch, ()."""
+
+
+class LocalTrainer:
+    """Takes the optimizer steps of one site.
+
+    Args:
+        name: The site's name, which the dropout of its steps follows from.
+        settings: Learning rates, schedule, clipping, precision, FedProx.
+        parameters: Everything that is trained, by name.
+        draws: Where dropout comes from.
+        device: Where the model is.
+        optimizer: Of all parameters; AdamW if None.
+        warm_up: Names of the parameters that a warm-up trains by themselves.
+        warm_up_rate: Their constant learning rate in the warm-up.
+
+    Attributes:
+        steps_taken: Number of steps so far, those of the warm-up included.
+        steps_in_warm_up: Number of steps so far in the warm-up.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but three are by keyword
+        self,
+        name: str,
+        settings: LocalSettings,
+        parameters: Mapping[str, torch.nn.Parameter],
+        *,
+        draws: Draws,
+        device: torch.device,
+        optimizer: Optimizer | None = None,
+        warm_up: Collection[str] = (),
+        warm_up_rate: float = 0.0,
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._draws = draws
+        self._device = device
+        self._optimizer = optimizer or _adamw(settings, parameters)
+        self._warm_up_optimizer = Adam(
+            {name: parameters[name] for name in warm_up}, warm_up_rate
+        )
+        self.steps_taken = 0
+        self.steps_in_warm_up = 0
+
+    def step(self, parts: Sequence[Step], *, planned: int, start: Tensors) -> float:
+        """Take a step along the gradient of a mini-batch's mean loss.
+
+        Args:
+            parts: The mini-batch.
+            planned: Number of steps that the schedule of the learning rate is for.
+            start: The shared parameters at the cycle's start, by name, for FedProx.
+
+        Returns:
+            The loss, summed over the examples of the mini-batch.
+        """
+        loss = self._backward(parts, start, self._optimizer)
+        self._optimizer.step(rate=self.learning_rate(planned))
+        self.steps_taken += 1
+        return loss
+
+    def warm_up_step(self, parts: Sequence[Step], *, start: Tensors) -> float:
+        """Take a step of the warm-up's parameters; return the summed loss as `step`."""
+        loss = self._backward(parts, start, self._warm_up_optimizer)
+        self._warm_up_optimizer.step()
+        self.steps_taken += 1
+        self.steps_in_warm_up += 1
+        return loss
+
+    def _backward(
+        self, parts: Sequence[Step], start: Tensors, optimizer: Optimizer
+    ) -> float:
+        """Put the gradient into every `.grad`; return the loss summed over examples."""
+        seed = self._draws.seed_of("dropout", self._name, self.steps_taken)
+        seed_torch(seed, self._device)
+        mean_loss = 0.0
+        for part in parts:
+            with self.precision():
+                loss = part.loss(parts)
+            mean_loss += finite(loss, self._name, f"at step {self.steps_taken}")
+            loss.backward()
+
+        parameters = optimizer.parameters
+        self._pull(parameters, start)
+        if self._settings.clip:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), self._settings.clip)
+        return mean_loss * sum(part.examples for part in parts)
+
+    def _pull(self, parameters: Mapping[str, Tensor], start: Tensors) -> None:
+        """Add the gradient of μ/2 |w - w_t|², FedProx's term, over shared parameters.
+
+        The term is part of the objective that a site descends (Li et al. 2020), so it
+        is added before the gradient is clipped.
+        """
+        if not self._settings.proximal:
+            return
+        for name, value in start.items():
+            parameter = parameters[name]
+            if parameter.grad is not None:
+                pull = parameter.detach() - value
+                parameter.grad.add_(pull, alpha=self._settings.proximal)
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Return a context in which matrix products have the precision of the job."""
+        wanted = self._settings.precision
+        is_lower = wanted == "bfloat16" or (
+            wanted == "auto" and has_bfloat16(self._device)
+        )
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=is_lower)
+
+    def learning_rate(self, planned: int) -> float:
+        """Return the rate of the next step: a linear rise, then a linear fall to zero.
+
+        Args:
+            planned: Number of steps of the whole schedule; those of the warm-up do not
+                count.
+        """
+        settings = self._settings
+        done = self.steps_taken - self.steps_in_warm_up
+        rising = settings.warmup * planned
+        if done < rising:
+            return settings.learning_rate * (done + 1) / (rising + 1)
+        if settings.decay == "constant":
+            return settings.learning_rate
+        left = (planned - done) / max(1.0, planned - rising)
+        return settings.learning_rate * min(1.0, max(0.0, left))
+
+    # What a restart must not lose.
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments of both optimizers."""
+        return self._optimizer.state() | self._warm_up_optimizer.state("first")
+
+    def restore(
+        self, tensors: Tensors, steps_taken: int, steps_in_warm_up: int
+    ) -> None:
+        """Go back to saved moments and numbers of steps."""
+        self._optimizer.restore(tensors)
+        self._warm_up_optimizer.restore(tensors, "first")
+        self.steps_taken = steps_taken
+        self.steps_in_warm_up = steps_in_warm_up
+
+
+def _adamw(
+    settings: LocalSettings, parameters: Mapping[str, torch.nn.Parameter]
+) -> Adam:
+    """Return AdamW, with a learning rate of its own for low-rank changes."""
+    rate_of_changes = settings.lora_learning_rate or settings.learning_rate
+    factor = rate_of_changes / settings.learning_rate
+    return Adam(
+        parameters,
+        settings.learning_rate,
+        settings.weight_decay,
+        dict.fromkeys(CHANGES, factor),
+    )
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether matrix products in bfloat16 are built in, and not emulated."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6
+    if get_capabilities is None:
+        return False
+    capabilities = get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
