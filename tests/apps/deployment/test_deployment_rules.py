@@ -494,7 +494,10 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
 )
 def test_how_two_sides_labels_differ(there: dict[str, Any], told: str) -> None:
     here = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
-    assert mismatch("a", here, replace(here, **there), ("the job", "the site")) == told
+    assert (
+        mismatch("a", here, replace(here, **there), names=("the job", "the site"))
+        == told
+    )
 
 
 # few other notes than before
