@@ -1,12 +1,12 @@
-"""What the two sides of a method see of each other: a sum over the sites.
+"""What the server side of a method sees of its sites: a sum.
 
     total = federation.sum("gradients", shared, round=7)      # Σ over sites
 
-A method never learns who added what, how the tensors travelled or whether the sum was
-masked: the engine between method and sites (`engines/`) does. It may learn who is in a
-sum (`Total.included`), so that a site can take its own part out of it again. Only where
-sites permit it and no sum is secure may it ask for each site's update
-(`Federation.each`).
+A method never learns which site added what, how tensors are sent, or whether the sum
+was masked; only the engine between method and sites (`engines/`) does. A method may
+learn which sites are in a sum (`Total.included`), so that a site can take its own part
+out of it again. It may ask for each site's update (`Federation.each`) only if sites
+permit it and no sum is secure.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that one side must keep to go on after a restart.
+    """Everything that one side needs to continue after a restart.
 
-    tensors: by name. facts: JSON values (counters, histories, names). Raises TypeError
-    for a round that is no number or facts that are no table.
+    Attributes:
+        round: Number of the next round.
+        tensors: Tensors by name.
+        facts: JSON values such as counters, histories and names.
+
+    Raises:
+        TypeError: The round is not a number, or the facts are not a table.
     """
 
     round: int
@@ -46,20 +51,21 @@ class State:
             raise TypeError("a state needs the number of a round and a table of facts")
 
     def fact(self, name: str, kind: type[T]) -> T:
-        """One of the facts.
+        """Return one of the facts.
 
-        Raises ModelError where it is missing or of another type.
+        Raises:
+            ModelError: It is missing or has another type.
         """
         value = self.facts.get(name)
         if type(value) is not kind:
             raise ModelError(
-                f"the newest checkpoint has no {name!r} that can be: begin anew"
+                f"the newest checkpoint has no usable {name!r}: start a new run"
             )
         return value
 
 
 class Round(Protocol):
-    """One turn of a method's loop."""
+    """One round of a method's loop."""
 
     @property
     def number(self) -> int:
@@ -68,48 +74,59 @@ class Round(Protocol):
     def commit(
         self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
     ) -> None:
-        """End the round: progress and ledger; after an evaluation a line of
-        metrics.jsonl and a checkpoint of both sides too.
+        """End the round: report progress and write the ledger.
 
-        state: what the server needs to start with round `number + 1`.
-        metrics: summed or averaged numbers for people to read.
+        After an evaluation, also write a line of metrics.jsonl and a checkpoint of both
+        sides.
+
+        Args:
+            state: What the server needs to begin round `number + 1`.
+            metrics: Sums or means for people to read.
+            evaluated: Whether the models were evaluated in this round.
         """
 
 
 class Federation(Protocol):
-    """The sites, taken together."""
+    """All sites together, as the server side of a method sees them."""
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """Send `tensors` to every site, run `task` there, and add what the sites
-        return.
+        """Run a task at every site and return the sum of the sites' updates.
 
-        Raises TrainingError if too few sites answer or their replies do not fit
-            together.
+        Args:
+            task: The task.
+            tensors: Sent to every site.
+            options: Options of the task.
+
+        Raises:
+            TrainingError: Too few sites answer, or their replies do not fit together.
         """
 
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Mapping[str, Update]:
-        """As `sum`, but every site's own update by its name, in their fixed order.
+        """Run a task at every site and return each site's update, in the fixed order.
 
-        A method that asks for these says so by `needs_each_update`. Raises ConfigError under
-        a secure sum, which hides them, and what `sum` raises.
+        A method that uses this declares it by `needs_each_update`.
+
+        Raises:
+            ConfigError: The secure sum hides the sites' updates.
+            TrainingError: As in `sum`.
         """
 
     def rounds(self, start: int, stop: int) -> Iterator[Round]:
-        """The rounds from `start` to `stop` - 1."""
+        """Yield the rounds from `start` to `stop` - 1."""
 
     def resume(self) -> State | None:
-        """The server's state at the last checkpoint, if this run goes on from one."""
+        """Return the server's state at the checkpoint from which this run resumes."""
 
 
 class SiteTasks(Protocol):
-    """The site side of a method: its public tasks, and what it must keep.
+    """The site side of a method: its tasks and its state.
 
-    A task is a method `task(tensors, **options) -> Update` whose name is in `tasks`; an
-    engine calls no other.
+    A task is a Python method `task(tensors, **options) -> Update` whose name is in
+    `tasks`. An engine calls no other method.
     """
 
     tasks: ClassVar[frozenset[str]]
@@ -119,20 +136,22 @@ class SiteTasks(Protocol):
         """The site's name in the job."""
 
     def state(self) -> State:
-        """What is private to the site and changes while it trains."""
+        """Return what is private to the site and changes during training."""
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
+        """Go back to an earlier `state`."""
 
 
 class MethodSite(SiteTasks, Protocol):
-    """What a job asks of a method's site besides; the last four have defaults.
+    """What a job further needs of a method's site. The last members have defaults.
 
-    num_examples: it trains on. scores: on its own test data, once it has finished.
-    rounds_counts: whether it takes the option `count_step`, a whole number of at least
-    1, and then sends no weight and no count of its notes but multiples of it
-    (`core/counts.py`). A subclass that sends further counts rounds these too, or sets
-    it to False.
+    Attributes:
+        num_examples: Number of examples that it trains on.
+        scores: Scores on its own test data, once training has finished.
+        rounds_counts: Whether it supports the option `count_step`, an integer of at
+            least 1: every weight and count that it sends is then a multiple of the step
+            (`core/counts.py`). A subclass that sends further counts must round these as
+            well, or set this to False.
     """
 
     rounds_counts: ClassVar[bool] = False
@@ -140,17 +159,19 @@ class MethodSite(SiteTasks, Protocol):
     scores: Mapping[str, Any]
 
     def described(self) -> str:
-        """What is shared and what stays, for people."""
+        """Describe to people what is shared and what stays at the site."""
 
     def scores_on(self, site: Any) -> dict[str, Any]:
-        """The finished model's scores on another site's test data."""
+        """Return the finished model's scores on another site's test data."""
 
-    def covered(self, task: str) -> dict[str, int]:
-        """The steps, tokens, patients and smallest batch behind an update of this task,
-        as far as they bound what it tells; a site's policy asks."""
+    def covered(self, task: str) -> dict[str, int]:  # noqa: ARG002 - subclasses use it
+        """Return what is behind an update: steps, tokens, patients, smallest batch.
+
+        A site's policy checks these, because they bound what an update can tell.
+        """
         return {}
 
-    def subject(self, task: str) -> str:
+    def subject(self, task: str) -> str:  # noqa: ARG002 - subclasses use it
         """Return a digest of the model that the latest update of this task is about.
 
         A site's policy counts different models in place of different updates, where a
@@ -161,45 +182,47 @@ class MethodSite(SiteTasks, Protocol):
         """
         return ""
 
-    def document_counts(self, site: str) -> NDArray[np.int64] | None:
-        """Strict counts of the finished model on the test documents of a site, by
-        document.
+    def document_counts(
+        self,
+        site: str,  # noqa: ARG002 - subclasses use it
+    ) -> NDArray[np.int64] | None:
+        """Return strict counts of the finished model for each test document of a site.
 
-        Two conditions are compared by them document by document. They never leave the
+        They serve to compare two conditions document by document, and never leave the
         site.
 
         Returns:
-            (documents, 4): right predictions, predictions, found gold mentions, gold
-            mentions; None where the site was not judged, or not on documents.
+            (documents, 4): right predictions, predictions, gold mentions that were
+            found, gold mentions. None if the site was not scored on documents.
         """
         return None
 
     @property
     def eta(self) -> float | None:
-        """The trained and sent parameters' part of the whole model, where a method
-        counts it."""
+        """The share of the model's parameters that is trained and sent, if counted."""
         return None
 
     @property
     def valid_score(self) -> float | None:
-        """Of the model that is kept, on validation data: more is better; None: there is
-        none."""
+        """The saved model's score on validation data; a higher one is better."""
         return None
 
 
 class MethodConfig(Protocol):
-    """What the settings of every method have; a job gives both."""
+    """What the settings of every method have."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The seed of the job."""
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Any:
+        """The settings of the model."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many patients an update will cover, as far as a site's data tell beforehand.
+    """How many patients an update will cover, as far as it is known beforehand.
 
     Attributes:
         what: What messages call the update, such as "the calibration".
@@ -214,6 +237,6 @@ class Coverage:
     remedy: str
 
 
-# Tasks that methods have in common, for whoever must know them: one that trains, one
-# that counts on validation data.
-TRAIN, EVALUATE = "train", "evaluate"
+# Names of tasks that methods have in common.
+TRAIN = "train"
+EVALUATE = "evaluate"  # counts on validation data

@@ -1,0 +1,1 @@
+"""The secure sum, noise, and what a job promises about privacy."""

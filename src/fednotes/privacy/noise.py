@@ -1,16 +1,16 @@
-"""Discrete Gaussian noise, exact, from a stream of secure random bits.
+"""Exact discrete Gaussian noise from a stream of secure random bits.
 
 Clément Canonne, Gautam Kamath, Thomas Steinke (2020), "The discrete Gaussian for
-differential privacy", Algorithms 1 to 3. P(x) ∝ exp(-x² / 2 s²) on whole numbers. Here
-s = 2^26 always, and what noise is added to is laid on a grid that makes it the right
-size: then every probability below is a fraction with a power of two below its line (and
-k, of Algorithm 1), a comparison of whole numbers decides it, and no rounding of
-floating-point numbers speaks of the data (Mironov 2012). All numbers are drawn at once,
-and those that are rejected again.
+differential privacy", Algorithms 1 to 3: P(x) ∝ exp(-x² / 2 s²) on integers. Here s is
+always 2^26, and the data are put on a grid that gives the noise the right size. Every
+probability is then a fraction whose denominator is a power of two (times k in Algorithm
+1), so a comparison of integers decides it. No rounding of floating-point numbers can
+reveal the data (Mironov 2012). All numbers are drawn at once; rejected ones are drawn
+again.
 
-The stream is ChaCha20 (RFC 8439, of `cryptography`, the extra "secure") under a key of
-256 bits. NumPy's generators are none for secrets: from some of their numbers the others
-follow.
+The stream is ChaCha20 (RFC 8439, from `cryptography`, the extra "secure") under a key
+of 256 bits. NumPy's generators are not secure: some of their numbers determine the
+others.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from fednotes.privacy.secure_sum.crypto import add_streams, need_cryptography, r
 
 BITS = 26
 SCALE: int = 2**BITS  # s, in units of the grid
-# a candidate beyond so many s is rejected; an exact sampler keeps one in exp(480) of
-# them
+# A candidate beyond so many s is rejected; an exact sampler accepts one in exp(480).
 FAR = 32
-MARGIN = 1 - 1e-9  # of a clip, for what float64 rounds
+MARGIN = 1 - 1e-9  # factor on a clip, because float64 rounds
 LOT = 2**14  # words that are drawn from the stream at a time, at least
 Words = NDArray[np.uint64]
 Whole = NDArray[np.int64]
@@ -38,7 +37,7 @@ Truth = NDArray[np.bool_]
 
 
 class Stream:
-    """Random words under a key of 32 bytes: the same key, the same words."""
+    """Random words that follow from a key of 32 bytes."""
 
     def __init__(self, key: bytes) -> None:
         need_cryptography()
@@ -46,7 +45,7 @@ class Stream:
         self._left: Words = np.zeros(0, np.uint64)
 
     def words(self, count: int) -> Words:
-        """So many independent words of 64 bits, none given twice."""
+        """Return independent words of 64 bits; none is returned twice."""
         if count > len(self._left):
             fresh = np.zeros(max(LOT, count), np.uint64)
             # Each lot has a key of its own: `add_streams` begins a stream at its start.
@@ -58,18 +57,32 @@ class Stream:
 
 
 def chosen(stream: Stream, units: int, rate: float) -> Truth:
-    """(units,) each with probability `rate`, to 2^-53 and never above it."""
+    """Return which units take part, each with probability `rate`.
+
+    The probability is exact to 2^-53, and never above `rate`.
+
+    Returns:
+        (units,) booleans.
+    """
     return (stream.words(units) >> 11) < int(rate * 2**53)  # [abadi lot]
 
 
 def cut(
     gradient: Tensors, clip: float, grids: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """A vector of all these tensors, at most `clip` long (L2), as whole numbers of each
-    one's grid.
+    """Clip a gradient and put it on the grids of its tensors.
 
-    It is cut towards zero, which lengthens no vector: so the length is at most `clip`
-    in whole numbers too. Nothing where it is not finite: a refusal would tell of it.
+    Values are rounded towards zero, which lengthens no vector, so the length is at most
+    `clip` on the grid too.
+
+    Args:
+        gradient: Tensors that are clipped together, as one vector.
+        clip: The largest L2 norm.
+        grids: What an integer stands for, for each tensor.
+
+    Returns:
+        Integers by name; nothing if a value is not finite, because a refusal would
+        reveal that.
     """
     exact = {
         name: value.detach().to_dense().double().cpu()
@@ -86,7 +99,7 @@ def cut(
 
 
 def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
-    """(count,) independent numbers, s = 2^bits, exact. Algorithm 3."""
+    """Return (count,) independent discrete Gaussians with s = 2^bits (Algorithm 3)."""
     found, scale = np.empty(count, np.int64), 2**bits
     open_ = np.arange(count)
     while len(open_):
@@ -102,7 +115,7 @@ def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
 
 
 def _laplace(stream: Stream, count: int, bits: int) -> Whole:
-    """(count,) of P(y) ∝ exp(-|y| / s), Algorithm 2 with a power of two for t."""
+    """Return (count,) of P(y) ∝ exp(-|y| / s): Algorithm 2, t a power of two."""
     found = np.empty(count, np.int64)
     open_ = np.arange(count)
     while len(open_):
@@ -122,7 +135,7 @@ def _laplace(stream: Stream, count: int, bits: int) -> Whole:
 
 
 def _runs(stream: Stream, count: int) -> Whole:
-    """(count,) how often exp(-1) holds before it fails."""
+    """Return (count,) how often an event of probability exp(-1) precedes a failure."""
     found = np.zeros(count, np.int64)
     going = np.arange(count)
     while len(going):
@@ -132,8 +145,7 @@ def _runs(stream: Stream, count: int) -> Whole:
 
 
 def _exponential(stream: Stream, above: Whole, bits: int) -> Truth:
-    """True with probability exp(-above / 2^bits), for whole numbers that are not
-    negative."""
+    """Return True with probability exp(-above / 2^bits), for integers of at least 0."""
     whole, rest = above >> bits, above & ((1 << bits) - 1)
     held = _fraction(stream, rest, bits)
     going = np.flatnonzero(held & (whole > 0))
@@ -147,8 +159,11 @@ def _exponential(stream: Stream, above: Whole, bits: int) -> Truth:
 
 
 def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
-    """True with probability exp(-γ), γ = above / 2^bits at most 1. Algorithm 1: k
-    counts up while γ / k holds; it ends at an odd k with that probability."""
+    """Return True with probability exp(-γ), where γ = above / 2^bits is at most 1.
+
+    Algorithm 1: k counts up as long as an event of probability γ / k occurs; with the
+    wanted probability it ends at an odd k.
+    """
     odd = np.ones(len(above), bool)
     going = np.arange(len(above))
     k = 1
@@ -165,7 +180,7 @@ def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
 
 
 def _one_of(stream: Stream, k: int, count: int) -> Truth:
-    """(count,) True with probability 1 / k, exactly."""
+    """Return (count,) True with probability 1 / k, exactly."""
     most = np.uint64(2**64 // k * k - 1)
     words = stream.words(count).copy()
     while len(beyond := np.flatnonzero(words > most)):

@@ -1,14 +1,16 @@
-"""What a job promises of single units of training data, and what is spent of it.
+"""What a job promises about single units of training data, and what is spent of it.
 
-(ε, δ)-differential privacy, of data sets of one site that differ by one unit that is
-added or removed. A round at a site: each unit is in it with probability q, all
-gradients of a unit together are clipped to the norm C, and what leaves is their sum
-with discrete Gaussian noise of σ C (`noise.py`; methods/private.py). Rounds compose by
-Rényi differential privacy of the Poisson-subsampled Gaussian (Mironov, Talwar, Zhang
-2019, "Rényi differential privacy of the sampled Gaussian mechanism"), at whole orders
-alone: there the moments are binomial sums of moments that the discrete Gaussian has no
-larger than the continuous one (Canonne, Kamath, Steinke 2020). Rényi to (ε, δ): Canonne
-et al. too, by `dp-accounting`, the extra "privacy".
+The promise is (ε, δ)-differential privacy for data sets of one site that differ by one
+added or removed unit. In a round at a site, each unit takes part with probability q,
+all gradients of a unit together are clipped to the norm C, and their sum leaves with
+discrete Gaussian noise of σ C (`noise.py`, `methods/private.py`).
+
+Rounds compose by Rényi differential privacy of the Poisson-subsampled Gaussian
+(Mironov, Talwar, Zhang 2019, "Rényi differential privacy of the sampled Gaussian
+mechanism"), at integer orders only. There the moments are binomial sums of moments, and
+those of the discrete Gaussian are no larger than those of the continuous one (Canonne,
+Kamath, Steinke 2020). `dp-accounting` (the extra "privacy") converts Rényi to (ε, δ),
+also following Canonne et al.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from fednotes.core.settings import checked
 from fednotes.privacy.noise import SCALE
 
 ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024)
-# noise that is solved for is rounded up to it: the same number on every machine
-STEP = 1e-4
-LEAST_NOISE, MOST_NOISE = 0.1, 1000.0
-COUNTS = "noisy_counts"  # the task that tells them
+STEP = 1e-4  # computed noise is rounded up to it, so that all machines agree
+LEAST_NOISE = 0.1
+MOST_NOISE = 1000.0
+COUNTS = "noisy_counts"  # the task that publishes noisy counts
 Unit = Literal["patient", "document", "sentence"]
 
 
@@ -77,7 +79,7 @@ class Privacy:
 
     @property
     def epoch(self) -> int:
-        """Rounds in which each unit is expected once."""
+        """The number of rounds in which each unit is expected to take part once."""
         return math.ceil(1 / self.rate)
 
     def __post_init__(self) -> None:
@@ -92,8 +94,8 @@ class Privacy:
                 )
         if self.counts and self.unit == "sentence":
             raise ConfigError(
-                f'counts = {self.counts}: they are of whole notes: set unit = "document" or '
-                '"patient", or leave counts out'
+                f"counts = {self.counts}: they are of whole notes: set unit = "
+                '"document" or "patient", or leave counts out'
             )
 
 
@@ -101,8 +103,12 @@ class Privacy:
 class Promise:
     """A job's promise, with every number that it depends on.
 
-    noise: σ of a sum in clips. rounds: the most that are answered. shares: sites whose
-    noise counts in a sum, of `least` sites; 1: each adds all of it.
+    Attributes:
+        privacy: The settings.
+        noise: σ of the noise in a sum, in units of the clip.
+        rounds: The most rounds that a site answers.
+        shares: Number of sites whose noise counts in a sum; 1 if each site adds all of
+            it.
     """
 
     privacy: Privacy
@@ -112,21 +118,29 @@ class Promise:
 
     @classmethod
     def of(cls, privacy: Privacy, rounds: int, sites: int, least: int = 0) -> Promise:
-        """sites: of the job. least: fewest of a sum; 0: all, as everywhere.
+        """Return the promise of a job.
 
-        Raises ConfigError where no noise keeps it, MissingExtra without
-            `dp-accounting`.
+        Args:
+            privacy: The settings.
+            rounds: The most rounds.
+            sites: Number of sites of the job.
+            least: The fewest sites of a sum; 0 stands for all.
+
+        Raises:
+            ConfigError: No noise can keep the promise.
+            MissingExtra: `dp-accounting` is not installed.
         """
         shares = 1
         if privacy.where == "sum" and sites > 1:
             opened = max(least or sites, sites // 2 + 1)
             shares = opened - privacy.colluding  # [kairouz shares]
             least = (sites + privacy.colluding) // 2 + 1
-            if opened < least:  # then a server that lies, and they, open smaller sums
+            # With fewer, a dishonest server and they could open smaller sums.
+            if opened < least:
                 raise ConfigError(
-                    f"colluding = {privacy.colluding}: a sum may be of {opened} of {sites} sites; "
-                    f"against so many, [federation] min_sites must be {least} and more (of {sites}"
-                    '); or lower it, or set where = "site"'
+                    f"colluding = {privacy.colluding}: a sum may be of {opened} of "
+                    f"{sites} sites; against so many, [federation] min_sites must be "
+                    f'{least} and more (of {sites}); or lower it, or set where = "site"'
                 )
         noise = privacy.noise
         if not noise:
@@ -136,32 +150,31 @@ class Promise:
 
     @property
     def share(self) -> float:
-        """σ of one site's noise, in clips."""
+        """σ of one site's noise, in units of the clip."""
         return self.noise / math.sqrt(self.shares)  # [kairouz shares]
 
     @property
     def grids(self) -> tuple[float, float]:
-        """What a whole number stands for where a site adds its share of the noise, or
-        all of it."""
+        """What an integer stands for if a site adds its share of the noise, or all."""
         # [abadi noise]
         share, whole = (n * self.privacy.clip / SCALE for n in (self.share, self.noise))
         return share, whole
 
     @property
     def counted(self) -> float:
-        """What a whole number stands for in a site's noisy counts."""
+        """What an integer stands for in a site's noisy counts."""
         # [abadi counts]
         return (
             self.privacy.counts / math.sqrt(self.shares) * self.privacy.counted / SCALE
         )
 
     def epsilon(self, rounds: int | None = None) -> float:
-        """ε of so many rounds, or of all; and of the counts, from the first one on."""
+        """Return ε after some rounds (by default all), the counts included."""
         own, spent = self.privacy, self.rounds if rounds is None else rounds
         return epsilon_of(self.noise, own.delta, own.rate, spent, own.counts)
 
     def told(self) -> dict[str, Any]:
-        """For a run's summary."""
+        """Return the promise for a run's summary, as JSON values."""
         own = self.privacy
         return {
             "epsilon": self.epsilon(),
@@ -178,16 +191,18 @@ class Promise:
         }
 
     def __str__(self) -> str:
-        own, of = (
-            self.privacy,
-            "anybody" if self.shares == 1 else "whoever sees sums alone",
-        )
-        counts = f"; counts, once: σ = {own.counts:g}, of {own.counted:g} a {own.unit}"
+        own = self.privacy
+        adversary = "anybody" if self.shares == 1 else "whoever sees sums alone"
+        epsilon = math.ceil(100 * self.epsilon() - 1e-9) / 100
+        counts = ""
+        if own.counts:
+            counts = (
+                f"; counts, once: σ = {own.counts:g}, of {own.counted:g} a {own.unit}"
+            )
         return (
-            f"differential privacy of each {own.unit} of a site, against {of}: "
-            f"ε = {math.ceil(100 * self.epsilon() - 1e-9) / 100:.2f} at δ = {own.delta:g} "
-            f"after {self.rounds:,} rounds "
-            f"(σ = {self.noise:g}, C = {own.clip:g}, q = {own.rate:g}{counts * bool(own.counts)})"
+            f"differential privacy of each {own.unit} of a site, against {adversary}: "
+            f"ε = {epsilon:.2f} at δ = {own.delta:g} after {self.rounds:,} rounds "
+            f"(σ = {self.noise:g}, C = {own.clip:g}, q = {own.rate:g}{counts})"
         )
 
 
@@ -195,8 +210,15 @@ class Promise:
 def epsilon_of(
     noise: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
-    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy.
-    counts: σ of one Gaussian of everybody besides, if not 0."""
+    """Return ε of rounds of the Poisson-subsampled Gaussian, by Rényi accounting.
+
+    Args:
+        noise: The noise multiplier σ.
+        delta: δ.
+        rate: The probability that a unit takes part in a round.
+        rounds: The number of rounds.
+        counts: σ of one further Gaussian on everybody; 0 for none.
+    """
     if not rounds:
         return 0.0
     with _accounting() as (events, rdp):
@@ -212,16 +234,18 @@ def epsilon_of(
 def noise_for(
     epsilon: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
-    """The least multiplier σ that keeps (ε, δ) over all rounds, rounded up to `STEP`.
+    """Return the least σ that keeps (ε, δ) over all rounds, rounded up to `STEP`.
 
-    Raises ConfigError where none does.
+    Raises:
+        ConfigError: No noise keeps it.
     """
     low, high = math.floor(LEAST_NOISE / STEP), math.ceil(MOST_NOISE / STEP)
     if epsilon_of(high * STEP, delta, rate, rounds, counts) > epsilon:
         besides = f" and counts = {counts:g}" if counts else ""
         raise ConfigError(
-            f"epsilon = {epsilon:g}: no noise keeps it at delta = {delta:g} over {rounds:,} rounds "
-            f"of rate {rate:g}{besides}: ask for more, or train less"
+            f"epsilon = {epsilon:g}: no noise keeps it at delta = {delta:g} over "
+            f"{rounds:,} rounds of rate {rate:g}{besides}: choose a larger epsilon, or "
+            "train less"
         )
     while low + 1 < high:
         middle = (low + high) // 2
@@ -232,9 +256,10 @@ def noise_for(
 
 @contextmanager
 def _accounting() -> Iterator[tuple[Any, Any]]:
-    """`dp-accounting`: its events, and its accountants by Rényi.
+    """Yield the modules of `dp-accounting` for events and for Rényi accounting.
 
-    Raises MissingExtra.
+    Raises:
+        MissingExtra: The package is not installed.
     """
     load = importlib.import_module
     with warnings.catch_warnings():

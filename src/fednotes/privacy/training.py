@@ -448,7 +448,7 @@ class PrivateSite(MethodSite):
             name: torch.zeros(parameter.shape, dtype=torch.int64)
             for name, parameter in self._learning.items()
         }
-        self.site.model.train(True)
+        self.site.model.train()
         # The seeds of dropout are secret. By public ones, leaving out one unit would
         # change the dropout of every unit behind it, and all of these would move the
         # sum.
@@ -608,7 +608,7 @@ class PrivateSite(MethodSite):
         return {"steps": 1, **dict.fromkeys(self.support.example_names, examples[task])}
 
     def state(self) -> State:
-        """Return private layers, their optimizer, what `prepare_round` keeps, secret."""
+        """Return private layers, optimizer, what `prepare_round` keeps, and secret."""
         private = {name: p.detach() for name, p in self._own.items()}
         tensors = {
             **prefixed("private.", private),

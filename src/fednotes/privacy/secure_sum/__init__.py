@@ -6,10 +6,10 @@ Nothing here sends messages.
 
     site                                server
     keys()                      →       add_keys        public keys of this exchange
-    shares(keys)                →       add_shares      sealed shares for each other site
+    shares(keys)                →       add_shares      sealed shares for the others
     masked(boxes, update)       →       add_masked      x + self mask + Σ ± pair masks
     confirm(request)            →       add_confirm     only with confirmed=True
-    unmask(request)             →       add_unmask      shares: self masks or keys, never both
+    unmask(request)             →       add_unmask      shares of a mask or a key
                                         total()         Σ x of the survivors
 
 In `SiteChain` and `ServerChain`, the last two replies also carry the keys and shares of
@@ -76,7 +76,7 @@ class Parties:
         self,
         sites: Sequence[str],
         threshold: int | None = None,
-        confirmed: bool | None = None,
+        confirmed: bool | None = None,  # noqa: FBT001 - as in job files
     ) -> None:
         crypto.need_cryptography()
         least = len(sites) // 2 + 1  # with fewer, a dishonest server learns parts
@@ -91,9 +91,9 @@ class Parties:
             )
         if not least <= threshold <= len(sites):
             raise ConfigError(
-                f"secure sum: a threshold of {threshold} of {len(sites)} sites; it must "
-                f"be from {least} (over half, otherwise a dishonest server can learn "
-                f"single sites' values) to {len(sites)}"
+                f"secure sum: a threshold of {threshold} of {len(sites)} sites; it "
+                f"must be from {least} (over half, otherwise a dishonest server can "
+                f"learn single sites' values) to {len(sites)}"
             )
         self.sites = tuple(sites)
         self.threshold = threshold

@@ -119,7 +119,7 @@ def seal(key: bytes, text: bytes, bound: bytes) -> bytes:
 
 
 def unseal(key: bytes, box: bytes, bound: bytes) -> bytes | None:
-    """Return what was sealed; None if key, box or `bound` differ from the sealed ones."""
+    """Return what was sealed; None if key, box or `bound` are not the right ones."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 

@@ -1,12 +1,11 @@
-"""Real numbers as integers modulo 2^64, so that masks cancel exactly and no sum wraps
-around.
+"""Real numbers as integers modulo 2^64, so that masks cancel and no sum overflows.
 
-A number v = weight · value (formed in float64, as the plain sum forms it) becomes the
-integer round(v · 2^e), ties to even. With n sites, |v| · 2^e is held to 2^62 /
-2^ceil(log2 n), so a sum of n of them stays below 2^63 and is read back without doubt. A
-value beyond it is refused before anything is masked.
+A number v = weight · value (computed in float64, as the plain sum does) becomes the
+integer round(v · 2^e), ties to even. With n sites, |v| · 2^e is bounded by 2^62 /
+2^ceil(log2 n), so a sum of n such integers stays below 2^63 and is read unambiguously.
+A larger value is refused before anything is masked.
 
-What is lost, a tensor of S summands:
+The loss of precision of a sum of S summands:
 
 - values of 4 bytes or fewer take one word: at most S · 2^-(e+1). With the default limit
   2^31 on weight · value and 5 sites e is 28; with limits taken from an earlier total e
@@ -39,9 +38,9 @@ from fednotes.privacy.secure_sum.crypto import Words, digest
 
 BLOCK = 2**15  # numbers that stay in the cache from float to integer
 ROOM = 62  # bits of a sum's magnitude
-# exponents of two: of |weight · value| by default, above the last total
-LIMIT, SPARE = 31, 12
-WIDE = 52  # limit of what takes two words, and of integers: float64 counts that far
+LIMIT = 31  # default limit of |weight · value|, as an exponent of two
+SPARE = 12  # exponents of two that a limit lies above the last total
+WIDE = 52  # limit of values of two words and of integers: float64 is exact up to there
 MOST_SITES = 2**10
 BITS = 300  # a limit lies between 2^-BITS and 2^BITS
 
@@ -50,11 +49,10 @@ Signed = NDArray[np.int64]
 
 
 def limits_after(total: Total) -> dict[str, int]:
-    """Limits for the next sum of the same task: the last, public total, 2^12 times
-    over.
+    """Return limits for the next sum of the same task: 2^12 times the last total.
 
-    A site beyond them refuses, and everybody learns that it does: then ask again with
-    wider limits (the same exchange goes on).
+    The total is public. A site whose values exceed the limits refuses, and everybody
+    learns that. The server can then ask again with wider limits in the same exchange.
     """
     limits = {}
     for name, value in total.tensors.items():
@@ -66,10 +64,15 @@ def limits_after(total: Total) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How one tensor, weight or metric lies in the words.
+    """How one tensor, weight or metric is laid out as words.
 
-    exponent e: an integer of the first word counts 2^-e.
-    fine g: of the second word, 2^-(e+g); 0 says that there is no second word.
+    Attributes:
+        kind: What it is.
+        name: Its name.
+        shape: Its shape.
+        exponent: e: an integer in the first word stands for 2^-e.
+        fine: g: an integer in the second word stands for 2^-(e+g). 0 means that there
+            is no second word.
     """
 
     kind: Kind
@@ -80,20 +83,26 @@ class Field:
 
     @property
     def numbers(self) -> int:
+        """The number of its values."""
         return math.prod(self.shape)
 
     @property
     def words(self) -> int:
+        """The number of its words."""
         return self.numbers * (2 if self.fine else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SumLayout:
-    """Everything but the numbers: what two sites must agree on for their words to add
-    up.
+    """Everything but the values: what sites must agree on for their words to add up.
 
-    purpose: what the sum is for (round, task). sites: how many may be in the sum. The
-    last word of a message is 1 at each site: their sum shows that the masks cancelled.
+    The last word of a message is 1 at each site. The sum of these shows that the masks
+    cancelled.
+
+    Attributes:
+        purpose: What the sum is for (round and task).
+        sites: How many sites may be in the sum.
+        fields: The fields, in order.
     """
 
     purpose: str
@@ -110,13 +119,20 @@ class SumLayout:
         metrics: Sequence[str] | None = None,
         purpose: str = "",
     ) -> SumLayout:
-        """The layout of an update.
+        """Return the layout of an update.
 
-        limits: by tensor, the exponent of the public bound of |weight · value|.
-        metrics: the names that every site sends (those missing here count 0); None: the
-        update's own.
-        Raises TrainingError for a metric that is not among `metrics`, ConfigError for a
-        tensor of complex numbers or a limit beyond 2^±300.
+        Args:
+            update: The update.
+            sites: How many sites may be in the sum.
+            limits: For each tensor, the public bound of |weight · value| as an exponent
+                of two.
+            metrics: The names that every site sends; a missing one counts as 0. By
+                default the update's own.
+            purpose: What the sum is for.
+
+        Raises:
+            TrainingError: A metric of the update is not among `metrics`.
+            ConfigError: A tensor is complex, or a limit is beyond 2^±300.
         """
         if not 1 <= sites <= MOST_SITES:
             raise ConfigError(f"a secure sum has 1 to {MOST_SITES} sites, not {sites}")
@@ -130,8 +146,8 @@ class SumLayout:
         for name, limit in limits.items():
             if abs(limit) > BITS:
                 raise ConfigError(
-                    f"secure sum: the limit of tensor {name!r} must be between 2^-{BITS} and "
-                    f"2^{BITS}"
+                    f"secure sum: the limit of tensor {name!r} must be between "
+                    f"2^-{BITS} and 2^{BITS}"
                 )
         fields = [
             _field(name, value, sites, limits.get(name, LIMIT))
@@ -167,10 +183,11 @@ class SumLayout:
 
 
 def encode(update: Update, layout: SumLayout) -> Words:
-    """The update as words of `layout`.
+    """Return an update as words of a layout.
 
-    Raises TrainingError naming the tensor that has a value that is not finite or out of
-    range, or that is not in the layout.
+    Raises:
+        TrainingError: A tensor is not in the layout, or has a value that is not finite
+            or out of range; the message names it.
     """
     words = np.empty(layout.words, np.uint64)
     expected = [
@@ -293,7 +310,7 @@ def _encode(
 
 
 def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
-    """Say what is wrong, without the value."""
+    """Raise TrainingError that says what is wrong, without the value."""
     what = (
         "the site's weight" if item.kind == "weight" else f"{item.kind} {item.name!r}"
     )
@@ -301,8 +318,8 @@ def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
         raise TrainingError(f"{what} has a value that is not finite: nothing was sent")
     limit = _ceil_log2(largest) - item.exponent
     raise TrainingError(
-        f"{what}: weight times value exceeds the secure sum's limit 2^{limit}: nothing was sent; "
-        "lower the learning rate or give the tensor a wider limit"
+        f"{what}: weight times value exceeds the secure sum's limit 2^{limit}: nothing "
+        "was sent; lower the learning rate or give the tensor a wider limit"
     )
 
 

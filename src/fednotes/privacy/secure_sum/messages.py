@@ -124,7 +124,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmMessage:
-    """A site's proofs to the other survivors that it received this list of survivors."""
+    """A site's proofs to the other survivors that it received this list."""
 
     exchange: bytes
     site: str

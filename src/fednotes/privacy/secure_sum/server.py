@@ -252,7 +252,7 @@ class SecureServer:
         return self._rebuilt(site, shares, fits, "mask")
 
     def _left_over(self, dropped: str, where: bytes) -> list[tuple[bytes, int]]:
-        """Return the streams that survivors added for a dropped site, to remove them."""
+        """Return the streams that survivors added for a dropped site."""
 
         def fits(raw: bytes) -> bool:
             return (
@@ -339,8 +339,8 @@ class SecureServer:
     def _enough(self, count: int, what: str) -> None:
         if count < self._parties.threshold:
             raise TrainingError(
-                f"secure sum: {what} of {count} of {len(self._parties.sites)} sites, and "
-                f"the threshold is {self._parties.threshold}: nothing was opened"
+                f"secure sum: {what} of {count} of {len(self._parties.sites)} sites, "
+                f"and the threshold is {self._parties.threshold}: nothing was opened"
             )
 
 

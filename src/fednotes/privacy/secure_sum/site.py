@@ -293,8 +293,8 @@ class SecureSite:
     def _at(self, stage: str, action: str) -> None:
         if self._stage != stage:
             raise RefusedError(
-                f"secure sum at site {self.site!r}: {action!r} is refused: each step is "
-                f"taken once and in order (the exchange is at {self._stage!r})"
+                f"secure sum at site {self.site!r}: {action!r} is refused: each step "
+                f"is taken once and in order (the exchange is at {self._stage!r})"
             )
 
     def _check_list(self, listed: Collection[str], what: str) -> None:
@@ -381,8 +381,8 @@ class SecureSite:
         text = crypto.unseal(self._key("shares", sender, self.site), box, self._session)
         if text is None or len(text) != 2 * SHARE_BYTES:
             raise RefusedError(
-                f"the shares of site {sender!r} cannot be opened: the two sites received "
-                "different keys, or the shares were changed on the way"
+                f"the shares of site {sender!r} cannot be opened: the two sites "
+                "received different keys, or the shares were changed on the way"
             )
         return text
 
