@@ -164,7 +164,7 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
 
 def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
     early = made(site_of(), rounds=2, privacy=ASKED)
-    with pytest.raises(RefusedError, match="none but at its end"):
+    with pytest.raises(RefusedError, match="has no counts, or only at its end"):
         early.noisy_counts(theta(early), round=0)
     site = made(site_of(), rounds=1)
     site.noisy_gradients(theta(site), round=0)

@@ -140,7 +140,7 @@ def test_units_that_cannot_be_told_are_refused(bert: Path, tmp_path: Path) -> No
         made(bert, tmp_path, unknown)
     made(bert, tmp_path, unknown, unit="document")
     with pytest.raises(
-        ConfigError, match=r'"mlm\+nsp" sets text of one patient beside another'
+        ConfigError, match=r'"mlm\+nsp" puts text of one patient beside another'
     ):
         config_of(bert, {"objective": "mlm+nsp"})
 

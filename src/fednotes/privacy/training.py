@@ -607,6 +607,15 @@ class PrivateSite(MethodSite):
             return {}
         return {"steps": 1, **dict.fromkeys(self.support.example_names, examples[task])}
 
+    def counted_places(self) -> list[Any]:
+        """Return the places at which each unit counts, before noise is added.
+
+        They never leave the site; its own audit compares them with what does.
+        """
+        return [
+            self.support.count_unit(self.site, unit)[0] for unit in self._counted_units
+        ]
+
     def state(self) -> State:
         """Return private layers, optimizer, what `prepare_round` keeps, and secret."""
         private = {name: p.detach() for name, p in self._own.items()}

@@ -49,8 +49,8 @@ def _occurrences(scene: Scene) -> Scores:
 
 def _counted(site: Any, size: int) -> np.ndarray:
     """Return (size,) what a site really counts before noise is added."""
-    places = [site._counting.own(site.site, unit)[0] for unit in site._counted]
-    return np.isin(np.arange(size), np.concatenate([[], *places]))
+    places = np.concatenate([[], *site.counted_places()])
+    return np.isin(np.arange(size), places)
 
 
 _NOISE = "noise ([privacy])"
