@@ -137,10 +137,10 @@ def test_lines_tell_the_time_left_of_the_whole_run() -> None:
 class Observed:
     """A method whose sites are judged by their validation F1."""
 
-    trains = ("train",)
+    training_tasks = ("train",)
 
     @staticmethod
-    def judged(metrics: dict[str, float]) -> dict[str, float]:
+    def summarise(metrics: dict[str, float]) -> dict[str, float]:
         return {"valid_f1": metrics["f1"]}
 
 

@@ -847,10 +847,10 @@ def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
     assert torch.equal(marks, again)  # a request that comes again has the same reply
     other = fedner.Site(sites[0], settings)
     other.restore(member.state())
-    assert torch.equal(marks, other._marks()["words.hashed.marks"])
+    assert torch.equal(marks, other._mark_rows()["words.hashed.marks"])
     fresh = fedner.Site(sites[0], replace(settings, model=replace(LARGE, dropout=0.0)))
-    assert not torch.equal(marks, fresh._marks()["words.hashed.marks"])
-    assert torch.equal(marks != 0, fresh._marks()["words.hashed.marks"] != 0)
+    assert not torch.equal(marks, fresh._mark_rows()["words.hashed.marks"])
+    assert torch.equal(marks != 0, fresh._mark_rows()["words.hashed.marks"] != 0)
     fresh._backward(fresh._batch(0))
     gradient = fresh.shared["words.hashed"].grad
     assert gradient is not None
