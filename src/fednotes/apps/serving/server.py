@@ -1,11 +1,11 @@
-"""A saved model behind HTTP: `fednotes serve MODEL`.
+"""Serve the predictions of a saved model over HTTP (`fednotes serve MODEL`).
 
-What comes is judged in this order, and nothing of it is kept or logged: the name that
-the server is asked by, or the token; how many requests are under way; the size of the
-body while it is read; its content. Texts of all requests that wait are put to the model
-together, in one thread.
+The server checks each request in this order: the token (or, without a token, the
+`Host` header), the number of concurrent requests, the size of the body while it
+arrives, and finally its content. It neither stores nor logs any of the content. The
+texts of all waiting requests go to the model in joint batches, in a single thread.
 
-FastAPI, uvicorn and prometheus-client are of the extra `serve`.
+FastAPI, uvicorn and prometheus-client come with the extra `serve`.
 """
 
 from __future__ import annotations
@@ -50,15 +50,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOKEN = 20  # characters of a token at least
+# Minimum length of a token in characters.
+TOKEN = 20
+# Maximum number of texts, and of characters, in one call of the model.
 BATCH, CHARACTERS = (
     32,
     200_000,
-)  # texts and characters that are put to the model at once
-_LONGEST = 60  # seconds that Retry-After says at most
-_FAILED, _GONE = 500, 499  # _GONE is counted, and never sent: its sender went away
-_MOST_BYTES = 4096  # of a file with a token
-_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
+)
+# Maximum value of the header Retry-After, in seconds.
+_LONGEST = 60
+# _GONE appears in the metrics only: the client disconnected before the answer.
+_FAILED, _GONE = 500, 499
+# Number of bytes read from a token file.
+_MOST_BYTES = 4096
+# Lone surrogates, which cannot be encoded as UTF-8.
+_HALF = re.compile("[\ud800-\udfff]")
 _REFUSED = (401, 403, 408, 413, 415, 422, 429, _FAILED)
 _FHIR = "application/fhir+json"
 _ISSUES = {
@@ -75,12 +81,17 @@ T = TypeVar("T")
 
 @checked(frozen=True)
 class Limits:
-    """What the server takes.
+    """Limits on the requests that the server accepts.
 
-    body: bytes of a request. values: JSON values of a request, commas and brackets
-    within texts aside. texts: of one request; characters: of one text. under_way:
-    requests at a time, those that wait among them; one more is refused. patience:
-    seconds in which a body must come.
+    Attributes:
+        body: Maximum size of a request body in bytes.
+        values: Maximum number of JSON values in a request. Commas and brackets inside
+            texts do not count.
+        texts: Maximum number of texts in a request.
+        characters: Maximum number of characters in a text.
+        under_way: Maximum number of concurrent requests, including those that wait for
+            the model. The server refuses any further request.
+        patience: Time in seconds within which the whole body must arrive.
     """
 
     body: Annotated[int, Field(ge=1)] = 4_000_000
@@ -91,7 +102,12 @@ class Limits:
     patience: Annotated[float, Field(gt=0)] = 15.0
 
     def taken(self, texts: list[str]) -> list[str]:
-        """The texts, if these are not too many, or too long. Raises Refused."""
+        """Return the texts unchanged if they respect the limits.
+
+        Raises:
+            Refused: There are too many texts, or a text is too long or contains a lone
+                surrogate.
+        """
         if len(texts) > self.texts:
             raise Refused(
                 413, f"{len(texts):,} texts: at most {self.texts:,} in a request"
@@ -110,7 +126,7 @@ class Limits:
 
 
 async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request by a refusal; where FHIR was sent, by an OperationOutcome."""
+    """Send a refusal as JSON, or as an OperationOutcome to a FHIR request."""
     from starlette.responses import JSONResponse
 
     told: dict[str, Any] = {"detail": refused.detail}
@@ -127,14 +143,14 @@ async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) 
     await answer(scope, receive, send)
 
 
-# ---- what is asked and answered ------------------------------------------------------
+# ---- requests and responses ----------------------------------------------------------
 
 
 Share = Annotated[float, Field(ge=0, le=1, description="Leave out what is less sure.")]
 
 
 class Question(BaseModel, extra="forbid", strict=True):
-    """One text, or several."""
+    """One text or several texts in which to find mentions."""
 
     text: str | None = Field(None, description="One text; or give `texts`.")
     texts: list[str] | None = None
@@ -146,7 +162,7 @@ class Question(BaseModel, extra="forbid", strict=True):
     )
 
     def shown(self, document: Document) -> Mentions:
-        """What was found, as it was asked for."""
+        """Return a document's mentions with the requested threshold and offsets."""
         wide = [place for place, c in enumerate(document.text) if c > "\uffff"]
 
         def at(place: int) -> int:
@@ -173,28 +189,28 @@ def _sure(span: Span, threshold: float) -> bool:
 
 
 class Mentions(BaseModel):
-    """The mentions of one text as it was sent: start and end count as was asked for.
+    """The mentions in one text, with the kind of offsets that was requested.
 
-    What a confidence is: GET /model says.
+    `GET /model` describes what the confidences mean.
     """
 
     spans: list[Span]
 
 
 class Results(BaseModel, Generic[T]):
-    """As many as texts or patients came, in their order."""
+    """One result for each text or patient, in the order of the request."""
 
     results: list[T]
 
 
 class PatientNotes(BaseModel, extra="forbid", strict=True):
-    """Patients, each with notes."""
+    """The notes of each patient, by patient name."""
 
     patients: dict[str, list[str]]
 
 
 class About(BaseModel):
-    """The model that answers."""
+    """A description of the model that answers."""
 
     types: list[str]
     confidence: str
@@ -202,34 +218,37 @@ class About(BaseModel):
 
 
 class Refusal(BaseModel):
-    """Why nothing was done, and what to do; holds nothing of the texts."""
+    """The reason why a request was refused, and its remedy; quotes no text."""
 
     detail: str
 
 
-# ---- the model, asked for many at once -----------------------------------------------
+# ---- batches for the model -----------------------------------------------------------
 
 
 def _length(given: Any) -> int:
-    """Return the characters of a text, a document or several texts."""
+    """Return the number of characters in a text, a document or a list of texts."""
     return len(given.text if isinstance(given, Document) else "".join(given))
 
 
 class Batches:
-    """Puts what waits to a model together: up to `BATCH` inputs or `CHARACTERS` at a
-    time.
+    """Groups waiting inputs into joint calls of the model.
 
-    call: gives as many results as it is given inputs, texts or lists of them; runs in a
-    thread of its own, never twice at a time.
+    A call receives up to `BATCH` inputs and stops growing at `CHARACTERS` characters.
+
+    Args:
+        call: Maps inputs (texts, documents or lists of texts) to one result each. It
+            runs in a thread of its own and is never called concurrently.
     """
 
     def __init__(self, call: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._call = call
         self._waiting: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
-        self._seconds = 0.1  # that an input takes, by the last ones
+        # Moving average of the seconds per input.
+        self._seconds = 0.1
 
     async def results(self, inputs: Sequence[Any]) -> list[Any]:
-        """The model's results. Raises what the model raised for one of them."""
+        """Return one result per input; raise the model's exception if one fails."""
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in inputs]
         for pair in zip(inputs, futures, strict=True):
@@ -237,15 +256,16 @@ class Batches:
         try:
             return list(await asyncio.gather(*futures))
         finally:
-            for future in futures:  # nobody waits for the others any more
+            # If one input failed, nobody waits for the results of the others.
+            for future in futures:
                 future.cancel()
 
     def soon(self) -> int:
-        """Seconds until what waits now is done, about."""
+        """Return the estimated time in seconds until the waiting inputs are done."""
         return min(_LONGEST, max(1, math.ceil(self._seconds * self._waiting.qsize())))
 
     async def work(self) -> None:
-        """Answer until cancelled."""
+        """Process waiting inputs until cancelled."""
         loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "model")
         try:
             while True:
@@ -267,7 +287,7 @@ class Batches:
             thread.shutdown(wait=False)
 
     async def _chosen(self) -> list[tuple[Any, asyncio.Future[Any]]]:
-        """What the model is asked next; waits for something."""
+        """Wait for inputs and return the next batch, without cancelled ones."""
         chosen, held = [await self._waiting.get()], 0
         while len(chosen) < BATCH and not self._waiting.empty():
             held += _length(chosen[-1][0])
@@ -277,7 +297,11 @@ class Batches:
         return [pair for pair in chosen if not pair[1].done()]
 
     def _tried(self, inputs: list[Any]) -> Sequence[Any]:
-        """Results; what one input did to the model is its own result alone."""
+        """Return one result per input, or the exception that this input caused.
+
+        If a joint call fails, each input is tried on its own, so that an input that the
+        model cannot process does not affect the others.
+        """
         try:
             return self._call(inputs) if inputs else ()
         except Exception as error:
@@ -286,17 +310,18 @@ class Batches:
         return [result for given in inputs for result in self._tried([given])]
 
 
-# ---- who may ask, and how much -------------------------------------------------------
+# ---- access and limits ---------------------------------------------------------------
 
 
 class _Meters:
-    """What `GET /metrics` says: counts and seconds, nothing of texts."""
+    """The metrics of `GET /metrics`: counts and durations, never content."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = own = CollectorRegistry()
-        self.paths: set[str] = set()  # that are counted by name
+        # Other paths are counted together, because a client chooses their names.
+        self.paths: set[str] = set()
         by, kind = ("path", "status"), ("path",)
         self.requests = Counter(
             "fednotes_requests", "Requests answered.", by, registry=own
@@ -312,14 +337,23 @@ class _Meters:
         )
 
     def count(self, path: str, status: int, seconds: float) -> None:
+        """Count one answered request and its duration in seconds."""
         path = path if path in self.paths else "other"
         self.requests.labels(path, status).inc()
         self.seconds.labels(path).observe(seconds)
 
 
 class _Gate:
-    """Stands before all that the application does. app: the ASGI application behind it.
-    soon: seconds until there is room again."""
+    """ASGI middleware that enforces the token, the limits and the metrics.
+
+    Args:
+        app: The ASGI application behind the gate.
+        limits: The limits on requests.
+        token: The token that requests must carry; "" admits loopback names only.
+        meters: The metrics to update.
+        soon: Returns the estimated seconds until a refused request may succeed.
+        takes_tables: Whether `POST /batch` accepts bodies that are not JSON.
+    """
 
     def __init__(
         self,
@@ -349,7 +383,8 @@ class _Gate:
             await self._judged(scope, receive, telling)
         except Refused as no:
             await _refuse(no, scope, receive, telling)
-        except Exception as error:  # its words may hold text
+        except Exception as error:
+            # The message may contain text of a note, so only the type is logged.
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             log.error("a request failed: %s at %s", type(error).__name__, place)
@@ -362,6 +397,12 @@ class _Gate:
             self._meters.count(scope["path"], status, time.perf_counter() - begin)
 
     async def _judged(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request and pass it on to the application.
+
+        Raises:
+            Refused: The request lacks access or exceeds a limit, or its body is not the
+                expected JSON.
+        """
         headers = {key.decode("latin-1"): value for key, value in scope["headers"]}
         self._require_known(scope["path"], headers)
         if scope["method"] != "POST":
@@ -370,7 +411,9 @@ class _Gate:
         length, most = headers.get("content-length", b"0"), self._limits
         if not length.isdigit() or int(length) > most.body:
             raise too_large(most.body)
-        if self._room.locked():  # unread, the connection breaks before it is told
+        if self._room.locked():
+            # If the body stayed unread, the connection would break before the client
+            # received the refusal.
             await read_body(receive, most.body, most.patience, keep=False)
             detail = "too many requests are under way: come again"
             raise Refused(429, detail, **{"retry-after": str(self._soon())})
@@ -387,7 +430,8 @@ class _Gate:
                     raise Refused(
                         415, "send JSON, with the content-type application/json"
                     )
-                try:  # in a thread, so that other requests are answered meanwhile
+                try:
+                    # A thread parses, so that the event loop serves other requests.
                     await asyncio.to_thread(
                         parse_json, body, most_values=self._limits.values
                     )
@@ -398,8 +442,14 @@ class _Gate:
                 await _unless_gone(self._app, scope, body, receive, send)
 
     def _require_known(self, path: str, headers: Mapping[str, bytes]) -> None:
-        """Raises Refused for who asks without the token, or, where none is needed, by a
-        name that a web page made lead here."""
+        """Raise unless a request carries the token or, without one, a loopback name.
+
+        Without a token, the check of the `Host` header stops web pages whose domain
+        name was rebound to this address.
+
+        Raises:
+            Refused: The token is missing or wrong, or the host name is not loopback.
+        """
         if not self._token:
             name = re.sub(r":\d+$", "", headers.get("host", b"").decode("latin-1"))
             if not loopback(name.strip("[]").lower()):
@@ -419,8 +469,7 @@ class _Gate:
 async def _unless_gone(
     app: Any, scope: Scope, body: bytes, receive: Receive, send: Send
 ) -> None:
-    """The application's answer to a body that was read; it stops where nobody waits for
-    it."""
+    """Run the application on a body already read; stop if the client disconnects."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
     leaving = asyncio.ensure_future(receive())
 
@@ -438,7 +487,7 @@ async def _unless_gone(
 
 
 def loopback(name: str) -> bool:
-    """Whether a name is this machine's for itself alone."""
+    """Return whether a host name or address refers to the loopback interface."""
     with suppress(ValueError):
         return ipaddress.ip_address(name).is_loopback
     return name == "localhost"
@@ -454,16 +503,16 @@ def application(
     *,
     batch: bool = False,
 ) -> FastAPI:
-    """Return the application of a model.
+    """Return the FastAPI application that serves a model.
 
     Args:
         model: The model.
-        limits: What the server takes.
-        token: What requests must show; "" answers to names of loopback only.
-        batch: Whether `POST /batch` takes tables of notes.
+        limits: The limits on requests; the defaults if None.
+        token: The token that requests must carry; "" admits loopback names only.
+        batch: Whether `POST /batch` accepts tables of notes.
 
     Raises:
-        ConfigError: The model is of patients, and tables are to be taken.
+        ConfigError: `batch` is set, but the model predicts patients, not mentions.
         MissingExtra: The extra "serve" is not installed.
     """
     if batch and isinstance(model, PatientModel):
@@ -489,13 +538,15 @@ def application(
     app = FastAPI(
         title="fednotes",
         version=__version__,
-        docs_url=None,  # these pages load scripts from elsewhere
+        # The documentation pages would load scripts from other servers.
+        docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # to wherever the request says that it was sent
+        # A redirect would go to the host that the request names, whatever that is.
+        redirect_slashes=False,
         lifespan=at_work,
         responses={status: {"model": Refusal} for status in _REFUSED},
-        # It would tell of exceptions with their messages, wherever the environment
-        # says.
+        # Telemetry would send exception messages, which may contain text, to a
+        # collector that the environment names.
         telemetry={
             "tracing": False,
             "metrics": False,
@@ -525,7 +576,7 @@ def application(
         return await batches.results(inputs)
 
     async def predict(asked: Question) -> Results[Mentions]:
-        """Find the mentions in one text, or in several."""
+        """Find the mentions in one text or in several texts."""
         if (asked.text is None) == (asked.texts is None):
             raise Refused(422, "give `text` or `texts`")
         texts = most.taken(asked.texts or [] if asked.text is None else [asked.text])
@@ -534,7 +585,7 @@ def application(
         )
 
     async def predict_patients(asked: PatientNotes) -> Results[PatientFinding]:
-        """Find the phenotypes of patients in their notes."""
+        """Predict the phenotypes of patients from their notes."""
         if any(map(_HALF.search, asked.patients)):
             raise Refused(422, "a patient's name has half a character: decode it anew")
         notes = list(asked.patients.values())
@@ -555,13 +606,14 @@ def application(
         encoding: str = AUTO,
         threshold: Share = 0.0,
     ) -> Any:
-        """Find the mentions in the notes of a table; a JSON line a note, in their
-        order.
+        """Find the mentions in a table of notes and return one JSON line per note.
 
-        The table is CSV, TSV, JSON lines or Parquet, also packed by gzip or Zstandard.
+        The lines have the order of the notes. The table is CSV, TSV, JSON Lines or
+        Parquet, optionally compressed with gzip or Zstandard.
         """
         ending = _ending(table, content_type, content_encoding, format)
-        folder = TemporaryDirectory(prefix="fednotes-")  # its owner alone can read it
+        # Only the owner can read a temporary directory.
+        folder = TemporaryDirectory(prefix="fednotes-")
 
         def opened() -> Inputs:
             path = Path(folder.name, f"notes{ending}")
@@ -596,11 +648,11 @@ def application(
     async def annotate(
         resource: dict[str, Any], threshold: Share = 0.0
     ) -> dict[str, Any]:
-        """Find the mentions in the notes of a DocumentReference, a DiagnosticReport or
-        a Bundle.
+        """Find the mentions in FHIR resources that contain notes.
 
-        The answer is a Bundle of these resources, with an extension for each mention;
-        others of the Bundle are left out. Errors are an OperationOutcome.
+        Send a DocumentReference, a DiagnosticReport or a Bundle. The response is a
+        Bundle of the resources with notes, each with an extension for every mention;
+        the other resources of a Bundle are omitted. Errors are an OperationOutcome.
         """
         try:
             given = [(one, fhir.text_of(one)) for one in fhir.list_resources(resource)]
@@ -631,19 +683,19 @@ def application(
 
     @app.get("/model")
     async def about() -> About:
-        """What the model finds, and what its confidences are."""
+        """Describe what the model finds and what its confidences mean."""
         return About(
             types=list(model.types), confidence=model.confidence, version=__version__
         )
 
     @app.get("/health")
     async def health() -> dict[Literal["status"], Literal["ok"]]:
-        """Whether the server answers; asks for no token."""
+        """Report that the server is running; needs no token."""
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
-        """Counts and seconds, in the text format of Prometheus."""
+        """Return the metrics in the Prometheus text format."""
         return prometheus_client.generate_latest(meters.registry).decode()
 
     meters.paths.update(app.openapi()["paths"])
@@ -661,16 +713,21 @@ _TABLE_TYPES: dict[str, TableFormat] = {
     "application/vnd.apache.parquet": "parquet",
 }
 _ANY_TYPES = ("application/octet-stream", "application/gzip", "application/zstd")
-_UNPACKED = 10  # times the bytes of a request that its notes may have characters
+# A compressed table may have this many characters per byte of the largest request.
+_UNPACKED = 10
 
 
 def _ending(
     table: bytes, content_type: str, content_encoding: str, format: TableFormat | None
 ) -> str:
-    """Return the ending of the name of a file with this table.
+    """Return the file name extension for a table, such as ".csv.gz".
 
-    Raises Refused for a type that is no table's. A web page of another site cannot send
-    one of those that are without being asked about it first.
+    The content type must be that of a table: a web page of another origin cannot send
+    such a type without a preflight request, which this server does not grant.
+
+    Raises:
+        Refused: The content type or encoding is not supported, or the format is
+            missing.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in _TABLE_TYPES and kind not in _ANY_TYPES:
@@ -687,11 +744,11 @@ def _ending(
 
 
 def _require_taken(inputs: Inputs, limits: Limits) -> None:
-    """Read a table once, so that nothing of it is answered if anything in it is wrong.
+    """Read a whole table and check it before the first line is answered.
 
     Raises:
         DataError: A note cannot be read.
-        Refused: A note, or all notes together, have too many characters.
+        Refused: One note, or all notes together, have too many characters.
     """
     total = 0
     for number, note in enumerate(inputs, 1):
@@ -707,7 +764,7 @@ def _require_taken(inputs: Inputs, limits: Limits) -> None:
 
 
 def _window(documents: Iterator[Document]) -> list[Document]:
-    """Return the next documents: those that are put to the model together."""
+    """Return the documents of the next joint call of the model; empty at the end."""
     window: list[Document] = []
     held = 0
     for document in islice(documents, BATCH):
@@ -719,8 +776,10 @@ def _window(documents: Iterator[Document]) -> list[Document]:
 
 
 def _known(part: str | int) -> str:
-    """A part of a place in what was sent; names that are not ours may be text, or a
-    patient's."""
+    """Return one part of the path to an invalid value, or "…" for unknown names.
+
+    A name that is not a field of this API may be text of a note or name a patient.
+    """
     known = {"format", "column", "encoding", "threshold"}
     known |= {"body", "query", *Question.model_fields, *PatientNotes.model_fields}
     return str(part) if isinstance(part, int) or part in known else "…"
@@ -730,7 +789,12 @@ def _known(part: str | int) -> str:
 
 
 def read_token(path: PathLike) -> str:
-    """The token in a file that its owner alone can read. Raises ConfigError."""
+    """Return the token in a file.
+
+    Raises:
+        ConfigError: The file cannot be read, other users can read it, or it does not
+            contain one token of at least `TOKEN` characters.
+    """
     with readable(path, ConfigError), open(path, "rb", opener=open_regular) as file:
         mode, raw = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES)
     if mode & 0o077:
@@ -756,12 +820,23 @@ def serve(
     batch: bool = False,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Answer requests for a model's predictions until SIGINT or SIGTERM.
+    """Serve a model's predictions until SIGINT or SIGTERM.
 
-    model: its folder, or what `load` gave. host: another than loopback needs a token.
-    token_file: holds it, and others cannot read it. certificate, key: PEM files, for
-    TLS. batch: whether `POST /batch` takes tables of notes. tell: is told the address.
-    Raises ConfigError, FednotesError where nothing can listen there, MissingExtra.
+    Args:
+        model: A model from `load`, or its folder.
+        host: The address to listen on; any address but loopback needs a token.
+        port: The TCP port.
+        token_file: A file with the token that only its owner can read.
+        certificate: The server's TLS certificate (PEM).
+        key: The certificate's private key (PEM).
+        limits: The limits on requests; the defaults if None.
+        batch: Whether `POST /batch` accepts tables of notes.
+        tell: Receives a line with the address, and a warning where TLS is missing.
+
+    Raises:
+        ConfigError: The options do not fit together or do not fit the model.
+        FednotesError: The server cannot listen on this address.
+        MissingExtra: The extra "serve" is not installed.
     """
     token = "" if token_file is None else read_token(token_file)
     if not token and not loopback(host):
@@ -772,7 +847,8 @@ def serve(
         raise ConfigError("--certificate and --key go together")
     opened = model if isinstance(model, MentionModel | PatientModel) else load(model)
     app = application(opened, limits, token, batch=batch)
-    opened(["Aspirin was given."])  # what is compiled or read at the first time
+    # The first call compiles and loads what later calls reuse.
+    opened(["Aspirin was given."])
     if not loopback(host) and certificate is None:
         tell(
             "note: without --certificate notes and the token can be read on their way here"

@@ -1,10 +1,9 @@
-"""A saved model as a component of a spaCy pipeline: `nlp.add_pipe("fednotes",
-config={…})`.
+"""Use a saved model in a spaCy pipeline: `nlp.add_pipe("fednotes", config={…})`.
 
-spaCy alone imports this module, by the entry point of its factories. The model reads a
-document's text as `fednotes predict` does, with its own sentences and words; its spans
-are then laid on spaCy's tokens. Entities that earlier components set stay where the
-model finds nothing.
+Only spaCy imports this module, through its entry point for factories. The model reads
+the text of a document as `fednotes predict` does, with its own sentences and words; the
+component then aligns the predicted spans with spaCy's tokens. Entities of earlier
+components remain unless they overlap with a predicted one.
 """
 
 import warnings
@@ -28,15 +27,25 @@ _FILE = "fingerprint"
 
 
 class Recogniser:
-    """The component. lost: how many mentions did not fit on tokens, or on each other,
-    so far.
+    """spaCy component that sets the mentions that a saved model finds.
 
-    model: the saved model's folder. spans_key: the span group that is filled; "" for
-        `doc.ents`.
-    alignment: of a span that begins or ends within a token: "expand" takes the whole
-    token, "contract" leaves it out, "strict" drops the span. threshold: spans of less
-    confidence are left out. Raises ConfigError for a model of patients, ModelError for
-    a folder without a model.
+    Args:
+        nlp: The pipeline.
+        name: The name of the component in the pipeline.
+        model: The folder of the saved model.
+        spans_key: The span group to fill; "" sets `doc.ents`.
+        threshold: Minimum confidence (0 to 1) of the mentions to set.
+        alignment: The treatment of a span that begins or ends within a token: "expand"
+            includes the whole token, "contract" excludes it, "strict" drops the span.
+        device: The device on which the model runs.
+
+    Attributes:
+        lost: Number of mentions dropped so far because they did not align with tokens
+            or overlapped with a longer mention.
+
+    Raises:
+        ConfigError: The model predicts patients, not mentions.
+        ModelError: The folder does not contain a model.
     """
 
     def __init__(
@@ -59,15 +68,19 @@ class Recogniser:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels that it sets."""
+        """The labels that the component can set."""
         return self.model.types
 
     def __call__(self, doc: Doc) -> Doc:
-        """The document with what the model finds."""
+        """Set the mentions of one document and return it."""
         return next(self.pipe([doc]))
 
     def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
-        """The same of several, their sentences read in batches of like length."""
+        """Set the mentions of many documents and yield them in order.
+
+        The model reads `batch_size` documents together, in batches of sentences of
+        similar length.
+        """
         for docs in minibatch(stream, batch_size):
             before = self.lost
             found = self.model.stream(
@@ -84,7 +97,7 @@ class Recogniser:
             yield from docs
 
     def _lay(self, doc: Doc, document: Document) -> None:
-        """Put a document's spans on a Doc's tokens."""
+        """Align the predicted spans with a Doc's tokens and set them."""
         laid = []
         for span in document.spans:
             fit = doc.char_span(
@@ -93,7 +106,7 @@ class Recogniser:
             if fit is not None:
                 fit._.set("confidence", span.confidence)
                 laid.append(fit)
-        # Two may want one token once they are laid on tokens; the longer has it.
+        # Aligned spans may overlap; spaCy's filter keeps the longer one.
         kept = filter_spans(laid)
         self.lost += len(document.spans) - len(kept)
         if self.spans_key:
@@ -106,12 +119,15 @@ class Recogniser:
         doc.set_ents([*kept, *earlier])
 
     def to_bytes(self, *, exclude: Iterable[str] = ()) -> bytes:
-        """What tells this model from others; it is not copied."""
+        """Return a fingerprint of the model; the pipeline does not store its weights."""
         return fingerprint(self.path.glob("*.safetensors")).encode()
 
     def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> Self:
-        """Raises ModelError if the model is not the one that the pipeline was saved
-        with."""
+        """Check the fingerprint with which the pipeline was saved.
+
+        Raises:
+            ModelError: The folder contains a different model.
+        """
         if data != self.to_bytes():
             raise ModelError(
                 f"{self.path}: is not the model that this pipeline was saved with; name that one: "
@@ -120,11 +136,11 @@ class Recogniser:
         return self
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
-        """As `to_bytes`; where the model is stands in the pipeline's configuration."""
+        """Write the fingerprint; the pipeline's configuration has the model's path."""
         write_out(Path(path) / _FILE, self.to_bytes())
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> Self:
-        """As `from_bytes`."""
+        """Read the fingerprint and check it; raises as `from_bytes`."""
         file = Path(path) / _FILE
         with readable(file, ModelError):
             return self.from_bytes(file.read_bytes()[:1000])

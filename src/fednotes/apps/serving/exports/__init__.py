@@ -1,8 +1,8 @@
-"""A saved model in forms that other programs read.
+"""Export a saved model to formats that other programs read.
 
-The forms of models that find mentions are files of this folder. Other packages add
-forms by entry points (`core/plugins.py`), as `apps/phenotyping` does for models of
-patients.
+The modules of this folder export models that find mentions. Other packages register
+further formats as entry points (`core/plugins.py`), as `apps/phenotyping` does for
+models that predict patients.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from fednotes.jobs.models import MentionModel, PatientModel, folder_of
 from fednotes.jobs.patient_models import is_patient_model
 
 _CARD = "card"
-_BUILT_IN = {"hf": (), "onnx": ("int8",)}  # and their options
+# The built-in formats and the options that each of them accepts.
+_BUILT_IN = {"hf": (), "onnx": ("int8",)}
 
 
 def forms() -> tuple[str, ...]:
-    """Return the names of all forms."""
+    """Return the names of all export formats."""
     return (*_BUILT_IN, *sorted(plugins.added("exports", _BUILT_IN)), _CARD)
 
 
 def find(name: str) -> ExportForm:
-    """Return a form other than the card.
+    """Return the exporter for a format other than "card".
 
     Raises:
-        ConfigError: There is no such form.
+        ConfigError: There is no such format.
     """
     if name in _BUILT_IN:
         module = import_module(f"{__name__}.{name}")
@@ -51,13 +52,21 @@ def export(
     int8: bool = False,
     dictionary: str | Path | None = None,
 ) -> Path:
-    """Write a saved model in a form that other programs read; where it is.
+    """Export a saved model and return the path of the export.
 
-    model: opened, or its folder. form: "hf" (transformers), "onnx", "sklearn", or
-    "card". out: a new or empty folder; of a card, a file. int8: of "onnx", eight bits a
-    number. dictionary: of "sklearn", where the model's is, or its encoder, if it has
-    moved. Raises ConfigError for a form that the model does not have or a folder that
-    is not empty, ModelError, MissingExtra.
+    Args:
+        model: A loaded model, or its folder.
+        form: The format: "hf" (transformers), "onnx", "sklearn" or "card".
+        out: A new or empty folder; for "card", a file.
+        int8: Quantise weights to eight bits ("onnx" only).
+        dictionary: The new path of the model's dictionary or encoder if it has moved
+            ("sklearn" only).
+
+    Raises:
+        ConfigError: The model cannot be exported to this format, the format does not
+            take an option, or the folder is not empty.
+        ModelError: The model cannot be read or exported.
+        MissingExtra: A package that the format needs is not installed.
     """
     folder, out = folder_of(model), folder_of(out, "a path to write")
     if form == "spacy":

@@ -1,17 +1,17 @@
-"""A directory for transformers' token-classification pipeline.
+"""Export a token classifier for transformers' token-classification pipeline.
 
-A saved token classifier is a Hugging Face directory already. What the pipeline does not
-know is made plain for it: its spans begin with "B-" alone, so tags of BIOES are named
-by what they do in BIO; and how much text the model reads at once stands in the
-tokeniser's settings.
+A saved token classifier is already a Hugging Face directory. The export adapts two
+things to the pipeline. The pipeline starts spans at "B-" only, so the export renames
+BIOES tags to their BIO equivalents. And it writes the model's maximum input length to
+the tokenizer's settings, where the pipeline reads it.
 
-A word's tag is that of its first sub-word, so the pipeline has to be asked for just
-that: `aggregation_strategy="first"`. With "simple" it also listens to sub-words that
-were never trained.
+The tag of a word is that of its first sub-word, so users must call the pipeline with
+`aggregation_strategy="first"`. The strategy "simple" would also use the predictions for
+later sub-words, which the model was not trained on.
 
-The pipeline tells words by WordPiece's marks alone. With other tokenizers it takes what
-stands between blanks for a word; docs/use.md has a function that puts sub-words
-together by our words.
+The pipeline recognises words by the marks of WordPiece only. With other tokenizers it
+splits at white space; docs/use.md has a function that joins sub-words into the words of
+this package.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ _AS_BIO = {"S": "B", "E": "I"}
 
 
 def writer(model: Path) -> Callable[[Path], None]:
-    """What fills a folder with a saved token classifier. Raises ConfigError for another
-    kind of model, ModelError."""
+    """Return a function that writes a saved token classifier to a folder.
+
+    Args:
+        model: The folder of the saved model.
+
+    Raises:
+        ConfigError: The model is not a token classifier.
+        ModelError: The model cannot be read.
+    """
     loaded = load_model(model)
     if not isinstance(loaded, TokenClassifier):
         raise ConfigError(
@@ -42,7 +49,8 @@ def writer(model: Path) -> Callable[[Path], None]:
 
     def fill(folder: Path) -> None:
         loaded.save(folder)
-        kept = model / CARD  # a person, or the run, knew more
+        # The model's own card may have been edited, or written by a run that knew more.
+        kept = model / CARD
         text = kept.read_bytes() if kept.is_file() else card(model).encode()
         (folder / CARD).write_bytes(text)
         config = folder / "config.json"
@@ -63,5 +71,6 @@ def writer(model: Path) -> Callable[[Path], None]:
 
 
 def _as_bio(tag: str) -> str:
+    """Return the BIO equivalent of a BIOES tag."""
     prefix, dash, name = tag.partition("-")
     return f"{_AS_BIO.get(prefix, prefix)}{dash}{name}"

@@ -1,12 +1,15 @@
-"""A tagger or token classifier as an ONNX graph, with all that a program needs beside
-it.
+"""Export a tagger or token classifier as an ONNX graph.
 
-    model.onnx      one sentence (or text) → emissions (tokens, tags). Its metadata "fednotes" is
-                    JSON: tags, how text becomes tokens, and what the graph reads of a token
-    crf.npz         start (tags,), transitions (tags, tags) [from, to] and end (tags,) scores, -inf
-                    where forbidden; 0 of a token classifier, which has no CRF
-    tokenizer.json  of a token classifier, which cuts texts into windows; of a tagger the rows of
-                    its words
+The export is a folder with everything that another program needs:
+
+    model.onnx      maps one sentence (or text) to emissions (tokens, tags). Its metadata
+                    entry "fednotes" is JSON with the tags, the rule that splits text into
+                    tokens, and the features of a token that the graph reads
+    crf.npz         scores of the CRF: start (tags,), transitions (tags, tags) [from, to]
+                    and end (tags,), -inf where forbidden; all 0 for a token classifier,
+                    which has no CRF
+    tokenizer.json  the tokenizer of a token classifier, which also cuts texts into
+                    windows; for a tagger, the table row of each word
 
 `docs/use.md` has a program of less than 70 lines that reads such a folder.
 """
@@ -43,17 +46,23 @@ from fednotes.taggers.tagger import Tagger
 from fednotes.taggers.token_classifier import TokenClassifier
 
 FORMAT, OPSET, IR, CRF = 3, 18, 10, "crf.npz"
-GATES = (0, 3, 1, 2)  # ONNX has input, output, forget and cell gates; here i, f, g, o
+# ONNX orders the LSTM gates input, output, forget, cell; PyTorch orders them i, f, g, o.
+GATES = (0, 3, 1, 2)
 QUANTISED = ("MatMul", "Gemm", "LSTM", "Gather")
 
 
 def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
-    """What fills a folder with a saved model's graph.
+    """Return a function that writes the ONNX export of a saved model to a folder.
 
-    int8: matrices and tables in eight bits a number, activations as they come
-        (dynamic).
-    Raises ConfigError for a kind of model that there is no graph of, ModelError,
-    MissingExtra without onnx, onnxruntime or onnxscript.
+    Args:
+        model: The folder of the saved model.
+        int8: Store matrices and tables in eight bits per number; activations are
+            quantised at run time (dynamic quantisation).
+
+    Raises:
+        ConfigError: Models of this kind cannot be exported.
+        ModelError: The model cannot be read.
+        MissingExtra: onnx, onnxruntime or onnxscript is not installed.
     """
     loaded = load_model(model)
     if not isinstance(loaded, Tagger | TokenClassifier):
@@ -96,7 +105,10 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
 
 
 def tagger_graph(model: Tagger) -> Any:
-    """A light tagger as an `onnx.ModelProto`: the tokens of one sentence → emissions."""
+    """Return a light tagger as an `onnx.ModelProto`.
+
+    The graph maps the tokens of one sentence to emissions (tokens, tags).
+    """
     from onnx import checker, numpy_helper, parser
 
     config, project, parts = model.config, model.crf.project, list[str]()
@@ -114,7 +126,8 @@ def tagger_graph(model: Tagger) -> Any:
     if config.characters:
         parts.append("spelt")
         weights["letters_table"] = model.characters.embedding.detach().clone()
-        weights["letters_table"][0] = 0.0  # what stands beside a word
+        # Row 0 pads the characters of a word.
+        weights["letters_table"][0] = 0.0
         weights |= _kernel("letters", model.characters.weight, model.characters.bias)
     for width in widths:
         both = (getattr(model.cnn, f"{name}_{width}") for name in ("weight", "bias"))
@@ -148,12 +161,18 @@ def tagger_graph(model: Tagger) -> Any:
 
 
 def _kernel(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """weight (width, filters, dim) and bias, as a convolution has them."""
+    """Return the weight and bias of a convolution in ONNX's layout.
+
+    Args:
+        name: The prefix of the weights' names in the graph.
+        weight: The filters (width, filters, dim); returned as (filters, dim, width).
+        bias: The biases (filters,).
+    """
     return {f"{name}_weight": weight.permute(1, 2, 0), f"{name}_bias": bias}
 
 
 def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
-    """Write what stands beside the graph; what the graph reads of a token."""
+    """Write crf.npz and tokenizer.json; return the metadata on a token's features."""
     config, crf = model.config, model.crf.crf
     scores = zip(
         (crf.start, crf.transitions, crf.end),
@@ -176,7 +195,8 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
         {c: row for row, c in enumerate(CHARACTERS, FIRST)},
         config.char_max - 2,
     )
-    ends = (room + 1) // 2, room // 2  # of a longer word its head and its tail are kept
+    # The model reads the beginning and the end of a word longer than `room` characters.
+    ends = (room + 1) // 2, room // 2
     facts: dict[str, Any] = {
         "hashed": max(1, config.hashed_words),
         "max_tokens": config.max_tokens,
@@ -184,14 +204,15 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     return {**facts, "letters": letters, "ends": ends}
 
 
-# ---- a token classifier: the library's model, traced ---------------------------------
+# ---- a token classifier: PyTorch's exporter traces the library's model ---------------
 
 
-_STYLES = re.compile(r"\x1b\[[0-9;]*m")  # codes that colour text on a terminal
+# Escape sequences that colour text on a terminal.
+_STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what torch's exporter failed of, in plain characters."""
+    """Return the first line of the exporter's root error, without terminal colours."""
     while error.__cause__ is not None:
         error = error.__cause__
     first_line = _STYLES.sub("", str(error)).strip().partition("\n")[0]
@@ -199,8 +220,16 @@ def _reason(error: BaseException) -> str:
 
 
 def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
-    """Write the graph, ids and mask (sentences, length) → logits (sentences, length,
-    tags), and what stands beside it; what a program has to know of it."""
+    """Write a token classifier's graph, crf.npz and tokenizer.json; return metadata.
+
+    Args:
+        model: The token classifier.
+        to: The path of the graph, which maps the inputs input_ids and attention_mask
+            (sentences, length) to the output logits (sentences, length, tags).
+
+    Raises:
+        ModelError: PyTorch cannot trace the encoder.
+    """
     frame = Frame.of(
         model.config.encoder, model.tokenizer, model.library, model.config.window
     )
@@ -220,7 +249,8 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
                 external_data=False,
                 dynamo=True,
             )
-    except Exception as error:  # whatever torch says of an encoder that it cannot trace
+    except Exception as error:
+        # The exporter raises many types of exceptions for an encoder it cannot trace.
         raise ModelError(
             f"{model.config.encoder}: this encoder cannot be exported as an ONNX graph "
             f"({_reason(error)}); use the model from Python or over HTTP, or train on "
@@ -239,6 +269,7 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
 
 
 def _quantise(graph: Path) -> None:
+    """Replace a graph file by its int8 version."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with tempfile.TemporaryDirectory(dir=graph.parent) as folder, _silent():
@@ -254,8 +285,10 @@ def _quantise(graph: Path) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Hide what torch and onnxruntime print while they export; their exceptions say
-    what failed."""
+    """Hide the output of torch and onnxruntime during an export.
+
+    Failures are still visible, because both raise exceptions.
+    """
     logging.disable(logging.ERROR)
     try:
         with quiet(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
