@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from fault_net import STRICT, Net
 from secure_net import Giver
 
-from fednotes.apps.deployment.rules.guard import SiteGuard, settle
+from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
 from fednotes.apps.deployment.rules.ledger import ledger_of, show
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.core.messages import Reply, Request, decode_reply, encode
@@ -68,7 +68,7 @@ class Guarded:
         self.restart()
 
     def approve(self) -> None:
-        settle(self.kit, self.table, approve=True, by="tester")
+        settle_job(self.kit, self.table, approve=True, by="tester")
 
     def restart(self) -> None:
         self.guard = SiteGuard(

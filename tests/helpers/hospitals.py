@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from fednotes.apps.deployment.rules.guard import settle
+from fednotes.apps.deployment.rules.guard import settle_job
 from fednotes.apps.deployment.server import server_main
 from fednotes.apps.deployment.site import site_main
 from fednotes.apps.deployment.site_file import SITE_FILE, install
@@ -225,7 +225,7 @@ class Hospitals:
         return table_to_approve(self.declared, self.names, self.least)
 
     def approve(self, name: str, yes: bool = True) -> None:
-        settle(self.setups[name].kit, self.table, approve=yes, by="tester")
+        settle_job(self.setups[name].kit, self.table, approve=yes, by="tester")
 
     def run(self) -> None:
         """The server's part, begun again whenever it was killed."""

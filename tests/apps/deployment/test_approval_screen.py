@@ -19,8 +19,8 @@ from fednotes.apps.deployment.commands import site as kit_cli
 from fednotes.apps.deployment.rules.guard import (
     RULES,
     NotApproved,
-    approvals_of,
-    pending,
+    open_approvals,
+    read_pending_job,
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
@@ -114,7 +114,7 @@ def test_waiting_can_be_for_one_job(kit: Path) -> None:
         "approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2
     )
     assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in told
-    assert not approvals_of(kit).decisions()
+    assert not open_approvals(kit).decisions()
     short = table_fingerprint(JOB)[:12]
     assert "approved: ner" in given(
         "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
@@ -205,7 +205,7 @@ def test_the_account_of_the_system_decides(
     monkeypatch.delenv("SUDO_UID", raising=False)
     asked(kit, JOB)
     given(word, kit, *["--yes"] * (word == "approve"))
-    (decision,) = approvals_of(kit).decisions()
+    (decision,) = open_approvals(kit).decisions()
     assert decision.by == f"{pwd.getpwuid(os.getuid()).pw_name} (uid {os.getuid()})"
     assert "dr_no" not in given("status", kit)
 
@@ -241,15 +241,15 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     assert "2 of alice, bob to approve" in given("approve", kit, "--yes", code=2)
     told = given("approve", kit, "--yes", "--key", tmp_path / "carol", code=2)
     assert "not among the approvers of this site's rules (alice, bob)" in told
-    assert approvals_of(kit).decisions() == ()
+    assert open_approvals(kit).decisions() == ()
     said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
     assert "approved by alice; 1 more of bob must" in said
     assert "joins" not in said
     assert "(1 of 2 people have)" in asked(kit, JOB, policy)
     said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
     assert "alice has approved this job before" in said
-    assert len(approvals_of(kit).decisions()) == 1
-    assert pending(kit) is not None
+    assert len(open_approvals(kit).decisions()) == 1
+    assert read_pending_job(kit) is not None
     assert "waits for a decision: approved by alice; 1 more of bob must" in given(
         "status", kit
     )
@@ -257,7 +257,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
         "approve", kit, "--yes", "--key", tmp_path / "bob"
     )
     require_approved(kit, "h1", JOB, policy)
-    assert pending(kit) is None
+    assert read_pending_job(kit) is None
     assert "with the key of bob" in given("status", kit)
     other = {**JOB, "seed": 2}
     assert "approved another form of this job" in asked(kit, other, policy)
@@ -312,7 +312,7 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
         assert "not every attack could be tried" in told
     told = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
     assert "may succeed 0.110 above chance; this site allows 0.1 at most" in told
-    assert approvals_of(kit).decisions() == ()
+    assert open_approvals(kit).decisions() == ()
     assert "the best attack, words, may be 0.090 above chance" in approve(right)
     assert "approved: ner" in given("approve", kit, table_fingerprint(table), "--yes")
     assert "no audit.json there" in given(

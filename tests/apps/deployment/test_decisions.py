@@ -19,8 +19,8 @@ from kits import given, site_kit
 
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
-    approvals_of,
-    pending,
+    open_approvals,
+    read_pending_job,
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
@@ -65,7 +65,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     assert problem(hospitals) == {"problem": str(stopped.value), "again": False}
     kit = site_kit(hospitals.setups["posts"].kit)
     assert f"there: fednotes site approve KIT {key}" in str(stopped.value)
-    assert pending(kit) is None
+    assert read_pending_job(kit) is None
     given("approve", kit, key, "--yes")
     hospitals.run()
     assert weights(hospitals.results("posts") / "model")
@@ -130,12 +130,12 @@ def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     )
     told = given("reject", kit, key[:8])
     assert f"({key[:12]}), its approval is taken back" in told
-    assert approvals_of(kit).last_approved() is None
+    assert open_approvals(kit).last_approved() is None
     assert f"approved: job ({key[:12]})" in given(
         "approve", kit, key[:6].upper(), "--yes"
     )
-    assert approvals_of(kit).status(first.table) == "approved"
-    assert approvals_of(kit).status(other) == "rejected"
+    assert open_approvals(kit).status(first.table) == "approved"
+    assert open_approvals(kit).status(other) == "rejected"
     told = given("approve", kit, "0123", code=2)
     assert "no fingerprint begins with '0123'" in told
     assert key[:12] in told

@@ -13,7 +13,7 @@ from kits import given, site_kit
 from fednotes.apps.deployment.agreement import AGREE, SCORES
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
-    approvals_of,
+    open_approvals,
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
@@ -169,8 +169,8 @@ def test_nor_is_it_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         told = given("approve", kit, "--yes", code=2)
         assert "sites of the method 'fedner' send exact weights and counts" in told
         assert "multiples of 10 (another method, or count_step = 1)" in told
-    assert not approvals_of(kit).decisions()
+    assert not open_approvals(kit).decisions()
 
     told = given("approve", kit, "--yes")
     assert "weights and counts of this site leave in multiples of 10" in told
-    assert approvals_of(kit).decisions()
+    assert open_approvals(kit).decisions()

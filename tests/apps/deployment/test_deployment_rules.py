@@ -42,7 +42,7 @@ from fednotes.apps.deployment.agreement import (
     descriptions_to_text,
     mismatch,
 )
-from fednotes.apps.deployment.rules.guard import pending
+from fednotes.apps.deployment.rules.guard import read_pending_job
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
 from fednotes.jobs.declaration import load_declared
@@ -137,7 +137,7 @@ def test_an_unapproved_job_waits_until_a_person_approves(
 
     def approve_later() -> None:
         for name in hospitals.names if hospitals.network.asked == 4 else ():
-            found = pending(hospitals.setups[name].kit)
+            found = read_pending_job(hospitals.setups[name].kit)
             assert found is not None
             assert found["table"] == hospitals.table
             hospitals.approve(name)
@@ -146,7 +146,7 @@ def test_an_unapproved_job_waits_until_a_person_approves(
     hospitals.run()
     assert "site 'posts' has not approved this job" in hospitals.texts()
     assert "fednotes site approve KIT" in hospitals.texts()
-    assert pending(hospitals.setups["posts"].kit) is None
+    assert read_pending_job(hospitals.setups["posts"].kit) is None
     assert hospitals.ends()
 
 

@@ -12,7 +12,7 @@ from kits import given, site_kit
 from places import files_of
 
 from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.rules.guard import approvals_of
+from fednotes.apps.deployment.rules.guard import open_approvals
 from fednotes.apps.deployment.rules.ledger import ledger_of, verify
 from fednotes.apps.deployment.site_file import SITE_FILE
 from fednotes.engines.launch import hold_state
@@ -69,7 +69,7 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
     assert Path("rules/ledger.jsonl") in stays
     assert lines > 0
     assert verify(ledger_of(kit).path).ok
-    assert len(approvals_of(kit).decisions()) == 1
+    assert len(open_approvals(kit).decisions()) == 1
     assert list((tmp_path / "cache" / "features").iterdir()) == [
         tmp_path / "cache" / "features" / "mine.txt"
     ]

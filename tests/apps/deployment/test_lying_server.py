@@ -22,7 +22,7 @@ from fault_net import STRICT, Net, seal_of
 from fault_toy import JOB, SITES, Toy
 from phenotype_patients import DISEASES, VOCABULARY, sites_of, without_stage_1
 
-from fednotes.apps.deployment.rules.guard import SiteGuard, settle
+from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
 from fednotes.apps.deployment.rules.ledger import ledger_of, show
 from fednotes.apps.deployment.rules.policy import Policy as Rules
 from fednotes.apps.phenotyping import two_stage as phenotype
@@ -105,7 +105,7 @@ class Case(Net):
     def begin(self, site: str) -> None:
         kit = self.folder / "kits" / site
         rules: Any = {"secure": self.secure, "threshold": self.threshold}
-        settle(kit, TABLE, approve=True, by="a test")
+        settle_job(kit, TABLE, approve=True, by="a test")
         self.hosts[site] = SiteHost(
             lambda: Toy(site),
             self.folder / site,
@@ -587,7 +587,7 @@ class Calibrated:
         guard = SiteGuard(
             folder, "s0", "run", table, lambda: rules, secure=False, threshold=3
         )
-        settle(folder, table, approve=True, by="a test")
+        settle_job(folder, table, approve=True, by="a test")
 
         def make() -> Any:
             site = phenotype.Site(data, config)

@@ -32,7 +32,7 @@ from fednotes.apps.deployment.nvflare.kit import (
     loose_keys,
     read_kit,
 )
-from fednotes.apps.deployment.rules.guard import approvals_of
+from fednotes.apps.deployment.rules.guard import open_approvals
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     read_kit_site_file,
@@ -199,7 +199,7 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
     else:
         yield Check("data", ok=True, message="the files that it names are there")
     try:
-        approvals_of(kit).decisions()
+        open_approvals(kit).decisions()
     except FednotesError as error:
         yield Check("approvals", ok=False, message=str(error))
 

@@ -118,7 +118,7 @@ def _open_host(setup: Setup) -> SiteHost:
     for note in loaded.told:
         logger.info("%s", note)
     data = loaded.data[0]
-    guard.coverage(job.module.list_coverage(job.config, data))
+    guard.check_coverage(job.module.list_coverage(job.config, data))
     description = describe(job, data)
     packed_description = pack_json(asdict(description))
     participation = _Participation(
@@ -160,7 +160,7 @@ def _open_host(setup: Setup) -> SiteHost:
     pace = None
     if file.policy.steady_replies:
         pace = AnswerTimes(longest=job.federation.timeout)
-    guard.examples(lambda: job.kind.training_examples(data))
+    guard.check_examples(lambda: job.kind.training_examples(data))
     host = SiteHost(
         make_agreed_site,
         setup.state / "site",
@@ -203,11 +203,11 @@ def _create_guard(
         promise=job.module.make_promise(config),
     )
     check_counts(file.policy, job.method, rounds_counts=can_round_counts(job))
-    guard.job(
+    guard.check_job(
         job.method,
         len(setup.sites),
         planned_rounds(job, job.config),
-        job.module.needs_each_update(job.config),
+        each=job.module.needs_each_update(job.config),
     )
     return guard
 

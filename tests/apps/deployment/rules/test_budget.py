@@ -104,14 +104,14 @@ def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
     with pytest.raises(
         PolicyRefusal, match=r"ε of all jobs at this site would be .*max_epsilon"
     ):
-        second.guard.job("fedner", 4, 3)
+        second.guard.check_job("fedner", 4, 3)
     assert second.ask("train", 1, 0).refusal == ""  # the first round is within it
     wanted = sum(job["epsilon"] for job in second.spent.values())
     assert wanted == pytest.approx(whole + PROMISE.epsilon(1))
     assert "refused by max_epsilon" in second.ask("train", 2, 1).refusal
     assert sum(job["epsilon"] for job in second.spent.values()) == pytest.approx(wanted)
     second.policy = replace(ANY, max_epsilon=whole * 2.1)
-    second.guard.job("fedner", 4, 3)
+    second.guard.check_job("fedner", 4, 3)
     assert second.ask("train", 3, 1).refusal == ""
 
 
@@ -146,7 +146,7 @@ def test_a_job_without_a_promise_spends_more_than_any_budget(tmp_path: Path) -> 
 
     site = Other(tmp_path, replace(ANY, max_epsilon=100.0), answers(2))
     with pytest.raises(PolicyRefusal, match=r"the job promises no ε"):
-        site.guard.job("fedner", 4, 3)
+        site.guard.check_job("fedner", 4, 3)
     assert "refused by max_epsilon" in site.ask("train", 1, 0).refusal
     site.policy = ANY
     assert site.ask("train", 2, 0).refusal == ""
@@ -164,7 +164,7 @@ def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> Non
         read_spent(path)
     site.policy = replace(ANY, max_epsilon=50.0)
     with pytest.raises(Withheld):
-        site.guard.job("fedner", 4, 3)
+        site.guard.check_job("fedner", 4, 3)
     assert site.ask("train", 2, 1).refusal == "site 'b' cannot read its own file"
     assert path.read_text() == text
 
@@ -190,7 +190,7 @@ def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
     again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
     other = Spender(tmp_path, replace(ANY, max_epsilon=50.0), answers(3), **again)
     with pytest.raises(Withheld, match="deleted, so it is not known what was spent"):
-        other.guard.job("fedner", 4, 3)
+        other.guard.check_job("fedner", 4, 3)
     assert not path.exists()
 
 

@@ -16,7 +16,7 @@ import torch
 from guarded import SITES, TABLE, Guarded, Network
 
 from fednotes.apps.deployment.rules import guard as module
-from fednotes.apps.deployment.rules.guard import Withheld, approvals_of
+from fednotes.apps.deployment.rules.guard import Withheld, open_approvals
 from fednotes.apps.deployment.rules.ledger import FIRST, head_path, ledger_of, verify
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
@@ -44,11 +44,11 @@ def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) ->
     with pytest.raises(
         PolicyRefusal, match="the counts of this site's own evaluations"
     ) as found:
-        site.guard.job("fedner", 3, 10)
+        site.guard.check_job("fedner", 3, 10)
     assert found.value.rule == "share_scores"
     site.policy = OPEN
-    site.guard.job("fedner", 3, None)
-    Guarded(tmp_path / "c", Policy(), [], secure=True).guard.job("fedner", 3, 10)
+    site.guard.check_job("fedner", 3, None)
+    Guarded(tmp_path / "c", Policy(), [], secure=True).guard.check_job("fedner", 3, 10)
 
 
 # requests
@@ -159,12 +159,12 @@ def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(
 ) -> None:
     """The server learns neither where the record lies nor what is wrong with it."""
     site = Guarded(tmp_path, replace(OPEN, min_difference=2), [])
-    site.guard.examples(lambda: {"notes": [b"one", b"two"]})
+    site.guard.check_examples(lambda: {"notes": [b"one", b"two"]})
     (site.kit / "rules" / "examples" / "record.json").write_text("{}")
     with pytest.raises(
         Withheld, match=r"record\.json or secret\.key is missing, damaged"
     ) as found:
-        site.guard.examples(lambda: {"notes": [b"one", b"two"]})
+        site.guard.check_examples(lambda: {"notes": [b"one", b"two"]})
     assert found.value.later
     assert found.value.public == f"site {site.site!r} cannot read its own file"
 
@@ -190,7 +190,7 @@ def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:
         assert encode(site.ask("train", 1)) == encode(first)
     for file in (ledger_of(tmp_path).path, head_path(ledger_of(tmp_path).path)):
         file.unlink()
-    assert "ledger does not have the reply" in site.ask("train", 1).refusal
+    assert "ledger has no record of the reply" in site.ask("train", 1).refusal
 
 
 def secure_sites(folder: Path, policy: Policy, size: int = 4) -> dict[str, Guarded]:
@@ -511,13 +511,14 @@ def test_a_clock_that_jumps_gives_no_further_rounds(
 
 def test_an_approval_notes_where_the_ledger_ends(tmp_path: Path, clock: Clock) -> None:
     site = Guarded(tmp_path, ROUNDS, updates(60))
-    assert approvals_of(tmp_path).approved_after(TABLE) == FIRST
+    assert open_approvals(tmp_path).approved_after(TABLE) == FIRST
     served(site, "train", 1, 2)
     site.approve()
     assert (
-        approvals_of(tmp_path).approved_after(TABLE) == ledger_of(tmp_path).head().hash
+        open_approvals(tmp_path).approved_after(TABLE)
+        == ledger_of(tmp_path).head().hash
     )
-    assert approvals_of(tmp_path).approved_after({"name": "another"}) == ""
+    assert open_approvals(tmp_path).approved_after({"name": "another"}) == ""
 
 
 def test_where_the_approval_is_of_another_ledger_all_lines_count(
@@ -531,7 +532,7 @@ def test_where_the_approval_is_of_another_ledger_all_lines_count(
         path.rename(path.with_suffix(".evidence"))
     site.restart()
     assert served(site, "train", 3, 9) == 3
-    kept = approvals_of(tmp_path).path
+    kept = open_approvals(tmp_path).path
     table: dict[str, Any] = json.loads(kept.read_text())
     for decision in table["decisions"]:
         del decision["ledger"]
@@ -554,8 +555,7 @@ def test_hours_are_not_judged_by_a_clock_that_was_set_back(
     assert (refused.update, refused.later) == (None, True)
     assert refused.refusal == "the clock of site 'b' was set back"
     assert (
-        "set the clock; where the ledger is wrong, approve the job again"
-        in site.told[-1]
+        "set the clock; if the ledger is wrong, approve the job again" in site.told[-1]
     )
     site.restart()
     assert served(site, "train", 3, 1) == 0

@@ -181,7 +181,7 @@ def site_stop(kit: Kit, kill: Kill = False) -> None:
 @site.command("status")
 def site_status(kit: Kit) -> None:
     """Show the site's state, runs, waiting approvals and scores."""
-    from fednotes.apps.deployment.rules.guard import pending
+    from fednotes.apps.deployment.rules.guard import read_pending_job
     from fednotes.apps.deployment.rules.ledger import ledger_of
     from fednotes.apps.deployment.status import (
         describe_connection,
@@ -201,7 +201,7 @@ def site_status(kit: Kit) -> None:
     if problem is not None:
         say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
 
-    waiting = pending(kit)
+    waiting = read_pending_job(kit)
     if waiting:
         _say_waiting_job(kit, waiting)
     elif not process.running:
@@ -216,14 +216,14 @@ def site_status(kit: Kit) -> None:
 
 def _say_decisions(kit: Path) -> None:
     """Say the newest decisions on jobs, and who made them."""
-    from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
-    for decision in approvals_of(kit).decisions()[-_SHOWN_DECISIONS:]:
+    for decision in open_approvals(kit).decisions()[-_SHOWN_DECISIONS:]:
         person = clean(decision.by)
         if decision.person:
             person = f"{person}, with the key of {decision.person}"
         key = decision.fingerprint[:12]
-        say(f"job {named(decision.table)} ({key}): {decision.decision} by {person}")
+        say(f"job {job_name(decision.table)} ({key}): {decision.decision} by {person}")
 
 
 def _say_scores(kit: Path) -> None:
@@ -243,12 +243,12 @@ def _say_scores(kit: Path) -> None:
 
 def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
     """Say which job waits for a decision, and who has approved it already."""
-    from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
     quorum = _read_quorum(kit)
-    people = approvals_of(kit, quorum).standing(waiting["table"]).people
+    people = open_approvals(kit, quorum).standing(waiting["table"]).people
     key = waiting["fingerprint"][:12]
-    line = f"job {named(waiting['table'])} ({key}) waits for a decision"
+    line = f"job {job_name(waiting['table'])} ({key}) waits for a decision"
     if people:
         line = f"{line}: {_describe_partial_approval(quorum, people)}"
     say(line)
@@ -349,19 +349,19 @@ def site_approve(
     site for approval.
     """
     from fednotes.apps.deployment.rules.guard import (
-        approvals_of,
-        job_by,
-        pending,
-        settle,
+        find_job,
+        open_approvals,
+        read_pending_job,
+        settle_job,
     )
 
     require_role(kit, "site")
     quorum = _read_quorum(kit)
     if wait:
         _await_request(kit, job, timeout)
-    waiting = pending(kit)
+    waiting = read_pending_job(kit)
     if job:
-        key, table = job_by(kit, job)
+        key, table = find_job(kit, job)
     elif waiting is None:
         raise ConfigError(_explain_no_job(kit))
     else:
@@ -372,7 +372,7 @@ def site_approve(
     _show_job(kit, table, key=key, quorum=quorum)
     _check_counts(kit, table)
     _check_audit(kit, table, key=key, folder=audit)
-    people = approvals_of(kit, quorum).standing(table).people
+    people = open_approvals(kit, quorum).standing(table).people
     if signer is not None and signer.person in people:
         partial_approval = _describe_partial_approval(quorum, people)
         say(f"{signer.person} has approved this job before: {partial_approval}")
@@ -383,7 +383,7 @@ def site_approve(
             f"{key[:12]}"
         )
         return
-    settle(kit, table, approve=True, by=account(), quorum=quorum, signer=signer)
+    settle_job(kit, table, approve=True, by=account(), quorum=quorum, signer=signer)
     is_waiting = waiting is not None and waiting["fingerprint"] == key
     _say_approved(kit, table, key=key, quorum=quorum, is_waiting=is_waiting)
 
@@ -400,10 +400,10 @@ def _say_approved(
         quorum: Who must approve jobs at this site.
         is_waiting: Whether a run has asked for this approval.
     """
-    from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
-    job = f"{named(table)} ({key[:12]})"
-    people = approvals_of(kit, quorum).standing(table).people
+    job = f"{job_name(table)} ({key[:12]})"
+    people = open_approvals(kit, quorum).standing(table).people
     if people:
         say(f"{job}: {_describe_partial_approval(quorum, people)}")
         say(
@@ -433,7 +433,7 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
         ConfigError: No such job has asked within that time.
     """
     from fednotes.apps.deployment.nvflare import processes
-    from fednotes.apps.deployment.rules.guard import approvals_of
+    from fednotes.apps.deployment.rules.guard import open_approvals
 
     begin = time.monotonic()
     if not processes.status(kit).running:
@@ -443,7 +443,9 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
         )
     if not console.is_terminal:
         say(f"waiting up to {timeout:g} s for a job that asks for approval")
-    known = [past.fingerprint for past in approvals_of(kit).decisions()] if job else []
+    known = (
+        [past.fingerprint for past in open_approvals(kit).decisions()] if job else []
+    )
     with console.status("waiting for a job that asks for approval") as shown:
         while not _has_request(kit, job, known):
             seconds = time.monotonic() - begin
@@ -461,9 +463,9 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
 
 def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
     """Return whether a job with this prefix waits for a decision, or is known."""
-    from fednotes.apps.deployment.rules.guard import pending
+    from fednotes.apps.deployment.rules.guard import read_pending_job
 
-    request = pending(kit)
+    request = read_pending_job(kit)
     fingerprints = list(known)
     if request:
         fingerprints.append(str(request["fingerprint"]))
@@ -479,20 +481,20 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     key.
     """
     from fednotes.apps.deployment.rules.guard import (
-        approvals_of,
-        job_by,
-        named,
-        pending,
-        settle,
+        find_job,
+        job_name,
+        open_approvals,
+        read_pending_job,
+        settle_job,
     )
 
     require_role(kit, "site")
     quorum = _read_quorum(kit)
-    waiting = pending(kit)
-    approvals = approvals_of(kit, quorum)
+    waiting = read_pending_job(kit)
+    approvals = open_approvals(kit, quorum)
     last = approvals.last_approved()
     if job:
-        _, table = job_by(kit, job)
+        _, table = find_job(kit, job)
     elif waiting is not None:
         table = waiting["table"]
     elif last is not None:
@@ -501,16 +503,16 @@ def site_reject(kit: Kit, job: Job = "") -> None:
         raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
 
     was_approved = approvals.status(table) == "approved"
-    key = settle(kit, table, approve=False, by=account(), quorum=quorum)
+    key = settle_job(kit, table, approve=False, by=account(), quorum=quorum)
     what = (
         "its approval is taken back" if was_approved else "a job that was not approved"
     )
     say(
-        f"rejected: {named(table)} ({key[:12]}), {what}; this site serves no request "
-        "of it"
+        f"rejected: {job_name(table)} ({key[:12]}), {what}; this site serves no "
+        "request of it"
     )
     if last is not None and last.fingerprint != key:
-        say(f"still approved: {named(last.table)} ({last.fingerprint[:12]})")
+        say(f"still approved: {job_name(last.table)} ({last.fingerprint[:12]})")
     say(
         f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} "
         f"{key[:12]}"
@@ -611,11 +613,11 @@ def _require_same_job(
 
 def _explain_no_job(kit: Path) -> str:
     """Return why there is nothing to approve, and what the person could mean."""
-    from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
-    past = approvals_of(kit).decisions()
+    past = open_approvals(kit).decisions()
     if past and past[-1].decision == "rejected":
-        name = named(past[-1].table)
+        name = job_name(past[-1].table)
         key = past[-1].fingerprint[:12]
         return (
             f"{kit}: no job waits for a decision; {name} was rejected, which "
@@ -632,13 +634,13 @@ def _show_job(kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum) -> 
 
     No row begins with words of the job, so a job cannot imitate our lines.
     """
-    from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
     from fednotes.jobs.declaration import parse_declared
 
-    approvals = approvals_of(kit, quorum)
+    approvals = open_approvals(kit, quorum)
     last = approvals.last_approved(str(table.get("name"))) or approvals.last_approved()
     say(f"fingerprint {key}")
-    _say_rows(f"job {named(table)}")
+    _say_rows(f"job {job_name(table)}")
     for line in table_differences({}, table):
         _say_rows(f"  {line[2:]}")
     with suppress(FednotesError):  # an invalid job is refused when it begins
@@ -653,7 +655,7 @@ def _show_job(kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum) -> 
         say("no job was approved here before")
         return
     _say_rows(
-        f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved "
+        f"changes since {job_name(last.table)} ({last.fingerprint[:12]}), approved "
         f"{last.when}:"
     )
     for line in table_differences(last.table, table) or ("none",):
@@ -666,11 +668,11 @@ def _show_earlier_jobs(
 ) -> None:
     """Show how a job differs in its sites and notes from each one approved before."""
     from fednotes.apps.deployment.rules.approval import compare
-    from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.rules.guard import job_name, open_approvals
     from fednotes.apps.deployment.site_file import read_policy
 
     least = read_policy(kit).min_sites
-    for past in approvals_of(kit, quorum).approved():
+    for past in open_approvals(kit, quorum).approved():
         if past.fingerprint == key:
             continue
         difference = compare(past.table, table, quorum.site)
@@ -679,7 +681,7 @@ def _show_earlier_jobs(
             sites = f"other sites ({', '.join(map(clean, difference.sites))})"
         notes = "other notes here" if difference.notes else "its notes here"
         _say_rows(
-            f"compared with {named(past.table)} ({past.fingerprint[:12]}): {sites}, "
+            f"compared with {job_name(past.table)} ({past.fingerprint[:12]}): {sites}, "
             f"{notes}"
         )
         for line in difference.notes:

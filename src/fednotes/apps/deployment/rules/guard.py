@@ -1,14 +1,14 @@
 """A site's rules at work: approvals, policy and ledger around every message of a run.
 
-Approvals and what waits for one lie in the kit's `rules` folder, the ledger is
-`ledger.jsonl` there. All is asked anew with each message, so a decision of a person
-counts at once.
+The kit's folder `rules` holds the approvals, the job that waits for one, and the ledger
+(`ledger.jsonl`). All of them are read again for each message, so a person's decision
+has effect at once.
 
-`rules/privacy.json` has what all jobs together have spent of the site's ε. An answer is
-written there before it leaves, so what is not there has not left. One that is sent
-again, or made again with the same noise, is the same answer and costs nothing; any
-other counts, whatever round the server says it is of. ε and δ of different jobs add
-(basic composition).
+`rules/privacy.json` records how much of the site's privacy budget all jobs have spent.
+An answer is recorded there before it leaves, so what is not there has not left. An
+answer that is sent again, or made again with the same noise, is the same answer and
+costs nothing. Any other counts, whatever round the server claims. ε and δ of different
+jobs add up (basic composition).
 """
 
 from __future__ import annotations
@@ -62,24 +62,28 @@ from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 
-RULES = "rules"  # in a kit
-REJECTED = "has rejected this job"  # in what the server is told
-# likewise
-UNAPPROVED = ("has not approved this job", "has approved another form of this job")
+RULES = "rules"  # folder in a kit
+
+# Texts that the server looks for in refusals (`server.Progress`).
+REJECTED = "has rejected this job"
+NOT_APPROVED = "has not approved this job"
+APPROVED_OTHER_FORM = "has approved another form of this job"
+UNAPPROVED = (NOT_APPROVED, APPROVED_OTHER_FORM)
+
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
-WORDS = "words"  # in what is attached to a reply: a masked update
-CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
-# updates above `max_rounds` of a task that trains nothing: a calibration asks up to 100
-# questions about one model, after the last round
+WORDS = "words"  # name of a masked update among the tensors of a reply
+MAX_CLOCK_LAG = timedelta(minutes=5)  # by which a clock may be behind the ledger
+# Updates above `max_rounds` of a task that trains nothing: a calibration asks up to 100
+# questions about one model, after the last round.
 SPARE = 100
-SHORT = 16  # characters of an answer's hash in what was spent
-NOISY = "noisy"  # begins the names of tasks whose answers have noise
-# of training behind an update, as a line has them
+SHORT = 16  # characters of an answer's hash in the record of the privacy budget
+NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
+# Counts of training behind an update, as a line of the ledger has them.
 COVERED = ("tokens", "steps", "patients")
-# task → tokens, steps, patients behind an update
+# Returns the tokens, steps and patients behind an update of a task.
 Covered = Callable[[str], Mapping[str, int]]
-# task → digest of the model that its latest update is about, or ""
+# Returns a digest of the model that a task's latest update is about, or "".
 Subject = Callable[[str], str]
 
 
@@ -90,69 +94,85 @@ class NotApproved(RefusedError):
 
 
 class Withheld(RefusedError):
-    """Something at the site is not as it must be. public: all that the server is told
-    of it."""
+    """Something at the site is damaged or wrong, so nothing may leave.
+
+    Attributes:
+        public: What the server may be told.
+        later: Whether the server may ask again.
+    """
 
     def __init__(self, message: str, public: str, *, later: bool) -> None:
         super().__init__(message)
-        self.public, self.later = public, later
+        self.public = public
+        self.later = later
 
 
 def now() -> datetime:
-    """The time, with its zone."""
+    """Return the time, with a time zone."""
     return datetime.now(UTC)
 
 
-def approvals_of(kit: Path, quorum: Quorum | None = None) -> Approvals:
-    """What was decided at this site. quorum: by whom it must be; by anyone if not
-    given."""
+def open_approvals(kit: Path, quorum: Quorum | None = None) -> Approvals:
+    """Return the decisions of a site.
+
+    Args:
+        kit: The site's kit.
+        quorum: Who must approve; anyone by default.
+    """
     return Approvals(kit / RULES, quorum)
 
 
 def require_approved(
     kit: Path, site: str, table: Mapping[str, Any], policy: Policy
 ) -> None:
-    """Pass a job that as many have approved as `policy` asks; keep any other where
-    `fednotes site approve` finds it.
+    """Raise NotApproved unless as many people approved a job as the policy asks for.
 
-    A rejected one is on file already. Raises NotApproved, which names no folder of the
-    site's.
+    A job that nobody has decided on is stored where `fednotes site approve` finds it.
+    The message names no folder of the site.
     """
-    approvals, key = approvals_of(kit, policy.quorum(site)), table_fingerprint(table)
-    status, short = approvals.status(table), key[:SHOWN]
+    approvals = open_approvals(kit, policy.quorum(site))
+    key = table_fingerprint(table)
+    short_key = key[:SHOWN]
+    status = approvals.status(table)
     if status == "approved":
         return
     if status == "rejected":
         raise NotApproved(
-            f"site {site!r} {REJECTED} ({short}); to take that back, there: "
-            f"fednotes site approve KIT {short}"
+            f"site {site!r} {REJECTED} ({short_key}); to take that back, there: "
+            f"fednotes site approve KIT {short_key}"
         )
-    if (pending(kit) or {}).get("fingerprint") != key:
-        waiting = {"fingerprint": key, "when": now().isoformat(), "table": table}
-        write_json(_pending(kit), waiting)
-    done = UNAPPROVED[1] if status == "changed" else UNAPPROVED[0]
-    some = (
-        f" ({len(approvals.standing(table).people)} of {policy.approvals} people have)"
-    )
+
+    if (read_pending_job(kit) or {}).get("fingerprint") != key:
+        pending = {"fingerprint": key, "when": now().isoformat(), "table": table}
+        write_json(_pending_path(kit), pending)
+    state = APPROVED_OTHER_FORM if status == "changed" else NOT_APPROVED
+    progress = ""
+    if status == "waiting":
+        people = approvals.standing(table).people
+        progress = f" ({len(people)} of {policy.approvals} people have)"
     raise NotApproved(
-        f"site {site!r} {done} ({short}){some if status == 'waiting' else ''}; "
-        "there: fednotes site approve KIT"
+        f"site {site!r} {state} ({short_key}){progress}; there: fednotes site approve "
+        "KIT"
     )
 
 
-def _pending(kit: Path) -> Path:
+def _pending_path(kit: Path) -> Path:
     return kit / RULES / "pending.json"
 
 
-def pending(kit: Path) -> dict[str, Any] | None:
-    """The job that was asked for last and waits for a decision.
+def read_pending_job(kit: Path) -> dict[str, Any] | None:
+    """Return the job that was asked for last and waits for a decision.
 
-    Raises ConfigError where the file is damaged.
+    Returns:
+        A table with `fingerprint`, `when` and `table`; None if no job waits.
+
+    Raises:
+        ConfigError: The file is damaged.
     """
-    path = _pending(kit)
+    path = _pending_path(kit)
     try:
-        found = dict(read_json(path))
-        if table_fingerprint(found["table"]) != found["fingerprint"]:
+        pending = dict(read_json(path))
+        if table_fingerprint(pending["table"]) != pending["fingerprint"]:
             raise ValueError("not its fingerprint")
     except FileNotFoundError:
         return None
@@ -160,30 +180,37 @@ def pending(kit: Path) -> dict[str, Any] | None:
         raise ConfigError(
             f"{path}: damaged; delete it, the server asks again"
         ) from error
-    return found
+    return pending
 
 
-def job_by(kit: Path, beginning: str) -> tuple[str, dict[str, Any]]:
-    """The job that this site was asked about whose fingerprint begins so, and the whole
-    of that.
+def find_job(kit: Path, prefix: str) -> tuple[str, dict[str, Any]]:
+    """Return a job that this site was asked about, by a prefix of its fingerprint.
 
-    Raises ConfigError where none does, or more than one.
+    Returns:
+        The whole fingerprint, and the job.
+
+    Raises:
+        ConfigError: No job has this prefix, or more than one has it.
     """
-    known = {past.fingerprint: past.table for past in approvals_of(kit).decisions()}
-    if waiting := pending(kit):
-        known[waiting["fingerprint"]] = waiting["table"]
-    matching = [key for key in known if key.startswith(beginning.strip().lower())]
+    decisions = open_approvals(kit).decisions()
+    known = {decision.fingerprint: decision.table for decision in decisions}
+    pending = read_pending_job(kit)
+    if pending:
+        known[pending["fingerprint"]] = pending["table"]
+    matching = [key for key in known if key.startswith(prefix.strip().lower())]
     if len(matching) == 1:
         return matching[0], known[matching[0]]
-    what = "more than one fingerprint begins" if matching else "no fingerprint begins"
-    jobs = [f"{named(known[key])} ({key[:SHOWN]})" for key in matching or known]
+    problem = "no fingerprint begins"
+    if matching:
+        problem = "more than one fingerprint begins"
+    jobs = [f"{job_name(known[key])} ({key[:SHOWN]})" for key in matching or known]
     raise ConfigError(
-        f"{kit}: {what} with {beginning!r}; jobs that this site was asked about: "
+        f"{kit}: {problem} with {prefix!r}; jobs that this site was asked about: "
         f"{', '.join(jobs) or 'none yet'}"
     )
 
 
-def settle(
+def settle_job(
     kit: Path,
     table: Mapping[str, Any],
     *,
@@ -192,32 +219,48 @@ def settle(
     quorum: Quorum | None = None,
     signer: Signer | None = None,
 ) -> str:
-    """Decide on a job; returns its fingerprint.
+    """Decide on a job; it keeps waiting while too few people have approved it.
 
-    It waits on while too few have approved it.
+    Args:
+        kit: The site's kit.
+        table: The job.
+        approve: Whether to approve it; False rejects it.
+        by: The account that decides.
+        quorum: Who must approve.
+        signer: The person who approves with a key.
+
+    Returns:
+        The job's fingerprint.
     """
-    approvals, end = (
-        approvals_of(kit, quorum),
-        ledger_of(kit).head().hash if approve else "",
-    )
+    approvals = open_approvals(kit, quorum)
     decision: Decision = "approved" if approve else "rejected"
-    key = approvals.decide(decision, table, by, now(), signer, end)
-    settled = approvals.standing(table).settled is not None
-    if settled and (pending(kit) or {}).get("fingerprint") == key:
-        _pending(kit).unlink(missing_ok=True)
+    ledger_end = ledger_of(kit).head().hash if approve else ""
+    key = approvals.decide(
+        decision, table, by=by, when=now(), signer=signer, ledger=ledger_end
+    )
+    is_settled = approvals.standing(table).settled is not None
+    if is_settled and (read_pending_job(kit) or {}).get("fingerprint") == key:
+        _pending_path(kit).unlink(missing_ok=True)
     return key
 
 
-def named(table: Mapping[str, Any]) -> str:
-    """A job's name, which whoever wrote the job chose."""
+def job_name(table: Mapping[str, Any]) -> str:
+    """Return a job's name, cleaned; whoever wrote the job chose it."""
     return clean(table.get("name", ""), NAME)
 
 
 @dataclass(frozen=True)
-class _Behind:
-    """The update that a message holds, plain or masked. number: of the request that
-    asked for it. covered: tokens, steps and patients behind it, as far as known.
-    identity: what `max_rounds` counts, as `Entry.update` has it; "" for no update."""
+class _SentUpdate:
+    """The update that a message holds, plain or masked.
+
+    Attributes:
+        number: Number of the request that asked for it.
+        task: The task.
+        round: The round, as the server numbers it.
+        tensors: Facts of its tensors.
+        covered: Known counts of training behind it.
+        identity: What `max_rounds` counts, as `Entry.update`; "" for no update.
+    """
 
     number: int
     task: str
@@ -232,12 +275,18 @@ class _Behind:
         return bool(self.tensors) and self.identity != hash_of(self.tensors)
 
 
-# ---- what jobs have spent of a site's ε ----------------------------------------------
+# ---- the privacy budget --------------------------------------------------------------
 
 
 class Spent(BaseModel):
-    """Of one job. answers: short hashes of the different ones that left; counts: of
-    counts."""
+    """What one job has spent of a site's privacy budget.
+
+    Attributes:
+        epsilon: Its ε.
+        delta: Its δ.
+        answers: Short hashes of the different answers that left.
+        counts: Short hashes of the different answers with counts.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -249,8 +298,13 @@ class Spent(BaseModel):
 
 @dataclass(frozen=True)
 class Budget:
-    """One job's part in it. kit: the site's. job: its fingerprint. promise: None: it
-    has none."""
+    """One job's part in a site's privacy budget.
+
+    Attributes:
+        path: The file that records what jobs have spent.
+        job: The job's fingerprint.
+        promise: What the job promises; None if it promises nothing.
+    """
 
     path: Path
     job: str
@@ -259,12 +313,18 @@ class Budget:
     def spend(
         self, answer: str, policy: Policy, before: Collection[str] = (), task: str = ""
     ) -> None:
-        """Note that an answer to a task is about to leave. answer: its hash. before: of
-        those that the ledger has, which count where an older copy of the file was put
-        back.
+        """Record that an answer to a task is about to leave.
 
-        Raises PolicyRefusal where the promise does not cover it, or the site's budget;
-        ConfigError where the file is damaged.
+        Args:
+            answer: The answer's hash.
+            policy: The site's rules.
+            before: Hashes of answers in the ledger. They count even if an older copy
+                of the record was put back.
+            task: The task.
+
+        Raises:
+            PolicyRefusal: The job's promise or the site's budget does not cover it.
+            ConfigError: The record is damaged.
         """
         if self.promise is None:
             self.require(policy)
@@ -272,83 +332,108 @@ class Budget:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked_file(self.path.with_suffix(".lock")):
             spent = read_spent(self.path)
-            own = spent.setdefault(self.job, Spent())
-            known, most = own.answers, self.promise.rounds
+            job = spent.setdefault(self.job, Spent())
+            known = job.answers
+            limit = self.promise.rounds
             if task == COUNTS:
-                known, most = own.counts, int(self.promise.privacy.counts > 0)
+                known = job.counts
+                limit = int(self.promise.privacy.counts > 0)
             known[:] = sorted({*known, *(earlier[:SHORT] for earlier in before)})
             if answer[:SHORT] in known:
                 return
-            if (number := len(known) + 1) > most:
+            number = len(known) + 1
+            if number > limit:
                 raise PolicyRefusal(
                     "max_epsilon",
-                    f"refused: the job's promise is of {most:,} answers of this site, and this "
-                    f"would be number {number:,}; a new job can be approved, whose ε adds to it",
+                    f"refused: the job's promise is of {limit:,} answers of this site, "
+                    f"and this would be number {number:,}; a new job can be approved, "
+                    "whose ε adds to it",
                 )
             known.append(answer[:SHORT])
-            own.epsilon = self.promise.epsilon(max(1, len(own.answers)))
-            own.delta = self.promise.privacy.delta
-            self._require(policy, sum(job.epsilon for job in spent.values()))
-            write_json(self.path, {key: job.model_dump() for key, job in spent.items()})
+            job.epsilon = self.promise.epsilon(max(1, len(job.answers)))
+            job.delta = self.promise.privacy.delta
+            _require_epsilon(policy, sum(each.epsilon for each in spent.values()))
+            write_json(
+                self.path, {key: each.model_dump() for key, each in spent.items()}
+            )
 
     def require(self, policy: Policy) -> None:
-        """Before the site joins. Raises PolicyRefusal, ConfigError."""
-        if self.promise and (least := policy.epsilon_unit):
-            unit, units = self.promise.privacy.unit, get_args(Unit)
-            enough = units.index(unit) <= units.index(least)
+        """Check that the budget suffices for a whole job, before the site joins.
+
+        Raises:
+            PolicyRefusal: It does not, or the job promises less than the policy asks.
+            ConfigError: The record is damaged.
+        """
+        if self.promise and policy.epsilon_unit:
+            least = policy.epsilon_unit
+            unit = self.promise.privacy.unit
+            units = get_args(Unit)
             policy.require(
-                enough, "epsilon_unit", f"ε is promised of each {unit}", f"each {least}"
+                units.index(unit) <= units.index(least),
+                "epsilon_unit",
+                f"ε is promised of each {unit}",
+                f"each {least}",
             )
         if not policy.max_epsilon:
             return
+        policy.require(
+            self.promise is not None,
+            "max_epsilon",
+            "the job promises no ε ([privacy])",
+            f"{policy.max_epsilon:g}",
+        )
         if self.promise is None:
-            policy.require(
-                False,
-                "max_epsilon",
-                "the job promises no ε ([privacy])",
-                f"{policy.max_epsilon:g}",
-            )
-            return
-        others = [
-            job.epsilon for key, job in read_spent(self.path).items() if key != self.job
-        ]
-        self._require(policy, sum(others) + self.promise.epsilon())
+            return  # the line above has raised
+        spent = read_spent(self.path)
+        others = sum(job.epsilon for key, job in spent.items() if key != self.job)
+        _require_epsilon(policy, others + self.promise.epsilon())
 
-    @staticmethod
-    def _require(policy: Policy, epsilon: float) -> None:
-        asked = f"ε of all jobs at this site would be {epsilon:.3g}"
-        within = not policy.max_epsilon or epsilon <= policy.max_epsilon * (1 + 1e-9)
-        policy.require(within, "max_epsilon", asked, f"{policy.max_epsilon:g} in all")
+
+def _require_epsilon(policy: Policy, epsilon: float) -> None:
+    """Raise PolicyRefusal if the ε of all jobs together exceeds the budget."""
+    policy.require(
+        not policy.max_epsilon or epsilon <= policy.max_epsilon * (1 + 1e-9),
+        "max_epsilon",
+        f"ε of all jobs at this site would be {epsilon:.3g}",
+        f"{policy.max_epsilon:g} in all",
+    )
 
 
 def read_spent(path: Path) -> dict[str, Spent]:
-    """Job → what it spent. Raises ConfigError for a damaged file, or one that is gone
-    though the ledger beside it has answers: nothing may leave then."""
+    """Return what each job has spent of the privacy budget.
+
+    Raises:
+        ConfigError: The file is damaged, or it is missing although noisy answers are in
+            the ledger beside it. Nothing may leave then.
+    """
     try:
         table: Mapping[str, Any] = read_json(path)
-        return {key: Spent.model_validate(of) for key, of in table.items()}
+        return {key: Spent.model_validate(value) for key, value in table.items()}
     except (OSError, ValueError, AttributeError) as error:
-        if isinstance(error, FileNotFoundError) and not _noisy(path.with_name(LEDGER)):
+        is_missing = isinstance(error, FileNotFoundError)
+        if is_missing and not _has_noisy_answers(path.with_name(LEDGER)):
             return {}
         raise ConfigError(
-            f"{path}: damaged or deleted, so it is not known what was spent of ε and nothing may "
-            "leave: put back a copy; its ledger has what left"
+            f"{path}: damaged or deleted, so it is not known what was spent of ε and "
+            "nothing may leave: put back a copy; its ledger has what left"
         ) from error
 
 
-def _noisy(ledger: Path) -> bool:
-    """Whether answers with noise have left."""
-    with suppress(FileNotFoundError), open(ledger, "rb", opener=open_regular) as lines:
-        left = (
-            line for line in map(parsed, lines) if line and line.get("refusal") is False
+def _has_noisy_answers(ledger: Path) -> bool:
+    """Return whether answers with noise have left, by the ledger."""
+    with suppress(FileNotFoundError), open(ledger, "rb", opener=open_regular) as file:
+        updates = (
+            line for line in map(parsed, file) if line and line.get("refusal") is False
         )
-        return any(str(line.get("task")).startswith(NOISY) for line in left)
+        return any(str(line.get("task")).startswith(NOISY) for line in updates)
     return False
 
 
 def _hash_of_update(update: Update) -> str:
-    """Return a hash of an update's tensors, or of its counts if it has no tensors; ""
-    for an empty update."""
+    """Return a hash of an update's tensors, or of its counts if it has none.
+
+    It is "" for an empty update.
+    """
     if update.tensors:
         return hash_of(describe(update.tensors))
     counts = {
@@ -358,17 +443,31 @@ def _hash_of_update(update: Update) -> str:
     return hash_of(describe(counts))
 
 
+# ---- the guard of a run --------------------------------------------------------------
+
+
 class SiteGuard:
-    """The rules of one run at one site, which its host asks.
+    """The rules of one run at one site, which the site's host asks.
 
-    policy: read anew by `policy()`. table: the job as it was approved. covered,
-    subject: of the site that runs now.
+    The facts of an update are known when it is made. They are kept in memory until a
+    secure sum masks it; if its reply is sent again, they come from the ledger.
 
-    What is said of an update when it is made is said of it again by the ledger when its
-    reply is sent again, and kept in memory until a secure sum masks it.
+    Attributes:
+        covered: Returns counts of training behind an update of the running site.
+        subject: Returns the model that an update of the running site is about.
+
+    Args:
+        kit: The site's kit.
+        site: The site's name.
+        run: The run's name.
+        table: The job as it was approved.
+        policy: Reads the policy anew.
+        secure: Whether sums are masked.
+        threshold: Least number of sites with which a sum is opened.
+        promise: The job's promise of differential privacy, if it makes one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a run, its job and the ways to ask for its rules
         self,
         kit: Path,
         site: str,
@@ -380,28 +479,51 @@ class SiteGuard:
         threshold: int,
         promise: Promise | None = None,
     ) -> None:
-        """promise: of differential privacy, if the job makes one."""
-        self._kit, self._site, self._run, self._table = kit, site, run, table
-        self._policy, self._secure, self._threshold = policy, secure, threshold
+        self.covered: Covered = lambda _task: {}
+        self.subject: Subject = lambda _task: ""
+        self._kit = kit
+        self._site = site
+        self._run = run
+        self._table = table
+        self._policy = policy
+        self._secure = secure
+        self._threshold = threshold
         self._sites = frozenset(table.get("sites", ()))
-        self._job, self._ledger = table_fingerprint(table), ledger_of(kit)
+        self._job = table_fingerprint(table)
+        self._ledger = ledger_of(kit)
         self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
         self._past = Past(self._ledger.path, self._job)
-        self._newest: _Behind | None = None  # of the newest task that was done
-        self.covered: Covered = lambda task: {}
-        self.subject: Subject = lambda task: ""
+        self._newest: _SentUpdate | None = None  # of the newest task that was done
 
-    def job(
-        self, method: str, sites: int, rounds: int | None, each: bool = False
+    def check_job(
+        self, method: str, sites: int, rounds: int | None, *, each: bool = False
     ) -> None:
-        """Before the site joins; any job's evaluations count at each site. each:
-        whether the server looks at single updates. Raises PolicyRefusal."""
-        policy, asked = self._rules(), {"secure": self._secure, "each": each}
-        check_job(policy, method, sites, self._threshold, rounds=rounds, **asked)
+        """Check a job against the policy and the budget, before the site joins.
+
+        Args:
+            method: The job's method.
+            sites: Number of its sites.
+            rounds: Number of its rounds; None if that is not known.
+            each: Whether the server looks at single updates.
+
+        Raises:
+            PolicyRefusal: A rule forbids the job.
+            Withheld: A file of the site is damaged.
+        """
+        policy = self._read_policy()
+        check_job(
+            policy,
+            method,
+            sites,
+            self._threshold,
+            rounds=rounds,
+            secure=self._secure,
+            each=each,
+        )
         with self._withheld():
             self._budget.require(policy)
 
-    def coverage(self, planned: Iterable[Coverage]) -> None:
+    def check_coverage(self, planned: Iterable[Coverage]) -> None:
         """Check how many patients later updates will cover, before the site joins.
 
         Args:
@@ -410,16 +532,15 @@ class SiteGuard:
         Raises:
             PolicyRefusal: One of them would cover fewer patients than `min_patients`.
         """
-        policy = self._rules()
+        policy = self._read_policy()
         for update in planned:
             check_coverage(policy, update)
 
-    def examples(self, read: Callable[[], Views]) -> None:
-        """Compare what the site would train on with earlier jobs, before the site
-        joins.
+    def check_examples(self, read: Callable[[], Views]) -> None:
+        """Compare the site's training examples with earlier jobs, before it joins.
 
-        The examples are remembered for the comparison with later jobs, so this comes
-        last.
+        The examples are remembered for the comparison with later jobs, so this check
+        comes last.
 
         Args:
             read: Returns the site's training examples, as `ExampleRecord.join` takes
@@ -430,63 +551,70 @@ class SiteGuard:
             Withheld: The record of earlier jobs is missing, damaged or full.
             FednotesError: The record cannot be written.
         """
-        policy = self._rules()
+        policy = self._read_policy()
         joining = JoinedRun(self._run, self._job, tuple(self._sites))
         with self._withheld():
             ExampleRecord(self._kit / RULES).join(joining, read, policy)
 
     def request(self, request: Request) -> None:
-        """Raises NotApproved, PolicyRefusal."""
-        policy, time = self._rules(), now()
+        """Check whether a request may be served.
+
+        Raises:
+            NotApproved: The job is not approved any more.
+            PolicyRefusal: A rule forbids the request.
+        """
+        policy = self._read_policy()
+        time = now()
         require_approved(self._kit, self._site, self._table, policy)
-        if request.task.startswith(OURS) and request.task != BEGIN:
-            # of the engine: what they may hold was judged with the method's task
+        is_of_engine = request.task.startswith(OURS) and request.task != BEGIN
+        if is_of_engine:
+            # Its contents were checked together with the method's task.
             return
-        named = set(request.counted) & self._sites if self._sites else request.counted
+        sites = set(request.counted)
+        if self._sites:
+            sites &= self._sites
         if policy.hours:
             self._require_clock(time, policy)
-        least, secure = self._threshold, self._secure
-        check_request(policy, request, len(named), least, secure=secure, now=time)
+        check_request(
+            policy,
+            request,
+            len(sites),
+            self._threshold,
+            secure=self._secure,
+            now=time,
+        )
 
     def leaving(
         self, request: Request, reply: Frame, update: Update | None, reason: str = ""
     ) -> None:
-        """The reply by the policy, then the line in the ledger.
+        """Check a reply against the policy, then write its line in the ledger.
 
-        Raises PolicyRefusal, RefusedError, Withheld.
+        Args:
+            request: The request that it answers.
+            reply: The message.
+            update: The update, if it was made just now.
+            reason: Why the reply is a refusal, in one word.
+
+        Raises:
+            PolicyRefusal: A rule forbids the reply.
+            RefusedError: It is not known what the reply holds.
+            Withheld: The ledger or another file of the site cannot be read or written.
         """
-        sent, sha256 = (
-            decode_reply(reply, checked=True),
-            hashlib.sha256(reply).hexdigest(),
-        )
-        nothing = _Behind(request.number, request.task, request.round, (), {})
-        known = self._behind(request, sent, sha256, update)
-        about, masked = known or nothing, WORDS in sent.attached.tensors
+        sent = decode_reply(reply, checked=True)
+        sha256 = hashlib.sha256(reply).hexdigest()
+        nothing = _SentUpdate(request.number, request.task, request.round, (), {})
+        known = self._identify_update(request, sent, sha256=sha256, update=update)
+        about = known or nothing
+        is_masked = WORDS in sent.attached.tensors
         if sent.update is not None:
-            policy = self._rules()
-            check_update(
-                policy,
-                about.task,
-                about.round,
-                [tensor.name for tensor in about.tensors],
-                about.covered,
-                size=len(reply),
-                # the engine's own replies are in no sum
-                secure=self._secure or known is None,
-                scores=not self._secure and bool(sent.update.metrics),
-                left=self._left(about, policy)
-                if policy.max_rounds and about.identity
-                else None,
-            )
-            if about.tensors:
-                if self._budget.promise:
-                    self._read_past(policy)
-                with self._withheld():
-                    left = self._past.updates.get(about.task, ())
-                    self._budget.spend(hash_of(about.tensors), policy, left, about.task)
+            # A reply of the engine itself is in no sum, so nothing needs to hide it.
+            secure = self._secure or known is None
+            scores = not self._secure and bool(sent.update.metrics)
+            self._check_update(about, size=len(reply), secure=secure, scores=scores)
+
         if sent.update is None:
             about = nothing
-        elif not (masked or sent.update.tensors):
+        elif not is_masked and not sent.update.tensors:
             counts = about.identity if sent.update.metrics else ""
             about = replace(nothing, identity=counts)
         entry = Entry(
@@ -498,43 +626,78 @@ class SiteGuard:
             tensors=about.tensors + describe(sent.attached.tensors, norms=False),
             bytes=len(reply),
             sha256=sha256,
-            masked=masked,
+            masked=is_masked,
             job=self._job,
             refusal=sent.update is None,
             reason=plain(reason) if reason else "",
             update=about.identity,
-            **{key: about.covered.get(key) for key in COVERED},
+            tokens=about.covered.get("tokens"),
+            steps=about.covered.get("steps"),
+            patients=about.covered.get("patients"),
         )
         try:
             self._ledger.append(entry)
         except FednotesError as error:
             public = f"site {self._site!r} cannot note this message in its ledger"
-            later = not isinstance(error, RefusedError)  # a full disk
+            # A full disk may be mended; an edited ledger or a bad name is not.
+            later = not isinstance(error, RefusedError)
             raise Withheld(str(error), public, later=later) from error
 
-    def _behind(
-        self, request: Request, sent: Reply, sha256: str, update: Update | None
-    ) -> _Behind | None:
-        """The update that a reply is about.
+    def _check_update(
+        self, about: _SentUpdate, *, size: int, secure: bool, scores: bool
+    ) -> None:
+        """Check an update against the policy, and spend the privacy budget."""
+        policy = self._read_policy()
+        left = None
+        if policy.max_rounds and about.identity:
+            left = self._count_updates(about, policy)
+        check_update(
+            policy,
+            about.task,
+            about.round,
+            [tensor.name for tensor in about.tensors],
+            about.covered,
+            size=size,
+            secure=secure,
+            scores=scores,
+            left=left,
+        )
+        if not about.tensors:
+            return
+        if self._budget.promise:
+            self._read_past(policy)
+        with self._withheld():
+            self._budget.spend(
+                hash_of(about.tensors),
+                policy,
+                before=self._past.updates.get(about.task, ()),
+                task=about.task,
+            )
 
-        Raises RefusedError if that is not known any more.
+    def _identify_update(
+        self, request: Request, sent: Reply, *, sha256: str, update: Update | None
+    ) -> _SentUpdate | None:
+        """Return the update that a reply is about; None for a reply without one.
+
+        Raises:
+            RefusedError: That is not known any more.
         """
         if update is not None:
-            covered, facts = dict(self.covered(request.task)), describe(update.tensors)
-            self._newest = _Behind(
+            self._newest = _SentUpdate(
                 request.number,
                 request.task,
-                request.round,
-                facts,
-                covered,
-                self.subject(request.task) or _hash_of_update(update),
+                round=request.round,
+                tensors=describe(update.tensors),
+                covered=dict(self.covered(request.task)),
+                identity=self.subject(request.task) or _hash_of_update(update),
             )
             return self._newest
-        ours = request.task.startswith(OURS)
-        if sent.update is None or (ours and WORDS not in sent.attached.tensors):
+        is_of_engine = request.task.startswith(OURS)
+        is_masked = WORDS in sent.attached.tensors
+        if sent.update is None or (is_of_engine and not is_masked):
             return None
-        if not ours:
-            return self._written(request, sent, sha256)
+        if not is_of_engine:
+            return self._look_up_update(request, sent, sha256)
         newest = self._newest
         if newest is None or newest.number != request.counted.get(self._site):
             raise RefusedError(
@@ -542,55 +705,63 @@ class SiteGuard:
             )
         return newest
 
-    def _written(self, request: Request, sent: Reply, sha256: str) -> _Behind:
-        """What the ledger says of a reply that was sent before."""
-        self._read_past(self._rules())
+    def _look_up_update(
+        self, request: Request, sent: Reply, sha256: str
+    ) -> _SentUpdate:
+        """Return what the ledger says of a reply that was sent before."""
+        self._read_past(self._read_policy())
         line = self._past.answers.get(sha256)
         if line is None:
             raise RefusedError(
-                f"site {self._site!r}: its ledger does not have the reply that is asked for again"
+                f"site {self._site!r}: its ledger has no record of the reply that is "
+                "asked for again"
             )
         tensors = tensors_of(line)
         tensors = tensors[: len(tensors) - len(sent.attached.tensors)]
-        known = {key: line[key] for key in COVERED if line[key] is not None}
-        return _Behind(
-            request.number, request.task, request.round, tensors, known, line["update"]
+        return _SentUpdate(
+            request.number,
+            request.task,
+            round=request.round,
+            tensors=tensors,
+            covered={key: line[key] for key in COVERED if line[key] is not None},
+            identity=line["update"],
         )
 
-    def _left(self, behind: _Behind, policy: Policy) -> int:
-        """Return how many rounds' worth of updates of its task have left under the
-        newest approval, including this one.
+    def _count_updates(self, update: _SentUpdate, policy: Policy) -> int:
+        """Return how many updates of a task have left under the newest approval.
 
-        The server's claim about the round does not matter: an update that is made again
-        from the same parameters is the same, and any other counts. A task that trains
-        nothing has `SPARE` updates more. If its updates are about models, each
-        different model counts as a round as well.
+        The number is in rounds' worth of updates and includes this one. The server's
+        claim about the round does not matter: an update that is made again from the
+        same parameters is the same, and any other counts. A task that trains nothing
+        has `SPARE` updates more. If its updates are about models, each different model
+        counts as a round as well.
         """
         self._read_past(policy)
-        updates = self._past.updates.get(behind.task, set()) | {behind.identity}
-        trains = "steps" in behind.covered or behind.task == TRAIN
-        if behind.tensors and trains:
+        updates = self._past.updates.get(update.task, set()) | {update.identity}
+        trains = "steps" in update.covered or update.task == TRAIN
+        if update.tensors and trains:
             return len(updates)
-        if not behind.is_about_a_model:
+        if not update.is_about_a_model:
             return len(updates) - SPARE
-        answer = (behind.identity, behind.tensors[0].sha256)
-        answers = self._past.firsts.get(behind.task, set()) | {answer}
+        answer = (update.identity, update.tensors[0].sha256)
+        answers = self._past.firsts.get(update.task, set()) | {answer}
         return max(len(updates), len(answers) - SPARE)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
-        """`hours` mean nothing by a clock that was set back. Raises Withheld."""
+        """Raise Withheld if the clock was set back; `hours` would mean nothing then."""
         self._read_past(policy)
-        if self._past.newest and stamp(time + CLOCK) < self._past.newest:
+        if self._past.newest and stamp(time + MAX_CLOCK_LAG) < self._past.newest:
             raise Withheld(
-                f"the clock of this machine says {stamp(time)}, and its ledger's newest line is of "
-                f"{self._past.newest}: set the clock; where the ledger is wrong, approve the job "
-                "again",
+                f"the clock of this machine says {stamp(time)}, and its ledger's "
+                f"newest line is of {self._past.newest}: set the clock; if the ledger "
+                "is wrong, approve the job again",
                 f"the clock of site {self._site!r} was set back",
                 later=True,
             )
 
     def _read_past(self, policy: Policy) -> None:
-        approvals = approvals_of(self._kit, policy.quorum(self._site))
+        """Read the new lines of the ledger."""
+        approvals = open_approvals(self._kit, policy.quorum(self._site))
         try:
             self._past.read(approvals.approved_after(self._table))
         except OSError as error:
@@ -599,14 +770,14 @@ class SiteGuard:
                 f"{self._ledger.path}: {error}", public, later=True
             ) from error
 
-    def _rules(self) -> Policy:
-        """The policy as it is now."""
+    def _read_policy(self) -> Policy:
+        """Return the present policy."""
         with self._withheld():
             return self._policy()
 
     @contextmanager
     def _withheld(self) -> Iterator[None]:
-        """Raises Withheld where a file of the site's is no good."""
+        """Raise Withheld in place of ConfigError, which may name files of the site."""
         try:
             yield
         except ConfigError as error:

@@ -1,23 +1,23 @@
-"""What left a site, in a file that shows when it was changed.
+"""A record of what left a site, in a file that shows when it was changed.
 
-    <path>        one JSON line a message, each with the hash of the line before
-    <path>.head   how many lines there are, their bytes, and the hash of the last one
+    <path>        one line of JSON for each message, with the hash of the line before
+    <path>.head   the number of lines, their bytes, and the hash of the last one
 
-A line says which message, its tensors' names, shapes, norms and hashes, how much
-training is behind them, its size, its hash and its receiver: never a value, a metric or
-text. Of a masked message the tensors are those behind the masks. It is on disk before
-`append` returns, so call that first and send afterwards; what is not in the ledger has
-not left.
+A line tells which message left, its tensors' names, shapes, norms and hashes, how much
+training is behind them, its size, its hash and its receiver. It never holds a value, a
+metric or text. For a masked message the tensors are those behind the masks. The line is
+on disk before `append` returns, so call `append` first and send afterwards: what is not
+in the ledger has not left.
 
-The chain shows a line that was altered, inserted, removed or moved; the head shows a
-tail that was cut off; `verify` names the line. Who may write both files can still write
-a new history: note `Ledger.head()` elsewhere now and then, and give it to `verify`. The
-whole file stays at the site: the hash of a message that holds a few counts can be
-guessed.
+The chain of hashes reveals a line that was altered, inserted, removed or moved. The
+head reveals a tail that was cut off. `verify` names the line. Whoever may write both
+files can still write a new history: note `Ledger.head()` elsewhere from time to time,
+and pass it to `verify`. The whole file stays at the site, because the hash of a message
+that holds a few counts can be guessed.
 
-An append writes the head twice, around the line: first what the next line's hash will
-be, then that it is there. A process that is killed in between leaves a cut line, or a
-whole one that the head announces; the next append mends both, and says so in its line
+An append writes the head twice: before the line it announces the line's hash, and after
+it the line counts. A process that is killed in between leaves a piece of a line, or a
+whole line that the head announces. The next append mends both, and its line says so
 ("mended").
 """
 
@@ -52,21 +52,29 @@ from fednotes.core.update import Tensors
 
 LEDGER = "ledger.jsonl"
 FIRST = "0" * 64  # the hash before the first line
-# a head is always as long, so that it is written in place, in one piece
+# All heads have the same length, so that a head is written in place, in one piece.
 _HEAD_BYTES = 320
-# no blanks: a name, not a sentence
+# Without blanks: a name, not a sentence.
 _NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_TAIL = len(f',"hash":"{FIRST}"}}\n')
-KEPT = 8  # the newest messages with an answer; a server repeats no older request
+_TAIL_BYTES = len(f',"hash":"{FIRST}"}}\n')
+# The newest messages with an answer; a server repeats no older request.
+KEPT = 8
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor that left. norm: its Euclidean norm, or None where it is noise or bytes
-    (theirs says nothing), not finite, or of one number (it would be the value). sha256:
-    of its bytes, before they were masked if they were."""
+    """A tensor that left.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        dtype: Its type.
+        norm: Its Euclidean norm; None for noise or bytes (their norm says nothing), for
+            a norm that is not finite, and for a single number (it would be the value).
+        sha256: Hash of its bytes, before they were masked.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -77,13 +85,28 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message that is about to leave. time: with a time zone. bytes, sha256: of the
-    whole message. masked: whether it is a summand of a secure sum. job: the approved
-    job's fingerprint. refusal: whether it says no; reason: why, in one word, or "".
-    update: what `max_rounds` counts: `hash_of` the update's tensors, of its counts
-    where it has no tensors, or the digest of the model that the update is about; "" if
-    there is no update. tokens, steps, patients: of training behind it; None if not
-    known."""
+    """A message that is about to leave.
+
+    Attributes:
+        time: The time, with a time zone.
+        run: The run.
+        round: The round, as the server numbers it.
+        task: The task that the message answers.
+        receiver: Who receives it.
+        tensors: The tensors in it.
+        bytes: Size of the whole message.
+        sha256: Hash of the whole message.
+        masked: Whether it is a summand of a secure sum.
+        job: The approved job's fingerprint.
+        refusal: Whether it refuses the request.
+        reason: Why, in one word; "" if that is not known.
+        update: What `max_rounds` counts: the digest of the model that the update is
+            about, else `hash_of` the update's tensors, or of its counts if it has no
+            tensors. It is "" if there is no update.
+        tokens: Tokens of training behind the update; None if not known.
+        steps: Steps of training behind it; None if not known.
+        patients: Patients behind it; None if not known.
+    """
 
     time: datetime
     run: str
@@ -105,7 +128,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a ledger ends. next: the hash of a line that is being written, or ""."""
+    """The end of a ledger.
+
+    Attributes:
+        lines: Number of lines.
+        bytes: Their size.
+        hash: Hash of the last line.
+        next: Hash of a line that is being written; "" for none.
+    """
 
     lines: int = 0
     bytes: int = 0
@@ -114,94 +144,112 @@ class Head:
 
 
 def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]:
-    """The facts of tensors, in their order. norms: False for noise and bytes."""
-    found = []
+    """Return the facts of tensors, in their order.
+
+    Args:
+        tensors: The tensors.
+        norms: Whether to compute norms; False for noise and bytes.
+    """
+    facts = []
     for name, value in tensors.items():
-        flat, norm = value.detach().cpu().contiguous().flatten(), None
+        flat = value.detach().cpu().contiguous().flatten()
+        norm = None
         if norms and flat.numel() != 1:
             norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
             norm = norm if math.isfinite(norm) else None
         digest = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
         dtype = str(value.dtype).removeprefix("torch.")
-        found.append(TensorFacts(name, tuple(value.shape), dtype, norm, digest))
-    return tuple(found)
+        facts.append(
+            TensorFacts(name, tuple(value.shape), dtype=dtype, norm=norm, sha256=digest)
+        )
+    return tuple(facts)
 
 
 def hash_of(tensors: Iterable[TensorFacts]) -> str:
-    """One hash for several tensors; "" for none."""
+    """Return one hash for several tensors; "" for none."""
     lines = [f"{t.name} {t.dtype} {list(t.shape)} {t.sha256}\n" for t in tensors]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
 
 
 def plain(name: str) -> str:
-    """A name as the ledger takes it; "-" for one that could be text."""
+    """Return a name as the ledger takes it; "-" for one that could be text."""
     return name if _NAME.fullmatch(name) else "-"
 
 
 def stamp(time: datetime) -> str:
-    """A time as a line has it: of two, the later one is the greater text."""
-    return (
-        time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
+    """Return a time as a line has it; a later time is a greater text."""
+    text = time.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def ledger_of(kit: Path) -> Ledger:
-    """The ledger of a site's kit."""
+    """Return the ledger of a site's kit."""
     return Ledger(kit / "rules" / LEDGER)
 
 
 class Ledger:
-    """The ledger of one site. Several processes may append; they wait for each other.
+    """The ledger of one site.
 
-    An append costs the same however long the ledger is.
+    Several processes may append; they wait for each other. The cost of an append does
+    not depend on the length of the ledger.
+
+    Args:
+        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, entry: Entry) -> Head:
-        """Write one line, on disk when this returns; the ledger's new end.
+        """Write one line, which is on disk when this returns.
 
-        Raises RefusedError if the ledger does not end as its head says (it was edited)
-        or a name of the entry could be text; FednotesError if the disk refuses. Then
-        nothing was written, and the message must not leave.
+        Returns:
+            The new end of the ledger.
+
+        Raises:
+            RefusedError: The ledger was edited, so that it does not end as its head
+                says, or a name of the entry could be text. Nothing was written, and the
+                message must not leave.
+            FednotesError: The disk refuses; likewise.
         """
         facts = _checked(entry)
-        refused = on_disk(self.path, FednotesError, "; the message did not leave")
-        with refused, self._opened() as (file, head_file):
+        disk_errors = on_disk(self.path, FednotesError, "; the message did not leave")
+        with disk_errors, self._locked_files() as (file, head_file):
             before, mended = self._end(file, head_file)
             table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
-            body = json.dumps(table, separators=(",", ":"), allow_nan=False)[
-                :-1
-            ].encode()
-            line = body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
-            after = Head(before.lines + 1, before.bytes + len(line), own_hash(line))
+            text = json.dumps(table, separators=(",", ":"), allow_nan=False)
+            body = text.removesuffix("}").encode()
+            digest = hashlib.sha256(body).hexdigest()
+            line = body + f',"hash":"{digest}"}}\n'.encode()
+            after = Head(before.lines + 1, before.bytes + len(line), hash=digest)
+
             _write(head_file, 0, encode_head(replace(before, next=after.hash)))
             try:
                 file.truncate(before.bytes)
                 _write(file, before.bytes, line)
                 _write(head_file, 0, encode_head(after), wait=False)
             except OSError:
-                with suppress(OSError):  # a full disk: back to what was there
+                with suppress(OSError):  # a full disk: return to what was there
                     file.truncate(before.bytes)
                     _write(head_file, 0, encode_head(before))
                 raise
             return after
 
     def head(self) -> Head:
-        """Where the ledger ends; to be noted elsewhere.
+        """Return the end of the ledger, to be noted elsewhere.
 
-        Raises RefusedError as `append` does.
+        Raises:
+            RefusedError: The ledger was edited.
         """
         if not self.path.exists() and not head_path(self.path).exists():
             return Head()
-        with _readable(self.path), self._opened() as (file, head_file):
-            return self._end(file, head_file)[0]
+        with _readable(self.path), self._locked_files() as (file, head_file):
+            head, _ = self._end(file, head_file)
+            return head
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        """Both files, nobody else's for the while; made, for their owner only, if
-        absent."""
+    def _locked_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+        """Lock both files; create them, readable for their owner only, if absent."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
             locked_file(head_path(self.path)) as head_file,
@@ -212,87 +260,106 @@ class Ledger:
     def _end(
         self, file: IO[bytes], head_file: IO[bytes]
     ) -> tuple[Head, dict[str, str]]:
-        """Where the next line goes, and what that line says of what a killed process
-        left there: "cut" a piece of a line, "whole" a line that its head had only
-        announced."""
+        """Return where the next line goes, and what it says of an interrupted append.
+
+        The second value is `{"mended": "cut"}` if a killed process left a piece of a
+        line, and `{"mended": "whole"}` if it left a line that the head only announces.
+        """
         raw = head_file.read(_HEAD_BYTES + 1)
         size = os.fstat(file.fileno()).st_size
-        if not raw.strip(b"\0 \n") and not size:  # new, or killed while it was made
-            # or a power cut may take both files and their names
+        is_new = not raw.strip(b"\0 \n") and not size
+        if is_new:  # or a process was killed while it created the files
+            # Otherwise a power cut may take both files and their names.
             sync_folder(self.path.parent)
             return Head(), {}
+
         head = decode_head(raw)
         if head is None or size < head.bytes:
             raise self._edited()
-        file.seek(max(0, head.bytes - _TAIL))
-        end = file.read(min(head.bytes, _TAIL))
+        file.seek(max(0, head.bytes - _TAIL_BYTES))
+        end = file.read(min(head.bytes, _TAIL_BYTES))
         if head.lines and end != f',"hash":"{head.hash}"}}\n'.encode():
             raise self._edited()
-        rest = file.read() if head.next else file.read(1)
-        if not rest:
+
+        remainder = file.read() if head.next else file.read(1)
+        if not remainder:
             return replace(head, next=""), {}
-        if not head.next or (rest.endswith(b"\n") and own_hash(rest) != head.next):
+        is_line = remainder.endswith(b"\n")
+        if not head.next or (is_line and own_hash(remainder) != head.next):
             raise self._edited()
-        if not rest.endswith(b"\n"):
+        if not is_line:
             return replace(head, next=""), {"mended": "cut"}
-        return Head(head.lines + 1, head.bytes + len(rest), head.next), {
-            "mended": "whole"
-        }
+        size = head.bytes + len(remainder)
+        return Head(head.lines + 1, size, hash=head.next), {"mended": "whole"}
 
     def _edited(self) -> RefusedError:
         return RefusedError(
-            f"{self.path}: does not end as {head_path(self.path).name} says, so it was edited or "
-            "damaged, and nothing may leave: `fednotes ledger verify` names the line; keep both "
-            "files as evidence elsewhere, and a new ledger begins"
+            f"{self.path}: does not end as {head_path(self.path).name} says, so it was "
+            "edited or damaged, and nothing may leave: `fednotes ledger verify` names "
+            "the line; move both files to another place and keep them as evidence; a "
+            "new ledger then begins"
         )
 
 
 def head_path(path: Path) -> Path:
-    """The file that says where a ledger ends."""
+    """Return the path of the file that says where a ledger ends."""
     return path.with_name(f"{path.name}.head")
 
 
 def encode_head(head: Head) -> bytes:
-    """A head as it stands in its file."""
+    """Return a head as its file has it."""
     text = json.dumps(asdict(head), separators=(",", ":"))
     return text.encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
 
 
 def decode_head(raw: bytes) -> Head | None:
-    """The head in a file's bytes; None if they are no head, to the last byte."""
+    """Return the head in the bytes of its file; None if a byte of it is wrong."""
     try:
         head = Head(**parse_json(raw))
-        numbers = type(head.lines) is int and type(head.bytes) is int
-        hashes = _DIGEST.fullmatch(head.hash) and _DIGEST.fullmatch(head.next or FIRST)
-        return head if numbers and hashes and encode_head(head) == raw else None
+        has_numbers = type(head.lines) is int and type(head.bytes) is int
+        has_hashes = all(
+            _DIGEST.fullmatch(digest) for digest in (head.hash, head.next or FIRST)
+        )
+        is_valid = has_numbers and has_hashes and encode_head(head) == raw
     except (ValueError, TypeError):
         return None
+    return head if is_valid else None
 
 
 def show(
     path: Path, *, run: str | None = None, first: int = 0, last: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The ledger's lines as tables, oldest first; of one run, of rounds `first` to
-    `last`.
+    """Yield the ledger's lines as tables, oldest first.
 
-    Raises DataError for a line that is none, with its number; hashes are `verify`'s to
-        judge.
+    Hashes are not checked here; `verify` does that.
+
+    Args:
+        path: The ledger.
+        run: Only lines of this run.
+        first: Only rounds from this one on.
+        last: Only rounds up to this one.
+
+    Raises:
+        DataError: A line is not one of a ledger; the message has its number.
     """
     with _readable(path), open(path, "rb", opener=open_regular) as file:
         for number, raw in enumerate(file, start=1):
-            found = parsed(raw)
-            if found is None or type(found.get("round")) is not int:
+            line = parsed(raw)
+            if line is None or type(line.get("round")) is not int:
                 raise DataError.at(
                     path, number, "not a line of a ledger; verify the ledger"
                 )
-            highest = found["round"] if last is None else last
-            if run in (None, found.get("run")) and first <= found["round"] <= highest:
-                yield found
+            is_of_run = run is None or line.get("run") == run
+            is_in_range = first <= line["round"] and (
+                last is None or line["round"] <= last
+            )
+            if is_of_run and is_in_range:
+                yield line
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """A ledger that cannot be read is a DataError."""
+    """Raise DataError for a ledger that cannot be read."""
     with readable(path, DataError):
         try:
             yield
@@ -303,50 +370,71 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def parsed(raw: bytes) -> dict[str, Any] | None:
-    """A line as a table, or None if it is none."""
+    """Return a line as a table; None if it is not a line of a ledger."""
     try:
-        found = parse_json(raw) if _LINE.fullmatch(raw) else None
+        table = parse_json(raw) if _LINE.fullmatch(raw) else None
     except JsonError:
         return None
-    return found if isinstance(found, dict) else None
+    return table if isinstance(table, dict) else None
 
 
 def own_hash(raw: bytes) -> str:
-    """The hash that a line must carry: of all that stands before it; "" of no line."""
-    found = _LINE.fullmatch(raw)
-    return hashlib.sha256(found[1]).hexdigest() if found else ""
+    """Return the hash that a line must carry; "" if it is not a line.
+
+    It is the hash of everything that stands before it.
+    """
+    match = _LINE.fullmatch(raw)
+    return hashlib.sha256(match[1]).hexdigest() if match else ""
 
 
 def written_hash(raw: bytes) -> str:
-    """The hash that a whole line carries."""
+    """Return the hash that a whole line carries."""
     return raw[-67:-3].decode("ascii", "replace")
 
 
 class Past:
-    """The lines of one job. `read` goes on from where it was; only whole lines are
-    read.
+    """The lines of one job.
 
-    newest: the latest time stamp of those that are counted; "" for none. updates: task
-    → `Entry.update` of the different updates that left. firsts: task → that together
-    with the hash of the first tensor, which differs between answers about one model.
-    answers: hash of a message → its line, of the newest messages. Whether a line is as
-    it was written is for `verify` to judge.
+    Whether a line is as it was written is for `verify` to check.
+
+    Attributes:
+        newest: The latest time stamp of the lines that count; "" for none.
+        updates: Task to the `Entry.update` of the different updates that left.
+        firsts: Task to the same together with the hash of the first tensor, which
+            differs between answers about one model.
+        answers: Hash of each of the newest messages to its line.
+
+    Args:
+        path: The ledger.
+        job: The job's fingerprint.
     """
 
     def __init__(self, path: Path, job: str) -> None:
-        self._path, self._mark = path, f'"job":"{job}"'.encode("ascii")
-        self._offset, self._since, self.newest = 0, "", ""
+        self.newest = ""
         self.updates: dict[str, set[str]] = {}
         self.firsts: dict[str, set[tuple[str, str]]] = {}
         self.answers: dict[str, dict[str, Any]] = {}
+        self._path = path
+        self._mark = f'"job":"{job}"'.encode("ascii")
+        self._offset = 0
+        self._since = ""
 
     def read(self, since: str = "") -> None:
-        """Take in what was appended. since: count from the line after the one of this
-        hash on; all lines where there is none. Raises OSError."""
-        begun = not self._path.exists() or self._path.stat().st_size < self._offset
-        if begun or since != self._since:  # a new ledger, or a new approval
-            self._offset, self._since, self.newest = 0, since, ""
-            self.updates, self.firsts, self.answers = {}, {}, {}
+        """Read the whole lines that were appended since the last call.
+
+        Args:
+            since: Hash of a line; only lines after it count. All lines count if there
+                is no such line.
+
+        Raises:
+            OSError: The ledger cannot be read.
+        """
+        is_new = not self._path.exists() or self._path.stat().st_size < self._offset
+        if is_new or since != self._since:  # a new ledger, or a new approval
+            self._offset = 0
+            self._since = since
+            self._forget_updates()
+            self.answers = {}
         if not self._path.exists():
             return
         with open(self._path, "rb", opener=open_regular) as file:
@@ -355,14 +443,23 @@ class Past:
                 if not raw.endswith(b"\n"):
                     break
                 self._offset += len(raw)
-                if self._mark in raw and (line := parsed(raw)) is not None:
-                    # edited by hand
-                    with suppress(KeyError, TypeError, AttributeError):
-                        self._take(line)
-                if written_hash(raw) == self._since:
-                    self.updates, self.firsts, self.newest = {}, {}, ""
+                self._read_line(raw)
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _read_line(self, raw: bytes) -> None:
+        line = parsed(raw) if self._mark in raw else None
+        if line is not None:
+            # Keys may be missing in a line that was edited by hand.
+            with suppress(KeyError, TypeError, AttributeError):
+                self._add(line)
+        if written_hash(raw) == self._since:
+            self._forget_updates()
+
+    def _forget_updates(self) -> None:
+        self.newest = ""
+        self.updates = {}
+        self.firsts = {}
+
+    def _add(self, line: dict[str, Any]) -> None:
         self.newest = max(self.newest, line["time"])
         if line["refusal"] or line["task"].startswith("@"):
             return
@@ -377,36 +474,44 @@ class Past:
 
 
 def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
-    """The facts of a line's tensors."""
+    """Return the facts of a line's tensors."""
     return tuple(
-        TensorFacts(**{**t, "shape": tuple(t["shape"])}) for t in line["tensors"]
+        TensorFacts(**{**tensor, "shape": tuple(tensor["shape"])})
+        for tensor in line["tensors"]
     )
 
 
 def _checked(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON values.
+    """Return an entry as JSON values.
 
-    Raises RefusedError where a name could be something else.
+    Raises:
+        RefusedError: A name could be something else.
     """
     names = [(key, getattr(entry, key)) for key in ("run", "task", "receiver", "job")]
     for number, facts in enumerate(entry.tensors, start=1):
-        names += [
-            (f"{key} of tensor {number}", getattr(facts, key))
-            for key in ("name", "dtype")
-        ]
+        names.append((f"name of tensor {number}", facts.name))
+        names.append((f"dtype of tensor {number}", facts.dtype))
     for what, name in names:
-        if not _NAME.fullmatch(name):  # not shown: it may be text of a note
+        if not _NAME.fullmatch(name):  # not shown, because it may be text of a note
             raise RefusedError(
-                f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] = , +, at "
-                "most 256): the ledger takes no text, and the message did not leave"
+                f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] "
+                "= , +, at most 256): the ledger takes no text, and the message did "
+                "not leave"
             )
-    tensors = [asdict(t) | {"shape": list(t.shape)} for t in entry.tensors]
+    tensors = [asdict(facts) | {"shape": list(facts.shape)} for facts in entry.tensors]
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
     return table | {"time": stamp(entry.time)}
 
 
-def _write(file: IO[bytes], place: int, raw: bytes, wait: bool = True) -> None:
-    """Write all of `raw` at a place; `wait` until it is on disk."""
+def _write(file: IO[bytes], place: int, raw: bytes, *, wait: bool = True) -> None:
+    """Write bytes at a place.
+
+    Args:
+        file: The file.
+        place: The offset.
+        raw: The bytes.
+        wait: Whether to wait until they are on disk.
+    """
     file.seek(place)
     view = memoryview(raw)
     while view:
@@ -418,12 +523,17 @@ def _write(file: IO[bytes], place: int, raw: bytes, wait: bool = True) -> None:
         os.fsync(file.fileno())
 
 
-# ---- whether a ledger is as it was written: every line, the chain, and the end -------
+# ---- verification: every line, the chain, and the end --------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that no append wrote. line: from 1; 0 is the head file."""
+    """Something that no append wrote.
+
+    Attributes:
+        line: The line's number, from 1; 0 is the head file.
+        what: What is wrong.
+    """
 
     line: int
     what: str
@@ -431,8 +541,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """What `verify` found. lines: in the file. notes: what a killed process explains.
-    head: the ledger's end, as its head file has it; None if that is missing or damaged.
+    """The result of `verify`.
+
+    Attributes:
+        path: The ledger.
+        lines: Number of lines in the file.
+        faults: What is wrong.
+        notes: What a killed process explains.
+        head: The ledger's end, by its head file; None if that is missing or damaged.
     """
 
     path: Path
@@ -447,164 +563,244 @@ class LedgerReport:
         return not self.faults
 
     def __str__(self) -> str:
-        """One line a fault and note; one that says all is well where it is."""
-        found = [
-            f"{self.path}:{f.line}: {f.what}"
-            if f.line
-            else f"{head_path(self.path)}: {f.what}"
-            for f in self.faults
-        ]
-        if not found:
-            end = (
-                f", the last has hash {self.head.hash}"
-                if self.head and self.head.lines
-                else ""
-            )
-            found = [f"{self.path}: {self.lines:,} lines, unbroken{end}"]
-        return "\n".join((*found, *self.notes))
+        """Return a line for each fault and note, or one that all is well."""
+        lines = []
+        for fault in self.faults:
+            where = head_path(self.path)
+            if fault.line:
+                lines.append(f"{self.path}:{fault.line}: {fault.what}")
+            else:
+                lines.append(f"{where}: {fault.what}")
+        if not lines:
+            end = ""
+            if self.head and self.head.lines:
+                end = f", the last has hash {self.head.hash}"
+            lines.append(f"{self.path}: {self.lines:,} lines, unbroken{end}")
+        return "\n".join((*lines, *self.notes))
 
 
 def verify(path: Path, noted: Head | None = None) -> LedgerReport:
-    """Read a whole ledger and judge it. noted: an end that was noted elsewhere, which
-    shows a history that somebody wrote anew together with its head.
+    """Read a whole ledger and check it.
 
-    A process that appends meanwhile may look like a cut line. Raises DataError if the
-    file cannot be read.
+    If a process appends at the same time, its line may look like a cut one.
+
+    Args:
+        path: The ledger.
+        noted: An end that was noted elsewhere. It reveals a history that somebody wrote
+            anew together with its head.
+
+    Raises:
+        DataError: The file cannot be read.
     """
     with _readable(path):
         raw_head = b""
         if head_path(path).exists():
             with open(head_path(path), "rb", opener=open_regular) as file:
                 raw_head = file.read(_HEAD_BYTES + 1)
-        gone = raw_head or (noted is not None and noted.lines)
-        if gone and not path.exists():
+        must_exist = raw_head or (noted is not None and noted.lines)
+        if must_exist and not path.exists():
             return judge(path, (), raw_head, noted)
         with open(path, "rb", opener=open_regular) as file:
             return judge(path, file, raw_head, noted)
 
 
 def noted_end(text: str) -> Head:
-    """A ledger's end from what a person noted, LINES:HASH. Raises ConfigError."""
-    lines, colon, noted = text.strip().partition(":")
-    known = colon and lines.isascii() and lines.isdecimal() and int(lines) > 0
-    if not known or not _DIGEST.fullmatch(noted):
+    """Return a ledger's end from what a person noted, LINES:HASH.
+
+    Raises:
+        ConfigError: The text is something else.
+    """
+    lines, colon, digest = text.strip().partition(":")
+    has_number = lines.isascii() and lines.isdecimal() and int(lines) > 0
+    if not colon or not has_number or not _DIGEST.fullmatch(digest):
         raise ConfigError(
-            f"{text[:80]!r}: expected LINES:HASH, as `fednotes ledger verify` prints them "
-            "(a number, and 64 hexadecimal digits)"
+            f"{text[:80]!r}: expected LINES:HASH, as `fednotes ledger verify` prints "
+            "them (a number, and 64 hexadecimal digits)"
         )
-    return Head(int(lines), hash=noted)
+    return Head(int(lines), hash=digest)
 
 
 def judge(
     path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None
 ) -> LedgerReport:
-    """`verify` of lines that were read already, each with its line end, and the head
-    file's bytes; `path` is for messages."""
+    """Check lines that were read already, as `verify` does.
+
+    Args:
+        path: The ledger, for messages.
+        lines: Its lines, each with its line end.
+        raw_head: The bytes of the head file; empty if there is none.
+        noted: An end that was noted elsewhere.
+    """
     reading = _Reading(noted.lines if noted else 0)
     for raw in lines:
-        reading.take(raw)
+        reading.add(raw)
     head = decode_head(raw_head)
     faults = [*reading.faults, *reading.misplaced()]
-    note, fault = reading.end_by(head, bool(raw_head), bool(faults))
-    faults += [fault] if fault else []
-    if noted is not None and noted.lines and reading.noted != noted.hash:
+    if head is None:
+        note = ""
+        end_fault = reading.missing_head(is_damaged=bool(raw_head))
+    else:
+        note, end_fault = reading.compare_end(head, has_faults=bool(faults))
+    if end_fault is not None:
+        faults.append(end_fault)
+    if noted is not None and noted.lines and reading.noted_hash != noted.hash:
         what = "is not the line whose hash was noted elsewhere"
         if reading.end < noted.lines:
             what = "was noted elsewhere, and the ledger ends before it"
         faults.append(Fault(noted.lines, what))
     faults.sort(key=lambda fault: fault.line)
     return LedgerReport(
-        path, reading.lines, tuple(faults), (note,) if note else (), head
+        path,
+        reading.lines,
+        faults=tuple(faults),
+        notes=(note,) if note else (),
+        head=head,
     )
 
 
 class _Reading:
-    """The lines so far. What is odd about their numbers is judged when all are known.
+    """The lines that were read so far.
 
-    asked: the number of the line whose hash is kept.
+    What is wrong with their numbers can only be told when all lines are known.
+
+    Attributes:
+        lines: Number of whole lines.
+        size: Their bytes.
+        remainder: The bytes after the last whole line.
+        end: The highest number of a line.
+        hash: The hash of that line.
+        noted_hash: The hash of the line whose number was noted.
+        faults: What is wrong with single lines.
+
+    Args:
+        noted_number: The number of the line whose hash is kept.
     """
 
-    def __init__(self, asked: int) -> None:
-        self.lines = self.size = 0  # whole ones, and their bytes
-        self.rest = b""  # after the last whole one
-        self.end, self.hash = 0, FIRST  # the highest number, and the hash of its line
-        self.noted, self._asked = "", asked
+    def __init__(self, noted_number: int) -> None:
+        self.lines = 0
+        self.size = 0
+        self.remainder = b""
+        self.end = 0
+        self.hash = FIRST
+        self.noted_hash = ""
         self.faults: list[Fault] = []
-        # what the next line may name as the one before
+        self._noted_number = noted_number
+        # The hashes that the next line may name as the one before.
         self._before: tuple[str, ...] = (FIRST,)
         self._due = 1  # the next line's number
-        # line, number due there, number found
+        # (line, the number that was due there, the number that it has)
         self._jumps: list[tuple[int, int, int]] = []
-        self._places: dict[int, int] = {}  # number → line
+        self._places: dict[int, int] = {}  # number -> line
 
-    def take(self, raw: bytes) -> None:
-        """The next line of the file; the last one may be cut."""
+    def add(self, raw: bytes) -> None:
+        """Add the next line of the file; the last one may be cut."""
         if not raw.endswith(b"\n"):
-            self.rest = raw
+            self.remainder = raw
             return
-        self.lines, self.size = self.lines + 1, self.size + len(raw)
-        own, table = own_hash(raw), parsed(raw)
+        self.lines += 1
+        self.size += len(raw)
+        digest = own_hash(raw)
         written = written_hash(raw)
+        table = parsed(raw)
         number = table.get("seq") if table else None
-        if table is None or own != written or type(number) is not int:
+        if table is None or digest != written or type(number) is not int:
             self.faults.append(
                 Fault(self.lines, "altered: its hash does not fit what it says")
             )
-            # one of the two was the right one
-            self._before = (own, written) if own else ()
+            # One of the two hashes was the right one.
+            self._before = (digest, written) if digest else ()
             number = self._due
         else:
             if number != self._due:
                 self._jumps.append((self.lines, self._due, number))
             elif self._before and table.get("prev") not in self._before:
-                what = "does not follow the line before: one of the two is not the one written"
-                self.faults.append(Fault(self.lines, what))
-            self._before = (own,)
+                self.faults.append(
+                    Fault(
+                        self.lines,
+                        "does not follow the line before: one of the two is not the "
+                        "one that was written",
+                    )
+                )
+            self._before = (digest,)
             self._places.setdefault(number, self.lines)
-        if number == self._asked:
-            self.noted = own
+        if number == self._noted_number:
+            self.noted_hash = digest
         if number > self.end:
-            self.end, self.hash = number, own
+            self.end = number
+            self.hash = digest
         self._due = number + 1
 
     def misplaced(self) -> Iterator[Fault]:
-        """Lines whose numbers do not come one after the other, and why."""
+        """Yield the lines whose numbers are not consecutive, and why."""
         for line, due, number in self._jumps:
             if number < due and self._places[number] != line:
-                what = f"has number {number}, as line {self._places[number]}: one was inserted"
+                what = (
+                    f"has number {number}, as line {self._places[number]}: one was "
+                    "inserted"
+                )
             elif number < due or due in self._places:
                 what = f"has number {number} where {due} is due: lines were moved"
             else:
-                gone = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
-                what = f"has number {number}: what was before it, number {gone}, was removed"
+                missing = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
+                what = (
+                    f"has number {number}: what was before it, number {missing}, was "
+                    "removed"
+                )
             yield Fault(line, what)
 
-    def end_by(
-        self, head: Head | None, there: bool, faulty: bool
-    ) -> tuple[str, Fault | None]:
-        """What a killed process explains of the end, and what nothing does. there:
-        whether there is a head file. faulty: lines are wrong already, so that bytes and
-        the last hash say nothing new."""
-        if head is None:
-            what = "is damaged or edited" if there else "is missing"
-            return "", Fault(0, what) if there or self.lines else None
-        if self.rest and (self.end < head.lines or not head.next):
-            return "", Fault(self.lines + 1, "is cut, and no process was writing it")
-        if self.end < head.lines:
-            cut = head.lines - self.end
-            more = f"{cut} more {'was' if cut == 1 else 'were'} written"
-            return "", Fault(self.lines, f"is the last, but {more}: cut off")
-        announced = head.next and (self.end, self.hash) == (head.lines + 1, head.next)
-        if announced and not self.rest:
-            return (
-                "the last line was written by a process that was killed before it was done",
-                None,
+    def missing_head(self, *, is_damaged: bool) -> Fault | None:
+        """Return the fault of a head file that is damaged or missing.
+
+        Args:
+            is_damaged: Whether there is a head file.
+        """
+        if is_damaged:
+            return Fault(0, "is damaged or edited")
+        return Fault(0, "is missing") if self.lines else None
+
+    def _compare_cut(self, head: Head) -> Fault | None:
+        """Return the fault of a file that ends before its head says so."""
+        if self.end < head.lines and not self.remainder:
+            missing = head.lines - self.end
+            more = f"{missing} more {'was' if missing == 1 else 'were'} written"
+            return Fault(self.lines, f"is the last, but {more}: cut off")
+        if self.remainder and (self.end < head.lines or not head.next):
+            return Fault(self.lines + 1, "is cut, and no process was writing it")
+        return None
+
+    def compare_end(self, head: Head, *, has_faults: bool) -> tuple[str, Fault | None]:
+        """Compare the end of the file with its head.
+
+        Args:
+            head: The head.
+            has_faults: Whether lines are wrong already. The number of bytes and the
+                last hash say nothing new then.
+
+        Returns:
+            A note on what a killed process explains, or "", and a fault that nothing
+            explains, or None.
+        """
+        cut = self._compare_cut(head)
+        if cut is not None:
+            return "", cut
+        is_announced = head.next and (self.end, self.hash) == (
+            head.lines + 1,
+            head.next,
+        )
+        if is_announced and not self.remainder:
+            note = (
+                "the last line was written by a process that was killed before it was "
+                "done"
             )
+            return note, None
         if self.end > head.lines:
             what = f"goes beyond the {head.lines} lines that were written"
             return "", Fault(self.lines, what)
-        if not faulty and (self.hash, self.size) != (head.hash, head.bytes):
+        if not has_faults and (self.hash, self.size) != (head.hash, head.bytes):
             return "", Fault(self.lines, "is not the line that the head says is last")
-        where = f"{len(self.rest)} bytes after line {self.lines}"
-        killed = f"{where} are of a line whose writing was killed; that message did not leave"
-        return killed if self.rest else "", None
+        if not self.remainder:
+            return "", None
+        return (
+            f"{len(self.remainder)} bytes after line {self.lines} are of a line whose "
+            "writing was killed; that message did not leave"
+        ), None
