@@ -343,12 +343,12 @@ def test_a_full_disk_leaves_the_ledger_whole(
     real = module._write
     left = [1]
 
-    def full(file, place: int, raw: bytes, wait: bool = True) -> None:
+    def full(file, place: int, raw: bytes, *, wait: bool = True) -> None:
         left[0] -= 1
         if left[0] == -1:
-            real(file, place, raw[:50], wait)
+            real(file, place, raw[:50], wait=wait)
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(file, place, raw, wait)
+        real(file, place, raw, wait=wait)
 
     monkeypatch.setattr(module, "_write", full)
     with pytest.raises(FednotesError, match=r"No space left on device.*did not leave"):
