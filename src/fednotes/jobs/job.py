@@ -1,15 +1,16 @@
-"""A job, what its tables say of whose notes are read, and what a method's sites hold.
+"""Define a job, the tables of its job file, and the kinds of data that sites hold.
 
-[sites.NAME]   SiteConfig; for a method that reads notes without annotations, NotesConfig
-[tags]         TagsConfig: which types each site annotates
-[synthetic]    SyntheticConfig: generated sites in place of files
-[silos]        SilosConfig: hospitals simulated from what the sites' tables name
-[federation]   FederationConfig: how the sites' answers are gathered
-[privacy]      Privacy: what is promised of single patients, documents or sentences
+[sites.NAME]   SiteConfig: a site's annotated documents; NotesConfig: notes without
+               annotations, for the methods that read such notes
+[tags]         TagsConfig: which entity types each site annotates
+[synthetic]    SyntheticConfig: generated sites instead of files
+[silos]        SilosConfig: sites simulated from the corpora of the sites' tables
+[federation]   FederationConfig: how the server collects the sites' updates
+[privacy]      Privacy: differential privacy of patients, documents or sentences
 
-What the sites of a method hold is a `SiteKind` (`jobs/kinds/`). A kind may have tables
-of its own, and its own classes for [sites.NAME] and [synthetic]. `jobs/job_file.py`
-reads them all.
+A `SiteKind` describes what the sites of a method hold (`jobs/kinds/`). A kind can
+define tables of its own, and its own classes for [sites.NAME] and [synthetic].
+`jobs/job_file.py` reads all of these tables.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ Fraction = Annotated[float, Interval(ge=0, le=1)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
 Labelled = Annotated[float, Interval(gt=0, le=1)]
 Seconds = Annotated[float, Ge(0)]
-Number = Annotated[int, Ge(0)]  # where 0 is all
+# 0 means all
+Number = Annotated[int, Ge(0)]
 
 
 @checked(frozen=True)
@@ -155,8 +157,10 @@ class SiteConfig:
 
     @property
     def shares(self) -> tuple[int, int]:
-        """`share` as numbers: which one, counted from 1, of how many; zeros if it is
-        none."""
+        """Return `share` as (part, parts), such as (2, 3) for "2/3"; (0, 0) if invalid.
+
+        Parts are counted from 1.
+        """
         found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.share)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -207,7 +211,7 @@ class NotesConfig:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Every path, in order."""
+        """Return all paths in the order in which they are read."""
         return self.paths or (self.path,)
 
 
@@ -245,12 +249,13 @@ class TagsConfig:
 
     @property
     def sampled(self) -> bool:
-        """Whether the sites' types are drawn at random."""
+        """Return whether the sites' types are drawn at random."""
         return self.design != "given"
 
     def sampling(self, seed: int) -> int:
-        """The number of the sampling that a job with this seed belongs to."""
-        return -(-seed // self.runs_per_sampling)  # rounded up
+        """Return the number of the sampling that a job with this seed uses."""
+        # division that rounds up
+        return -(-seed // self.runs_per_sampling)
 
 
 def _check_distinct(name: str, types: tuple[str, ...]) -> None:
@@ -323,7 +328,14 @@ class FederationConfig:
 
 
 class CountTable(NamedTuple):
-    """A table of numbers. words: so many of its first columns hold words."""
+    """Hold a table of counts that is ready to show.
+
+    Attributes:
+        heads: Column headings.
+        rows: Rows, with a text for each column.
+        words: Number of leading columns that hold words; the others hold numbers.
+        title: Title of the table; may be empty.
+    """
 
     heads: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -333,13 +345,13 @@ class CountTable(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigTable:
-    """A table of a job file that a class reads.
+    """Describe a table of a job file that is read into a class.
 
     Attributes:
-        heading: Its heading in the reference of keys, such as "[concepts] of patients".
-        config: The class.
-        elsewhere: Other defaults of its keys, by the circumstance in which a job gets
-            them.
+        heading: Heading in the key reference, such as "[concepts] of patients".
+        config: The class whose fields are the keys of the table.
+        elsewhere: Defaults that differ from those of the class, by the circumstance in
+            which they apply.
     """
 
     heading: str
@@ -349,12 +361,12 @@ class ConfigTable:
 
 @dataclass(frozen=True)
 class ListsTable:
-    """A table of a job file whose keys are free names, each with a list of texts.
+    """Describe a table of a job file whose keys are free names with lists of texts.
 
     Attributes:
-        heading: Its heading in the reference of keys.
-        about: What the table is for.
-        meaning: What the texts of a key are.
+        heading: Heading in the key reference.
+        about: Purpose of the table.
+        meaning: Meaning of the texts of a key.
     """
 
     heading: str
@@ -367,50 +379,53 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SiteKind:
-    """What the sites of a method hold, and all that a job does with it.
+    """Define a kind of data that sites hold, and how a job handles it.
 
     Attributes:
-        name: Name of the kind, which is the `holds` of a method.
+        name: Name of the kind; a method names its kind in `holds`.
         sites: Class of [sites.NAME].
         synthetic: Class of [synthetic].
-        load: Reads the sites of a job. Gets the job, a listener to progress and a
-            cache.
-        fingerprint: Digest of a site's data: two runs on the same data agree in it.
-        counts: Tables of numbers about sites, for `check`.
-        needed: Keys of [sites.NAME], one of which a site needs to find its notes.
-        somewhere: A table [sites.NAME] for those who do not read the notes themselves.
-        tables: Tables of a job file that only jobs on this kind have.
-        more: Makes fields of `Job` from these tables. Gets all tables of the job, those
-            of the method's preset, and the job as messages call it.
-        shown: Values of these tables by name: instances of the tables' classes, or
-            mappings of keys.
-        size: Number of a site's training examples, as far as its data tell.
-        unit: What these examples are, in short.
-        stand_in: Copy of a site under another name, in place of a site that is not
-            here, with so many training examples, or as many as it has where none can
-            occur twice.
-        hints: What a run says of its scores. Gets the scores and the sites.
-        findings: What to know before training. Gets the job and its sites.
-        training_examples: Training examples of a site as bytes, by the name of a view:
-            from the text alone to all that is known of it. They are compared with those
-            of earlier jobs.
-        describe: Public facts of a site by which sites agree before round 1 of a real
-            run. Gets the job, with this site alone, and the site.
-        stub: Makes a site without examples by its name and the description that has
-            these facts; None if sites of this kind are described by their tag sets and
-            encoder.
-        audit_subject: Makes what an audit trains shadow models on
-            (`apps/audit/shadow/subject.py`), with the job of these models. Gets the
-            audit's scene, the audited site, a generator, the most units to judge, and
-            what the control judges by. None if the audit reads sites of this kind
-            itself.
-        compare: Compares two sides of runs by a metric and a number of bootstrap
-            samples; None if runs of this kind find nothing that can be compared.
-        metrics: What the metrics are called by which runs are compared, by their names.
-        one_sentence: Reduces a site to one that is made in no time; None if there is no
-            such site.
-        invented: Makes a site by its name and table where its files cannot be read;
-            None if this is not possible.
+        load: Reads the sites of a job. Takes the job, a progress callback and the
+            folder of the cache.
+        fingerprint: Returns a digest of a site's data; equal data have equal digests.
+        counts: Returns tables of counts about the sites, for `check`.
+        needed: Keys of [sites.NAME] that locate a site's notes; a site needs one of
+            them.
+        somewhere: Placeholder values of [sites.NAME] for a process that does not read
+            the notes itself.
+        tables: Tables of a job file that only jobs on this kind of data have.
+        more: Makes fields of `Job` from these tables. Takes all tables of the job, the
+            tables of the method's preset, and the job's name in messages.
+        shown: Returns the values of these tables by table name: instances of the
+            tables' classes, or mappings of keys.
+        size: Returns the number of a site's training examples, as far as its data show
+            it.
+        unit: Short name of one training example, such as "sent".
+        stand_in: Copies a site under another name, to represent a site whose data are
+            elsewhere. Takes the site, the name and the number of training examples;
+            the copy keeps the site's own number where no example can occur twice.
+        hints: Yields remarks on the scores of a run. Takes the scores and the sites.
+        findings: Returns what the user should know before training. Takes the job and
+            its sites.
+        training_examples: Returns the training examples of a site as bytes, by the
+            name of a view. Views range from the text alone to everything known about
+            an example. They are compared with the examples of earlier jobs.
+        describe: Returns the public facts on which sites agree before round 1 of a
+            distributed run. Takes the job, reduced to this site, and the site.
+        stub: Makes a site without examples from its name and the description with
+            these facts. None if a tag set and an encoder describe sites of this kind.
+        audit_subject: Makes the subject on which an audit trains shadow models
+            (`apps/audit/shadow/subject.py`), and the job of these models. Takes the
+            audit's scene, the audited site, a random generator, the largest number of
+            units to judge, and the criterion of the control. None if the audit reads
+            sites of this kind itself.
+        compare: Compares two sides of runs. Takes both sides, a metric and the number
+            of bootstrap samples. None if runs of this kind cannot be compared.
+        metrics: Display names of the metrics for comparisons, by metric name.
+        one_sentence: Reduces a site to a tiny one that is quick to prepare; None if
+            there is no such reduction.
+        invented: Makes an artificial site from a name and its table when the files
+            cannot be read; None if this is not possible.
     """
 
     name: str
@@ -447,12 +462,27 @@ class SiteKind:
 
 @dataclass(frozen=True)
 class Job:
-    """A job file, read and checked.
+    """Hold the validated content of a job file.
 
-    kind: what its sites hold. config: the method's `Config`. sites: a table of the kind
-    each; synthetic likewise. table: the raw tables after `--set`, for the record.
-    folder: what relative paths are relative to. tags: of annotated documents.
-    kind_tables: what another kind made of its own tables.
+    Attributes:
+        name: Name of the job: its file name without the suffix.
+        title: Title in reports.
+        method: Name of the method.
+        seed: Seed of all random numbers.
+        conditions: Conditions to train, in their fixed order.
+        threads: Number of threads that this process computes with.
+        config: The method's config.
+        kind: Kind of data that the sites hold.
+        sites: [sites.NAME] tables by site name, as instances of `kind.sites`; empty if
+            the job has generated sites.
+        synthetic: The [synthetic] table as an instance of `kind.synthetic`, or None.
+        table: Raw tables after `--set`; they go into the run's record.
+        folder: Folder against which relative paths are resolved.
+        silos: The [silos] table, or None.
+        federation: The [federation] table.
+        tags: The [tags] table of a job on annotated documents, or None.
+        privacy: The [privacy] table, or None.
+        kind_tables: What another kind of data makes of its own tables.
     """
 
     name: str
@@ -475,38 +505,50 @@ class Job:
 
     @property
     def module(self) -> Method:
-        """What the method does, with differential privacy if the job asks for it."""
+        """Return the method, with differential privacy if the job has [privacy]."""
         method = methods.find(self.method)
         return method if self.privacy is None else PrivateMethod(method)
 
     @property
     def data(self) -> str:
-        """What the method's sites hold, such as "documents" or "notes" (without
-        annotations)."""
+        """Return the name of the kind of data, such as "documents" or "notes"."""
         return self.kind.name
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the declarative job; two runs with one fingerprint are one run."""
+        """Return the SHA-256 of the job's tables, as a hexadecimal string.
+
+        Two runs with the same fingerprint are runs of the same job.
+        """
         text = json.dumps(self.table, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def located(self, text: str, where: str) -> Path:
-        """A path of the job, relative to its file. Raises ConfigError for a variable
-        that is not set."""
+        """Return a path of the job, resolved against the folder of the job file.
+
+        Args:
+            text: The path as the job gives it; `$NAME` is an environment variable.
+            where: Name of the key in error messages.
+
+        Raises:
+            ConfigError: An environment variable is not set.
+        """
         path = Path(expand(text, where))
         return path if path.is_absolute() else self.folder / path
 
 
 @dataclass(frozen=True)
 class Sites:
-    """The sites of a job in its order, or the silos that it deals them into.
+    """Hold the data of a job's sites, in the order of the job file.
 
-    data: what each holds, of the method's kind. complete: the same texts with every
-    type annotated everywhere, where that is known: for generated sites and sampled tag
-    sets.
-    notes: what was changed on the way, as counts. findings: what to know of the files
-    before they were split and reduced.
+    A job with [silos] has its simulated sites here.
+
+    Attributes:
+        data: Each site's data, of the method's kind.
+        complete: The same texts with every entity type annotated at every site. Known
+            only for generated sites and sampled tag sets; None otherwise.
+        notes: Remarks on what was changed while reading, as counts.
+        findings: What the checks found in the files before they were split and reduced.
     """
 
     data: tuple[Any, ...]
@@ -516,24 +558,29 @@ class Sites:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the data, and what was skipped: to be known before
-        training."""
+        """Return what is wrong with the data and what was skipped, to show first."""
         return tuple(
             f"{f.where}: {f.message}" for f in self.findings if f.level != "info"
         )
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What a run says of its data: `warnings`, and what was changed on the way."""
+        """Return a run's remarks on its data: `warnings`, then `notes`."""
         return (*(f"warning: {text}" for text in self.warnings), *self.notes)
 
 
 def load_sites(
     job: Job, progress: Progress | None = None, cache: Path | None = None
 ) -> Sites:
-    """Read every site of a job. progress: told of (patients done, all) while notes are
-    read; cache: of what is made of them.
+    """Read the data of every site of a job.
 
-    Raises DataError for a bad file, ConfigError for a setting that does not fit it.
+    Args:
+        job: The job.
+        progress: Called with (patients read, patients in all) while notes are read.
+        cache: Folder in which values computed from the notes are cached.
+
+    Raises:
+        DataError: A file is invalid.
+        ConfigError: A setting does not fit the data.
     """
     return job.kind.load(job, progress, cache)

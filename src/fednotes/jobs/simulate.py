@@ -1,10 +1,13 @@
-"""Run a job in the embedded engine: each site alone, all federated, all pooled.
+"""Simulate a job on this machine: train alone, federated and pooled, and score.
 
-OUT/job.json                     the declarative job, versions and machine
-OUT/metrics.jsonl                a line per evaluation
-OUT/alone/SITE/ …                each part: checkpoints/, done.json, sites/SITE/model; or
-                                 model/ alone where all sites end with the same one
-OUT/summary.json
+A run's folder holds:
+
+OUT/job.json           the job's tables, the versions and the machine
+OUT/metrics.jsonl      a line for each evaluation
+OUT/alone/SITE/ …      a folder for each part, with checkpoints/ (until the part is
+                       done), done.json and sites/SITE/model; or a single model/ where
+                       all sites end with the same model
+OUT/summary.json       the result
 """
 
 from __future__ import annotations
@@ -62,16 +65,22 @@ from fednotes.jobs.results import (
 from fednotes.methods.base import Method
 from fednotes.metrics.compare import Bootstrap, mean_scores, paired_sites, summed_scores
 
-LONG = 3600.0  # seconds; a person is asked about more
-LARGE = 10e9  # bytes of a site, likewise
+# The user must confirm a run that takes more seconds, or more bytes per site.
+LONG = 3600.0
+LARGE = 10e9
 
 
 @dataclass(frozen=True)
 class Part:
-    """One training run of a job: a condition, and the site if it trains alone.
+    """Define one training run of a job: a condition, and the site if it trains alone.
 
-    method: of runs on this machine, whose sites are observed one by one. unit: of what
-    it trains on, in short.
+    Attributes:
+        condition: "alone", "own-mix", "federated" or "pooled".
+        sites: Data of the sites that take part.
+        config: The method's config for this part.
+        site: Name of the site that trains alone; empty otherwise.
+        method: The method, in simulations, which observe the sites one by one.
+        unit: Short name of a training example, such as "sent".
     """
 
     condition: str
@@ -83,22 +92,26 @@ class Part:
 
     @property
     def promised(self) -> bool:
-        """Whether it is trained with differential privacy."""
+        """Return whether the part is trained with differential privacy."""
         return getattr(self.config, "privacy", None) is not None
 
     @property
     def name(self) -> str:
-        """The part's folder below the run's."""
+        """Return the part's folder, relative to the run's folder."""
         return f"{self.condition}/{self.site}" if self.site else self.condition
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What federated training sends at most: bytes of one site in all rounds, as plain
-    numbers.
+    """Hold an upper bound on the bytes that one site exchanges in federated training.
 
-    up: to the server, down: from it. What a secure sum makes of numbers is in it; its
-    keys and a carrier's framing come on top.
+    The larger numbers of a secure sum are included; its keys and the framing of the
+    transport are not.
+
+    Attributes:
+        rounds: Largest number of rounds.
+        up: Bytes from the site to the server in all rounds.
+        down: Bytes from the server to the site in all rounds.
     """
 
     rounds: int
@@ -114,15 +127,19 @@ class Traffic:
 
 
 class Display:
-    """Who is told how a run goes; this one says nothing.
+    """Receives the progress events of a run; this default ignores them.
 
-    cost: what federated training will send. plan: the work of each part that is to be
-    trained, by its name; 0 where it is not known. begin: a part starts (or goes on),
-    with the most rounds and the sentences (patients) that all sites together train on
-    in each; 0 where not known. round: one was committed; end: the part is trained.
-    features: computed so far, or notes read for concepts. warn: something to know
-    before training. seed: the next run of several begins, with this seed, as so many of
-    all.
+    cost: the traffic of federated training is known.
+    plan: the work of each part to train is known, in examples of all rounds, by the
+        name of the part; 0 where it is unknown.
+    begin: a part starts or resumes. Gets the largest number of rounds, and the training
+        examples of all sites in a round; 0 where it is unknown.
+    round: a round was committed.
+    end: the part is trained.
+    features: features were computed, or notes were read, for so many texts.
+    warn: there is a warning to show before training.
+    seed: the next of several runs starts. Gets its seed, its place among the runs, and
+        the number of runs.
     """
 
     def cost(self, traffic: Traffic) -> None: ...
@@ -154,7 +171,7 @@ class _Rounds(Display):
 
 
 def displayed(told: Told) -> Display:
-    """What is told, as a display."""
+    """Return a display for a display, a function or None."""
     return _Rounds(told) if callable(told) else told or Display()
 
 
@@ -168,14 +185,25 @@ def simulate(
     display: Told = None,
     command: str = "",
 ) -> RunResult:
-    """Train and judge every part of a job; returns what summary.json holds.
+    """Train and score every part of a job, and write the results.
 
-    out: the run's folder; new, or with `resume` that of an unfinished run of the same
-        job.
-    overwrite: an earlier run there becomes `OUT.previous`, once the sites could be
-        read.
-    command: how a person repeats this run, for the report.
-    Raises ConfigError if `out` holds another run, BusyError while a run goes on there.
+    Args:
+        job: The job.
+        out: Folder of the run: a new one, or with `resume` that of an unfinished run of
+            the same job.
+        resume: Whether to resume an unfinished run.
+        overwrite: Whether to move an earlier run in `out` to `OUT.previous`; this
+            happens once the sites' data have been read.
+        device: PyTorch device to train on.
+        display: Receives the progress.
+        command: Command that repeats this run, for the report.
+
+    Returns:
+        The content of summary.json.
+
+    Raises:
+        ConfigError: `out` holds another run.
+        BusyError: Another process is running in `out`.
     """
     display = displayed(display)
     device_of(device)
@@ -196,7 +224,7 @@ def simulate(
         if cost := traffic(job, config, sites.data):
             display.cost(cost)
         if replace_old and set_aside(out):
-            # a new folder, for the other one went with its lock
+            # The lock moved away with the earlier run, so lock the new folder too.
             mine.enter_context(hold_folder(out))
         claim(job, out, sites, resume)
         with resumable(f"{command} --resume"):
@@ -211,10 +239,17 @@ def simulate(
 def prepare(
     job: Job, progress: Progress | None = None
 ) -> tuple[Sites, Any, list[Part]]:
-    """A job's data, its method's settings for them, and the parts of its run; nothing
-    is trained.
+    """Read a job's data, configure its method and list the parts, without training.
 
-    progress: of `load_sites`. Raises FednotesError for what cannot be.
+    Args:
+        job: The job.
+        progress: Progress callback of `load_sites`.
+
+    Returns:
+        The sites, the method's config for them, and the parts of the run.
+
+    Raises:
+        FednotesError: The data cannot be read, or do not fit the job.
     """
     sites = load_sites(job, progress)
     config = job.module.configure(job.config, sites.data)
@@ -222,15 +257,22 @@ def prepare(
 
 
 def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
-    """Of a job's federated part; None where it has none or its method cannot tell.
+    """Estimate the traffic of a job's federated part.
 
-    config: the method's, with what the sites together say. sites: what each holds.
+    Args:
+        job: The job.
+        config: The method's config, completed with the facts of all sites.
+        sites: The sites' data.
+
+    Returns:
+        The traffic of one site; None if the job has no federated part or the method
+        cannot estimate it.
     """
     if "federated" not in job.conditions:
         return None
     sizes = [job.kind.size(site) for site in sites]
     told = job.module.estimate_traffic(config, sizes)
-    # makes eight bytes of four, and has no smaller ones
+    # A secure sum sends eight bytes per number, which doubles four-byte numbers.
     if told and job.federation.secure_sum:
         whole = (
             job.privacy is not None or getattr(config, "compression", "") == "packed"
@@ -240,7 +282,7 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
 
 
 def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
-    """The training runs of the asked conditions."""
+    """Return the parts of a run: one for each condition, and each site alone."""
     found: list[Part] = []
     told: Any = {"method": job.module, "unit": job.kind.unit}
     if "alone" in job.conditions:
@@ -270,7 +312,19 @@ def members_of(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> list[MethodSite]:
-    """The sites of a part with their models and encoded data. Raises FednotesError."""
+    """Make the sites of a part, with their models and encoded data.
+
+    Args:
+        job: The job.
+        part: The part.
+        folders: Folder for each site's model; None for a site that saves no model.
+        device: PyTorch device.
+        cache: Folder in which encoded data are cached; None uses the default.
+        progress: Called with the features computed so far and their total.
+
+    Raises:
+        FednotesError: A site cannot be made from its data and config.
+    """
     given: Any = {
         "device": device,
         "cache": cache or default_cache(),
@@ -283,13 +337,13 @@ def members_of(
 
 
 def summed_securely(job: Job, part: Part) -> bool:
-    """Whether a part's sums are secure."""
+    """Return whether the server adds up a part's updates by a secure sum."""
     return job.federation.secure_sum and part.condition == "federated"
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run in its folder."""
+    """Trains the parts of a job in the folder of a run."""
 
     job: Job
     out: Path
@@ -300,7 +354,12 @@ class _Run:
     def outcomes(
         self, parts: Sequence[Part], sites: Sequence[Any]
     ) -> dict[str, Outcome]:
-        """The outcome of each part by its name, a finished one's as it is."""
+        """Train the parts that are not finished, and return all outcomes by part name.
+
+        Args:
+            parts: Parts of the run.
+            sites: Data of all sites, on which a pooled model is scored.
+        """
         torch.set_num_threads(self.job.threads)
         torch.use_deterministic_algorithms(self.device == "cpu")
         if not (self.resume and (self.out / METRICS).exists()):
@@ -318,8 +377,7 @@ class _Run:
         return results
 
     def _work(self, parts: Sequence[Part]) -> dict[str, float]:
-        """Return the examples that each part still to be trained reads in all of its
-        rounds."""
+        """Return the examples that each unfinished part reads in all of its rounds."""
         work = {}
         for part in parts:
             if self.resume and (self.out / part.name / "done.json").exists():
@@ -330,7 +388,7 @@ class _Run:
         return work
 
     def _trained(self, part: Part, folder: Path, sites: Sequence[Any]) -> Outcome:
-        """Train one part and score it on every site's test data."""
+        """Train one part and score it on the test data of its sites."""
 
         def observe(result: RoundResult) -> None:
             if result.evaluated:
@@ -386,13 +444,14 @@ class _Run:
 
 
 def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:
-    """Each site's training loss and what its validation data say; simulations only."""
+    """Return each site's training loss and validation scores in a simulated round."""
     found: dict[str, dict[str, float]] = {}
     if part.method is None:
         return found
     for task in part.method.training_tasks:
         for site, metrics in result.replies.get(task, {}).items():
-            if metrics["examples"]:  # else it had nothing to learn from in this round
+            # a site without examples in this round has no loss
+            if metrics["examples"]:
                 found[site] = {"loss": metrics["loss"] / metrics["examples"]}
     for site, metrics in result.replies.get(EVALUATE, {}).items():
         judged = part.method.summarise(metrics)
@@ -475,16 +534,16 @@ def _result(
 def _paired(
     by: Mapping[str, Sequence[Outcome]], against: str
 ) -> tuple[dict[str, PairedDifference], PairedDifference | None]:
-    """Compare each site's federated model with that of another condition, on the same
-    documents.
+    """Compare each site's federated model with another condition's by a paired test.
 
     Args:
-        by: Condition to the outcomes of its parts.
+        by: Outcomes of the parts of each condition.
         against: The other condition.
 
     Returns:
-        The difference at each site, and that of the means; nothing where one of the two
-        conditions was not trained, or a site has no counts of its documents.
+        The difference at each site, and the difference of the means over the sites.
+        These are {} and None if one of the conditions was not trained or a site has no
+        counts of its test documents.
     """
     counts: dict[str, dict[str, Any]] = {}
     for condition in ("federated", against):
@@ -514,19 +573,24 @@ def _difference_of(found: Bootstrap) -> PairedDifference:
 
 
 def _validation(parts: Sequence[Outcome]) -> dict[str, Any]:
-    """What validation data say of the models that were kept, more being better:
-    settings are chosen by it. Sites that hold nothing out have None and are in no mean.
+    """Return the validation scores of the selected models, by which settings are chosen.
+
+    Higher is better. A site without validation data has None and does not enter the
+    mean.
+
+    Returns:
+        "mean": the mean over the sites; "sites": the score of each site.
     """
     sites = {site: score for part in parts for site, score in part.valid.items()}
     judged = [score for score in sites.values() if score is not None]
     return {"mean": fmean(judged) if judged else None, "sites": sites}
 
 
-# ---- a run's folder: whose it is, whether it is free, what a finished part left in it
+# ---- a run's folder: which job owns it, whether it is free, and what it holds --------
 
 
 def require_place(out: Path) -> None:
-    """Raises ConfigError unless `out` is the folder of a run, or could become one."""
+    """Raise ParameterError unless `out` is, or can become, the folder of a run."""
     if (out / "job.json").exists() or not out.exists():
         return
     if not out.is_dir() or any(path.name != LOCK for path in out.iterdir()):
@@ -536,7 +600,14 @@ def require_place(out: Path) -> None:
 
 
 def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
-    """Raises ConfigError unless `out` is free for this job, or its own."""
+    """Raise ParameterError if `out` holds a run that this job may not touch.
+
+    Args:
+        job: The job.
+        out: Folder of the run.
+        resume: Whether the job resumes its own run.
+        overwrite: Whether the job may replace an earlier run.
+    """
     if overwrite or not begun(out):
         return
     if not resume:
@@ -551,8 +622,10 @@ def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
 
 
 def finished(done: Path) -> Outcome | None:
-    """What a part that ran to its end left; None, to run it again, where that is
-    damaged."""
+    """Return the outcome of a finished part, or None if there is none or it is damaged.
+
+    A part without an outcome is trained again.
+    """
     try:
         return Outcome.model_validate(read_json(done, strict=False))
     except (OSError, ValueError):
@@ -560,16 +633,21 @@ def finished(done: Path) -> Outcome | None:
 
 
 def begun(out: Path) -> bool:
-    """Whether anything in a run's folder took time: a job that failed at once claims
-    nothing."""
+    """Return whether a run's folder holds evaluations, which took time to compute.
+
+    A job that failed at its start leaves none, so its folder is free.
+    """
     log = out / METRICS
     return log.exists() and log.stat().st_size > 0
 
 
 def set_aside(out: Path) -> bool:
-    """Move an earlier run to `OUT.previous`, where an unfinished one replaces no other.
+    """Move an earlier run to `OUT.previous`.
 
-    False if there is none.
+    An unfinished run is deleted instead if there is a previous run already.
+
+    Returns:
+        Whether there was an earlier run.
     """
     previous = out.with_name(out.name + ".previous")
     if not begun(out):
@@ -578,14 +656,19 @@ def set_aside(out: Path) -> bool:
         if not (out / SUMMARY).exists():
             shutil.rmtree(out)
             return True
-        recorded(previous)  # the folder of a run, not somebody's own
+        # raises unless this is the folder of a run: nothing else may be deleted
+        recorded(previous)
         shutil.rmtree(previous)
     out.rename(previous)
     return True
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    """A run's job.json. Raises ConfigError if it is missing or damaged."""
+    """Return the content of a run's job.json.
+
+    Raises:
+        ConfigError: The file is missing or damaged.
+    """
     try:
         record = read_json(run / "job.json")
     except (OSError, ValueError) as error:
@@ -598,13 +681,12 @@ def recorded(run: Path) -> dict[str, Any]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was begun in a folder, on this machine or between real sites."""
+    """Return whether a folder holds a run, simulated or between real sites."""
     return any((folder / name).is_file() for name in (SUMMARY, "job.json"))
 
 
 def so_far(run: Path) -> RunResult:
-    """What summary.json says of a run; of one that has not ended, what its job.json
-    does."""
+    """Return the result of a run, or what job.json says of a run that has not ended."""
     if (run / SUMMARY).is_file():
         return read_result(run)
     record = recorded(run)
@@ -616,10 +698,12 @@ def so_far(run: Path) -> RunResult:
 
 
 def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
-    """Write down whose folder `out` is, readable by its owner alone: it derives from
-    notes.
+    """Record in `out` which job and which notes its run uses.
 
-    Raises ConfigError if the notes are not those that an unfinished run began with.
+    Only the owner can read the folder, because its files derive from notes.
+
+    Raises:
+        ConfigError: The notes have changed since the run that is to be resumed began.
     """
     notes = {site.id: job.kind.fingerprint(site) for site in sites.data}
     if resume and begun(out):
@@ -643,7 +727,7 @@ def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What a result may depend on."""
+    """Return the versions of the software and the machine, which may affect a result."""
     return {
         "fednotes": fednotes.__version__,
         "torch": torch.__version__,
@@ -652,11 +736,11 @@ def versions() -> dict[str, str]:
     }
 
 
-# ---- what a run says beside its scores: why a number may be low, and what to try -----
+# ---- remarks on the scores of a run: why a number may be low, and what to try --------
 
 
 def marks(parts: Sequence[Part]) -> dict[str, str]:
-    """Of the conditions that were trained unlike the others: in what."""
+    """Return why a condition's scores are not comparable with the others', if so."""
     epochs = _personal_epochs(parts)
     longer = {name: n for name, n in epochs.items() if n > epochs.get("pooled", n)}
     if not longer:
@@ -677,10 +761,13 @@ def pooled_below_alone(
     parts: Sequence[Part],
     sites: int,
 ) -> Iterator[str]:
-    """A line where one model of all notes is worse than each site's own, with what the
-    run knows.
+    """Yield a remark if the pooled model scores below the sites' own models.
 
-    mean, conditions: of the result. sites: how many there are.
+    Args:
+        mean: Mean scores of each condition, as in the result.
+        conditions: Rounds and costs of each condition, as in the result.
+        parts: Parts of the run.
+        sites: Number of sites.
     """
     kind = next((k for k in ("strict", "phenotypes") if k in mean.get("alone", {})), "")
     own, pooled = (
@@ -709,13 +796,14 @@ def pooled_below_alone(
 
 
 def nothing_found(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[str]:
-    """What to try where a model found nothing."""
+    """Yield a remark for each site without test data, mentions or correct predictions."""
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
             if not score:
                 yield HINTS["nothing_held_out"].format(site=site)
                 break
-            if "by_type" not in score:  # mentions are not judged here
+            # scores of patients have no mentions
+            if "by_type" not in score:
                 continue
             if not any(of_type["support"] for of_type in score["by_type"].values()):
                 yield HINTS["no_mentions"].format(site=site)
