@@ -1,11 +1,11 @@
-"""The local page: what its addresses show, and who may ask.
+"""Local web UI: its pages and its access control.
 
-It listens on 127.0.0.1 alone. A random token in the first address becomes a cookie.
-Cookies go to every port of a computer, those of other users' programs too; so all
-addresses begin with a random folder, and the cookie is sent to that alone. The Host
-that a request names, and the Origin of one that changes something, must be this page's
-own, so that no other site in the same browser reads or writes here. Nothing is fetched
-from anywhere.
+The server listens on 127.0.0.1 only. The first address contains a random token, which
+becomes a cookie. Browsers send cookies to every port of a computer, including those of
+other users' programs, so all addresses begin with a random folder and the cookie is
+restricted to it. The `Host` header of each request, and the `Origin` of each request
+that changes something, must be those of this server, so that no other web site in the
+same browser can read or write here. The pages load nothing from other servers.
 """
 
 from __future__ import annotations
@@ -75,8 +75,17 @@ Predict = Callable[[Sequence[Document]], Sequence[Document]]
 
 @dataclass
 class Desk:
-    """What the page is about. runs, kits: folders by name. model: finds mentions;
-    about: its name; sure: what its confidence is. root: with what all addresses begin.
+    """The content of the web UI.
+
+    Attributes:
+        review: The errors to review, or None.
+        model: Finds mentions in documents, or None.
+        about: The name of the model.
+        sure: A description of the model's confidence.
+        runs: The folders of runs by name.
+        kits: The folders of site kits by name.
+        token: The secret that grants access.
+        root: The random folder with which all addresses begin.
     """
 
     review: Later[Review] | None = None
@@ -90,7 +99,7 @@ class Desk:
 
     @property
     def sections(self) -> list[tuple[str, str]]:
-        """The page's parts: address and name."""
+        """The available sections, each as address and name."""
         parts = {
             "Runs": ("/runs", self.runs),
             "Side by side": ("/compare", len(self.runs) > 1),
@@ -102,7 +111,7 @@ class Desk:
 
 
 def application(desk: Desk) -> Callable[..., Any]:
-    """The ASGI application of a page, for those who have its token."""
+    """Return the ASGI application, which serves requests with the token only."""
     with needs("starlette", "ui"):
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
@@ -145,7 +154,7 @@ def application(desk: Desk) -> Callable[..., Any]:
 
 
 async def _form(request: Request) -> Form:
-    """The fields that a page sends, bounded before they are parsed. Raises Refused."""
+    """Return the form fields of a request; raise Refused if it is too large or bad."""
     body = await read_body(request.receive, MOST_FORM, _SLOWEST)
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
@@ -154,14 +163,11 @@ async def _form(request: Request) -> Form:
 
 
 class _Soon(Exception):
-    """What is asked for is being made; says what goes on.
-
-    The page asks again by itself.
-    """
+    """The requested page is not ready; the message says why, and the browser retries."""
 
 
 class Pages:
-    """What each address shows."""
+    """The handlers of the web UI, one for each address."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -171,7 +177,7 @@ class Pages:
         self._templates.filters["note"] = shown
 
     def page(self, name: str, code: int = 200, **values: Any) -> Response:
-        """A template, filled."""
+        """Return the response of a rendered template."""
         from starlette.responses import HTMLResponse
 
         given = {"desk": self.desk, "root": self.desk.root, "address": self.address}
@@ -179,7 +185,7 @@ class Pages:
         return HTMLResponse(self._templates.get_template(name).render(given), code)
 
     def refused(self, request: Request, error: Exception) -> Response:
-        """Why something was not done, or is not done yet."""
+        """Return a page that explains an error, or a page that waits."""
         if isinstance(error, _Soon) and request.method != "POST":
             return self.page("wait.html", poll=2, what=str(error))
         status = getattr(error, "status_code", 400)
@@ -187,7 +193,7 @@ class Pages:
         return self.page("message.html", status, why=why, status=status)
 
     def address(self, path: str, by: Filter | None = None, **more: Any) -> str:
-        """An address with a filter; what is as it is without one is left out."""
+        """Return an address with a filter's values, omitting those that are defaults."""
         plain = asdict(Filter())
         given = asdict(by or Filter()) | more
         given = {k: v for k, v in given.items() if v != plain.get(k, "")}
@@ -197,8 +203,10 @@ class Pages:
     async def guarded(
         self, request: Request, go_on: Callable[[Request], Any]
     ) -> Response:
-        """The answer for who has the token; a refusal, without any address, for anybody
-        else."""
+        """Pass on a request that carries the token; refuse all others.
+
+        Refusals contain no address, since addresses begin with the secret folder.
+        """
         from starlette.responses import PlainTextResponse, RedirectResponse
 
         port, token = (
@@ -231,19 +239,19 @@ class Pages:
         return answer
 
     def to(self, path: str, by: Filter | None = None, anchor: str = "") -> Response:
-        """Another page in place of this one."""
+        """Return a redirect to another page."""
         from starlette.responses import RedirectResponse
 
         return RedirectResponse(self.address(path, by) + anchor, 303)
 
     def start(self, request: Request, form: Form) -> Response:
-        """The first part that there is."""
+        """Redirect to the first available section."""
         return self.to(self.desk.sections[0][0])
 
     # ---- runs
 
     def runs(self, request: Request, form: Form) -> Response:
-        """What each run came to; the run itself, where there is one."""
+        """Show the results of all runs; redirect to the run if there is only one."""
         if len(self._runs) == 1:
             return self.to("/runs/0")
         rows = [
@@ -253,7 +261,7 @@ class Pages:
         return self.page("runs.html", here="/runs", rows=rows)
 
     def run(self, request: Request, form: Form) -> Response:
-        """What the report says of a run; one that goes on is looked at again and again."""
+        """Show the report of a run; the page of an unfinished run refreshes itself."""
         folder = _numbered(self._runs, request, "run")[1]
         lines, ended = read_lines(folder), (folder / SUMMARY).is_file()
         parts = parts_of_page(so_far(folder), lines)
@@ -269,7 +277,7 @@ class Pages:
         return [*self.desk.runs.items()]
 
     def compare(self, request: Request, form: Form) -> Response:
-        """Two runs side by side, and on demand a test of their difference."""
+        """Show two runs side by side and, on demand, a test of their difference."""
         names = [*self.desk.runs]
         if len(names) < 2:
             raise ConfigError("name two runs: fednotes ui RUN RUN")
@@ -287,7 +295,7 @@ class Pages:
         return self.page("compare.html", here="/compare", **parts)
 
     def ledger(self, request: Request, form: Form) -> Response:
-        """What left each site, by its own ledger."""
+        """Show what left each site according to its ledger."""
         found = []
         for name, kit in self.desk.kits.items():
             report, lines = _ledger_source(kit).read_ledger(kit)
@@ -300,7 +308,7 @@ class Pages:
     # ---- errors
 
     def errors(self, request: Request, form: Form) -> Response:
-        """Counts by type and kind, and a list of the errors that a filter takes."""
+        """Show counts by type and kind, and the mentions that a filter selects."""
         review, by = self._review(), filter_of(request.query_params)
         chosen = review.select(by)
         pages = max(1, ceil(len(chosen) / _ROWS))
@@ -317,7 +325,7 @@ class Pages:
         return self.page("errors.html", here="/errors", **given)
 
     def item(self, request: Request, form: Form) -> Response:
-        """One mention in its note, and what can be decided of it."""
+        """Show one mention in its note with the possible decisions."""
         review, by, item = self._item(request)
         source, gold = review.sources[item.source], review.document(item)
         low, high = 0, len(gold.text)
@@ -343,7 +351,7 @@ class Pages:
         return self.page("item.html", here="/errors", **given)
 
     def decide(self, request: Request, form: Form) -> Response:
-        """Write down a decision and go on to the next mention."""
+        """Record a decision and redirect to the next mention."""
         review, by, item = self._item(request)
         after = review.around(item, by)[1]
         action = form.get("action", "")
@@ -352,7 +360,7 @@ class Pages:
         return self.to(f"/errors/{to.number}", by, "#here")
 
     def export(self, request: Request, form: Form) -> Response:
-        """The corrected notes, to be saved."""
+        """Return the corrected notes as a download."""
         from starlette.responses import Response
 
         review = self._review()
@@ -390,7 +398,7 @@ class Pages:
         return found
 
     def _item(self, request: Request) -> tuple[Review, Filter, Item]:
-        """What an address of one mention names."""
+        """Return the review, filter and mention that an address names."""
         review = self._review()
         item = _numbered(review.items, request, "mention")
         return review, filter_of(request.query_params), item
@@ -398,7 +406,7 @@ class Pages:
     # ---- a text
 
     def trial(self, request: Request, form: Form) -> Response:
-        """A text, and what the model finds in it."""
+        """Show a form for a text and the mentions that the model finds in it."""
         if self.desk.model is None:
             raise ConfigError("there is no model here: fednotes ui MODEL")
         text = form.get("text", "").replace("\r\n", "\n")
@@ -422,7 +430,7 @@ def _ledger_source(folder: Path) -> Any:
 
 
 def _numbered(all: Sequence[T], request: Request, what: str) -> T:
-    """The one that an address names by its number."""
+    """Return the element whose number is in the address; raise ConfigError if none."""
     text = request.path_params["number"]
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= len(all):
         raise ConfigError(f"there is no {what} {clean(text, 20)}: there are {len(all)}")
@@ -437,8 +445,7 @@ def _whole(text: str) -> int:
 
 
 def shown(text: str) -> Markup:
-    """A note's text as it stands, but for what moves the cursor or is not seen: that is
-    spelt."""
+    """Return a note's text as HTML, with control and invisible characters spelt out."""
     parts = re.split("([\n\t\xa0]+)", text.replace("\r\n", "\n"))
     return escape("".join(p if n % 2 else clean(p, None) for n, p in enumerate(parts)))
 
