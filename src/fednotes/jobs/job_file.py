@@ -1,11 +1,11 @@
-"""Job files: one TOML table says what is trained, on whose notes, and how.
+"""Read job files, which are TOML: what is trained, on whose notes, and how.
 
-method = "fedner"                 # names a module of fednotes.methods
-preset = "best"                   # or "paper": that method's settings, overridden below
+method = "fedner"                 # a module of fednotes.methods
+preset = "best"                   # or "paper": the method's settings to start from
 seed = 1
-[training]                        # the method's Config
-[model]                           # its model's settings
-[sites.mercy]                     # one table a site, see `jobs/job.py`
+[training]                        # the method's config
+[model]                           # the settings of its model
+[sites.mercy]                     # one table for each site, see `jobs/job.py`
 path = "mercy/notes.jsonl"
 """
 
@@ -46,7 +46,7 @@ from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 
-# Of a Config, by the job itself.
+# Keys of a method's config that the job fills in, so [training] must not set them.
 FILLED_IN = {
     *(
         "seed",
@@ -60,14 +60,15 @@ FILLED_IN = {
     ),
     *("shared_tags", "sites", "privacy", "min_sites"),
 }
-# and the control of a method that has one
+# A method that has a control adds it to these.
 DEFAULT_CONDITIONS = ("alone", "federated", "pooled")
-DEFAULT_PRESET = "best"  # of a job that names none
-# Tables that jobs on every kind of data may have.
+DEFAULT_PRESET = "best"
+# Tables that a job on any kind of data can have.
 _COMMON_TABLES = frozenset(
     {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}
 )
-_FILES = (  # of [model]: they may stand beside the job
+# Keys of [model] that name files, whose paths may be relative to the job file.
+_FILES = (
     *(
         "word_vectors",
         "contextual",
@@ -125,21 +126,22 @@ class TopConfig:
 
 @lru_cache(maxsize=1)
 def built_in_jobs() -> Mapping[str, Path]:
-    """Return the job files that need no path, by name: `demo`, `fedner/table2`, …
+    """Return the built-in job files by name: `demo`, `fedner/table2`, …
 
-    `demo` is the core's. Applications and other packages register a package whose
-    folder holds job files, by entry points of the group `fednotes.jobs`; a job is named
-    by its place in the folder.
+    `demo` belongs to the core. Applications and other packages add jobs by entry points
+    of the group `fednotes.jobs`. An entry point names a package whose folder holds job
+    files, and a job's name is its path in that folder without the suffix.
 
     Raises:
-        ConfigError: A package cannot be imported, or two of them have a job of the same
+        ConfigError: A package cannot be imported, or two packages have jobs of the same
             name.
     """
     jobs = {"demo": Path(str(resources.files("fednotes") / "jobs" / "demo.toml"))}
     for entry in plugins.registered("jobs").values():
         folder = Path(str(resources.files(plugins.load(entry, ModuleType))))
         for path in folder.rglob("*.toml"):
-            if "base" in read_toml(path):  # a grid over another job
+            # a file with "base" is a grid over another job, not a job
+            if "base" in read_toml(path):
                 continue
             name = path.relative_to(folder).with_suffix("").as_posix()
             if name in jobs:
@@ -154,7 +156,12 @@ def built_in_jobs() -> Mapping[str, Path]:
 def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
     """Read a job file, or a built-in job by name, and apply `--set` assignments.
 
-    Raises ConfigError naming file, table and key.
+    Args:
+        name: Path of the file, or name of the built-in job.
+        settings: Assignments such as "training.epochs=3".
+
+    Raises:
+        ConfigError: The job is invalid; the message names the file, table and key.
     """
     table, path = load_table(name, settings)
     return parse_job(table, path.stem, path.resolve().parent, str(path))
@@ -163,9 +170,14 @@ def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
 def load_table(
     name: str | Path, settings: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], Path]:
-    """The tables of a job file, or a built-in job, after `--set`; and its file.
+    """Return the tables of a job after `--set` assignments, and the path of its file.
 
-    Raises ConfigError.
+    Args:
+        name: Path of the file, or name of the built-in job.
+        settings: Assignments such as "training.epochs=3".
+
+    Raises:
+        ConfigError: There is no such job, or its file cannot be read.
     """
     path = path_of(name, "a job's file, name or table")
     if not path.is_file():
@@ -184,8 +196,7 @@ def load_table(
 def _conditions(
     top: TopConfig, method: Method, config: Any, table: Mapping[str, Any], where: str
 ) -> tuple[str, ...]:
-    """Return the conditions of a job in their fixed order, with the control of its
-    method."""
+    """Return a job's conditions in their fixed order, with the control of its method."""
     asked = set(top.conditions)
     has_control = method.configure_control(config) is not None
     if OWN_MIX in asked and not has_control:
@@ -204,7 +215,17 @@ def table_names() -> frozenset[str]:
 
 
 def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
-    """A job from its tables. Raises ConfigError."""
+    """Make a job from its tables.
+
+    Args:
+        table: Tables of the job file.
+        name: Name of the job.
+        folder: Folder against which relative paths are resolved.
+        where: Name of the job in error messages.
+
+    Raises:
+        ConfigError: A table or key is invalid.
+    """
     top_keys = {f.name for f in fields(TopConfig)}
     tables = table_names()
     for key in table:
@@ -272,7 +293,12 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
 def _privacy(
     method: Method, name: str, table: Mapping[str, Any], where: str
 ) -> Privacy:
-    """The [privacy] table of a method that can keep it. Raises ConfigError."""
+    """Read the [privacy] table.
+
+    Raises:
+        ConfigError: The table is invalid, or the method cannot guarantee differential
+            privacy.
+    """
     if method.dp is None:
         able = [n for n in methods.names() if methods.find(n).dp is not None]
         raise ConfigError(
@@ -300,7 +326,7 @@ def _sources(
                 f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
             )
         taken = {name.lower(): name for name in (POOLED, *sites)}
-        # a site is a folder; some systems ignore case
+        # Each site has a folder, and some file systems ignore case in names.
         if found := taken.get(site.lower()):
             raise ConfigError(
                 f"{where} [sites.{site}]: this name is taken, choose another (it is {found!r} "
@@ -322,8 +348,17 @@ def _config(
     where: str,
     filled: Mapping[str, Any],
 ) -> Any:
-    """The method's Config. filled: keys of FILLED_IN; others follow once sites are
-    read."""
+    """Build the method's config from the preset, [training] and [model].
+
+    Args:
+        method: The job's method.
+        preset: The tables of the preset.
+        table: Tables of the job file.
+        folder: Folder against which relative paths are resolved.
+        where: Name of the job in error messages.
+        filled: Values for the keys of FILLED_IN that are known already; the others are
+            filled in when the sites have been read.
+    """
     given = table.get("training", {})
     training = {f.name for f in fields(method.config_class)} - FILLED_IN
     for key in given:
@@ -341,12 +376,13 @@ def _config(
     settings = _expand(table.get("model", {}), folder)
     kinds_of_model = method.list_models()
     if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
-        del settings["kind"]  # of the only one that the method has
+        # the method has only this kind of model, so its table has no key `kind`
+        del settings["kind"]
     settings = over(model_preset(preset, settings), settings)
     try:
         model = method.read_model_config(settings)
     except ConfigError as error:
-        # [model] says so
+        # The message names [model] already, so drop the prefix.
         told = str(error).removeprefix("model: ").removeprefix("model ")
         raise ConfigError(f"{where} [model]: {told}") from error
     made: Any = build(
@@ -361,7 +397,7 @@ def _config(
 def training_preset(
     method: Method, preset: Mapping[str, Any], *, private: bool
 ) -> dict[str, Any]:
-    """Return the [training] values that a job gets where it does not give its own.
+    """Return the [training] values that apply where a job does not set its own.
 
     Args:
         method: The job's method.
@@ -380,9 +416,8 @@ def model_preset(
 ) -> dict[str, Any]:
     """Return the preset's [model] values that apply to a job's [model] table.
 
-    A job that names another kind of model than the preset, or another `tagger`, gets
-    none of
-    them: it starts from the defaults of the model that it names.
+    No values apply to a job with another `kind` of model or another `tagger` than the
+    preset has: it starts from the defaults of its own model.
 
     Args:
         preset: One of the method's presets.
@@ -400,8 +435,7 @@ def model_preset(
 
 
 def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Environment variables in text values; files beside the job are found by their
-    names."""
+    """Expand environment variables in [model], and resolve files beside the job."""
     found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
     for key in _FILES:
         value = found.get(key)

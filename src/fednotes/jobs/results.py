@@ -1,9 +1,9 @@
-"""What a run leaves, typed: `summary.json`, and `metrics.jsonl` with a line per
-evaluation.
+"""Define, read and write the result files of a run, such as summary.json.
 
-Simulations and real sites write it, reports and comparisons read it. What a file lacks
-is a gap, and so is a score that is no number: a site may have nothing held out, and
-real ones send their own.
+Simulations and real sites write these files; reports and comparisons read them.
+`metrics.jsonl` has a line for each evaluation. Readers treat missing values, and scores
+that are not numbers, as gaps: a site may have no test data, and real sites send scores
+of their own.
 """
 
 from __future__ import annotations
@@ -43,36 +43,44 @@ from fednotes.metrics.gap import Gap, Verdict, main_score, verdict
 if TYPE_CHECKING:
     from fednotes.engines.rounds import RoundResult
 
-VERSION = 1  # of summary.json; before it, files had none
-# beside a real site's own scores: what was promised of privacy
+# Version of summary.json; the oldest files have none.
+VERSION = 1
+# The privacy guarantee of a run, stored beside a real site's scores.
 PROMISED = "promise.json"
-# each site mixes two models of its own: the control of method "personal"
+# The control of method "personal": each site mixes two models of its own.
 OWN_MIX = "own-mix"
 CONDITIONS = ("alone", OWN_MIX, "federated", "pooled")
-BASELINES = ("alone", OWN_MIX)  # what the federation is compared with at each site
+# Conditions that the federated models are compared with at each site.
+BASELINES = ("alone", OWN_MIX)
 SUMMARY, METRICS, AUDIT = "summary.json", "metrics.jsonl", "audit.json"
 _SHOWN = shipped("jobs/scores.toml")
-# how each kind of score is shown
+# How each kind of score is shown.
 SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]
-# likewise, what evaluations measure
+# How each measure of the evaluations is shown.
 CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN["curves"]
-# what a run says beside its scores
+# Remarks on the scores of a run.
 HINTS: Mapping[str, str] = shipped("jobs/hints.toml")
-Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
+# Kind of score → measure → number, as `metrics/` computes them.
+Scores = Mapping[str, Any]
 
 
-MOST_SITES = 10_000  # of a summary: a page has a part for each
+# Largest number of sites in a summary: a report has a section for each.
+MOST_SITES = 10_000
 Number = Annotated[int | FiniteFloat, Interval(ge=-LARGEST, le=LARGEST)] | None
 Share = Annotated[FiniteFloat, Interval(ge=0, le=1)]
 M = TypeVar("M", bound=BaseModel)
 
 
 class PairedDifference(BaseModel):
-    """A difference of two models' strict F1 on the same test documents, by a paired
-    bootstrap.
+    """Hold the difference in strict F1 of two models, tested by a paired bootstrap.
 
-    difference: federated − another condition, a fraction. low, high: the 95 % interval.
-    p_value: the two-sided bootstrap p.
+    Both models are scored on the same test documents.
+
+    Attributes:
+        difference: Federated minus the other condition, as a fraction.
+        low: Lower end of the 95% confidence interval.
+        high: Upper end of the 95% confidence interval.
+        p_value: Two-sided p-value of the bootstrap.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -84,17 +92,38 @@ class PairedDifference(BaseModel):
 
 
 class RunResult(BaseModel):
-    """summary.json: fractions, not percent.
+    """Hold the content of summary.json; scores are fractions, not percent.
 
-    holds: what the method's sites hold. run: its name, between real sites; command: what repeats
-    a simulation. annotated: each site's own types. sites: site → condition → its scores on test
-    data; empty where a site keeps them. mean: condition → plain means over sites; micro: of all
-    test data together; valid: what the kept models were judged by, `mean` and `sites`. privacy:
-    condition → what its training promises (`privacy/promise.py`). metrics: of sums, between real
-    sites. conditions: rounds, seconds and bytes of each. marks: condition → why its scores are not
-    to be read beside the others' as they are. config: the job's tables. paired: condition → site →
-    federated − that condition by a paired test, where both models were judged on the same
-    documents; paired_mean: condition → that of the means over the sites.
+    Attributes:
+        version: Version of the file; 0 for the oldest ones.
+        title: Title of the job.
+        method: Name of the method.
+        holds: Kind of data that the method's sites hold.
+        seed: Seed of the job.
+        run: Name of a run between real sites; empty for simulations.
+        command: Command that repeats a simulation.
+        seconds: Duration of all parts.
+        bytes_up: Bytes that all sites sent in federated training.
+        bytes_down: Bytes that all sites received in federated training.
+        eta: Fraction of the model that is trained and sent.
+        annotated: Site → the entity types that it annotates.
+        sites: Site → condition → scores on the site's test data; empty where a site
+            does not disclose its scores.
+        mean: Condition → unweighted means of the scores over the sites.
+        micro: Condition → scores on the test data of all sites together.
+        valid: Condition → validation scores of the selected models: their "mean", and
+            those of the "sites".
+        privacy: Condition → the privacy guarantee of its training
+            (`privacy/promise.py`).
+        metrics: Metrics computed from sums, in runs between real sites.
+        conditions: Condition → its rounds, seconds and bytes.
+        marks: Condition → why its scores are not directly comparable with the others'.
+        paired: Condition → site → the difference between the federated model and this
+            condition by a paired test, where both were scored on the same documents.
+        paired_mean: Condition → the same difference for the means over the sites.
+        config: Tables of the job.
+        versions: Versions of the software, and the machine.
+        notes: Remarks on the data and the scores.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -128,7 +157,10 @@ class RunResult(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _older(cls, table: Any) -> Any:
-        """Runs between real sites once had a list of sites, and scores beside it."""
+        """Convert a summary in an older layout to the current one.
+
+        Older runs between real sites had a list of sites, and the scores beside it.
+        """
         if not isinstance(table, dict):
             return table
         holds = {"phenotype": "patients", "pretrain": "notes"}.get(
@@ -149,27 +181,35 @@ class RunResult(BaseModel):
 
     @property
     def words(self) -> Mapping[str, Any]:
-        """What is said of a run by what its sites hold (`scores.toml`)."""
+        """Return the report's wording for the sites' kind of data (`scores.toml`)."""
         return mapping(_SHOWN["holds"].get(self.holds) or _SHOWN["holds"]["documents"])
 
     def gap(self, site: str | None = None) -> Gap | None:
-        """How much of pooled - alone the federation closes: at one site, or of the
-        means."""
+        """Return how much of the gap between alone and pooled the federation closes.
+
+        Args:
+            site: The site; None for the means over the sites.
+
+        Returns:
+            The gap; None if it cannot be computed.
+        """
         found = self.verdict(site)
         return None if found is None else found.gap
 
     def verdict(
         self, site: str | None = None, against: str = "alone"
     ) -> Verdict | None:
-        """Return what the federation gave over another condition: to one site, or to
-        the means.
+        """Return whether, and by how much, the federation improves on a condition.
 
-        It comes from the paired test where the run has one, else from an unpaired
-        interval.
+        The verdict comes from the paired test if the run has one, and from an unpaired
+        interval otherwise.
 
         Args:
             site: The site; None for the means over the sites.
             against: "alone", or "own-mix" in a run of method "personal".
+
+        Returns:
+            The verdict; None if it cannot be computed.
         """
         if site is None:
             return verdict(
@@ -179,18 +219,30 @@ class RunResult(BaseModel):
         return verdict([self.sites.get(site, {})], paired, against)
 
     def interval(self, site: str, condition: str) -> tuple[float, float] | None:
-        """Where the F1 of one site's model lies in 95 % of tests with as much test
-        data."""
+        """Return the 95% confidence interval of the main score of a site's model.
+
+        Args:
+            site: The site.
+            condition: The condition.
+
+        Returns:
+            Lower and upper end, as fractions; None if there is no such score.
+        """
         found = main_score(mapping(mapping(self.sites.get(site)).get(condition)))
-        if found is None or found[0] < 0:  # of a loss
+        # a main score below 0 is a negated loss, which has no such interval
+        if found is None or found[0] < 0:
             return None
         return max(0.0, found[0] - 1.96 * found[1]), min(
             1.0, found[0] + 1.96 * found[1]
         )
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each site and condition, then for "mean", over sites: scores on
-        test data, as fractions, by names such as "strict_f1"."""
+        """Return a row for each site and condition, then rows for "mean" over sites.
+
+        Returns:
+            Rows with "site", "condition", and the scores on the test data as fractions,
+            under names such as "strict_f1".
+        """
         return [
             {"site": site, "condition": condition, **_flat(mapping(of[condition]))}
             for site, of in [*self.sites.items(), ("mean", self.mean)]
@@ -199,13 +251,17 @@ class RunResult(BaseModel):
         ]
 
     def to_pandas(self) -> Any:
-        """The table as a DataFrame. Raises MissingExtra without pandas."""
+        """Return `table` as a pandas DataFrame.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
         with needs("pandas", "pandas"):
             import pandas
         return pandas.DataFrame(self.table())
 
     def _repr_html_(self) -> str:
-        """The table in a notebook; all of it escaped."""
+        """Return `table` as HTML for notebooks, with all texts escaped."""
         rows = self.table()
         heads = [*dict.fromkeys(name for row in rows for name in row)]
         shown = [
@@ -223,8 +279,11 @@ class RunResult(BaseModel):
 
     @property
     def cost(self) -> str:
-        """What the federation took a site, where it is known: bytes and, of one machine
-        that trains the sites in turn, a site's part of the time."""
+        """Return the cost of the federation per site, for people, as far as it is known.
+
+        The cost is the bytes of a site, and the time divided by the number of sites: a
+        simulation trains the sites one after the other.
+        """
         spent, sites = (
             mapping(self.conditions.get("federated")),
             max(1, len(self.sites)),
@@ -236,7 +295,7 @@ class RunResult(BaseModel):
         return ", ".join(told) or "–"
 
     def write(self, folder: Path) -> None:
-        """Write summary.json."""
+        """Write summary.json into a folder."""
         write_json(folder / SUMMARY, self.model_dump(exclude_defaults=True))
 
 
@@ -249,7 +308,12 @@ def _flat(scores: Mapping[str, Any]) -> dict[str, float]:
 
 
 def some_of(names: Sequence[str], most: int = 6) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names as a list for people, and how many more there are.
+
+    Args:
+        names: The names.
+        most: Largest number of names to list.
+    """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -259,13 +323,20 @@ def _cell(value: object) -> str:
 
 
 class Outcome(BaseModel):
-    """done.json: what a finished part of a run left. scores: of each site, valid
-    likewise.
+    """Hold the content of done.json: the outcome of a finished part of a run.
 
-    examples: of all its sites, that it was trained on. described: how much of the model
-    travels, for people. eta: the trained and sent share. documents: site → counts of
-    each of its test documents (`MethodSite.document_counts`), by which two conditions
-    are compared.
+    Attributes:
+        scores: Site → scores on its test data.
+        rounds: Number of rounds.
+        seconds: Duration.
+        bytes_up: Bytes that all sites sent.
+        bytes_down: Bytes that all sites received.
+        examples: Number of training examples of all sites of the part.
+        described: How much of the model is sent, for people.
+        eta: Fraction of the model that is trained and sent.
+        valid: Site → validation score of its model; None without validation data.
+        documents: Site → counts of each of its test documents
+            (`MethodSite.document_counts`), from which two conditions are compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -283,13 +354,21 @@ class Outcome(BaseModel):
 
 
 class Leak(BaseModel):
-    """How one attack went on what a job would send (`apps/audit/`): fractions.
+    """Hold the result of one attack on a job's updates (`apps/audit/`), as fractions.
 
-    sees: what its adversary must see. closes: what closes it. applies: to this job;
-    why: if not, or if it could not be tried. success: on the job as it is, low to high
-    in 95 % of such trials;
-    chance: of who sees nothing; control: of the same attack without any defence.
-    proven: whether that one succeeded, without which the others say nothing.
+    Attributes:
+        attack: Name of the attack.
+        sees: What the attacker must be able to see.
+        closes: Which defence stops the attack.
+        applies: Whether the attack applies to this job.
+        why: Why the attack does not apply or could not be tried.
+        success: Success rate on the job as it is; None if it was not tried.
+        chance: Success rate of guessing.
+        low: Lower end of the 95% confidence interval of `success`.
+        high: Upper end of the 95% confidence interval of `success`.
+        control: Success rate of the same attack without any defence.
+        proven: Whether the control succeeded; otherwise `success` has no meaning.
+        details: Further measurements by name.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -309,15 +388,25 @@ class Leak(BaseModel):
 
     @property
     def advantage(self) -> float:
-        """By how much it may succeed above chance, by its interval: few trials hide no
-        leak."""
+        """Return the largest plausible success above chance.
+
+        It uses the upper end of the interval, so that few trials cannot hide a leak.
+        """
         return max(self.success or 0.0, self.high or 0.0, self.chance) - self.chance
 
 
 class Audit(BaseModel):
-    """audit.json: what attacks read off what a job would send, of one site's own notes.
+    """Hold the content of audit.json: what attacks recover from one site's updates.
 
-    fingerprint: of the job as it is declared.
+    Attributes:
+        version: Version of the file.
+        title: Title of the job.
+        method: Name of the method.
+        site: The audited site.
+        fingerprint: Fingerprint of the job.
+        command: Command that repeats the audit.
+        seconds: Duration.
+        attacks: Result of each attack.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -333,20 +422,22 @@ class Audit(BaseModel):
 
     @property
     def worst(self) -> float:
-        """The largest advantage of an attack."""
+        """Return the largest advantage of an attack; 0 without attacks."""
         return max((leak.advantage for leak in self.attacks), default=0.0)
 
     @property
     def unproven(self) -> list[str]:
-        """The attacks that would apply and say nothing: they were not tried, or fail
-        undefended."""
+        """Return the attacks that apply but prove nothing.
+
+        They were not tried, or fail even without a defence.
+        """
         return [
             leak.attack for leak in self.attacks if leak.applies and not leak.proven
         ]
 
     @property
     def untried(self) -> list[str]:
-        """The attacks that would apply and failed before they said anything."""
+        """Return the attacks that apply but have no result."""
         return [
             leak.attack
             for leak in self.attacks
@@ -355,7 +446,7 @@ class Audit(BaseModel):
 
     @property
     def summary(self) -> str:
-        """How it went, in a line."""
+        """Return the result of the audit in one line."""
         best = max(
             self.attacks, key=lambda leak: leak.advantage, default=Leak(attack="none")
         )
@@ -364,18 +455,20 @@ class Audit(BaseModel):
 
 
 def read_audit(folder: Path) -> Audit | None:
-    """A folder's audit.json; None where there is none.
+    """Return a folder's audit.json, or None if there is none.
 
-    Raises DataError as `read_result`.
+    Raises:
+        DataError: The file is damaged, or of a later version.
     """
     path = folder / AUDIT
     return read_table(path, Audit) if path.is_file() else None
 
 
 def read_result(folder: Path) -> RunResult:
-    """A run's summary.json.
+    """Return a run's summary.json.
 
-    Raises DataError where it is missing, damaged or of a later version.
+    Raises:
+        DataError: The file is missing, damaged, or of a later version.
     """
     path = folder / SUMMARY
     if not path.is_file():
@@ -386,10 +479,14 @@ def read_result(folder: Path) -> RunResult:
 
 
 def read_table(path: Path, kind: type[M]) -> M:
-    """Return a versioned result file.
+    """Read a result file that has a version.
+
+    Args:
+        path: The file.
+        kind: Class of its content.
 
     Raises:
-        DataError: It is damaged, or of a later version.
+        DataError: The file is damaged, or of a later version.
     """
     table = _object(path, 1, _text_of(path, bounds.FILE + 1))
     version = table.get("version", 0)
@@ -410,8 +507,9 @@ def read_table(path: Path, kind: type[M]) -> M:
 
 
 def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of metrics.jsonl, if there is one, without half a last line of a
-    killed run.
+    """Return the lines of metrics.jsonl; none if there is no such file.
+
+    The last line may be incomplete, because its run was killed; it is then left out.
 
     Raises:
         DataError: A line is not a JSON object, or the file exceeds `bounds.FILE` or
@@ -433,8 +531,14 @@ def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def rewound(path: Path, part: str, round: int) -> list[dict[str, Any]]:
-    """Drop a part's lines from `round` on, which are written again, and what is cut
-    short.
+    """Remove a part's lines from `round` on, and incomplete lines, from metrics.jsonl.
+
+    The part repeats these rounds, and writes their lines again.
+
+    Args:
+        path: The file.
+        part: Name of the part.
+        round: First round to remove.
 
     Returns:
         The lines that stay.
@@ -455,7 +559,14 @@ def rewound(path: Path, part: str, round: int) -> list[dict[str, Any]]:
 def line_of(
     result: RoundResult, part: str, condition: str, **more: Any
 ) -> dict[str, Any]:
-    """An evaluation's line."""
+    """Return the line of metrics.jsonl for an evaluation.
+
+    Args:
+        result: The evaluated round.
+        part: Name of the part.
+        condition: Condition of the part.
+        **more: Further entries of the line.
+    """
     spent = {"bytes_up": result.bytes_up, "bytes_down": result.bytes_down}
     of = {"part": part, "condition": condition, "round": result.round}
     return {
@@ -468,14 +579,20 @@ def line_of(
 
 
 def add_line(path: Path, entry: Mapping[str, Any]) -> None:
-    """Raises TrainingError where the file cannot be written."""
+    """Append a line to metrics.jsonl.
+
+    Raises:
+        TrainingError: The file cannot be written.
+    """
     with on_disk(path, TrainingError), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 
 
 def _metrics_text(path: Path) -> str:
-    """Return the text of a metrics.jsonl, whose size is bounded before any line is
-    parsed."""
+    """Return the text of a metrics.jsonl after checking its size.
+
+    The check comes before any line is parsed, so that a huge file cannot fill memory.
+    """
     text = _text_of(path, bounds.FILE + 1)
     if len(text.encode()) > bounds.FILE:
         raise DataError(
@@ -509,7 +626,7 @@ def _object(path: Path, line: int, text: str) -> dict[str, Any]:
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of 1000."""
+    """Format a number of bytes for people, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 999.5 or unit == "TB":
             return (
@@ -520,7 +637,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Format a number of seconds for people."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60) if seconds >= 3600 else int(seconds // 60)
