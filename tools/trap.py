@@ -1,7 +1,7 @@
 """What a server that lies reads of single sentences and patients, by parameters made
 for it.
 
-    python tools/trap.py [--traps words patients] [--settings NAME …] [--seeds 1 2 3]
+    python tools/trap.py [--traps words patients encoders] [--settings NAME …] [--seeds 1 2 3]
 
 A dishonest server does not send the parameters that a job begins with. It sends trap
 weights, under which nothing but chosen sentences or patients has a gradient (Fowl et
@@ -18,6 +18,10 @@ with the secure sum the server sees the sum over all sites alone.
                update moves the vectors of that patient's concepts alone. Success is the share of
                the chosen concepts for which exactly the concepts of one patient are named. They are
                drawn among those that one patient of all sites has.
+    encoders   The lowest layer of an encoder flags the sentence of one chosen word, and each of its
+               units answers to one position of this sentence (`trap_encoders.py`). Success is the
+               share of the sentence's first words that are named, of 24 or of as many as a low-rank
+               change has ranks. The chosen word stands once in the data of all sites.
 
 The control is the same reading of an update of honest parameters. What is chosen is
 drawn among what the first site has in the update: the server would go through a list of
@@ -27,9 +31,12 @@ its own.
 from __future__ import annotations
 
 import argparse
+import re
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -37,11 +44,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from trap_encoders import (
+    MARKS,
+    SIZES,
+    SentenceTrap,
+    find_units,
+    has_maps,
+    load_embeddings,
+    save_encoder,
+    set_trap,
+)
 
+from fednotes.core.federation import EVALUATE, TRAIN
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import parse_job
+from fednotes.methods import pretrain
 
 SITES, SENTENCES, PATIENTS = 3, 120, 120
 BUCKETS, WIDTH = 1000, 64  # of the word table, which travels whole
@@ -60,7 +79,8 @@ class Reached(Exception):
 class LyingServer(InProcess):
     """The engine of a simulation, with a server that changes what it sends.
 
-    trap: makes the tensors of a request anew. task: the one whose sum is taken.
+    trap: makes the tensors of a request anew. task: the one whose sum is taken, or
+    "evaluate", before which the server has decoded a sum of compressed changes.
     """
 
     def __init__(
@@ -78,6 +98,12 @@ class LyingServer(InProcess):
         self, task: str, tensors: Tensors | None = None, /, **options: Any
     ) -> Total:
         """Send a trap in place of parameters; raise Reached once the update is there."""
+        if task == self._task == EVALUATE:
+            before, after = self.honest, tensors or {}
+            self.change = {n: after[n].double() - before[n].double() for n in before}
+            raise Reached
+        if task == TRAIN and tensors:
+            self.honest = {name: value.clone() for name, value in tensors.items()}
         given = self._trap(tensors) if tensors else tensors
         self.sent |= {name: value.clone() for name, value in (given or {}).items()}
         total = super().sum(task, given, **options)
@@ -91,10 +117,14 @@ def taken(method: Any, config: Any, server: LyingServer) -> Tensors:
     """What the server learns: a gradient, or the change of what it sent."""
     with suppress(Reached):
         method.train(server, config)
+    if server._task == EVALUATE:
+        return server.change
     mean = server.total.mean(torch.float64)
-    if server._task == "gradients":
+    if server._task in ("gradients", "noisy_gradients"):
         return {name: -value for name, value in mean.items()}
-    return {name: value - server.sent[name].double() for name, value in mean.items()}
+    # besides parameters a site may send counts, which nobody sent it
+    known = mean.keys() & server.sent.keys()
+    return {name: mean[name] - server.sent[name].double() for name in sorted(known)}
 
 
 # ---- words of a light tagger ---------------------------------------------------------
@@ -286,7 +316,176 @@ def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) ->
     return fmean(hits)
 
 
-TRAPS = {"words": (WORDS, words_read), "patients": (PATIENT_JOBS, patients_read)}
+# ---- sentences of an encoder ---------------------------------------------------------
+
+ENCODER_SENTENCES = 60  # of each site
+TRIES = 3  # chosen words of a seed
+SCALE = 2.0  # alpha / rank of a low-rank change, as jobs have it by default
+ALL_SENTENCES = ENCODER_SENTENCES * SITES  # a batch of which an epoch is one step
+SENTENCE_NOISE = {"epsilon": 8, "unit": "sentence", "rate": 0.5}
+
+
+def encoder_setting(
+    method: str, train: str, *, task: str = TRAIN, noise: bool = False, **training: Any
+) -> Setting:
+    """Return an epoch of a method that trains an encoder.
+
+    Args:
+        method: The job's method.
+        train: What the job trains of the encoder.
+        task: Whose sum tells; EVALUATE where changes are compressed.
+        noise: Whether sentences are protected at ε = 8.
+        **training: Further settings of the job's training.
+    """
+    epoch = {
+        "cycles": 1,
+        "local_epochs": 1,
+        "batch_size": 8 * SITES,
+        "compression": "none",
+        **training,
+    }
+    table = {"method": method, "model": {"train": train}, "training": epoch}
+    if noise:
+        return Setting({**table, "privacy": SENTENCE_NOISE}, "noisy_gradients")
+    return Setting(table, task)
+
+
+ENCODER_JOBS = {
+    "finetune, encoder": encoder_setting(
+        "finetune", "encoder", task=EVALUATE, compression="packed"
+    ),
+    "finetune, encoder, top-k": encoder_setting(
+        "finetune", "encoder", task=EVALUATE, compression="top-k"
+    ),
+    "pretrain, encoder": encoder_setting(
+        "pretrain", "encoder", length=32, head_cycles=0
+    ),
+    "finetune, low-rank, one step": encoder_setting(
+        "finetune", "lora", batch_size=ALL_SENTENCES
+    ),
+    "finetune, low-rank": encoder_setting("finetune", "lora"),
+    "finetune, low-rank, ε = 8": encoder_setting("finetune", "lora", noise=True),
+}
+
+
+def vocabulary_of(seed: int, generated: Mapping[str, Any]) -> list[str]:
+    """Return the words of the generated notes, which stand for a public vocabulary."""
+    table = {"method": "finetune", "seed": seed, "synthetic": generated}
+    data = load_sites(parse_job(table, "trap", Path(), "trap")).data
+    texts = (document.text for site in data for document in site.train)
+    return sorted(
+        {word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())}
+    )
+
+
+def sentences_of(site: Any) -> list[list[int]]:
+    """Return the sub-words of each training sentence of a site.
+
+    Pre-training reads a site's notes one after the other, as a single text.
+    """
+    site = getattr(site, "site", site)  # behind its noise
+    if isinstance(site, pretrain.Site):
+        return [site.train_set.ids.tolist()]
+    pieces = site.train_set.pieces
+    bounds = np.cumsum(pieces.lengths)[:-1]
+    return [part.tolist() for part in np.split(pieces.ids, bounds)]
+
+
+def share_named(named: Sequence[int], sentence: Sequence[int], chosen: int) -> float:
+    """Return the share of the words at the trap's positions that are named.
+
+    A text that is longer than what is read at once may begin anywhere before the chosen
+    word; the place where most words are right counts.
+    """
+    longest = SIZES["max_position_embeddings"]
+    starts = range(1)
+    if len(sentence) > longest:
+        at = sentence.index(chosen)
+        starts = range(max(0, at - longest), at + 1)
+    shares = []
+    for start in starts:
+        truth = sentence[start : start + len(named)]
+        shares.append(fmean(a == b for a, b in zip(named, truth, strict=False)))
+    return max(shares)
+
+
+def draw_word(sentences: Sequence[Sequence[Sequence[int]]], seed: int) -> int:
+    """Draw a word of the first site that stands once in the sentences of all sites."""
+    counts = Counter(
+        word for site in sentences for sentence in site for word in sentence
+    )
+    unique = [
+        word
+        for sentence in sentences[0]
+        for word in sentence
+        if counts[word] == 1 and word >= len(MARKS)
+    ]
+    return int(np.random.default_rng(seed).choice(unique))
+
+
+def sentence_read(
+    setting: Setting,
+    encoder: Path,
+    seeds: tuple[int, int],
+    *,
+    secure: bool,
+    honest: bool,
+) -> float:
+    """Return the share of a chosen word's sentence that is named.
+
+    Args:
+        setting: The job, whose model has this encoder.
+        encoder: The folder of the encoder.
+        seeds: Of the data, and of the choice of the word.
+        secure: Whether the server sees the sum of all sites alone.
+        honest: Whether the server sends the parameters that it should send.
+    """
+    generated = {"sites": SITES, "sentences": ENCODER_SENTENCES}
+    method, config, data = opened(setting, seeds[0], generated)
+    sites = [method.make_site(each, config, cache=encoder / "cache") for each in data]
+    sentences = [sentences_of(site) for site in sites]
+    chosen = draw_word(sentences, seeds[1])
+    is_low_rank = setting.table["model"]["train"] == "lora"
+    trap = SentenceTrap(load_embeddings(encoder), chosen, is_low_rank=is_low_rank)
+
+    def send(tensors: Tensors) -> Tensors:
+        if honest or not has_maps(tensors):
+            return tensors
+        return set_trap(tensors, trap, SCALE)
+
+    server = LyingServer(sites, send, setting.task, secure=secure)
+    change = find_units(taken(method, config, server))
+    named = trap.name_words(change[: len(trap.read_at)])
+    (sentence,) = (each for each in sentences[0] if chosen in each)
+    return share_named(named, sentence, chosen)
+
+
+def sentences_read(
+    setting: Setting, seed: int, *, secure: bool, honest: bool, tries: int = TRIES
+) -> float:
+    """Return the mean share of the sentences of chosen words that is named."""
+    generated = {"sites": SITES, "sentences": ENCODER_SENTENCES}
+    with tempfile.TemporaryDirectory() as folder:
+        encoder = save_encoder(Path(folder), vocabulary_of(seed, generated), seed)
+        model = {**setting.table["model"], "encoder": str(encoder)}
+        placed = replace(setting, table={**setting.table, "model": model})
+        return fmean(
+            sentence_read(
+                placed,
+                encoder,
+                (seed, 100 * seed + number),
+                secure=secure,
+                honest=honest,
+            )
+            for number in range(tries)
+        )
+
+
+TRAPS = {
+    "words": (WORDS, words_read),
+    "patients": (PATIENT_JOBS, patients_read),
+    "encoders": (ENCODER_JOBS, sentences_read),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

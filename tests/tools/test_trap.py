@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 import trap
 
 
@@ -17,3 +19,41 @@ def test_trap_weights_read_neighbours_of_words_through_a_secure_sum() -> None:
     honest = trap.words_read(setting, 1, secure=True, honest=True)
     assert trapped >= 0.25
     assert honest <= 0.1
+
+
+@pytest.mark.parametrize("job", ["finetune, encoder", "finetune, low-rank, one step"])
+def test_trap_weights_of_an_encoder_read_a_sentence_through_a_secure_sum(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trap, "ENCODER_SENTENCES", 20)
+    setting = trap.ENCODER_JOBS[job]
+    trapped = trap.sentences_read(setting, 1, secure=True, honest=False, tries=2)
+    honest = trap.sentences_read(setting, 1, secure=True, honest=True, tries=2)
+    assert trapped >= 0.4
+    assert honest <= 0.1
+
+
+def test_words_are_named_by_the_signs_of_their_states() -> None:
+    rng = np.random.default_rng(0)
+    vocabulary, width = 300, trap.SIZES["hidden_size"]
+    words = rng.normal(size=(vocabulary, width))
+    positions = rng.normal(size=(trap.SIZES["max_position_embeddings"], width))
+    types = rng.normal(size=(2, width))
+    tables = {"word": words, "position": positions, "token_type": types}
+    embeddings = {
+        f"embeddings.{name}_embeddings.weight": torch.from_numpy(table)
+        for name, table in tables.items()
+    }
+    sentence_trap = trap.SentenceTrap(embeddings, chosen=40, is_low_rank=True)
+
+    sentence = rng.integers(len(trap.MARKS), vocabulary, size=8)
+    flag = 14.0 * sentence_trap.flag.numpy()
+    summed = words[sentence] + positions[1:9] + types[0]
+    states = summed - summed.mean(axis=1, keepdims=True)
+    states = states / states.std(axis=1, keepdims=True) + flag
+    pulls = rng.choice([-1e-3, 1e-3], size=(8, 1))
+    # a tenth of the coordinates is lost to dropout
+    kept = rng.random(states.shape) >= 0.1
+    moved = torch.from_numpy(pulls * np.sign(states) * kept)
+
+    assert sentence_trap.name_words(moved) == sentence.tolist()
