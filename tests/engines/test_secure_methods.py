@@ -135,7 +135,7 @@ def test_fedner(sites: list[SiteData], exchange: str, words: int) -> None:
         model=replace(TAGGER, hashed_words=words), batch_size=10, epochs=2, seed=3, tags=tags,
         exchange=exchange,
     )  # fmt: skip
-    engine, *_ = compare(fedner, sites, settings)
+    engine, *_ = compare(fedner.METHOD, sites, settings)
     assert {"count", "take_share", "evaluate", "finish"} <= {
         t for t, _, _ in engine.pairs
     }
@@ -159,7 +159,7 @@ def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
         model=TAGGER, batch_size=8, rounds=2, seed=3, learning_rate=0.01
     )
     settings = distill.METHOD.configure(replace(base, **changes), sites)
-    engine, plain, *_ = compare(distill, sites, settings)
+    engine, plain, *_ = compare(distill.METHOD, sites, settings)
     if changes["weighting"]:
         for one, other in zip(engine._sites, plain, strict=True):
             assert not np.all(one.weights == 1)
@@ -170,7 +170,7 @@ def test_adversarial(sites: list[SiteData]) -> None:
     base = adversarial.Config(
         model=TAGGER, rounds=2, seed=3, learning_rate=0.01, variant="peng"
     )
-    compare(adversarial, sites, adversarial.METHOD.configure(base, sites))
+    compare(adversarial.METHOD, sites, adversarial.METHOD.configure(base, sites))
 
 
 @pytest.mark.parametrize("representation", ["", "none"])
@@ -181,7 +181,7 @@ def test_phenotype(representation: str) -> None:
     config = config_of(model=model) if model else config_of()
     own = sites_of(3)
     settings = phenotype.METHOD.configure(config, own)
-    engine, _, secure, plain = compare(phenotype, own, settings)
+    engine, _, secure, plain = compare(phenotype.METHOD, own, settings)
     assert dict(secure.facts) == dict(plain.facts)
     counted = [total for task, total, _ in engine.pairs if task.startswith("count_")]
     assert counted
@@ -206,13 +206,13 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
         server="yogi",
     )
     text = [notes_of(f"s{seed}", made_notes(seed, 8 + 4 * seed)) for seed in range(3)]
-    compare(pretrain, text, settings, cache=tmp_path / "cache", close=LOOSE)
+    compare(pretrain.METHOD, text, settings, cache=tmp_path / "cache", close=LOOSE)
     own = [mentions(f"s{i}", i, 6 + 2 * i) for i in range(3)]
     base = finetune.Config(
         model=TokenClassifierConfig(encoder=str(bert)), cycles=2, batch_size=4,
         learning_rate=3e-3, seed=3, min_tokens=0, min_steps=0,
     )  # fmt: skip
-    compare(finetune, own, finetune.METHOD.configure(base, own), close=LOOSE)
+    compare(finetune.METHOD, own, finetune.METHOD.configure(base, own), close=LOOSE)
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
@@ -242,7 +242,7 @@ def test_personal(tmp_path: Path, compression: Any) -> None:
     assert settings.shared_tags == ("B-other0", "I-other0", "B-drug", "I-drug")
     step = {"rtol": 0.0, "atol": 1e-2}  # a number may round to the next of 25 levels
     engine, *_ = compare(
-        personal, own, settings, close=LOOSE if compression == "none" else step
+        personal.METHOD, own, settings, close=LOOSE if compression == "none" else step
     )
     asked = "train" if compression == "none" else "send"
     (counted, *_) = [

@@ -3,7 +3,7 @@
 The promise is (ε, δ)-differential privacy for data sets of one site that differ by one
 added or removed unit. In a round at a site, each unit takes part with probability q,
 all gradients of a unit together are clipped to the norm C, and their sum leaves with
-discrete Gaussian noise of σ C (`noise.py`, `methods/private.py`).
+discrete Gaussian noise of σ C (`noise.py`, `training.py`).
 
 Rounds compose by Rényi differential privacy of the Poisson-subsampled Gaussian
 (Mironov, Talwar, Zhang 2019, "Rényi differential privacy of the sampled Gaussian

@@ -1,19 +1,20 @@
-"""Stage 1: the deep averaging network, a patient's concepts → the codes that were
-billed.
+"""Stage 1, the deep averaging network: from a patient's concepts to billing codes.
 
 Liu, Dligach and Miller 2019, section 2.5, after Dligach and Miller 2018 and Iyyer et
 al. 2015:
 
     embedding → mean over the patient's concepts → dense layer (ReLU) → sigmoid outputs
 
-The dense layer's values are the patient's representation, stage 2's features. There is
-no
-padding: a batch is its patients' distinct concepts, one patient behind the other, each
-with its share of the mean. A step touches the vectors of a batch's own concepts alone:
-their gradient is sparse (`updates = "rows"`), and `RowAdam` (`training/row_adam.py`)
-leaves the other rows' values and moments as they are. That is three to four times as
-fast as Adam over the table (`updates = "dense"`), and differs from it: there, moments
-go on moving a concept that is not seen. Sites send and average whole tables either way.
+The values of the dense layer represent the patient; they are the features of stage 2. A
+batch has no padding: it holds the distinct concepts of one patient after the other,
+each with its share of the mean. With `length`, the mean counts missing entries as
+unknown concepts.
+
+A step touches only the vectors of the batch's own concepts. Their gradient is sparse
+(`updates = "rows"`), and `RowAdam` (`training/row_adam.py`) leaves the values and
+moments of all other rows as they are. That is three to four times as fast as Adam over
+the table (`updates = "dense"`), and differs from it: there, moments keep moving a
+concept that does not occur. Sites send and average whole tables in both cases.
 """
 
 from __future__ import annotations

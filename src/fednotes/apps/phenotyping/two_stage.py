@@ -11,7 +11,7 @@ and patient representation learning", Algorithm 1.
     N           `Total.weight`; in stage 2 the sum "patients"
     M           the outputs of stage 1, agreed by `agreed_outputs`
     W_k^t       what a site returns from "train"
-    f           `patients.dan.Dan` in stage 1, `patients.classifiers.LinearSVMs` in stage 2
+    f           `dan.Dan` in stage 1, `classifiers.LinearSVMs` in stage 2
 
 Stage 1 predicts billing codes from concepts and is left out where `representation`
 names a model or is "none". Stage 2 trains the classifiers of all diseases on what the
