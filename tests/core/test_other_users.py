@@ -16,12 +16,12 @@ from fednotes.core.errors import FednotesError
 OTHER = os.geteuid() + 1
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder like /tmp, in which everybody may write."""
+@pytest.fixture(params=[0o1777, 0o2775, 0o775], ids=oct)
+def shared(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder in which everybody may write, like /tmp, or all members of a group."""
     folder = tmp_path / "shared"
     folder.mkdir()
-    folder.chmod(0o1777)
+    folder.chmod(request.param)
     return folder
 
 

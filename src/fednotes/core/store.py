@@ -419,11 +419,11 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
     `fs.protected_symlinks` and `fs.protected_fifos` are set.
 
     Raises:
-        PermissionError: Everybody may write in its folder, and it belongs to another
-            user.
+        PermissionError: Others, or members of a group, may write in its folder, and it
+            belongs to another user.
     """
     folder = path.parent.stat()
-    is_shared = folder.st_mode & 0o002
+    is_shared = folder.st_mode & 0o022
     if is_shared and status.st_uid not in (os.geteuid(), folder.st_uid, 0):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
         raise PermissionError(
