@@ -16,10 +16,11 @@ from fednotes.core.stopping import Stopped, end_while_importing, raise_stopped
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     end_while_importing(sys.argv)  # before the imports that take a second
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,8 @@ from fednotes.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from fednotes.jobs.job import Job
+    from fednotes.jobs.results import RunResult
+    from fednotes.jobs.seeds import SeedsResult
 
 app = typer.Typer(
     name="fednotes",
@@ -140,7 +142,10 @@ def simulate(
     With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard
     deviation.
     """
+    from fednotes import api
+    from fednotes.cli.display import RichDisplay
     from fednotes.jobs.job_file import load_job
+    from fednotes.jobs.seeds import parse_seeds
 
     for setting in settings or ():
         if seeds and setting.partition("=")[0].strip() == "seed":
@@ -153,38 +158,30 @@ def simulate(
         words += ["--set", setting]
     if seeds:
         words += ["--seeds", seeds]
-    command = shlex.join(words)
-    ask = can_ask(yes)
 
-    if seeds:
-        _simulate_seeds(parsed, out, seeds, resume, overwrite, device, ask, command)
-    else:
-        _simulate_once(parsed, out, resume, overwrite, device, ask, command)
-
-
-def _simulate_once(
-    job: Job,
-    out: Path,
-    resume: bool,
-    overwrite: bool,
-    device: str,
-    ask: bool,
-    command: str,
-) -> None:
-    from fednotes.api import simulate as run
-    from fednotes.cli.display import RichDisplay, nothing_judged, result_tables
-    from fednotes.report.html import write_report
-
-    with RichDisplay(console, ask=ask) as display:
-        result = run(
-            job,
+    with RichDisplay(console, ask=can_ask(yes)) as display:
+        start: Callable[..., Any] = partial(
+            api.simulate,
+            parsed,
             out,
             resume=resume,
             overwrite=overwrite,
             device=device,
             progress=display,
-            command=command,
+            command=shlex.join(words),
         )
+        result = start(seeds=parse_seeds(seeds)) if seeds else start()
+    if seeds:
+        _show_seeds(result, out)
+    else:
+        _show_run(result, out)
+
+
+def _show_run(result: RunResult, out: Path) -> None:
+    """Write the report of a run, and print its notes and tables."""
+    from fednotes.cli.display import nothing_judged, result_tables
+    from fednotes.report.html import write_report
+
     tell(result.notes)
     missing = nothing_judged(result)
     if missing:
@@ -194,32 +191,11 @@ def _simulate_once(
         console.print(table)
 
 
-def _simulate_seeds(
-    job: Job,
-    out: Path,
-    seeds: str,
-    resume: bool,
-    overwrite: bool,
-    device: str,
-    ask: bool,
-    command: str,
-) -> None:
-    from fednotes.api import simulate as run
-    from fednotes.cli.display import RichDisplay, seeds_tables
-    from fednotes.jobs.seeds import parse_seeds
+def _show_seeds(result: SeedsResult, out: Path) -> None:
+    """Write the reports of a job's seeds, and print their notes and tables."""
+    from fednotes.cli.display import seeds_tables
     from fednotes.report.html import write_report
 
-    with RichDisplay(console, ask=ask) as display:
-        result = run(
-            job,
-            out,
-            seeds=parse_seeds(seeds),
-            resume=resume,
-            overwrite=overwrite,
-            device=device,
-            progress=display,
-            command=command,
-        )
     tell(result.notes)
     for seed in result.seeds:
         write_report(out / f"seed-{seed}")
