@@ -542,6 +542,15 @@ def test_a_body_is_refused_before_it_is_read_whole(words: Words) -> None:
     assert "1,000 bytes" in said["detail"]
 
 
+def test_a_length_of_thousands_of_digits_is_too_large(words: Words) -> None:
+    app = application(words, Limits(body=1000))
+    parts = [_part(b"x")]
+    status, answer = asyncio.run(_asked(app, parts, **{"content-length": "9" * 5000}))
+    assert status == 413
+    assert len(parts) == 1
+    assert "1,000 bytes" in answer["detail"]
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(words: Words) -> None:
     app = application(words, Limits(patience=0.05))
     status, _ = asyncio.run(_asked(app, [_part(b"{"), None]))

@@ -61,6 +61,8 @@ BATCH, CHARACTERS = (
 _LONGEST = 60
 # _GONE appears in the metrics only: the client disconnected before the answer.
 _FAILED, _GONE = 500, 499
+# Maximum number of digits of the header Content-Length.
+_LENGTH_DIGITS = 18
 # Number of bytes read from a token file.
 _MOST_BYTES = 4096
 # Lone surrogates, which cannot be encoded as UTF-8.
@@ -409,7 +411,9 @@ class _Gate:
             await self._app(scope, receive, send)
             return
         length, most = headers.get("content-length", b"0"), self._limits
-        if not length.isdigit() or int(length) > most.body:
+        # Python refuses to convert a number of thousands of digits.
+        has_number = length.isdigit() and len(length) <= _LENGTH_DIGITS
+        if not has_number or int(length) > most.body:
             raise too_large(most.body)
         if self._room.locked():
             # If the body stayed unread, the connection would break before the client
