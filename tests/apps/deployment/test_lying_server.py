@@ -619,7 +619,7 @@ class Calibrated:
 
     def calibrate(self, concept: int, slope: float, counted: int) -> Reply:
         """Ask about classifiers that score patients by one concept."""
-        sent = self.machines.sent()
+        sent = self.machines.to_float32()
         sent["svm.weight"][concept] = 1.0
         platt = torch.tensor([[slope, 0.0]] * len(DISEASES), dtype=torch.float64)
         return self.ask("calibrate", {**sent, "platt": platt}, counted)

@@ -24,15 +24,16 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.classifiers import (
-    CHOICES,
+    C_CHOICES,
     Features,
+    LabelledPatients,
     LinearSVMs,
     SvmConfig,
-    classes_of,
+    agree_on_classes,
     document_frequencies,
     fit,
     inverse_document_frequencies,
-    loss_of,
+    measure_loss,
     tfidf,
 )
 from fednotes.apps.phenotyping.cohort import Bags
@@ -51,7 +52,7 @@ def random_features(seed: int = 0) -> np.ndarray:
 
 def epoch(svms: LinearSVMs, x: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
     """In the patients' own order."""
-    return svms.epoch(Features.of(x), labels, np.arange(len(x)))
+    return svms.train_epoch(Features.of(x), labels, np.arange(len(x)))
 
 
 def random_labels(seed: int = 1) -> np.ndarray:
@@ -120,9 +121,9 @@ def test_every_machine_is_scikit_learns(
         ours = Features(*entries, WIDTH)
     svms = LinearSVMs(CLASSES, WIDTH, config)
     counts = np.stack([(labels == c).sum(0) for c in range(3)], axis=1)
-    weights = svms.balanced(counts) if class_weights == "balanced" else None
+    weights = svms.balance_classes(counts) if class_weights == "balanced" else None
     for order in orders:
-        svms.epoch(ours, labels, order, weights)
+        svms.train_epoch(ours, labels, order, weights)
     for disease, classes in enumerate(CLASSES):
         given = sparse.csr_matrix(x) if kind == "sparse" else x
         model = scikit_learn(config, given, labels, disease, orders)
@@ -133,7 +134,7 @@ def test_every_machine_is_scikit_learns(
         np.testing.assert_allclose(
             svms.intercept[own], model.intercept_, rtol=1e-10, atol=1e-10
         )
-        decision = svms.decision(ours)[:, disease]
+        decision = svms.class_scores(ours)[:, disease]
         wanted = model.decision_function(given)
         shown = decision[:, classes] if len(classes) == 3 else decision[:, classes[1]]
         np.testing.assert_allclose(shown, wanted, rtol=1e-9, atol=1e-9)
@@ -152,7 +153,7 @@ def test_losses_are_the_sums_before_each_step() -> None:
     svms = LinearSVMs(CLASSES, WIDTH, SvmConfig(learning_rate="constant", eta0=0.1))
     weight, total, pairs = np.zeros((len(svms.machines), WIDTH + 1)), 0.0, 0
     for row, target in zip(
-        np.c_[x, np.ones(PATIENTS)], svms.targets(labels), strict=True
+        np.c_[x, np.ones(PATIENTS)], svms.make_targets(labels), strict=True
     ):
         for k, y in enumerate(target):
             if y:
@@ -162,7 +163,8 @@ def test_losses_are_the_sums_before_each_step() -> None:
     assert epoch(svms, x, labels) == (pytest.approx(total), pairs)
     np.testing.assert_allclose(svms.weight.T, weight[:, :-1], atol=1e-12)
     assert (
-        svms.steps.tolist() == np.count_nonzero(svms.targets(labels), axis=0).tolist()
+        svms.steps.tolist()
+        == np.count_nonzero(svms.make_targets(labels), axis=0).tolist()
     )
 
 
@@ -222,9 +224,16 @@ def test_classes_from_counts() -> None:
         "present": np.array([391, 86, 99, 30, 7, 0]),
         "questionable": np.array([5, 0, 8, 20, 0, 0]),
     }
-    assert classes_of(counts) == ((0, 1), (0, 1), (0, 1), (0, 1, 2), (1,), ())
-    assert classes_of(counts, 8) == ((0, 1), (0, 1), (0, 1, 2), (0, 1, 2), (1,), ())
-    assert classes_of(counts, 0)[1] == (0, 1)
+    assert agree_on_classes(counts) == ((0, 1), (0, 1), (0, 1), (0, 1, 2), (1,), ())
+    assert agree_on_classes(counts, 8) == (
+        (0, 1),
+        (0, 1),
+        (0, 1, 2),
+        (0, 1, 2),
+        (1,),
+        (),
+    )
+    assert agree_on_classes(counts, 0)[1] == (0, 1)
 
 
 # ---- calibration ---------------------------------------------------------------------
@@ -300,9 +309,13 @@ def test_errors_name_the_cause() -> None:
         (
             DataError,
             "2 patients have 3 rows",
-            lambda: svms.epoch(two, labels, np.arange(2)),
+            lambda: svms.train_epoch(two, labels, np.arange(2)),
         ),
-        (DataError, "rows beyond", lambda: svms.epoch(two, labels[:2], np.array([2]))),
+        (
+            DataError,
+            "rows beyond",
+            lambda: svms.train_epoch(two, labels[:2], np.array([2])),
+        ),
         (
             DataError,
             "matrix of finite numbers",
@@ -363,8 +376,9 @@ def solved(
     weights: np.ndarray | None,
     C: float,
 ) -> tuple[float, int]:
-    nobody = Features.of(x[:0]), labels[:0]
-    return fit(own, (Features.of(x), labels), nobody, weights, C)
+    patients = LabelledPatients(Features.of(x), labels)
+    nobody = LabelledPatients(Features.of(x[:0]), labels[:0])
+    return fit(own, patients, nobody, weights=weights, C=C)
 
 
 def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray:
@@ -424,18 +438,22 @@ def test_held_out_patients_choose_the_penalty() -> None:
     x, other = x * 0.02, other * 0.02  # small features ask for a large C
     labels, known = labels[:, :1], known[:, :1]
     losses = []
-    for C in CHOICES:
+    for C in C_CHOICES:
         rows = labels[:, 0] >= 0
         y = np.where(labels[rows, 0] == 1, 1.0, -1.0)
         own = LinearSVMs(((0, 1),), 6, CONVERGED)
         own.weight[:, 0], own.intercept[:] = np.split(
             minimum(x[rows], y, np.ones(len(y)), C), [6]
         )
-        losses.append(loss_of(own, Features.of(other), known, None)[0])
-    best = CHOICES[int(np.argmin(losses))]
-    assert best not in (1.0, CHOICES[0], CHOICES[-1])
+        losses.append(
+            measure_loss(own, LabelledPatients(Features.of(other), known), None)[0]
+        )
+    best = C_CHOICES[int(np.argmin(losses))]
+    assert best not in (1.0, C_CHOICES[0], C_CHOICES[-1])
     found, wanted, without = (LinearSVMs(((0, 1),), 6, CONVERGED) for _ in range(3))
-    fit(found, (Features.of(x), labels), (Features.of(other), known), None, 0.0)
+    train = LabelledPatients(Features.of(x), labels)
+    held_out = LabelledPatients(Features.of(other), known)
+    fit(found, train, held_out, weights=None, C=0.0)
     solved(wanted, x, labels, None, best)
     assert np.array_equal(found.weight, wanted.weight)
     solved(without, x, labels, None, 0.0)
@@ -471,11 +489,9 @@ def test_a_run_takes_its_penalty(C: float) -> None:
     _, (member,) = trained((site,), phenotype.METHOD.configure(config, (site,)))
     told = classifiers_of(member)
     wanted = LinearSVMs(told.machines.classes, len(told.machines.weight), CONVERGED)
-    train, held_out = (
-        (told._features, told._train.labels),
-        (told._held_out, told._valid.labels),
-    )
-    fit(wanted, train, held_out, told._weights, C)
+    train = LabelledPatients(told._features, told._train.labels)
+    held_out = LabelledPatients(told._held_out, told._valid.labels)
+    fit(wanted, train, held_out, weights=told._weights, C=C)
     assert np.array_equal(told.machines.weight, wanted.weight.astype(np.float32))
 
 

@@ -143,7 +143,7 @@ def test_one_site_is_central_bitwise() -> None:
     machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
     for epoch in range(8):
         order = order_of(config, site, epoch, len(cohort))
-        machines.epoch(features, cohort.labels, order)
+        machines.train_epoch(features, cohort.labels, order)
         if epoch % 2:
             machines.weight[:] = machines.weight.astype(np.float32)
             machines.intercept[:] = machines.intercept.astype(np.float32)
@@ -166,7 +166,7 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
         cohort = labelled(site.train)
         machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
         order = order_of(config, site, 0, len(cohort))
-        machines.epoch(tfidf(cohort.bags, idf), cohort.labels, order)
+        machines.train_epoch(tfidf(cohort.bags, idf), cohort.labels, order)
         total.append((machines.weight.astype(np.float32), (cohort.labels >= 0).sum(0)))
     (a, n), (b, m) = total
     wanted = (a.astype(np.float64) * n + b.astype(np.float64) * m) / (n + m)
@@ -202,7 +202,7 @@ def test_calibration_is_the_pooled_one() -> None:
     for site in sites:
         cohort = labelled(site.valid)
         scores.append(model.machines.scores(model.model.features(cohort.bags)))
-        targets.append(model.machines.targets(cohort.labels))
+        targets.append(model.machines.make_targets(cohort.labels))
     together = np.concatenate(scores), np.concatenate(targets)
     wanted = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
     assert np.allclose(model.model.platt, wanted, rtol=1e-6)
@@ -249,7 +249,7 @@ def calibrated_site() -> tuple[Site, Tensors, Tensors]:
     prepared = {"classes": torch.tensor([[1.0, 1.0, 0.0]] * len(DISEASES)), "idf": idf}
     site.prepare(prepared)
     asked = {
-        **classifiers_of(site).machines.sent(),
+        **classifiers_of(site).machines.to_float32(),
         "platt": torch.zeros(len(DISEASES), 2, dtype=torch.float64),
     }
     site.calibrate(asked)

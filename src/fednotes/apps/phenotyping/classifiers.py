@@ -1,28 +1,31 @@
-"""Stage 2: one linear classifier per disease, all of them one matrix; TF-IDF;
-calibration.
+"""Stage 2: linear classifiers of all diseases side by side, and TF-IDF features.
 
-Liu, Dligach and Miller 2019, section 2.6: a linear SVM (hinge loss) per phenotype,
-trained by stochastic gradient descent without regularisation on stage 1's
-representations, or on "TF-IDF weighted sparse bag-of-CUIs vectors".
+Liu, Dligach and Miller 2019, section 2.6: a linear SVM (hinge loss) for each phenotype,
+trained by stochastic gradient descent without regularisation on the representations of
+stage 1, or on "TF-IDF weighted sparse bag-of-CUIs vectors".
 
-A disease whose classes are absent and present has one machine, the sign of its score
-decides; one with questionable as well has three, one against the rest. An epoch takes
-the patients one by one; each patient's step is taken by all machines at once, because a
-patient's feature meets one contiguous row of (features, machines). Every machine does
-what scikit-learn's `SGDClassifier(penalty=None, shuffle=False)` would do alone on the
-patients that are labelled for its disease: the same order, the same steps, the same
-coefficients, four to six times as fast.
+A machine is one linear function of a patient's features. A disease whose classes are
+absent and present has one machine, whose sign decides. A disease with a third class,
+questionable, has three machines, each of which tells one class from the others.
+
+An epoch takes the patients one by one, and all machines take their steps for a patient
+together: the weights are one matrix (features, machines), so a feature of the patient
+meets one contiguous row of it. Each machine does what scikit-learn's
+`SGDClassifier(penalty=None, shuffle=False)` would do alone on the patients who are
+labelled for its disease. The order, the steps and the coefficients are the same, and it
+is four to six times as fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt
+from numpy.typing import NDArray
 from pydantic import FiniteFloat
 from torch import Tensor
 
@@ -39,10 +42,15 @@ from fednotes.core.kernels import kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like
 
-# columns of scores, in the order of their labels
-CLASSES = (ABSENT, PRESENT, QUESTIONABLE)
-# scikit-learn's smaller step of the intercept with sparse features
-SPARSE_INTERCEPT = 0.01
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Signs = NDArray[np.int8]
+
+CLASSES: Final = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores and probabilities
+# With sparse features, scikit-learn takes smaller steps of the intercept.
+SPARSE_INTERCEPT: Final = 0.01
+# Kernels take the learning rate's schedule as an index into this tuple.
+_SCHEDULES: Final = ("constant", "optimal", "invscaling")
 
 
 @checked(frozen=True)
@@ -78,7 +86,8 @@ class SvmConfig:
     def __post_init__(self) -> None:
         if self.solver == "converged" and self.loss != "log":
             raise ConfigError(
-                'solver = "converged" is logistic regression: set loss = "log" beside it'
+                'solver = "converged" is logistic regression: set loss = "log" beside '
+                "it"
             )
 
 
@@ -87,113 +96,152 @@ class SvmConfig:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Patients' features without the zeros, row by row (CSR).
+    """Features of patients without the zeros, row by row (CSR).
 
-    values: (entries,) float64. columns: (entries,) int64. offsets: (patients + 1,)
-        int64.
-    width: the number of features. sparse: how they were given; it sets the intercept's
-        step.
+    Attributes:
+        values: (entries,) float64.
+        columns: (entries,) int64 numbers of the features.
+        offsets: (patients + 1,) int64 bounds of the patients in `values`.
+        width: The number of features.
+        sparse: Whether the features were given without zeros; it sets the size of the
+            intercept's steps.
     """
 
-    values: np.ndarray
-    columns: np.ndarray
-    offsets: np.ndarray
+    values: Floats
+    columns: Ints
+    offsets: Ints
     width: int
     sparse: bool = True
 
     @classmethod
     def of(cls, dense: np.ndarray) -> Features:
-        """From (patients, features); about half of a ReLU layer's values are zero.
+        """Return features made of a matrix; about half of a ReLU layer's are zero.
 
-        Raises DataError for a value that is not finite.
+        Args:
+            dense: (patients, features).
+
+        Raises:
+            DataError: The shape is another one, or a value is not finite.
         """
         matrix = np.ascontiguousarray(dense, np.float64)
         if matrix.ndim != 2 or not np.isfinite(matrix).all():
             raise DataError(
                 "features must be a matrix of finite numbers, (patients, features)"
             )
-        row, column = map(np.ascontiguousarray, np.nonzero(matrix))
-        offsets = offsets_of(np.bincount(row, minlength=len(matrix)))
-        return cls(matrix[row, column], column, offsets, matrix.shape[1], sparse=False)
+        rows, columns = np.nonzero(matrix)
+        sizes = np.bincount(rows, minlength=len(matrix))
+        return cls(
+            values=matrix[rows, columns],
+            columns=np.ascontiguousarray(columns),
+            offsets=offsets_of(sizes),
+            width=matrix.shape[1],
+            sparse=False,
+        )
 
     def __len__(self) -> int:
-        """The number of patients."""
+        """Return the number of patients."""
         return len(self.offsets) - 1
 
 
-def document_frequencies(bags: Bags) -> np.ndarray:
-    """(vocabulary,) int64: at how many patients each concept occurs.
+def document_frequencies(bags: Bags) -> Ints:
+    """Return (vocabulary,) int64: how many patients have each concept.
 
-    It adds over sites.
+    Frequencies of several sites add up.
     """
-    _, column, _ = bags.counts()
-    return np.bincount(column, minlength=bags.vocabulary).astype(np.int64)
+    _, columns, _ = bags.counts()
+    return np.bincount(columns, minlength=bags.vocabulary).astype(np.int64)
 
 
-def inverse_document_frequencies(frequencies: np.ndarray, patients: int) -> np.ndarray:
-    """(vocabulary,) float64 ln((1 + patients) / (1 + df)) + 1, as scikit-learn's, from
-    the frequencies of that many patients in all: sums over sites, so none shows its
-    own."""
+def inverse_document_frequencies(frequencies: np.ndarray, patients: int) -> Floats:
+    """Return (vocabulary,) ln((1 + patients) / (1 + df)) + 1, as scikit-learn has it.
+
+    Args:
+        frequencies: (vocabulary,) document frequencies, summed over sites. A sum shows
+            no site's own frequencies.
+        patients: The number of patients over which they were counted.
+    """
     # [phenotype idf]
     return np.asarray(np.log((1 + patients) / (1 + frequencies.astype(np.float64))) + 1)
 
 
 def tfidf(bags: Bags, idf: np.ndarray) -> Features:
-    """Each patient's concepts, how often they occur times their idf, scaled to length
-    1.
+    """Return how often each concept occurs, times its idf, scaled to length 1.
 
     These are the definitions of scikit-learn's TfidfTransformer. A patient without
-    concepts has no entry. Raises DataError for bags of another vocabulary, and for
-    weights that are not finite.
+    concepts has no entry.
+
+    Args:
+        bags: The patients' concepts.
+        idf: (vocabulary,) `inverse_document_frequencies`.
+
+    Raises:
+        DataError: The bags have another vocabulary, or a weight is not finite.
     """
     if bags.vocabulary != len(idf):
         raise DataError(
-            f"bags over {bags.vocabulary} concepts for frequencies of {len(idf)}: use the "
-            "dictionary that the model was trained with"
+            f"bags over {bags.vocabulary} concepts for frequencies of {len(idf)}: use "
+            "the dictionary that the model was trained with"
         )
-    row, column, count = bags.counts()
-    value = count * idf[column]  # [phenotype tf-idf]
-    length = np.sqrt(np.bincount(row, value**2))  # [phenotype tf-idf]
+    rows, columns, counts = bags.counts()
+    weighted = counts * idf[columns]  # [phenotype tf-idf]
+    lengths = np.sqrt(np.bincount(rows, weighted**2))  # [phenotype tf-idf]
     with np.errstate(invalid="ignore"):
-        value = value / length[row]
-    if not np.isfinite(value).all():
+        values = weighted / lengths[rows]
+    if not np.isfinite(values).all():
         raise DataError(
             "a feature is not a finite number: a concept's weight (idf) must be one"
         )
-    offsets = offsets_of(np.bincount(row, minlength=len(bags)))
-    return Features(value, column, offsets, bags.vocabulary)
+
+    offsets = offsets_of(np.bincount(rows, minlength=len(bags)))
+    return Features(values, columns, offsets=offsets, width=bags.vocabulary)
 
 
-# ---- machines ------------------------------------------------------------------------
+# ---- classifiers ---------------------------------------------------------------------
 
 
-def classes_of(
-    counts: Mapping[str, np.ndarray], least: int = 20
+def agree_on_classes(
+    counts: Mapping[str, np.ndarray], least_questionable: int = 20
 ) -> tuple[tuple[int, ...], ...]:
-    """The classes of each disease, from label counts summed over sites.
+    """Return the classes of each disease.
 
-    counts: "absent", "present", "questionable" → (diseases,), as `Cohort.label_counts`.
-    Questionable is a class where at least `least` patients are; the paper leaves it out
-    where there are too few. Absent and present are classes where there is anyone.
+    Absent and present are classes where there is any patient. Questionable is one where
+    there are enough patients; the paper leaves it out where there are too few.
+
+    Args:
+        counts: For "absent", "present" and "questionable", (diseases,) numbers of
+            patients as `Cohort.label_counts` has them, summed over sites.
+        least_questionable: The number of patients from which questionable is a class.
     """
-    enough = (
-        counts["absent"] > 0,
-        counts["present"] > 0,
-        counts["questionable"] >= max(least, 1),
+    is_class = np.stack(
+        [
+            counts["absent"] > 0,
+            counts["present"] > 0,
+            counts["questionable"] >= max(least_questionable, 1),
+        ],
+        axis=1,
     )
-    return tuple(
-        tuple(np.flatnonzero(row).tolist()) for row in np.stack(enough, axis=1)
-    )
+    return tuple(tuple(np.flatnonzero(row).tolist()) for row in is_class)
 
 
 class LinearSVMs:
-    """The classifiers of all diseases, which start as zero.
+    """The classifiers of all diseases, which start at zero.
 
-    classes: of each disease, in rising order of labels. One class needs no machine (it
-    is always predicted), none predicts -1. Labels of another class count as unlabelled.
+    Args:
+        classes: The classes of each disease. A disease with one class needs no machine,
+            because that class is always predicted; one without any has -1 predicted.
+            Labels of other classes count as unlabelled.
+        features: The number of features.
+        config: The settings; the defaults if None.
 
-    weight: (features, machines), intercept: (machines,), float64. steps: (machines,)
-    patients seen. machines: (disease, class that is positive) of each.
+    Attributes:
+        classes: The classes of each disease, in rising order.
+        machines: The disease of each machine, and the class that it takes as positive.
+        weight: (features, machines) float64.
+        intercept: (machines,) float64.
+        steps: (machines,) int64 numbers of patients that each machine has seen.
+
+    Raises:
+        ConfigError: A disease has a class that does not exist, or has one twice.
     """
 
     def __init__(
@@ -203,221 +251,328 @@ class LinearSVMs:
         config: SvmConfig | None = None,
     ) -> None:
         self.config = config or SvmConfig()
-        self.classes = tuple(tuple(sorted(each)) for each in classes)
-        if any(
-            c not in CLASSES or each.count(c) > 1 for each in self.classes for c in each
-        ):
-            raise ConfigError(f"classes of a disease are some of {CLASSES}, each once")
-        self.machines = tuple(
-            (disease, positive)
-            for disease, each in enumerate(self.classes)
-            for positive in (
-                each[1:] if len(each) == 2 else each if len(each) > 2 else ()
-            )
-        )
-        self.weight = np.zeros((features, len(self.machines)))
-        self.intercept = np.zeros(len(self.machines))
-        self.steps = np.zeros(len(self.machines), np.int64)
+        self.classes = tuple(tuple(sorted(of_disease)) for of_disease in classes)
+        for of_disease in self.classes:
+            is_repeated = len(set(of_disease)) < len(of_disease)
+            if is_repeated or not set(of_disease) <= set(CLASSES):
+                raise ConfigError(
+                    f"the classes of a disease must be some of {CLASSES}, each once"
+                )
+        self.machines = _list_machines(self.classes)
+        self.weight: Floats = np.zeros((features, len(self.machines)))
+        self.intercept: Floats = np.zeros(len(self.machines))
+        self.steps: Ints = np.zeros(len(self.machines), np.int64)
+
+    # Tensors.
 
     def trainable(self) -> dict[str, Tensor]:
-        """Name → float64 tensor that shares memory with the classifiers: read or copy
-        into."""
-        arrays = {"svm.intercept": self.intercept, "svm.weight": self.weight}
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        """Return float64 tensors by name, which share memory with the classifiers."""
+        return {
+            "svm.intercept": torch.from_numpy(self.intercept),
+            "svm.weight": torch.from_numpy(self.weight),
+        }
 
-    def sent(self) -> dict[str, Tensor]:
-        """The same names in float32: what leaves a site.
+    def to_float32(self) -> dict[str, Tensor]:
+        """Return the tensors of `trainable` in float32, as they leave a site.
 
-        A float32 number times a number of patients is exact in float64, so the mean
-        over one site is that site's value to the last bit; of float64 numbers it is
-        not. Training in one place gives the same bits where it too goes on, cycle by
-        cycle, from these.
+        A float32 number times a number of patients is exact in float64, so that the
+        mean over one site is that site's value to the last bit; for a float64 number it
+        is not. Training in one place gives the same bits if it, too, continues from
+        these tensors in each cycle.
         """
         return {name: value.float() for name, value in self.trainable().items()}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `sent` gave, which may lie among others.
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from the tensors of `to_float32`, which may be among others.
 
-        Raises TrainingError where it is missing or does not fit.
+        Raises:
+            TrainingError: They are missing or do not fit.
         """
-        given = {
-            name: value for name, value in tensors.items() if name in self.trainable()
-        }
-        require_like(self.sent(), given)
-        for name, value in self.trainable().items():
-            value.copy_(given[name])
+        targets = self.trainable()
+        sources = {name: value for name, value in tensors.items() if name in targets}
+        require_like(self.to_float32(), sources)
+        for name, target in targets.items():
+            target.copy_(sources[name])
 
-    def targets(self, labels: np.ndarray) -> np.ndarray:
-        """(patients, machines) int8: 1 the machine's class, -1 another one, 0
-        unlabelled."""
-        found = np.zeros((len(labels), len(self.machines)), np.int8)
-        for column, (disease, positive) in enumerate(self.machines):
-            given = labels[:, disease]
-            known = np.isin(given, self.classes[disease])
-            found[:, column] = np.where(known, np.where(given == positive, 1, -1), 0)
-        return found
+    # Labels.
 
-    def balanced(self, counts: np.ndarray) -> np.ndarray:
-        """(machines, 2) weights of negative and positive patients, n / (classes · its
-        n).
+    def make_targets(self, labels: np.ndarray) -> Signs:
+        """Return (patients, machines) int8: whether a label is the machine's class.
 
-        counts: (diseases, 3) labelled patients of each of CLASSES, summed over all
-        sites. With three classes the rest weighs 1, as in scikit-learn.
+        Args:
+            labels: (patients, diseases).
+
+        Returns:
+            1 for the machine's class, -1 for another class of its disease, 0 for
+            patients who are not labelled.
+        """
+        targets = np.zeros((len(labels), len(self.machines)), np.int8)
+        for machine, (disease, positive) in enumerate(self.machines):
+            of_disease = labels[:, disease]
+            is_labelled = np.isin(of_disease, self.classes[disease])
+            signs = np.where(of_disease == positive, 1, -1)
+            targets[:, machine] = np.where(is_labelled, signs, 0)
+        return targets
+
+    def balance_classes(self, counts: np.ndarray) -> Floats:
+        """Return (machines, 2) weights of negative and of positive patients.
+
+        A class weighs n / (classes · its n). Where a disease has three classes, those
+        that a machine does not take as positive weigh 1, as in scikit-learn.
+
+        Args:
+            counts: (diseases, 3) numbers of labelled patients of each of CLASSES,
+                summed over all sites.
         """
         weights = np.ones((len(self.machines), 2))
-        for row, (disease, positive) in enumerate(self.machines):
-            each = self.classes[disease]
-            numbers = counts[disease][list(each)]
-            share = numbers.sum() / (len(each) * np.maximum(numbers, 1))
-            weights[row, 1] = share[each.index(positive)]
-            if len(each) == 2:
-                weights[row, 0] = share[0]
+        for machine, (disease, positive) in enumerate(self.machines):
+            classes = self.classes[disease]
+            sizes = counts[disease][list(classes)]
+            balanced = sizes.sum() / (len(classes) * np.maximum(sizes, 1))
+            weights[machine, 1] = balanced[classes.index(positive)]
+            if len(classes) == 2:
+                weights[machine, 0] = balanced[0]
         return weights
 
-    def epoch(
+    # Training and prediction.
+
+    def train_epoch(
         self,
         features: Features,
         labels: np.ndarray,
         order: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> tuple[float, int]:
-        """One pass over the patients in this order (rows).
+        """Take a step for each patient: w ← w − η ∂ max(0, 1 − y (w·x + b)) / ∂w.
 
-        weights: (machines, 2), see `balanced`. Returns the sum of losses before each
-        step and how many pairs of patient and machine it is over.
+        Args:
+            features: The patients' features.
+            labels: (patients, diseases).
+            order: (steps,) rows of the patients, in the order of the steps.
+            weights: (machines, 2), see `balance_classes`; 1 if None.
+
+        Returns:
+            The sum of the losses before each step, and the number of pairs of patient
+            and machine in it.
+
+        Raises:
+            DataError: Features, labels and order do not fit each other.
         """
-        x, rows, config = (
-            self._fitting(features),
-            np.asarray(order, np.int64),
-            self.config,
-        )
-        targets = self.targets(labels)
-        if len(targets) != len(x) or (
-            len(rows) and not 0 <= rows.min() <= rows.max() < len(x)
-        ):
+        self._require_width(features)
+        rows = np.asarray(order, np.int64)
+        targets = self.make_targets(labels)
+        is_within = not len(rows) or 0 <= rows.min() <= rows.max() < len(features)
+        if len(targets) != len(features) or not is_within:
             raise DataError(
-                f"{len(x)} patients have {len(targets)} rows of labels, or rows beyond"
+                f"{len(features)} patients have {len(targets)} rows of labels, or the "
+                "order names rows beyond them"
             )
-        both = np.ones((len(self.machines), 2)) if weights is None else weights
-        schedule = ("constant", "optimal", "invscaling").index(config.learning_rate)
-        # w ← w − η ∂ max(0, 1 − y (w·x + b)) / ∂w, patient by patient
-        loss = _epoch(
-            *(x.values, x.columns, x.offsets, rows, targets),
-            *(
-                self.weight,
-                self.intercept,
-                self.steps,
-                np.ascontiguousarray(both, np.float64),
-            ),
-            *(
-                config.loss == "log",
-                schedule,
-                config.eta0,
-                config.power_t,
-                config.alpha,
-            ),
-            SPARSE_INTERCEPT if x.sparse else 1.0,
+        if weights is None:
+            weights = np.ones((len(self.machines), 2))
+        loss = _train_epoch(
+            features.values,
+            features.columns,
+            features.offsets,
+            rows,
+            targets,
+            self.weight,
+            self.intercept,
+            self.steps,
+            np.ascontiguousarray(weights, np.float64),
+            self.config.loss == "log",
+            _SCHEDULES.index(self.config.learning_rate),
+            self.config.eta0,
+            self.config.power_t,
+            self.config.alpha,
+            SPARSE_INTERCEPT if features.sparse else 1.0,
         )
         return float(loss), int(np.count_nonzero(targets[rows]))
 
-    def scores(self, features: Features) -> np.ndarray:
-        """(patients, machines) w·x + b."""
-        x = self._fitting(features)
-        out = np.empty((len(x), len(self.machines)))
-        _scores(x.values, x.columns, x.offsets, self.weight, self.intercept, out)
-        return out
+    def scores(self, features: Features) -> Floats:
+        """Return (patients, machines) w·x + b.
 
-    def decision(self, features: Features) -> np.ndarray:
-        """(patients, diseases, 3) scores of CLASSES; -inf for what is no class of a
-        disease."""
+        Raises:
+            DataError: There is another number of features.
+        """
+        self._require_width(features)
+        scores = np.empty((len(features), len(self.machines)))
+        _score_patients(
+            features.values,
+            features.columns,
+            features.offsets,
+            self.weight,
+            self.intercept,
+            scores,
+        )
+        return scores
+
+    def class_scores(self, features: Features) -> Floats:
+        """Return (patients, diseases, 3) scores of CLASSES.
+
+        The score is -inf for what is no class of the disease.
+        """
         scores = self.scores(features)
-        return self._spread(scores, -scores, lone=0.0, other=-np.inf)
+        return self._spread(scores, -scores, only_class=0.0, no_class=-np.inf)
 
-    def ranking(self, features: Features) -> np.ndarray:
-        """(patients, diseases) scores of "present", which only rank; 0 where it is no
-        class."""
-        scores = self.decision(features)[:, :, PRESENT]
+    def ranking(self, features: Features) -> Floats:
+        """Return (patients, diseases) scores of "present", which only rank patients.
+
+        The score is 0 where "present" is no class of the disease.
+        """
+        scores = self.class_scores(features)[:, :, PRESENT]
         return np.where(np.isfinite(scores), scores, 0.0)
 
-    def predict(self, features: Features) -> np.ndarray:
-        """(patients, diseases) int8: the class with the highest score; -1 without
-        classes."""
-        decision = self.decision(features)
-        best = decision.argmax(axis=2)
-        known = np.isfinite(decision.max(axis=2, initial=-np.inf))
-        return np.where(known, best, UNLABELLED).astype(np.int8)
+    def predict(self, features: Features) -> NDArray[np.int8]:
+        """Return (patients, diseases) int8: the class with the highest score.
+
+        It is -1 for a disease without classes.
+        """
+        scores = self.class_scores(features)
+        best = scores.argmax(axis=2)
+        has_class = np.isfinite(scores.max(axis=2, initial=-np.inf))
+        return np.where(has_class, best, UNLABELLED).astype(np.int8)
 
     def probabilities(
         self, features: Features, platt: np.ndarray | None = None
-    ) -> np.ndarray:
-        """(patients, diseases, 3) sigmoid(a · score + b), scaled to sum to 1 over the
-        classes.
+    ) -> Floats:
+        """Return (patients, diseases, 3) probabilities of CLASSES.
 
-        platt: (machines, 2) a and b of `fit_platt`. Without it 1 and 0, which is what
-        the loss "log" means and for "hinge" says no more than the order. Zeros without
-        classes.
+        They are sigmoid(a · score + b), scaled to the sum 1 over the classes of a
+        disease, and all zero for a disease without classes.
+
+        Args:
+            features: The patients' features.
+            platt: (machines, 2) a and b of `fit_platt`. If None, they are 1 and 0: the
+                meaning of scores under the loss "log". Under "hinge" the result then
+                only orders patients.
         """
-        a, b = np.broadcast_to(
-            (1.0, 0.0) if platt is None else platt, (len(self.machines), 2)
-        ).T
-        # exp of a large negative score: the sigmoid is zero
+        if platt is None:
+            platt = np.tile((1.0, 0.0), (len(self.machines), 1))
+        slopes, shifts = platt.T
+        # exp overflows for a large negative score, whose sigmoid is zero.
         with np.errstate(over="ignore"):
-            sigmoids = 1 / (1 + np.exp(-(a * self.scores(features) + b)))
-        spread = self._spread(sigmoids, 1 - sigmoids, lone=1.0, other=0.0)
-        total = spread.sum(axis=2, keepdims=True)
+            sigmoids = 1 / (1 + np.exp(-(slopes * self.scores(features) + shifts)))
+        chances = self._spread(sigmoids, 1 - sigmoids, only_class=1.0, no_class=0.0)
+        totals = chances.sum(axis=2, keepdims=True)
+        scaled = chances / np.where(totals > 0, totals, 1)
         # Where all sigmoids of a disease underflow to zero, no class is preferred.
-        even = [
-            [(c in each) / max(1, len(each)) for c in CLASSES] for each in self.classes
-        ]
-        share = spread / np.where(total > 0, total, 1)
-        return np.where(total > 0, share, np.reshape(even, (-1, 3)))
+        return np.where(totals > 0, scaled, self._even_probabilities())
+
+    def _even_probabilities(self) -> Floats:
+        """Return (diseases, 3) equal probabilities of the classes of each disease."""
+        even = np.zeros((len(self.classes), len(CLASSES)))
+        for disease, classes in enumerate(self.classes):
+            for each in classes:
+                even[disease, each] = 1 / len(classes)
+        return even
 
     def _spread(
-        self, values: np.ndarray, opposites: np.ndarray, lone: float, other: float
-    ) -> np.ndarray:
-        """(patients, machines) → (patients, diseases, 3)."""
-        out = np.full((len(values), len(self.classes), len(CLASSES)), other)
-        for disease, each in enumerate(self.classes):
-            if len(each) == 1:
-                out[:, disease, each[0]] = lone
-        for column, (disease, positive) in enumerate(self.machines):
-            out[:, disease, positive] = values[:, column]
-            if len(self.classes[disease]) == 2:
-                out[:, disease, self.classes[disease][0]] = opposites[:, column]
-        return out
+        self,
+        values: np.ndarray,
+        opposites: np.ndarray,
+        *,
+        only_class: float,
+        no_class: float,
+    ) -> Floats:
+        """Return (patients, diseases, 3) values of classes, from those of machines.
 
-    def _fitting(self, features: Features) -> Features:
+        Args:
+            values: (patients, machines) values of the machines' positive classes.
+            opposites: (patients, machines) values of "absent" (or the lower class) of
+                diseases with two classes.
+            only_class: The value of a class that is the only one of its disease.
+            no_class: The value of what is no class of a disease.
+        """
+        shape = (len(values), len(self.classes), len(CLASSES))
+        spread = np.full(shape, no_class)
+        for disease, classes in enumerate(self.classes):
+            if len(classes) == 1:
+                spread[:, disease, classes[0]] = only_class
+        for machine, (disease, positive) in enumerate(self.machines):
+            spread[:, disease, positive] = values[:, machine]
+            classes = self.classes[disease]
+            if len(classes) == 2:
+                spread[:, disease, classes[0]] = opposites[:, machine]
+        return spread
+
+    def _require_width(self, features: Features) -> None:
+        """Raise DataError if there is another number of features."""
         if features.width != len(self.weight):
             raise DataError(
-                f"{features.width} features for classifiers of {len(self.weight)}"
+                f"{features.width} features for classifiers of {len(self.weight)}: use "
+                "the features that the classifiers were trained on"
             )
-        return features
 
 
-# ---- kernels: all machines side by side ------------------------------------------------------
-# Not fused, and sums in scikit-learn's order: the hinge loss gives its very bits.
+def _list_machines(classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
+    """Return the disease and the positive class of each machine."""
+    machines: list[tuple[int, int]] = []
+    for disease, of_disease in enumerate(classes):
+        if len(of_disease) == 2:
+            machines.append((disease, of_disease[1]))
+        elif len(of_disease) > 2:
+            machines += [(disease, positive) for positive in of_disease]
+    return tuple(machines)
+
+
+# ---- kernels: a patient's steps for all machines -------------------------------------
+# They add in scikit-learn's order, without fused multiply-adds, so that the hinge loss
+# gives the very bits of scikit-learn.
 
 
 @kernel("void(f8[::1], i8[::1], i8, i8, f8[:,::1], f8[::1], f8[::1])", fused=False)
-def _score(values, columns, start, stop, weight, intercept, out):
-    """out (machines,) ← the scores of one patient, whose entries are start:stop."""
-    machines = out.shape[0]
+def _score_patient(
+    values: Floats,
+    columns: Ints,
+    start: int,
+    stop: int,
+    weight: Floats,
+    intercept: Floats,
+    scores: Floats,
+) -> None:
+    """Write a patient's (machines,) scores; the patient's entries are start:stop."""
+    machines = scores.shape[0]
     for k in range(machines):
-        out[k] = 0.0
-    for e in range(start, stop):
-        column, value = columns[e], values[e]
+        scores[k] = 0.0
+    for entry in range(start, stop):
+        column = columns[entry]
+        value = values[entry]
         for k in range(machines):
-            out[k] += value * weight[column, k]
+            scores[k] += value * weight[column, k]
     for k in range(machines):
-        out[k] += intercept[k]
+        scores[k] += intercept[k]
+
+
+@kernel("void(f8[::1], i8[::1], i8[::1], f8[:,::1], f8[::1], f8[:,::1])", fused=False)
+def _score_patients(
+    values: Floats,
+    columns: Ints,
+    offsets: Ints,
+    weight: Floats,
+    intercept: Floats,
+    scores: Floats,
+) -> None:
+    """Write the (patients, machines) scores."""
+    for row in range(scores.shape[0]):
+        _score_patient(
+            values,
+            columns,
+            offsets[row],
+            offsets[row + 1],
+            weight,
+            intercept,
+            scores[row],
+        )
 
 
 @kernel("UniTuple(f8, 2)(b1, f8, f8)", fused=False)
-def _loss(log, y, score):
-    """The loss of a score for the target y (1 or -1), and minus its derivative by the
-    margin."""
+def _loss_and_slope(is_log: bool, y: float, score: float) -> tuple[float, float]:  # noqa: FBT001 - kernels take no keywords
+    """Return the loss of a score for the target y, and minus its derivative by y·score.
+
+    The target is 1 or -1.
+    """
     margin = y * score
-    if not log:
+    if not is_log:
         return max(0.0, 1.0 - margin), (1.0 if margin <= 1.0 else 0.0)
     loss = np.log1p(np.exp(-abs(margin))) + max(0.0, -margin)
     if score <= -37.0:  # exp(-score) is so large that 1 more makes no difference
@@ -428,55 +583,70 @@ def _loss(log, y, score):
 
 
 @kernel("f8(i8, i8, f8, f8, f8)", fused=False)
-def _size(schedule, t, eta0, power, alpha):
-    """The learning rate of a machine's step t (from 1). "optimal" starts at alpha^-1/4."""
+def _learning_rate(
+    schedule: int, step: int, eta0: float, power: float, alpha: float
+) -> float:
+    """Return the learning rate of a machine's step, counted from 1.
+
+    The schedule is an index into _SCHEDULES. "optimal" starts at alpha^-1/4.
+    """
     if schedule == 0:
         return eta0
     if schedule == 1:
         first = np.sqrt(1.0 / np.sqrt(alpha))
-        return 1.0 / (alpha * (1.0 / (first * alpha) + t - 1.0))
-    return eta0 / t**power
-
-
-@kernel("void(f8[::1], i8[::1], i8[::1], f8[:,::1], f8[::1], f8[:,::1])", fused=False)
-def _scores(values, columns, offsets, weight, intercept, out):
-    for row in range(out.shape[0]):
-        _score(
-            values, columns, offsets[row], offsets[row + 1], weight, intercept, out[row]
-        )
+        return 1.0 / (alpha * (1.0 / (first * alpha) + step - 1.0))
+    return eta0 / step**power
 
 
 @kernel(
-    "f8(f8[::1], i8[::1], i8[::1], i8[::1], i1[:,::1], f8[:,::1], f8[::1], i8[::1], f8[:,::1],"
-    " b1, i8, f8, f8, f8, f8)",
+    "f8(f8[::1], i8[::1], i8[::1], i8[::1], i1[:,::1], f8[:,::1], f8[::1], i8[::1], "
+    "f8[:,::1], b1, i8, f8, f8, f8, f8)",
     fused=False,
 )
-def _epoch(
-    values, columns, offsets, order, targets, weight, intercept, steps, weights,
-    log, schedule, eta0, power, alpha, intercept_step,
-):  # fmt: skip
-    machines, total = weight.shape[1], 0.0
-    score, update = np.empty(machines), np.empty(machines)
+def _train_epoch(  # noqa: PLR0913 - a kernel has no objects
+    values: Floats,
+    columns: Ints,
+    offsets: Ints,
+    order: Ints,
+    targets: Signs,
+    weight: Floats,
+    intercept: Floats,
+    steps: Ints,
+    class_weights: Floats,
+    is_log: bool,  # noqa: FBT001 - kernels take no keywords
+    schedule: int,
+    eta0: float,
+    power: float,
+    alpha: float,
+    intercept_step: float,
+) -> float:
+    """Change weight, intercept and steps; return the sum of losses before each step."""
+    machines = weight.shape[1]
+    scores = np.empty(machines)
+    update = np.empty(machines)
+    total = 0.0
     for row in order:
-        start, stop, moves = offsets[row], offsets[row + 1], False
-        _score(values, columns, start, stop, weight, intercept, score)
+        start = offsets[row]
+        stop = offsets[row + 1]
+        _score_patient(values, columns, start, stop, weight, intercept, scores)
+        moves = False
         for k in range(machines):
             y = np.float64(targets[row, k])
             update[k] = 0.0
             if y == 0.0:
                 continue
             steps[k] += 1
-            loss, slope = _loss(log, y, score[k])
-            side = weights[k, 1] if y > 0.0 else weights[k, 0]
-            total += side * loss
-            # [phenotype svm]
-            update[k] = (
-                _size(schedule, steps[k], eta0, power, alpha) * (y * slope) * side
-            )
+            loss, slope = _loss_and_slope(is_log, y, scores[k])
+            of_class = class_weights[k, 1] if y > 0.0 else class_weights[k, 0]
+            total += of_class * loss
+            rate = _learning_rate(schedule, steps[k], eta0, power, alpha)
+            update[k] = rate * (y * slope) * of_class  # [phenotype svm]
             moves |= update[k] != 0.0
+
         if moves:
-            for e in range(start, stop):
-                column, value = columns[e], values[e]
+            for entry in range(start, stop):
+                column = columns[entry]
+                value = values[entry]
                 for k in range(machines):
                     weight[column, k] += value * update[k]  # [phenotype svm]
             for k in range(machines):
@@ -484,78 +654,136 @@ def _epoch(
     return total
 
 
-# ---- fitted to the end -----------------------------------------------------------------------
-# Stochastic gradient descent without a penalty stops where its epochs do, so that a comparison of
-# features by it is also one of how fast each of them is learnt. scikit-learn's
-# `LogisticRegression` has one solution, whatever the order of patients, and here is the reference:
-#     min_w  ½ ‖w‖² + C Σ_i s_i log(1 + exp(−y_i (w·x_i + b))),  s_i the weight of i's class
-# In a federation each site's own solutions are averaged, and further cycles change nothing.
+# ---- training to convergence ---------------------------------------------------------
+# Stochastic gradient descent without a penalty stops where its epochs do. A comparison
+# of features by it is therefore also one of how fast each of them is learned. The
+# solution of scikit-learn's `LogisticRegression` does not depend on the order of
+# patients and serves as the reference:
+#
+#     min_w  ½ ‖w‖² + C Σ_i s_i log(1 + exp(−y_i (w·x_i + b))),
+#
+# where s_i is the weight of i's class. In a federation the mean of the sites' own
+# solutions is taken, and further cycles change nothing.
 
-# of C, where held-out patients choose it
-CHOICES = tuple(10.0**power for power in range(-2, 5))
-Labelled = tuple[Features, np.ndarray]  # features and (patients, diseases) labels
+# The values of C among which held-out patients choose.
+C_CHOICES: Final = tuple(10.0**power for power in range(-2, 5))
+
+
+class LabelledPatients(NamedTuple):
+    """What classifiers are trained on.
+
+    Attributes:
+        features: The patients' features.
+        labels: (patients, diseases).
+    """
+
+    features: Features
+    labels: np.ndarray
 
 
 def fit(
     machines: LinearSVMs,
-    train: Labelled,
-    held_out: Labelled,
+    train: LabelledPatients,
+    held_out: LabelledPatients,
+    *,
     weights: np.ndarray | None,
     C: float,
 ) -> tuple[float, int]:
-    """Put every machine at its solution; one without patients of both kinds stays at
-    zero.
+    """Train every machine to convergence.
 
-    weights: (machines, 2), see `LinearSVMs.balanced`. C: 0 takes the one of CHOICES
-    whose solutions have the least loss on held-out patients, the smaller of two that
-    are alike; 1 where nobody is held out. Returns the sum of weighted losses and over
-    how many pairs of patient and machine it is. Raises MissingExtra without
-    scikit-learn.
+    A machine without patients of both kinds stays at zero.
+
+    Args:
+        machines: The classifiers, which are changed.
+        train: The patients to train on.
+        held_out: The patients who choose C.
+        weights: (machines, 2), see `LinearSVMs.balance_classes`; 1 if None.
+        C: Weight of the patients against the penalty. For 0 it is the one of C_CHOICES
+            whose solutions have the smallest loss on held-out patients, the smaller of
+            two that are alike, and 1 if nobody is held out.
+
+    Returns:
+        The sum of the weighted losses, and the number of pairs of patient and machine
+        in it.
+
+    Raises:
+        MissingExtra: scikit-learn is not installed.
     """
+    if not C and len(held_out.features):
+        C = _choose_c(machines, train, held_out, weights)
+    _solve(machines, train, weights, C=C or 1.0)
+    return measure_loss(machines, train, weights)
+
+
+def _choose_c(
+    machines: LinearSVMs,
+    train: LabelledPatients,
+    held_out: LabelledPatients,
+    weights: np.ndarray | None,
+) -> float:
+    """Return the one of C_CHOICES whose solutions have the smallest held-out loss."""
+    losses: list[float] = []
+    for choice in C_CHOICES:
+        _solve(machines, train, weights, C=choice)
+        loss, _ = measure_loss(machines, held_out, weights)
+        losses.append(loss)
+    return C_CHOICES[int(np.argmin(losses))]
+
+
+def _solve(
+    machines: LinearSVMs,
+    train: LabelledPatients,
+    weights: np.ndarray | None,
+    *,
+    C: float,
+) -> None:
+    """Put every machine at its solution, or at zero without patients of both kinds."""
     with needs("scikit-learn", "phenotype"):
         from scipy.sparse import csr_matrix
         from sklearn.linear_model import LogisticRegression
-    if not C and len(held_out[0]):
-        losses = []
-        for choice in CHOICES:
-            fit(machines, train, held_out, weights, choice)
-            losses.append(loss_of(machines, *held_out, weights)[0])
-        C = CHOICES[int(np.argmin(losses))]
+
     features, labels = train
-    shape = (len(features), features.width)
-    x = csr_matrix((features.values, features.columns, features.offsets), shape=shape)
-    targets = machines.targets(labels)
-    side = _sides(targets, weights)
-    machines.weight[:], machines.intercept[:] = 0.0, 0.0
+    matrix = csr_matrix(
+        (features.values, features.columns, features.offsets),
+        shape=(len(features), features.width),
+    )
+    targets = machines.make_targets(labels)
+    pair_weights = _weigh_pairs(targets, weights)
+    machines.weight[:] = 0.0
+    machines.intercept[:] = 0.0
     for k in range(len(machines.machines)):
         rows = np.flatnonzero(targets[:, k])
-        if len(np.unique(targets[rows, k])) == 2:
-            solver = LogisticRegression(C=C or 1.0, tol=1e-6, max_iter=10_000)
-            found = solver.fit(x[rows], targets[rows, k], sample_weight=side[rows, k])
-            machines.weight[:, k], machines.intercept[k] = (
-                found.coef_[0],
-                found.intercept_[0],
-            )
-    return loss_of(machines, features, labels, weights)
+        has_both_kinds = len(np.unique(targets[rows, k])) == 2
+        if not has_both_kinds:
+            continue
+        solver = LogisticRegression(C=C, tol=1e-6, max_iter=10_000)
+        solver.fit(matrix[rows], targets[rows, k], sample_weight=pair_weights[rows, k])
+        machines.weight[:, k] = solver.coef_[0]
+        machines.intercept[k] = solver.intercept_[0]
 
 
-def loss_of(
-    machines: LinearSVMs,
-    features: Features,
-    labels: np.ndarray,
-    weights: np.ndarray | None,
+def measure_loss(
+    machines: LinearSVMs, patients: LabelledPatients, weights: np.ndarray | None
 ) -> tuple[float, int]:
-    """The sum of weighted logistic losses, and over how many pairs of patient and
-    machine."""
-    targets = machines.targets(labels)
-    losses = np.logaddexp(0.0, -targets * machines.scores(features)) * _sides(
-        targets, weights
-    )
+    """Return the weighted logistic loss of classifiers.
+
+    Args:
+        machines: The classifiers.
+        patients: The patients to predict.
+        weights: (machines, 2), see `LinearSVMs.balance_classes`; 1 if None.
+
+    Returns:
+        The sum of the losses, and the number of pairs of patient and machine in it.
+    """
+    targets = machines.make_targets(patients.labels)
+    scores = machines.scores(patients.features)
+    losses = np.logaddexp(0.0, -targets * scores) * _weigh_pairs(targets, weights)
     return float(losses.sum()), int(np.count_nonzero(targets))
 
 
-def _sides(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    """(patients, machines) the weight of each one's class for each machine; 0 if
-    unlabelled."""
-    negative, positive = (1.0, 1.0) if weights is None else weights.T
+def _weigh_pairs(targets: Signs, weights: np.ndarray | None) -> Floats:
+    """Return (patients, machines) the weight of each patient; 0 if unlabelled."""
+    if weights is None:
+        return np.abs(targets).astype(np.float64)
+    negative, positive = weights.T
     return np.where(targets > 0, positive, negative) * (targets != 0)

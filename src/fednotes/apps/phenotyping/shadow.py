@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from fednotes.apps.phenotyping.classifiers import CHOICES
+from fednotes.apps.phenotyping.classifiers import C_CHOICES
 from fednotes.apps.phenotyping.codes import output_matrix
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
 from fednotes.jobs.job import Job
@@ -135,7 +135,9 @@ class Patients:
         if classifiers is not None:
             machines = classifiers.machines
             margins = machines.scores(classifiers.model.features(cohort.bags))
-            scores["labels"] = _log_likelihood(margins, machines.targets(cohort.labels))
+            scores["labels"] = _log_likelihood(
+                margins, machines.make_targets(cohort.labels)
+            )
         return scores
 
     def guess_losses(
@@ -162,7 +164,7 @@ def _job(scene: Any, control_of: str) -> Job:
         settings["minimum"] = 1
     if scene.is_control:
         model: dict[str, Any] = {
-            "classifier": replace(config.model.classifier, C=CHOICES[-1]),
+            "classifier": replace(config.model.classifier, C=C_CHOICES[-1]),
             "network": replace(config.model.network, dropout=0.0),
         }
         if control_of == "labels":

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from fednotes.apps.phenotyping.classifiers import (
+    LabelledPatients,
     LinearSVMs,
     fit,
     inverse_document_frequencies,
@@ -281,7 +282,7 @@ def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
         classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
         machines = LinearSVMs(classes, 1, config.model.classifier)
         told["weights"] = torch.from_numpy(
-            machines.balanced(table.clip(max(1.0, deviation)))
+            machines.balance_classes(table.clip(max(1.0, deviation)))
         )
     return told
 
@@ -542,7 +543,7 @@ class Classifiers:
         self._representation = _digest_of(
             representation, repr((machines.classes, model.scale))
         )
-        self._targets = machines.targets(self._train.labels)
+        self._targets = machines.make_targets(self._train.labels)
         # (machines,) n_k of each
         self._patients = np.count_nonzero(self._targets, axis=0)
 
@@ -583,19 +584,21 @@ class Classifiers:
         number: patients without a label of a disease say nothing of its classifier.
         """
         config, labels, loss, pairs = self.config, self._train.labels, 0.0, 0
-        self.machines.take(tensors)
+        self.machines.load(tensors)
         if self.machines.config.solver == "converged":
-            held_out = (self._held_out, self._valid.labels)
-            C = self.machines.config.C
             loss, pairs = fit(
-                self.machines, (self._features, labels), held_out, self._weights, C
+                self.machines,
+                LabelledPatients(self._features, labels),
+                LabelledPatients(self._held_out, self._valid.labels),
+                weights=self._weights,
+                C=self.machines.config.C,
             )
         else:
             for local in range(config.classifier_epochs):
                 epoch = cycle * config.classifier_epochs + local
                 rng = self.draws.rng_of("phenotypes", self.id, epoch)
                 order = rng.permutation(len(self._train))
-                found = self.machines.epoch(
+                found = self.machines.train_epoch(
                     self._features, labels, order, self._weights
                 )
                 loss, pairs = loss + found[0], pairs + found[1]
@@ -604,7 +607,8 @@ class Classifiers:
         # A float32 value times a count is exact in float64: one site's mean is its own
         # value.
         sent = {
-            n: value.double() * patients for n, value in self.machines.sent().items()
+            n: value.double() * patients
+            for n, value in self.machines.to_float32().items()
         }
         metrics = {
             "loss": scale_sum(loss, pairs, self.count_step),
@@ -614,16 +618,16 @@ class Classifiers:
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """How held-out patients of each class are predicted, as counts."""
-        self.machines.take(tensors)
+        self.machines.load(tensors)
         predicted = self.machines.predict(self._held_out)
         counts = self._counts(self._valid, predicted).to_metrics()
         return Update(metrics=round_counts(counts, self.count_step))
 
     def calibrate(self, tensors: Tensors) -> Update:
         """What Platt scaling needs of the held-out patients."""
-        self.machines.take(tensors)
+        self.machines.load(tensors)
         scores = self.machines.scores(self._held_out)
-        targets = self.machines.targets(self._valid.labels)
+        targets = self.machines.make_targets(self._valid.labels)
         if self.count_step == 1:
             sums = platt_sums(self._platt(tensors), scores, targets)
         else:
@@ -633,7 +637,7 @@ class Classifiers:
     def fingerprint(self) -> str:
         """Return a digest of the classifiers, and of what represents a patient to
         them."""
-        return _digest_of(self.machines.sent(), self._representation)
+        return _digest_of(self.machines.to_float32(), self._representation)
 
     def _rounded_platt_sums(
         self, platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
@@ -656,7 +660,7 @@ class Classifiers:
 
     def finish(self, tensors: Tensors) -> None:
         """Take the final machines."""
-        self.machines.take(tensors)
+        self.machines.load(tensors)
         self.model.platt = self._platt(tensors) if "platt" in tensors else None
 
     def _platt(self, tensors: Tensors) -> np.ndarray:

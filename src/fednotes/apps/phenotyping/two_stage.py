@@ -36,7 +36,7 @@ from fednotes.apps.phenotyping.classifiers import (
     CLASSES,
     LinearSVMs,
     SvmConfig,
-    classes_of,
+    agree_on_classes,
     document_frequencies,
     inverse_document_frequencies,
 )
@@ -683,7 +683,7 @@ def _phenotypes(
     counted = federation.sum("count_labels")
     machines, prepared = _first_machines(config, first, counted)
     federation.sum("prepare", {**network, **prepared})
-    shared = machines.sent()
+    shared = machines.to_float32()
     before = first.round
     start = before
     if resumed is not None and resumed.fact("stage", int) == 2:
@@ -756,7 +756,7 @@ def _first_machines(
         raise TrainingError(
             "no training patient is labelled for any phenotype at any site"
         )
-    classes = classes_of(counts, config.least_questionable)
+    classes = agree_on_classes(counts, config.least_questionable)
     prepared = {
         "classes": torch.tensor(
             [[float(c in each) for c in CLASSES] for each in classes]
@@ -774,7 +774,7 @@ def _first_machines(
     machines = LinearSVMs(classes, width, config.model.classifier)
     if config.model.classifier.class_weights == "balanced":
         table = np.stack([counts[name] for name in LABELS], axis=1)
-        prepared["weights"] = torch.from_numpy(machines.balanced(table))
+        prepared["weights"] = torch.from_numpy(machines.balance_classes(table))
     return machines, prepared
 
 
@@ -844,7 +844,7 @@ class PhenotypeWithDP(AveragingWithDP):
             if config.learns:
                 width = config.model.network.hidden
             classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
-            tensors |= LinearSVMs(classes, width, config.model.classifier).sent()
+            tensors |= LinearSVMs(classes, width, config.model.classifier).to_float32()
         return tensors
 
     def units(self, site: Site, unit: Unit) -> list[np.ndarray]:

@@ -179,7 +179,7 @@ def _bias_gradient(site: Any, name: str, patient: int) -> Tensor:
         classifiers = site._classifiers
         weights = {
             key: torch.zeros_like(value)
-            for key, value in classifiers.machines.sent().items()
+            for key, value in classifiers.machines.to_float32().items()
         }
         bias = weights[name].requires_grad_()
         loss = classifiers.loss(weights, patient)
