@@ -245,7 +245,7 @@ def run(
     """One case as a job: seconds of its rounds, and peaks of memory in bytes."""
     base = kits["server"].parents[1]
     case = {"nbytes": nbytes, "rounds": rounds, "steps": steps}
-    folder = kit_files.job_folder(
+    folder = kit_files.write_job_folder(
         base / "jobs", case, run=name, sites=SITES, min_sites=len(SITES)
     )
     pids = {who: processes.status(kits[who]).pid for who in ("server", "h2")}

@@ -288,7 +288,7 @@ def ward_job(
 ) -> Path:
     """A job for `refusal_mains`. more: of its settings."""
     job = {"rounds": rounds, **more}
-    return kit_files.job_folder(out, job, run=run, sites=sites, min_sites=least)
+    return kit_files.write_job_folder(out, job, run=run, sites=sites, min_sites=least)
 
 
 @contextmanager

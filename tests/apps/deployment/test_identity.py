@@ -200,7 +200,7 @@ def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
 def test_a_sites_process_on_the_network_has_its_kits_identity(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = kit_files.job_folder(
+    job = kit_files.write_job_folder(
         tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3
     )
     begun: list[launch.Setup] = []

@@ -91,7 +91,7 @@ def test_a_kit_holds_its_owners_things_only(made: dict[str, Path]) -> None:
     for name in ("server", "h2"):
         resources = local(made[name], "resources.json")
         (own_class,) = resources["class_allow_list"]
-        assert own_class in json.dumps(kit_files._tables()["job"])
+        assert own_class in json.dumps(kit_files._read_tables()["job"])
         module, _, cls = own_class.rpartition(".")
         assert hasattr(importlib.import_module(module), cls)
         assert resources["class_list_enforcement_mode"] == "enforce"
@@ -228,7 +228,7 @@ def test_a_job_is_a_declaration(tmp_path: Path) -> None:
         "method": "fedner",
         "training": {"path": "x.Y", "note": "{APP_ROOT}", "rate": 0.1},
     }
-    folder = kit_files.job_folder(
+    folder = kit_files.write_job_folder(
         tmp_path, job, run="r1", sites=["b", "a"], min_sites=2
     )
     assert {p.suffix for p in folder.rglob("*") if p.is_file()} == {".json"}
@@ -247,10 +247,16 @@ def test_a_job_is_a_declaration(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="cannot name a run"):
         launch.read_setup(app, tmp_path / "kit", "a", "id")
-    with pytest.raises(ConfigError, match="min_sites = 3 of 2"):
-        kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=3)
-    with pytest.raises(FednotesError, match="JSON does not know"):
-        kit_files.job_folder(
+    with pytest.raises(ConfigError, match="min_sites = 3 of 2 sites: expected 1 to 2"):
+        kit_files.write_job_folder(
+            tmp_path, job, run="r1", sites=["b", "a"], min_sites=3
+        )
+    with pytest.raises(ConfigError, match="sites a, a: each must be named once"):
+        kit_files.write_job_folder(
+            tmp_path, job, run="r1", sites=["a", "a"], min_sites=1
+        )
+    with pytest.raises(FednotesError, match="JSON cannot represent"):
+        kit_files.write_job_folder(
             tmp_path, {"x": {1, 2}}, run="r1", sites=["a"], min_sites=1
         )
 

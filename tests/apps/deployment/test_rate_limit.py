@@ -110,7 +110,7 @@ for number in range(int(sys.argv[3])):
 
 
 def configured(most: int = 2_000_000) -> str:
-    settings = copy.deepcopy(kit._tables()["both"]["local/log_config.json"])
+    settings = copy.deepcopy(kit._read_tables()["both"]["local/log_config.json"])
     settings["handlers"]["file"]["most"] = most
     return json.dumps(settings)
 

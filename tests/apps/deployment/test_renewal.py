@@ -117,7 +117,9 @@ def test_a_job_that_was_handed_in_before_is_served_after(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
     """The watch hands it in again with the signature that it had."""
-    folder = kit_files.job_folder(tmp_path, {}, run="r1", sites=SITES, min_sites=3)
+    folder = kit_files.write_job_folder(
+        tmp_path, {}, run="r1", sites=SITES, min_sites=3
+    )
     dishonest.sign(folder / "app", kits["admin"])
     take_renewal(kits["admin"], signed(kits, request(kits["admin"])))
     require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")

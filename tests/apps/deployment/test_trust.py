@@ -126,7 +126,7 @@ def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
     """NVFlare's folder of a job, in a kit that is still at hand, holds the admin's
     certificate. A job of an admin who is revoked himself is refused."""
     root, app = kits["h1"] / "startup/rootCA.pem", tmp_path / "r1" / "app"
-    kit_files.job_folder(tmp_path, {}, run="r1", sites=["h1", "h2"], min_sites=2)
+    kit_files.write_job_folder(tmp_path, {}, run="r1", sites=["h1", "h2"], min_sites=2)
     dishonest.sign(app, kits["admin"])
     for name in ("h2", "server"):
         shutil.copytree(

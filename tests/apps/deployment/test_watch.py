@@ -17,7 +17,7 @@ pytest.importorskip("nvflare")
 
 from clock import Clock
 
-from fednotes.apps.deployment.nvflare.kit import in_order
+from fednotes.apps.deployment.nvflare.kit import order_submissions
 from fednotes.apps.deployment.nvflare.presence import (
     ATTEMPTS,
     PATIENCE_SECONDS,
@@ -164,7 +164,7 @@ def test_submissions_are_in_order_also_where_one_is_gone_or_names_itself() -> No
         {"job_id": "itself", "cloned_from": "itself", "submit_time": 8},
         {"job_id": "timeless"},
     ]
-    assert [job["job_id"] for job in in_order(jobs)] == [
+    assert [job["job_id"] for job in order_submissions(jobs)] == [
         "timeless",
         "first",
         "second",

@@ -23,13 +23,13 @@ from fednotes.apps.deployment.nvflare.certificates import (
     valid_until,
 )
 from fednotes.apps.deployment.nvflare.kit import (
-    RENEWED,
+    REWRITTEN_FILES,
     SERVER,
     SITE,
     WATCH,
     Kit,
-    kit_files,
-    loose_keys,
+    build_kit_files,
+    find_loose_keys,
     read_kit,
 )
 from fednotes.apps.deployment.rules.guard import open_approvals
@@ -114,8 +114,8 @@ def problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
 
 def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
     """Check what a process of the kit needs, except the contents of its keys."""
-    for name in kit_files(facts, kit):
-        is_needed = name.startswith("local/") and name not in RENEWED
+    for name in build_kit_files(facts, kit):
+        is_needed = name.startswith("local/") and name not in REWRITTEN_FILES
         if is_needed and not (kit / name).is_file():
             yield Check(
                 "kit", ok=False, message=f"{kit / name} is missing: ask for a new kit"
@@ -127,7 +127,7 @@ def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
             ok=False,
             message="its path has a space, with which NVFlare cannot run: move the kit",
         )
-    for key in loose_keys(kit):
+    for key in find_loose_keys(kit):
         yield Check(
             "key", ok=False, message=f"{key}: others can read it: chmod 600 {key}"
         )

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
-    in_order,
-    job_folder,
-    loose_keys,
+    find_loose_keys,
+    order_submissions,
     read_kit,
+    write_job_folder,
 )
 from fednotes.apps.deployment.server import PROBLEM
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError, on_disk
@@ -97,7 +97,7 @@ def open_admin_kit(path: Path) -> tuple[Path, str]:
             f"{path}: is the kit of {facts.name} ({facts.role}); use the kit `admin` "
             "to submit a run"
         )
-    loose = loose_keys(path)
+    loose = find_loose_keys(path)
     if loose:
         raise ConfigError(
             f"{loose[0]}: others can read it: chmod -R go-rwx {path}; if other people "
@@ -204,7 +204,7 @@ def submit_run(
         RefusedError: The server refused the job.
     """
     with tempfile.TemporaryDirectory() as folder:
-        packed = job_folder(
+        packed = write_job_folder(
             Path(folder), declared, run=run.name, sites=run.sites, min_sites=least
         )
         try:
@@ -300,7 +300,9 @@ def abort_run(
     running: dict[str, bool] = {}  # submission -> whether it had a process to abort
     while now() < deadline:
         submissions = [
-            job for job in in_order(server.jobs()) if job.get("name") == run.name
+            job
+            for job in order_submissions(server.jobs())
+            if job.get("name") == run.name
         ]
         if not submissions:
             _raise_unknown(run, out)
@@ -395,7 +397,7 @@ class Follower:
         """
         self._changed_at = self.now()
         while True:
-            newest = {str(job["name"]): job for job in in_order(server.jobs())}
+            newest = {str(job["name"]): job for job in order_submissions(server.jobs())}
             job = newest.pop(self.run.name, None)
             if job is None:
                 _raise_unknown(self.run, self.out)

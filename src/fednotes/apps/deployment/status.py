@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.nvflare.kit import WATCH, in_order, read_kit
+from fednotes.apps.deployment.nvflare.kit import WATCH, order_submissions, read_kit
 from fednotes.apps.deployment.nvflare.processes import (
     OUTPUT_FILE,
     LastContact,
@@ -237,7 +237,7 @@ def ask_server(kit: Path) -> Network:
     from fednotes.apps.deployment.nvflare.server import connect
 
     with connect(kit / WATCH, read_kit(kit).person) as server:
-        newest = {str(job["name"]): job for job in in_order(server.jobs())}
+        newest = {str(job["name"]): job for job in order_submissions(server.jobs())}
         sites = server.sites(within=SEEN_SECONDS)
         finished = [
             run

@@ -50,7 +50,7 @@ from fednotes.apps.deployment.nvflare.kit import (
     SITE,
     WATCH,
     Kit,
-    kit_files,
+    build_kit_files,
 )
 from fednotes.core.errors import ConfigError, RefusedError, nearest, needs
 from fednotes.core.parsing import read_json
@@ -676,7 +676,7 @@ def _make(project: ProjectConfig, name: str, kit: Path, authority: Authority) ->
     rights = {project.admin: "project_admin", project.watch: "lead"}
 
     def fill(folder: Path) -> None:
-        for path, table in kit_files(facts, kit.resolve()).items():
+        for path, table in build_kit_files(facts, kit.resolve()).items():
             write_json(folder / path, table)
         write_json(folder / KIT_FILE, facts.model_dump())
         for stem, who in stems(folder).items():

@@ -1,4 +1,4 @@
-"""What lies in a kit and in a job's folder: who a kit is of, and NVFlare's files.
+"""The contents of a kit and of a job's folder: who owns a kit, and NVFlare's files.
 
 The tables are in `kit.toml`: the rules and settings of an owner's machine, and the few
 classes that a job may name.
@@ -19,19 +19,35 @@ from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.parsing import read_json, shipped
 from fednotes.core.store import write_folder, write_json
 
-SERVER, SITE, ADMIN, WATCH = "server", "site", "admin", "watch"
-KIT_FILE, LOG_FILE, COMM_FILE = "kit.json", "fednotes.log", "comm_config.json"
-# the folder of the socket by which a kit's processes are connected; its scheme
+SERVER = "server"
+SITE = "site"
+ADMIN = "admin"
+WATCH = "watch"
+KIT_FILE = "kit.json"
+LOG_FILE = "fednotes.log"
+COMM_FILE = "comm_config.json"
+# The folder of the socket that connects a kit's processes; also the socket's scheme.
 INSIDE = "inside"
-RENEWED = ("local/resources.json", "local/log_config.json", COMM_FILE)  # at each start
-HEARTBEAT_SECONDS = 5.0  # how often a site's processes tell that they live
-POLL_SECONDS = 0.05  # how often an idle site asks for work
+# These files are written again at each start.
+REWRITTEN_FILES = ("local/resources.json", "local/log_config.json", COMM_FILE)
+HEARTBEAT_SECONDS = 5.0  # between two signs of life of a site's processes
+POLL_SECONDS = 0.05  # between two requests of an idle site for work
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 class Kit(BaseModel):
-    """`kit.json`: what a kit's owner is in the network. person: whose certificate an
-    admin's session has; that of the server is its watch's, with which it asks itself.
+    """`kit.json`: who owns a kit, and where the network is.
+
+    Attributes:
+        name: The owner's name.
+        role: The owner's role in the network.
+        project: The project's name.
+        server: The server's host.
+        port: The server's port.
+        person: The person in the certificate of an admin's kit. A server's kit has the
+            person of its watch, which is the identity with which the server's machine
+            queries the server. A site's kit has "".
+        org: The owner's organisation, as NVFlare writes it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,7 +62,11 @@ class Kit(BaseModel):
 
 
 def read_kit(kit: Path) -> Kit:
-    """What a kit says of itself. Raises ConfigError if the folder is no kit."""
+    """Return what a kit says of itself.
+
+    Raises:
+        ConfigError: The folder is not a kit.
+    """
     try:
         return Kit.model_validate(read_json(kit / KIT_FILE))
     except (OSError, ValueError) as error:
@@ -55,95 +75,126 @@ def read_kit(kit: Path) -> Kit:
         ) from error
 
 
-def in_order(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return submissions in the order in which they were handed in.
+def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return submissions in the order in which they were submitted.
 
-    One that repeats another names it ("cloned_from"), and follows it whatever the
-    server's clock
-    said: a clock that was set back in between would make the older one look new, and
-    the watch would hand the run in again and again. Between others the time decides.
+    A submission that repeats another one names it (`cloned_from`) and follows it,
+    whatever the server's clock said. If the clock was set back in between, the older
+    submission would look new, and the watch would resubmit the run again and again.
+    All other submissions are ordered by their time.
+
+    Args:
+        jobs: NVFlare's facts of each submission, among them `job_id`.
     """
     known = {str(job["job_id"]): job for job in jobs}
 
-    def time(job: Mapping[str, Any]) -> float:
+    def submit_time(job: Mapping[str, Any]) -> float:
         return float(job.get("submit_time") or 0)
 
-    def order(job: Mapping[str, Any]) -> tuple[float, int, float]:
-        first, before = job, list[str]()
-        while (origin := str(first.get("cloned_from") or "")) not in ("", *before):
-            before.append(origin)
+    def sort_key(job: Mapping[str, Any]) -> tuple[float, int, float]:
+        first = job
+        origins: list[str] = []
+        origin = str(first.get("cloned_from") or "")
+        while origin and origin not in origins:
+            origins.append(origin)
             if origin not in known:  # it was deleted
                 break
             first = known[origin]
-        return time(first), len(before), time(job)
+            origin = str(first.get("cloned_from") or "")
+        return submit_time(first), len(origins), submit_time(job)
 
-    return [dict(job) for job in sorted(known.values(), key=order)]
+    return [dict(job) for job in sorted(known.values(), key=sort_key)]
 
 
-def loose_keys(kit: Path) -> list[Path]:
+def find_loose_keys(kit: Path) -> list[Path]:
     """Return the private keys of a kit that other users of the machine can read."""
     return [key for key in sorted(kit.rglob("*.key")) if key.stat().st_mode & 0o077]
 
 
-def kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
-    """NVFlare's files of a kit: path in it → JSON. kit: where the kit lies, for NVFlare
-    takes absolute paths only for its stores."""
-    tables = dict(_tables()[facts.role])
+def build_kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
+    """Return the content of NVFlare's files in a kit.
+
+    Args:
+        facts: What the kit says of itself.
+        kit: The kit's folder; NVFlare takes only absolute paths for its stores.
+
+    Returns:
+        The path of each file within the kit, with its JSON value.
+    """
+    tables = dict(_read_tables()[facts.role])
     if facts.role != ADMIN:
-        tables |= _tables()["both"]
+        tables |= _read_tables()["both"]
     if facts.role == SERVER:
-        tables |= {f"{WATCH}/{name}": table for name, table in _tables()[ADMIN].items()}
-    made: dict[str, Any] = _filled(tables, {**facts.model_dump(), "kit": str(kit)})
-    return made
+        tables |= {
+            f"{WATCH}/{name}": table for name, table in _read_tables()[ADMIN].items()
+        }
+    files: dict[str, Any] = _fill_in(tables, {**facts.model_dump(), "kit": str(kit)})
+    return files
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def _read_tables() -> dict[str, Any]:
     return shipped("apps/deployment/nvflare/kit.toml")
 
 
-def _filled(value: Any, words: Mapping[str, Any]) -> Any:
-    """A table with its $words filled in; a value that is one word alone keeps the
-    word's type."""
+def _fill_in(value: Any, words: Mapping[str, Any]) -> Any:
+    """Return a value in which every $word is replaced.
+
+    A string that consists of one $word becomes the word's value, of whatever type.
+    """
     if isinstance(value, dict):
-        return {name: _filled(inner, words) for name, inner in value.items()}
+        return {name: _fill_in(inner, words) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_filled(inner, words) for inner in value]
-    if isinstance(value, str) and "$" in value:
-        return (
-            words[value[1:]]
-            if value[1:] in words
-            else Template(value).substitute(words)
-        )
-    return value
+        return [_fill_in(inner, words) for inner in value]
+    if not isinstance(value, str) or "$" not in value:
+        return value
+    word = value[1:]
+    if word in words:
+        return words[word]
+    return Template(value).substitute(words)
 
 
-def job_folder(
+def write_job_folder(
     out: Path, job: Mapping[str, Any], *, run: str, sites: Sequence[str], min_sites: int
 ) -> Path:
     """Write the folder that NVFlare takes as a job: a declaration, and no code.
 
-    job: JSON values. run: names the run, the same when it goes on after a failure.
-    sites: in the order in which their replies are added. min_sites: fewer do not begin.
+    Args:
+        out: Where to create the folder.
+        job: The job, as JSON values.
+        run: The run's name, which all its submissions share.
+        sites: The sites, in the order in which their updates are added.
+        min_sites: The fewest sites with which the job begins.
+
+    Returns:
+        The new folder, `out`/`run`.
+
+    Raises:
+        ConfigError: The run's name or the number of sites is not possible.
+        FednotesError: The job holds a value that JSON cannot represent.
     """
     if not NAME.fullmatch(run):
         raise ConfigError(f"run {run!r}: letters, digits, '_', '.' and '-' only")
-    if not 1 <= min_sites <= len(set(sites)) or len(set(sites)) != len(sites):
+    if len(set(sites)) != len(sites):
+        raise ConfigError(f"sites {', '.join(sites)}: each must be named once")
+    if not 1 <= min_sites <= len(sites):
         raise ConfigError(
-            f"min_sites = {min_sites} of {len(set(sites))} sites: impossible"
+            f"min_sites = {min_sites} of {len(sites)} sites: expected 1 to {len(sites)}"
         )
-    # many idle sites would keep the server busy
-    poll = POLL_SECONDS * max(1.0, len(sites) / 3)
-    words = {"run": run, "least": min_sites, "sites": list(sites), "job": dict(job)}
-    words |= {
+    words = {
+        "run": run,
+        "least": min_sites,
+        "sites": list(sites),
+        "job": dict(job),
         "places": ["server", *sites],
-        "poll": poll,
+        # With many sites, each asks less often. Otherwise they keep the server busy.
+        "poll": POLL_SECONDS * max(1.0, len(sites) / 3),
         "heartbeat": HEARTBEAT_SECONDS,
     }
 
     def fill(folder: Path) -> None:
         (folder / "app" / "config").mkdir(parents=True)
-        for name, table in _filled(_tables()["job"], words).items():
+        for name, table in _fill_in(_read_tables()["job"], words).items():
             write_json(folder / name, table)
 
     folder = out / run
@@ -151,6 +202,6 @@ def job_folder(
         write_folder(folder, fill)
     except (TypeError, ValueError) as error:
         raise FednotesError(
-            f"{folder}: the job holds a value that JSON does not know"
+            f"{folder}: the job holds a value that JSON cannot represent"
         ) from error
     return folder

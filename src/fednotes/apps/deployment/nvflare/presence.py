@@ -55,7 +55,7 @@ from fednotes.apps.deployment.nvflare.gate import (
     TrustCourier,
     check_certificates,
 )
-from fednotes.apps.deployment.nvflare.kit import in_order
+from fednotes.apps.deployment.nvflare.kit import order_submissions
 from fednotes.apps.deployment.nvflare.processes import (
     CONTACT_FILE,
     LOST_SECONDS,
@@ -435,7 +435,7 @@ class Watch:
         Returns run → step taken.
         """
         newest, aborted = dict[str, dict[str, Any]](), dict[str, str]()
-        for job in in_order(server.jobs()):
+        for job in order_submissions(server.jobs()):
             newest[str(job["name"])] = job
             if job["status"] == ABORTED:
                 aborted[str(job["name"])] = str(job["job_id"])

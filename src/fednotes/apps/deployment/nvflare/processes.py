@@ -40,10 +40,10 @@ from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
     HEARTBEAT_SECONDS,
     LOG_FILE,
-    RENEWED,
+    REWRITTEN_FILES,
     SERVER,
     SITE,
-    kit_files,
+    build_kit_files,
     read_kit,
 )
 from fednotes.core.cleaning import one_line
@@ -173,8 +173,8 @@ def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]
         )
     (kit / "transfer").mkdir(exist_ok=True)
     settle(kit)
-    files = kit_files(facts, kit)
-    for name in RENEWED:
+    files = build_kit_files(facts, kit)
+    for name in REWRITTEN_FILES:
         write_json(kit / name, files[name])
     # what NVFlare left of jobs; nothing runs here now
     for old in job_folders(kit)[:-KEPT_JOBS]:

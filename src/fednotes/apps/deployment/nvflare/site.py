@@ -1,5 +1,8 @@
-"""A site's end of NVIDIA FLARE: its job process, which starts no host for a job that
-anyone but the project's admin signed, and obeys the server alone (`gate.py`)."""
+"""A site's end of NVIDIA FLARE: the process of one job at a site.
+
+It starts no host for a job that anyone but the project's admin signed, and it obeys
+only the server (`gate.py`).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from fednotes.engines import launch
 from fednotes.engines.host import explained, whole_line, without_folders
 from fednotes.engines.launch import Host
 
-# a site that refused a job is asked again: it may have been approved since
+# A site that refused a job is asked again, because it may have been approved since.
 RETRY_SECONDS = 10.0
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.site")
 
@@ -44,48 +47,63 @@ class FednotesExecutor(Executor):
         super().__init__()
         take_few_orders()
         self._host: Host | None = None
-        self._held = ExitStack()
-        # why the host did not start; when to try again
-        self._refused, self._again = "", 0.0
-        self._kit: Path | None = None  # whose ledger has what leaves
-        self._site = self._run = "-"
+        self._held = ExitStack()  # holds the run's state as long as the host lives
+        self._refusal = ""  # why the host did not start
+        self._retry_at = 0.0
+        self._kit: Path | None = None  # its ledger records what leaves
+        self._site = "-"
+        self._run = "-"
 
     def execute(
         self,
         task_name: str,
         shareable: Shareable,
         fl_ctx: FLContext,
-        abort_signal: Signal,
+        abort_signal: Signal,  # noqa: ARG002 - NVFlare's signature
     ) -> Shareable:
-        """Hand a frame to the host.
+        """Pass a frame to the host and return its reply.
 
-        What goes wrong here is told without the data it met.
+        If a frame fails, the reply says why, without quoting data.
         """
         frame = shareable.get(FRAME)
         if task_name != TASK or not isinstance(frame, bytes):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            if self._host is None and time.monotonic() >= self._again:
+            if self._host is None and time.monotonic() >= self._retry_at:
                 self._host = self._start(fl_ctx)
             if self._host is not None:
                 return Shareable({FRAME: self._host.handle(frame)})
-            reason = self._refused
+            reason = self._refusal
         except FednotesError as error:
             logger.error("%s", whole_line(error, self._site))
             reason = without_folders(explained(error, self._site))
         except Exception as error:
             reason = f"an error in the site's program: {launch.place_of(error)}"
             logger.error("%s", reason)
-        if self._host is None and reason is not self._refused:
-            self._refused, self._again = reason, time.monotonic() + RETRY_SECONDS
-        return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers=self._noted(reason))
+        if self._host is None and reason is not self._refusal:
+            self._refusal = reason
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+        return make_reply(
+            ReturnCode.EXECUTION_EXCEPTION, headers=self._record_reason(reason)
+        )
 
-    def _noted(self, reason: str) -> dict[str, str]:
-        """A reason as it leaves: once the ledger has it, and not at all if it cannot."""
+    def _record_reason(self, reason: str) -> dict[str, str]:
+        """Record why there is no reply, and return the headers that say it.
+
+        A reason that the ledger cannot record does not leave: there are no headers.
+        """
         raw = reason.encode()
-        digest, run = hashlib.sha256(raw).hexdigest(), plain(self._run)
-        now = datetime.now(UTC)
-        entry = Entry(now, run, 0, "-", "server", (), len(raw), digest, refusal=True)
+        entry = Entry(
+            time=datetime.now(UTC),
+            run=plain(self._run),
+            round=0,
+            task="-",
+            receiver="server",
+            tensors=(),
+            bytes=len(raw),
+            sha256=hashlib.sha256(raw).hexdigest(),
+            refusal=True,
+        )
         try:
             if self._kit is None:
                 return {}
@@ -96,12 +114,16 @@ class FednotesExecutor(Executor):
         return {REASON: reason}
 
     def _start(self, fl_ctx: FLContext) -> Host:
+        """Start the host of the job.
+
+        Raises:
+            FednotesError: The job is not signed, not approved, or impossible here.
+        """
         workspace = fl_ctx.get_workspace()
-        app, kit = (
-            Path(workspace.get_app_dir(fl_ctx.get_job_id())),
-            Path(workspace.get_root_dir()),
-        )
-        self._kit, self._site = kit, str(fl_ctx.get_identity_name())
+        app = Path(workspace.get_app_dir(fl_ctx.get_job_id()))
+        kit = Path(workspace.get_root_dir())
+        self._kit = kit
+        self._site = str(fl_ctx.get_identity_name())
         self._run = str(fl_ctx.get_job_id())
         require_admins_signature(app, kit / "startup" / ROOTS)
         setup = launch.read_setup(
@@ -119,11 +141,13 @@ class FednotesExecutor(Executor):
         return host
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Prepare the process when a run starts; close the host when the run ends."""
         if event_type == EventType.START_RUN:
             obey_the_server_only(fl_ctx)
-            AuditService.close()  # of this job's process: the ledger tells what left
+            AuditService.close()  # NVFlare's audit file; the ledger records what left
         if event_type == EventType.END_RUN and self._host is not None:
-            host, self._host = self._host, None
+            host = self._host
+            self._host = None
             with self._held:
                 host.close()
             logger.info("run %s: its process here has ended", self._run)
