@@ -131,9 +131,9 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     )
     until(lambda: list((state / "server").glob("round-*")))
     killed = processes.status(base / "kits/sites/posts")
-    for pid, _ in processes.of_kit((base / "kits/sites/posts").resolve()):
+    for pid, _ in processes.list_processes((base / "kits/sites/posts").resolve()):
         os.kill(pid, signal.SIGKILL)
-    assert killed.running
+    assert killed.is_running
     place.give("site", "start", "kits/sites/posts")
     told, _ = run.communicate(timeout=240)
     assert run.returncode == 0, told

@@ -65,9 +65,11 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     running = place.begin("server", "run", "kits/server")
     until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
     assert ended(running, signal.SIGKILL)[0] == -signal.SIGKILL
-    until(lambda: not processes.of_kit(server.resolve()), 30)  # nothing outlives it
+    until(
+        lambda: not processes.list_processes(server.resolve()), 30
+    )  # nothing outlives it
     code, told = ended(site, signal.SIGTERM)
     assert code == 0
     assert "fednotes.presence: connected to the server" in told
-    assert told.endswith("stopped; its runs go on when it is started again\n")
-    assert [processes.of_kit(kit.resolve()) for kit in (server, h1)] == [[], []]
+    assert told.endswith("stopped; its runs resume when it is started again\n")
+    assert [processes.list_processes(kit.resolve()) for kit in (server, h1)] == [[], []]

@@ -77,7 +77,7 @@ def intrude(address: str | tuple[str, int], name: str) -> str:
 
 def ports(kit: Path) -> set[int]:
     """At which TCP ports the processes of a kit listen."""
-    found = [psutil.Process(pid) for pid, _ in processes.of_kit(kit.resolve())]
+    found = [psutil.Process(pid) for pid, _ in processes.list_processes(kit.resolve())]
     return {
         connection.laddr.port
         for process in found
@@ -140,13 +140,15 @@ def test_another_users_process_is_no_process_of_a_kit(made: dict[str, Path]) -> 
     """Whatever words it gives itself: the kit would not start, nor end, by them."""
     kit = made["h1"].resolve()
     # `read` is a part of the shell: another process of these words would be found too.
-    words = ["sh", "-c", "read line", f"{processes.OF_JOBS}x", str(kit)]
+    words = ["sh", "-c", "read line", f"{processes.JOB_MODULES}x", str(kit)]
     for user, found in ((NOBODY, False), (os.getuid(), True)):
         false = subprocess.Popen(
             words, user=user, start_new_session=True, stdin=subprocess.PIPE
         )
         try:
-            assert [pid for pid, _ in processes.of_kit(kit)] == [false.pid] * found
+            assert [pid for pid, _ in processes.list_processes(kit)] == [
+                false.pid
+            ] * found
         finally:
             os.killpg(false.pid, signal.SIGKILL)
             false.communicate()

@@ -1,5 +1,5 @@
-"""A kit that other users of the machine could read or change is refused, or closed with
-a word."""
+"""A kit that other users of the machine could read or change is refused, or is made
+private with a warning."""
 
 from __future__ import annotations
 
@@ -48,20 +48,42 @@ def test_a_kit_whose_key_others_can_read_does_not_start(
     assert told == [f"{key}: others can read it: chmod 600 {key}"]
 
 
-def test_a_kit_that_others_could_change_says_so_when_it_is_closed(
-    kits: dict[str, Path], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("mode", "who"),
+    [
+        (0o777, "other users of this machine"),
+        (0o707, "other users of this machine"),
+        (0o770, "members of its group"),
+        (0o720, "members of its group"),
+    ],
+)
+def test_a_start_warns_if_others_could_change_a_kit(
+    mode: int, who: str, kits: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     kit = kits["a"]
     changeable = kit / "local"
-    changeable.chmod(0o777)
+    changeable.chmod(mode)
     (kit / "kit.json").chmod(0o644)
-    processes._prepared(kit)
+    processes._prepare(kit)
     assert opened(kit) == []
-    assert "other users of this machine could change 1 files and folders" in caplog.text
-    assert str(changeable.resolve()) in caplog.text
+    assert (
+        f"{who} could change 1 files and folders, such as {changeable.resolve()}"
+        in caplog.text
+    )
     caplog.clear()
-    processes._prepared(kit)
-    assert "other users" not in caplog.text
+    processes._prepare(kit)
+    assert "could change" not in caplog.text
+
+
+def test_a_start_closes_a_kit_that_others_could_only_read_without_a_warning(
+    kits: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    kit = kits["a"]
+    (kit / "local").chmod(0o755)
+    (kit / "kit.json").chmod(0o644)
+    processes._prepare(kit)
+    assert opened(kit) == []
+    assert "could change" not in caplog.text
 
 
 def test_an_authority_that_others_could_open_is_closed_and_named(

@@ -91,7 +91,7 @@ def test_a_run_goes_on_after_a_kill(net: Network, tmp_path: Path) -> None:
     kits = [net.server, *(net.kits[site] for site in SITES)]
     net.stop(*kits)
     net.start(*kits, **{UNWATCHED: ""})
-    assert all(processes.status(kit).running for kit in kits)
+    assert all(processes.status(kit).is_running for kit in kits)
     with pytest.raises(ConfigError, match="h1 runs already"):
         processes.start(net.kits["h1"])
     folder = ward_job(
@@ -111,5 +111,5 @@ def test_a_run_goes_on_after_a_kill(net: Network, tmp_path: Path) -> None:
     assert rows[-1]["seconds"] < 3.0  # 0.3 s on an idle machine
     assert sum(p.stat().st_size for p in net.kits["h1"].rglob("fednotes.log*")) < 20_000
     for kit in kits:
-        assert not processes.stop(kit).running
+        assert not processes.stop(kit).is_running
     assert alive(net.server.parent) == []

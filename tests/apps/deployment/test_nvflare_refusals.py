@@ -33,7 +33,7 @@ from places import files_of
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.presence import SECOND_FILE
-from fednotes.apps.deployment.nvflare.processes import LastContact, contact_of
+from fednotes.apps.deployment.nvflare.processes import LastContact, read_contact
 from fednotes.core.messages import (
     Frame,
     Reply,
@@ -260,12 +260,12 @@ def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> N
     )
     there = processes.status(first).pid
     ward.net.start(copy)
-    assert until(lambda: not processes.status(copy).running, 40)
+    assert until(lambda: not processes.status(copy).is_running, 40)
     assert "the server refuses this site: another process of this site" in log_of(copy)
     assert "a second process of site 'h4' was refused" in log_of(ward.net.server)
     assert list(json.loads((ward.net.server / SECOND_FILE).read_text())) == ["h4"]
     since = time.time()
-    assert until(lambda: (contact_of(first, there) or LastContact()).last > since, 60)
+    assert until(lambda: (read_contact(first, there) or LastContact()).last > since, 60)
 
 
 def test_each_site_refuses_a_class_of_its_own_accord(

@@ -30,8 +30,8 @@ from fednotes.apps.deployment.nvflare.certificates import (
 )
 from fednotes.apps.deployment.nvflare.processes import (
     LastContact,
-    connected,
-    contact_of,
+    is_connected,
+    read_contact,
     status,
 )
 
@@ -132,11 +132,11 @@ def test_strangers_at_the_port_fill_no_file(net: Network) -> None:
 
 
 def hears(kit: Path) -> bool:
-    return connected(contact_of(kit, status(kit).pid), time.time())
+    return is_connected(read_contact(kit, status(kit).pid), time.time())
 
 
 def last(kit: Path) -> float:
-    return (contact_of(kit, status(kit).pid) or LastContact()).last
+    return (read_contact(kit, status(kit).pid) or LastContact()).last
 
 
 def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> None:

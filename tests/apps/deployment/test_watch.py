@@ -32,8 +32,8 @@ from fednotes.apps.deployment.nvflare.presence import (
 )
 from fednotes.apps.deployment.nvflare.processes import (
     LastContact,
-    connected,
-    contact_of,
+    is_connected,
+    read_contact,
 )
 from fednotes.core.store import write_json, write_text
 
@@ -358,22 +358,24 @@ def test_a_site_knows_since_when_the_server_answers(
     clock = Clock(1000.0)
     contact = Contact(tmp_path, clock, LastContact(7))
     contact.look()
-    assert contact_of(tmp_path, 7) == LastContact(7)
-    assert not connected(contact_of(tmp_path, 7), clock.now)
+    assert read_contact(tmp_path, 7) == LastContact(7)
+    assert not is_connected(read_contact(tmp_path, 7), clock.now)
     for _ in range(10):
         contact.heard()
         contact.look()
         clock.sleep(5)
-    assert contact_of(tmp_path, 7) == LastContact(7, 1000.0, 1045.0)
-    assert connected(contact_of(tmp_path, 7), clock.now)
-    assert contact_of(tmp_path, 8) is None  # of a process that is gone
-    assert not connected(contact_of(tmp_path, 7), clock.now - 3600)  # set back since
+    assert read_contact(tmp_path, 7) == LastContact(7, 1000.0, 1045.0)
+    assert is_connected(read_contact(tmp_path, 7), clock.now)
+    assert read_contact(tmp_path, 8) is None  # of a process that is gone
+    assert not is_connected(
+        read_contact(tmp_path, 7), clock.now - 3600
+    )  # set back since
     for _ in range(10):
         clock.sleep(5)
         contact.look()
-    assert not connected(contact_of(tmp_path, 7), clock.now)
+    assert not is_connected(read_contact(tmp_path, 7), clock.now)
     contact.heard()
-    assert contact_of(tmp_path, 7) == LastContact(7, 1100.0, 1100.0)
+    assert read_contact(tmp_path, 7) == LastContact(7, 1100.0, 1100.0)
     assert [record.getMessage() for record in caplog.records] == [
         "connected to the server",
         "the server has not answered for 25 s; trying on",
@@ -385,9 +387,9 @@ def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> No
     contact = Contact(tmp_path, Clock(), LastContact(7))
     contact.heard()
     contact.refused("a second one")
-    assert contact_of(tmp_path, 7) == LastContact(7, 0.0, 0.0, "a second one")
+    assert read_contact(tmp_path, 7) == LastContact(7, 0.0, 0.0, "a second one")
     (tmp_path / "state" / "contact.json").write_text("[")
-    assert contact_of(tmp_path, 7) is None
+    assert read_contact(tmp_path, 7) is None
 
 
 def test_a_second_process_is_one_of_another_place(

@@ -24,8 +24,8 @@ from fednotes.apps.deployment.nvflare.processes import (
     OUTPUT_FILE,
     LastContact,
     Status,
-    connected,
-    contact_of,
+    is_connected,
+    read_contact,
 )
 from fednotes.apps.deployment.rules.ledger import ledger_of, parsed
 from fednotes.apps.deployment.site import RESULTS
@@ -123,14 +123,14 @@ def describe_connection(kit: Path, process: Status) -> tuple[bool, str]:
     """
     facts = read_kit(kit)
     where = f"{facts.server}:{facts.port}"
-    contact = contact_of(kit, process.pid)
-    if not process.running:
+    contact = read_contact(kit, process.pid)
+    if not process.is_running:
         return False, f"not connected to {where}"
     if contact is not None and contact.refused:
         return False, f"not connected: {where} refuses this site: {contact.refused}"
     if contact is None or not contact.last:
         return False, f"not connected to {where}: it has not answered yet"
-    if not connected(contact, time.time()):
+    if not is_connected(contact, time.time()):
         since = _format_time(contact.last)
         return False, f"not connected: {where} has not answered since {since}"
     return True, f"connected to {where} since {_format_time(contact.since)}"
@@ -149,7 +149,7 @@ def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | N
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        contact = contact_of(kit, pid)
+        contact = read_contact(kit, pid)
         if contact is not None and (contact.last or contact.refused):
             return contact
         time.sleep(0.3)

@@ -242,7 +242,7 @@ def preflight(kit: Kit) -> None:
 
     role = read_kit(kit).role
     process = status(kit)
-    if role != "admin" and process.running:
+    if role != "admin" and process.is_running:
         _say_how_it_runs(kit, role, process)
         return
     next_commands = {

@@ -58,7 +58,7 @@ def require_stopped(kit: Path, role: str, remedy: str = "") -> None:
     from fednotes.apps.deployment.nvflare import processes
 
     process = processes.status(kit)
-    if process.running:
+    if process.is_running:
         remedy = remedy or f"to stop it: fednotes {role} stop {kit}"
         raise ConfigError(
             f"{kit}: {process.name} runs already (process {process.pid}); {remedy}"
@@ -102,7 +102,7 @@ def start_process(kit: Path) -> Status:
     processes.start(kit)
     time.sleep(1.0)
     process = processes.status(kit)
-    if not process.running:
+    if not process.is_running:
         raise FednotesError(f"{kit}: the process ended at once: {read_last_words(kit)}")
     return process
 
@@ -120,7 +120,7 @@ def stop_process(kit: Path, role: str, *, kill: bool = False) -> None:
     require_role(kit, role)
     process = processes.status(kit)
     processes.stop(kit, kill=kill)
-    result = "has stopped" if process.running or process.jobs else "did not run"
+    result = "has stopped" if process.is_running or process.jobs else "did not run"
     say(f"{process.name} {result}; the states of its runs are in {kit / 'state'}")
     say(f"next: fednotes {process.role} start {kit} resumes them")
 
@@ -136,7 +136,7 @@ def report_process(kit: Path, role: str) -> Status:
 
     require_role(kit, role)
     process = processes.status(kit)
-    state = f"runs (process {process.pid})" if process.running else "does not run"
+    state = f"runs (process {process.pid})" if process.is_running else "does not run"
     say(f"{process.name} {state}; log: {process.log}")
     try:
         say(*check_kit(kit))
@@ -192,7 +192,7 @@ def server_start(kit: Kit, files: Files = None) -> None:
     _prepare(kit, files)
     process = start_process(kit)
     port = read_kit(kit).port
-    problem = await_server(kit, START_SECONDS, lambda: processes.status(kit).running)
+    problem = await_server(kit, START_SECONDS, lambda: processes.status(kit).is_running)
     if problem:
         last_words = read_last_words(kit)
         processes.stop(kit)
@@ -217,7 +217,7 @@ def server_status(kit: Kit) -> None:
     from fednotes.apps.deployment.status import ask_server, describe_saved_runs
 
     process = report_process(kit, "server")
-    if not process.running:
+    if not process.is_running:
         say(*describe_saved_runs(kit))
         say(f"next: fednotes server start {kit}")
         return
@@ -329,6 +329,6 @@ def trust(
             f"a new root; the replaced one is valid until "
             f"{now.end(before.roots[-1]):%Y-%m-%d}"
         )
-        if role != "admin" and processes.status(kit).running:
+        if role != "admin" and processes.status(kit).is_running:
             say(f"next: before that day: fednotes {role} stop {kit}, then start")
         say(f"next: before that day: fednotes kit renew {kit}")

@@ -122,7 +122,7 @@ def _say_contact(kit: Path, process: Status) -> None:
     if contact is not None and contact.refused:
         processes.stop(kit)
         raise FednotesError(f"{kit}: the server refuses this site: {contact.refused}")
-    if not processes.status(kit).running:
+    if not processes.status(kit).is_running:
         raise FednotesError(f"{kit}: the process ended: {read_last_words(kit)}")
     _, connection = describe_connection(kit, process)
     say(connection)
@@ -162,7 +162,7 @@ def site_rules(
     say(*(f"  {line}" for line in changes))
     if not changes:
         say("nothing has changed")
-    elif processes.status(kit).running:
+    elif processes.status(kit).is_running:
         say(
             "[policy] is in force now; all else from the next job on, or when the site "
             "is started again"
@@ -191,7 +191,7 @@ def site_status(kit: Kit) -> None:
 
     process = report_process(kit, "site")
     is_connected, connection = describe_connection(kit, process)
-    if process.running:
+    if process.is_running:
         say(connection)
     _say_decisions(kit)
     say(f"messages that left: {ledger_of(kit).head().lines:,}")
@@ -204,7 +204,7 @@ def site_status(kit: Kit) -> None:
     waiting = read_pending_job(kit)
     if waiting:
         _say_waiting_job(kit, waiting)
-    elif not process.running:
+    elif not process.is_running:
         say(f"next: fednotes site start {kit}")
     elif not is_connected:
         say(f"next: fednotes preflight {kit}")
@@ -436,7 +436,7 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
     from fednotes.apps.deployment.rules.guard import open_approvals
 
     begin = time.monotonic()
-    if not processes.status(kit).running:
+    if not processes.status(kit).is_running:
         say(
             "note: this site does not run, so nothing can ask it: fednotes site start "
             f"{kit}"

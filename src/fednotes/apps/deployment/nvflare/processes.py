@@ -1,18 +1,18 @@
-"""Start, stop and look at the processes of a kit: plain processes, no daemon.
+"""Start, stop and list the processes of a kit: plain processes, no daemon.
 
     python -m fednotes.apps.deployment.nvflare.processes KIT
 
-is a site's or the server's process: NVFlare's own program in the foreground, which
-`run` becomes and `start` begins in the background. It takes every process of the kit
-with it, and ends with
+is the process of a site or the server: NVFlare's own program in the foreground. `run`
+becomes this process, and `start` starts it in the background. When it ends, it ends
+every process of the kit. Its exit status is
 
-    0        SIGTERM: as it was told to
-    130      Ctrl-C
-    others   it failed: whoever looks after it (systemd, a container) may start it again
+    0        after SIGTERM: it was asked to stop
+    130      after Ctrl-C
+    others   it failed; systemd or a container may start it again
 
-NVFlare starts one process more for each job. All bear the kit's folder on their command
-line, by which they are found: no file with a number that another process may have come
-to bear.
+NVFlare starts one more process for each job. The command line of each of them names the
+kit's folder, so they are found by it. No file holds their process ids, because an id
+may later belong to another process.
 """
 
 from __future__ import annotations
@@ -52,55 +52,66 @@ from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, open_private, write_json
 
-# the folder of the kit whose process this is, or whose job's
+# Names the kit's folder in the environment of its processes.
 KIT_VARIABLE = "FEDNOTES_KIT"
-# set: runs that stop stay so, as tests and benchmarks need
+# If this is set, stopped runs are not resubmitted; tests and benchmarks need that.
 UNWATCHED = "FEDNOTES_UNWATCHED"
-# set: what goes to the log is also printed, for who looks on
+# If this is set, the log is also printed.
 ECHO_VARIABLE = "FEDNOTES_ECHO"
 
+# The parts in which log lines of one kind may differ: ids and numbers.
 _CHANGING = re.compile(
     r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE
 )
-_KINDS, _SELDOM = 256, 60.0  # kinds of lines that are remembered; seconds
-# NVFlare says it at each start and whenever a side is away; `presence.py` says it once.
+_MAX_KINDS = 256  # kinds of log lines that are remembered
+_REPEAT_SECONDS = 60.0  # after which a line of the same kind is logged again
+# NVFlare logs such lines at each start and whenever a peer is away. `presence.py` logs
+# that once.
 _AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
-# NVFlare's folder of a job
+# The id of a job, as NVFlare forms it; also the name of the job's folder in a kit.
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
-OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
+MAX_JOB_FOLDERS = 3  # the newest, which a start keeps; a run's state is elsewhere
+OUTPUT_FILE = "console.log"  # what the processes have printed since the last start
 MODULE = "fednotes.apps.deployment.nvflare.processes"
-OURS, OF_JOBS = (
-    "fednotes.apps.deployment.",
-    "nvflare.private.fed.app.",
-)  # modules of a kit's processes
-INTERRUPTED = 130  # as shells count a program that SIGINT ended
-FAILED = 1  # NVFlare came to its end and nobody had told it to
-# seconds for the other processes; a container's end may be violent after ten
+# Beginnings of the modules that a kit's main process and its job processes run.
+FEDNOTES_MODULES = "fednotes.apps.deployment."
+JOB_MODULES = "nvflare.private.fed.app."
+INTERRUPTED = 130  # as shells report a program that SIGINT ended
+FAILED = 1  # NVFlare ended although nobody had asked it to
+# Seconds that job processes have to end. A container is killed ten seconds after
+# SIGTERM.
 PATIENCE = 5.0
 _PROGRAMS = {
-    SERVER: (f"{OF_JOBS}server.server_train", "fed_server.json"),
-    SITE: (f"{OF_JOBS}client.client_train", "fed_client.json"),
+    SERVER: (f"{JOB_MODULES}server.server_train", "fed_server.json"),
+    SITE: (f"{JOB_MODULES}client.client_train", "fed_client.json"),
 }
-# or each stranger at its port lengthens OUTPUT_FILE
-_OF_A_SERVER = {"GRPC_VERBOSITY": "ERROR"}
+# Without this, each connection of a stranger to the server adds lines to OUTPUT_FILE.
+_SERVER_ENVIRONMENT = {"GRPC_VERBOSITY": "ERROR"}
 _ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",  # no module is taken from the kit's own folder
+    "PYTHONSAFEPATH": "1",  # no module is imported from the kit's own folder
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
-    # it waits 900 s at the end for a site it lost
+    # By default NVFlare waits 900 s at the end for a site that it lost.
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
 }
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
-LOST_SECONDS = 20.0  # a site asks the server every 5 s
-# by this process: they outlive it, or are asked for
+LOST_SECONDS = 20.0  # a site contacts the server every 5 s
+# Processes that this one started. They may outlive it; those that ended are reaped.
 _started: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One participant's processes. jobs: ids of the jobs whose processes run here."""
+    """The processes of one participant.
+
+    Attributes:
+        name: The participant's name.
+        role: Its role.
+        pid: Id of its main process; None if it does not run.
+        jobs: Ids of the jobs whose processes run here.
+        log: Its log.
+    """
 
     name: str
     role: str
@@ -109,34 +120,45 @@ class Status:
     log: Path
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether the main process runs."""
         return self.pid is not None
 
 
 def start(
     kit: Path, variables: Mapping[str, str] | None = None, *, check: bool = True
 ) -> Status:
-    """Start the server or the site of a kit, in the background; it outlives this
-    process.
+    """Start the server or the site of a kit in the background.
 
-    variables: added to its environment, and to that of its job processes. check: its
-        certificates.
-    Raises ConfigError if it runs already, the kit is an admin's, or its certificate
-    cannot work (`check_kit`); one that ends soon is logged as a warning.
+    The new process outlives this one. A certificate that expires soon is logged as a
+    warning.
+
+    Args:
+        kit: The kit's folder.
+        variables: Added to the environment of the process and of its job processes.
+        check: Whether to check the kit's certificates first.
+
+    Returns:
+        The processes that run now.
+
+    Raises:
+        ConfigError: The process runs already, the kit is an admin's, or its
+            certificates are not valid (`check_kit`).
+        FednotesError: A file of the kit cannot be written.
     """
-    command, environment = _prepared(kit, check)
+    command, environment = _prepare(kit, check=check)
     kit = kit.resolve()
-    refused = on_disk(kit, FednotesError, what="be started")
-    with refused, open(kit / OUTPUT_FILE, "wb", opener=open_private) as printed:
+    disk_errors = on_disk(kit, FednotesError, what="be started")
+    with disk_errors, open(kit / OUTPUT_FILE, "wb", opener=open_private) as output:
         process = subprocess.Popen(
             command,
             cwd=kit,
             env={**environment, **(variables or {})},
             stdin=subprocess.DEVNULL,
-            stdout=printed,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            umask=0o077,  # also for what NVFlare and torch write
+            umask=0o077,  # also for files that NVFlare and torch write
         )
     _started.append(process)
     return status(kit)
@@ -145,67 +167,78 @@ def start(
 def run(kit: Path) -> NoReturn:
     """Become the process of a kit, which also prints its log.
 
-    Raises what `start` raises.
+    Raises:
+        ConfigError: As for `start`.
     """
-    command, environment = _prepared(kit)
+    command, environment = _prepare(kit)
     os.chdir(command[3])
     os.execve(command[0], command, {**environment, ECHO_VARIABLE: "1"})
 
 
-def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a kit's process, for which the kit is made
-    ready.
+def _prepare(kit: Path, *, check: bool = True) -> tuple[list[str], dict[str, str]]:
+    """Prepare a kit for its process; return the command and the environment.
 
-    NVFlare is told anew where the kit lies, and which of our classes are its parts: so
-    a kit that was moved, or made by an earlier version, goes on working.
+    Some of NVFlare's files are written again, with the kit's present folder and the
+    present names of our classes. A kit that was moved, or that an earlier version made,
+    therefore still works.
     """
-    for warning in check_kit(kit) if check else ():
-        logger.warning("%s", warning)
-    kit, facts = kit.resolve(), read_kit(kit)
+    if check:
+        for warning in check_kit(kit):
+            logger.warning("%s", warning)
+    kit = kit.resolve()
+    facts = read_kit(kit)
     if facts.role == ADMIN:
         raise ConfigError(f"{kit}: is the kit of {facts.role!r}, which runs no process")
     before = status(kit)
-    if before.running or before.jobs:
+    if before.is_running or before.jobs:
         raise ConfigError(f"{kit}: {facts.name} runs already (process {before.pid})")
     if any(letter.isspace() for letter in str(kit)):
         raise ConfigError(
-            f"{kit}: NVFlare cannot run in a folder with a space in its path"
+            f"{kit}: NVFlare cannot run in a folder with a space in its path; move the "
+            "kit"
         )
+
     (kit / "transfer").mkdir(exist_ok=True)
     settle(kit)
     files = build_kit_files(facts, kit)
     for name in REWRITTEN_FILES:
         write_json(kit / name, files[name])
-    # what NVFlare left of jobs; nothing runs here now
-    for old in job_folders(kit)[:-KEPT_JOBS]:
-        shutil.rmtree(old, ignore_errors=True)
-    _close(kit)
-    own = _OF_A_SERVER if facts.role == SERVER else {}
-    environment = {**_ENVIRONMENT, **own, **os.environ, KIT_VARIABLE: str(kit)}
+    # No job runs now, so the folders of earlier jobs can be deleted.
+    for folder in job_folders(kit)[:-MAX_JOB_FOLDERS]:
+        shutil.rmtree(folder, ignore_errors=True)
+    _make_kit_private(kit)
+    environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
+    if facts.role == SERVER:
+        environment = {**_SERVER_ENVIRONMENT, **environment}
     return [sys.executable, "-m", MODULE, str(kit)], environment
 
 
-def _close(kit: Path) -> None:
-    """Close a kit to other users, as one that came out of an archive or of an earlier
-    version.
+def _make_kit_private(kit: Path) -> None:
+    """Remove the permissions of other users from a kit.
 
-    What others could change may no longer be what its owner put there, so a warning
-    says so.
+    A kit that came from an archive or an earlier version may have such permissions.
+    Files that others could change may no longer be what the owner put there, so a
+    warning names how many there are.
     """
-    closed = make_private(kit)
-    changeable = [path for path, mode in closed.items() if mode & 0o002]
-    if changeable:
-        logger.warning(
-            "%s: other users of this machine could change %d files and folders, such as %s, until "
-            "now; look at the site's file and its decisions, or ask for another kit",
-            kit,
-            len(changeable),
-            changeable[-1],
-        )
+    earlier_modes = make_private(kit)
+    changeable = [path for path, mode in earlier_modes.items() if mode & 0o022]
+    if not changeable:
+        return
+
+    can_all_change = any(mode & 0o002 for mode in earlier_modes.values())
+    who = "other users of this machine" if can_all_change else "members of its group"
+    logger.warning(
+        "%s: %s could change %d files and folders, such as %s, until now; look at the "
+        "site's file and its decisions, or ask for another kit",
+        kit,
+        who,
+        len(changeable),
+        changeable[-1],
+    )
 
 
 def job_folders(kit: Path) -> list[Path]:
-    """NVFlare's folders of jobs in a kit, oldest first."""
+    """Return NVFlare's folders of jobs in a kit, oldest first."""
     jobs = [
         path for path in kit.iterdir() if path.is_dir() and JOB_ID.fullmatch(path.name)
     ]
@@ -213,53 +246,72 @@ def job_folders(kit: Path) -> list[Path]:
 
 
 def status(kit: Path) -> Status:
-    """The processes of a kit that run now."""
-    kit, facts = kit.resolve(), read_kit(kit)
-    main, jobs = None, []
-    for pid, words in of_kit(kit):
-        if any(word.startswith(OURS) for word in words):
-            main = pid
+    """Return the processes of a kit that run now."""
+    kit = kit.resolve()
+    facts = read_kit(kit)
+    main_pid = None
+    jobs = []
+    for pid, words in list_processes(kit):
+        if any(word.startswith(FEDNOTES_MODULES) for word in words):
+            main_pid = pid
+        elif "-n" in words:  # NVFlare's option that names the job
+            jobs.append(words[words.index("-n") + 1])
         else:
-            jobs.append(words[words.index("-n") + 1] if "-n" in words else str(pid))
-    return Status(facts.name, facts.role, main, tuple(sorted(jobs)), kit / LOG_FILE)
+            jobs.append(str(pid))
+    return Status(
+        name=facts.name,
+        role=facts.role,
+        pid=main_pid,
+        jobs=tuple(sorted(jobs)),
+        log=kit / LOG_FILE,
+    )
 
 
 def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
-    """End a kit's processes; those that do not end within `patience` seconds are
-    killed.
+    """End a kit's processes.
 
     Args:
         kit: The kit's folder.
-        patience: Seconds.
-        kill: Kill them at once, as a power cut would.
+        patience: Seconds after which processes that have not ended are killed.
+        kill: Whether to kill them at once, as a power cut would.
 
     Returns:
-        What still runs, which is nothing but the process that asks.
+        What still runs, which can only be the calling process.
+
+    Raises:
+        FednotesError: A process does not end.
     """
     kit = kit.resolve()
     read_kit(kit)
 
-    def others() -> list[int]:
-        return [pid for pid, _ in of_kit(kit) if pid != os.getpid()]
+    def other_processes() -> list[int]:
+        return [pid for pid, _ in list_processes(kit) if pid != os.getpid()]
 
-    steps = ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0))
-    for sign, seconds in steps[1:] if kill else steps:
+    steps = [(signal.SIGTERM, patience), (signal.SIGKILL, 5.0)]
+    if kill:
+        steps = steps[1:]
+    for sign, seconds in steps:
         end = time.monotonic() + seconds
-        for pid in others():
+        for pid in other_processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, sign)
         while time.monotonic() < end:
-            if not others():
+            if not other_processes():
                 return status(kit)
             time.sleep(0.1)
-    raise FednotesError(f"{kit}: process {others()[0]} does not end")
+    raise FednotesError(f"{kit}: process {other_processes()[0]} does not end")
 
 
-def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
-    """A kit's processes: number and words of the command line. kit: absolute.
+def list_processes(kit: Path) -> list[tuple[int, list[str]]]:
+    """Return a kit's processes: the id and the words of the command line of each.
 
-    Those of its owner and of this account alone: anybody can give a process any words.
+    Only processes of the kit's owner and of this account count, because every user can
+    start a process with any command line.
+
+    Args:
+        kit: The kit's absolute path.
     """
+    # Reap the processes that this one started and that have ended.
     _started[:] = [process for process in _started if process.poll() is None]
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ruid=,stat=,command="],
@@ -268,13 +320,17 @@ def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
         errors="replace",
         check=True,
     )
-    found, owners = [], {os.getuid(), kit.stat().st_uid}
+    owners = {os.getuid(), kit.stat().st_uid}
+    processes = []
     for line in listing.stdout.splitlines():
-        number, owner, state, *words = line.split()
-        ours = str(kit) in words and any(w.startswith((OURS, OF_JOBS)) for w in words)
-        if ours and int(owner) in owners and not state.startswith("Z"):
-            found.append((int(number), words))
-    return found
+        pid, owner, state, *words = line.split()
+        is_of_kit = str(kit) in words and any(
+            word.startswith((FEDNOTES_MODULES, JOB_MODULES)) for word in words
+        )
+        is_zombie = state.startswith("Z")
+        if is_of_kit and int(owner) in owners and not is_zombie:
+            processes.append((int(pid), words))
+    return processes
 
 
 # ---- what a site's process knows of the server ---------------------------------------
@@ -282,8 +338,14 @@ def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
 
 @checked(frozen=True)
 class LastContact:
-    """What a process knows. since: of the server's first answer without a pause, last:
-    of its newest. refused: why the server does not let it in, or empty."""
+    """What a site's process knows of the server; times are in seconds since the epoch.
+
+    Attributes:
+        pid: Id of the process.
+        since: Time of the first answer since which the server has always answered.
+        last: Time of the newest answer.
+        refused: Why the server does not let the site in; "" if it does.
+    """
 
     pid: int = 0
     since: float = 0.0
@@ -291,59 +353,76 @@ class LastContact:
     refused: str = ""
 
 
-def contact_of(kit: Path, pid: int | None) -> LastContact | None:
-    """What a running process keeps of itself; None if that is nothing yet."""
+def read_contact(kit: Path, pid: int | None) -> LastContact | None:
+    """Return what a site's running process knows of the server.
+
+    Args:
+        kit: The site's kit.
+        pid: Id of the process.
+
+    Returns:
+        What the process wrote; None if it has not written anything yet.
+    """
     try:
-        known = build(
+        contact = build(
             LastContact, read_json_table(kit / CONTACT_FILE), CONTACT_FILE.name
         )
     except ConfigError:
         return None
-    return known if known.pid == pid else None
+    return contact if contact.pid == pid else None
 
 
-def connected(known: LastContact | None, now: float) -> bool:
-    """Return whether the server answered lately; a clock that was set back does not say
-    so."""
-    return known is not None and abs(now - known.last) <= LOST_SECONDS
+def is_connected(contact: LastContact | None, now: float) -> bool:
+    """Return whether the server has answered within the last seconds.
+
+    An answer in the future does not count: the clock was set back since.
+    """
+    return contact is not None and abs(now - contact.last) <= LOST_SECONDS
 
 
 # ---- the log -------------------------------------------------------------------------
 
 
 class KitLog(WatchedFileHandler):
-    """The log of a kit: its process and those of its jobs append to one file.
+    """The log of a kit, to which its process and those of its jobs append.
 
-    file: its name. most: bytes of one file, more or less; then it becomes `file.1`, and
-    `kept` of these stay. Whoever finds it too long moves it away; the others open the
-    new one. Where $FEDNOTES_ECHO is set the lines are printed too.
+    The process that finds the file too long renames it, and the others open the new
+    one. If $FEDNOTES_ECHO is set, the lines are printed too.
+
+    Args:
+        file: The name of the file in the kit. `local/log_config.json` of each kit names
+            the three arguments.
+        most: Approximate maximum size in bytes; a longer file becomes `file.1`.
+        kept: Maximum number of older files.
     """
 
     def __init__(self, file: str, most: int, kept: int) -> None:
-        self.most, self.kept = most, kept
+        self.max_bytes = most
+        self.older_files = kept
         folder = Path(os.environ.get(KIT_VARIABLE) or ".").resolve()
         super().__init__(folder / file, encoding="utf-8", delay=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
         with suppress(OSError):
-            if os.stat(self.baseFilename).st_size > self.most:
-                self._move()
+            if os.stat(self.baseFilename).st_size > self.max_bytes:
+                self._rotate()
         super().emit(record)
         if os.environ.get(ECHO_VARIABLE):
             with suppress(OSError):
                 print(self.format(record), file=sys.stderr, flush=True)
 
-    def _move(self) -> None:
+    def _rotate(self) -> None:
         folder = os.open(Path(self.baseFilename).parent, os.O_RDONLY)
         try:
             lock(folder)
-            if os.stat(self.baseFilename).st_size <= self.most:
+            if os.stat(self.baseFilename).st_size <= self.max_bytes:
                 return  # another process was first
-            names = [
-                self.baseFilename,
-                *(f"{self.baseFilename}.{n + 1}" for n in range(self.kept)),
+            older_names = [
+                f"{self.baseFilename}.{number}"
+                for number in range(1, self.older_files + 1)
             ]
+            names = [self.baseFilename, *older_names]
             for newer, older in reversed(list(pairwise(names))):
                 with suppress(FileNotFoundError):
                     os.replace(newer, older)
@@ -352,44 +431,48 @@ class KitLog(WatchedFileHandler):
 
 
 class RateLimit(logging.Filter):
-    """Lines of one kind pass once a minute; the next that passes says how many were
-    left out.
+    """Lets one line of each kind pass per minute.
 
-    What passes is one line of plain characters: another party's words can forge no
-    second one.
+    The next line that passes says how many were left out. Without this filter, NVFlare
+    would log 13 KB a second while a server is down: it asks every 50 ms and logs two
+    warnings each time.
 
-    A kind is equal but for numbers and ids (a site may be h1); under our loggers,
-    equal. NVFlare asks a dead server every 50 ms and writes two warnings each time: 13
-    KB a second.
+    Lines are of one kind if they differ only in numbers and ids. Lines of fednotes must
+    be equal, because a site may be called h1. Each record is made one line of plain
+    characters, so that another party's text cannot imitate a second line.
+
+    Args:
+        now: Returns the present, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.now = now
+        # kind -> (when a line passed, how many were left out since)
         self._kinds: OrderedDict[tuple[str, int, str], tuple[float, int]] = (
             OrderedDict()
         )
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is written; called under the handler's lock."""
-        text, ours = (
-            one_line(record.getMessage(), 4000),
-            record.name.split(".", 1)[0] == "fednotes",
-        )
+        """Return whether a record is written; called under the handler's lock."""
+        text = one_line(record.getMessage(), 4000)
         if record.name.startswith(_CELLS) and _AWAY.search(text):
             return False
-        kind = (record.name, record.levelno, text if ours else _CHANGING.sub("#", text))
+        is_of_fednotes = record.name.split(".", 1)[0] == "fednotes"
+        pattern = text if is_of_fednotes else _CHANGING.sub("#", text)
+        kind = (record.name, record.levelno, pattern)
         now = self.now()
-        passed, left_out = self._kinds.get(kind, (-float("inf"), 0))
-        if now - passed < _SELDOM:
-            self._kinds[kind] = (passed, left_out + 1)
+        passed_at, left_out = self._kinds.get(kind, (-float("inf"), 0))
+        if now - passed_at < _REPEAT_SECONDS:
+            self._kinds[kind] = (passed_at, left_out + 1)
             return False
         self._kinds[kind] = (now, 0)
         self._kinds.move_to_end(kind)
-        if len(self._kinds) > _KINDS:
+        if len(self._kinds) > _MAX_KINDS:
             self._kinds.popitem(last=False)
         more = f" ({left_out} more like this left out)" if left_out else ""
-        record.msg, record.args = text + more, None
+        record.msg = text + more
+        record.args = None
         return True
 
 
@@ -397,20 +480,25 @@ class RateLimit(logging.Filter):
 
 
 def main(kit: Path) -> NoReturn:
-    """Be the process of a kit until it ends or a signal says so. kit: absolute."""
+    """Run as the process of a kit until it ends or a signal stops it.
+
+    Args:
+        kit: The kit's absolute path.
+    """
 
     def end(number: int, _frame: object) -> None:
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, signal.SIG_IGN)
-        with suppress(Exception):  # what does not end is the platform's
+        # Whatever does not end now is left to systemd or the container.
+        with suppress(Exception):
             stop(kit, PATIENCE)
-        os.write(2, b"stopped; its runs go on when it is started again\n")
+        os.write(2, b"stopped; its runs resume when it is started again\n")
         os._exit(0 if number == signal.SIGTERM else INTERRUPTED)
 
     signal.signal(signal.SIGTERM, end)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, end)
-    os.umask(0o077)  # what NVFlare and torch write is for the kit's owner alone too
+    os.umask(0o077)  # also for files that NVFlare and torch write
     facts = read_kit(kit)
     module, settings = _PROGRAMS[facts.role]
     options = ["secure_train=true", "config_folder=config", f"org={facts.org}"]
@@ -421,19 +509,22 @@ def main(kit: Path) -> NoReturn:
 
 
 def _run(module: str) -> int:
-    """NVFlare's program as its own `__main__` runs it, but that its end is a failure."""
+    """Run a program of NVFlare as its `__main__` does; return the exit status.
+
+    A program that ends by itself has failed.
+    """
     with needs("nvflare", "deploy"):
         from nvflare.fuel.f3.mpm import MainProcessMonitor
     program = importlib.import_module(module)
 
-    def until_it_ends(args: Any) -> int:
+    def run_until_it_ends(args: Any) -> int:
         program.main(args)
         return FAILED
 
     program.version_check()
     args = program.parse_arguments()
     code = MainProcessMonitor.run(
-        main_func=until_it_ends, run_dir=args.workspace, args=args
+        main_func=run_until_it_ends, run_dir=args.workspace, args=args
     )
     return int(code or FAILED)
 
