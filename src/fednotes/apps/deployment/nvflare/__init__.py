@@ -1,0 +1,1 @@
+"""NVIDIA FLARE between real sites: kits, certificates, processes and messages."""

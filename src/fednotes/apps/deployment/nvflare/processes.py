@@ -398,7 +398,7 @@ class KitLog(WatchedFileHandler):
 
     def __init__(self, file: str, most: int, kept: int) -> None:
         self.max_bytes = most
-        self.older_files = kept
+        self.max_older_files = kept
         folder = Path(os.environ.get(KIT_VARIABLE) or ".").resolve()
         super().__init__(folder / file, encoding="utf-8", delay=True)
 
@@ -420,7 +420,7 @@ class KitLog(WatchedFileHandler):
                 return  # another process was first
             older_names = [
                 f"{self.baseFilename}.{number}"
-                for number in range(1, self.older_files + 1)
+                for number in range(1, self.max_older_files + 1)
             ]
             names = [self.baseFilename, *older_names]
             for newer, older in reversed(list(pairwise(names))):
