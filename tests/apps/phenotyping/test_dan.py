@@ -92,7 +92,7 @@ def test_forward_is_the_numpy_program(read: bool) -> None:
     bags = Bags.of(lists, VOCABULARY)
     patients = dan.read(bags) if read else bags
     mean, hidden, logits = numpy_dan(arrays(dan), lists)
-    np.testing.assert_allclose(dan.mean(patients).detach(), mean, atol=1e-7)
+    np.testing.assert_allclose(dan.average_vectors(patients).detach(), mean, atol=1e-7)
     np.testing.assert_allclose(dan.representation(patients), hidden, atol=1e-7)
     np.testing.assert_allclose(dan(patients).detach(), logits, atol=1e-6)
     np.testing.assert_allclose(
@@ -122,7 +122,7 @@ def test_mean_over_distinct_concepts() -> None:
     dan, lists = network(mean="concepts"), random_lists()
     mean, _, _ = numpy_dan(arrays(dan), [sorted(set(each)) for each in lists])
     np.testing.assert_allclose(
-        dan.mean(Bags.of(lists, VOCABULARY)).detach(), mean, atol=1e-7
+        dan.average_vectors(Bags.of(lists, VOCABULARY)).detach(), mean, atol=1e-7
     )
 
 

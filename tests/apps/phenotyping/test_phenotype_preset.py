@@ -177,7 +177,7 @@ def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None
         ids = [rows.get(c, 0) for c in own]
         ids = [0] * (length - len(ids)) + ids
         wanted = table[ids].mean(axis=0) if ids else np.zeros(3)
-        found = dan.mean(Bags.of(lists, 9)).detach().numpy()[patient]
+        found = dan.average_vectors(Bags.of(lists, 9)).detach().numpy()[patient]
         np.testing.assert_allclose(found, wanted, atol=1e-7)
 
 
@@ -187,7 +187,7 @@ def test_the_layer_before_the_relu_represents_a_patient() -> None:
         layer: Dan(DanConfig(5, 6, layer=layer), 4, 2)
         for layer in ("linear", "rectified")
     }
-    mean = nets["linear"].mean(bags).detach().numpy()
+    mean = nets["linear"].average_vectors(bags).detach().numpy()
     w = {n: v.detach().numpy() for n, v in nets["linear"].trainable().items()}
     wanted = mean @ w["hidden_weight"].T + w["hidden_bias"]
     assert (wanted < 0).any()
@@ -480,6 +480,8 @@ def test_a_damaged_list_of_known_concepts_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="use the dictionary"):
         network_settings(good | {"known": torch.tensor([1, 60])}, NETWORK, SPACE)
     assert (
-        Mixtures.of(Bags.of([[1]], 2)).over(np.array([1]), np.array([1]), 0).vocabulary
+        Mixtures.of(Bags.of([[1]], 2))
+        .map_to_known(np.array([1]), np.array([1]), 0)
+        .vocabulary
         == 2
     )

@@ -5,16 +5,17 @@ al. 2015:
 
     embedding → mean over the patient's concepts → dense layer (ReLU) → sigmoid outputs
 
-The values of the dense layer represent the patient; they are the features of stage 2. A
-batch has no padding: it holds the distinct concepts of one patient after the other,
-each with its share of the mean. With `length`, the mean counts missing entries as
+The values of the dense layer represent the patient; they are the features of stage 2.
+
+A batch has no padding. It holds the distinct concepts of one patient after the other,
+each with its share of the mean. If `length` is set, the mean counts missing entries as
 unknown concepts.
 
-A step touches only the vectors of the batch's own concepts. Their gradient is sparse
+A step only touches the vectors of the batch's own concepts. Their gradient is sparse
 (`updates = "rows"`), and `RowAdam` (`training/row_adam.py`) leaves the values and
 moments of all other rows as they are. That is three to four times as fast as Adam over
-the table (`updates = "dense"`), and differs from it: there, moments keep moving a
-concept that does not occur. Sites send and average whole tables in both cases.
+the whole table (`updates = "dense"`), and its result differs: there, moments keep
+moving a concept that does not occur. Sites send and average whole tables in both cases.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Interval
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fednotes.apps.phenotyping.cohort import (
@@ -44,16 +46,22 @@ from fednotes.core.kernels import dropout, kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import seeded
 
-# of the uniform initial vectors: Keras' default, which the 2018 program used
-FIRST_VECTORS = 0.05
-KNOWN = "known"  # the name of `Dan.known` among tensors
-_PATIENTS = 512  # of a batch where nothing is trained
+Singles = NDArray[np.float32]
+Ints = NDArray[np.int64]
+SmallInts = NDArray[np.int32]
+
+# Initial vectors are uniform between -INITIAL_SIZE and INITIAL_SIZE: Keras' default,
+# which the program of 2018 used.
+INITIAL_SIZE: Final = 0.05
+KNOWN: Final = "known"  # the name of `Dan.known` among tensors
+_BATCH: Final = 512  # patients in a batch where nothing is trained
 
 
 @checked(frozen=True)
 class DanConfig:
-    """The network of stage 1. The paper gives no sizes: these are Dligach and Miller's
-    (2018).
+    """The network of stage 1.
+
+    The paper gives no sizes; these are Dligach and Miller's (2018).
 
     Attributes:
         embedding: Width of a concept's vector.
@@ -81,77 +89,124 @@ class DanConfig:
     updates: Literal["rows", "dense"] = "rows"
 
 
+# ---- patients as the network reads them ----------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """Patients as the network reads them: each one's distinct concepts and their
-    shares.
+    """Each patient's distinct concepts, and their shares of the patient's mean.
 
-    concepts: (entries,) int32, rows of the network's table. shares: (entries,) float32;
-    a patient's sum to 1. offsets: (patients + 1,) int64. A patient without concepts has
-    no entry: the zero vector. vocabulary: rows of the table.
+    Attributes:
+        concepts: (entries,) int32 rows of the network's table, patient after patient.
+        shares: (entries,) float32; those of a patient sum to 1.
+        offsets: (patients + 1,) int64 bounds of the patients in `concepts`. A patient
+            without concepts has no entry, and the zero vector as the mean.
+        vocabulary: The number of rows of the table.
     """
 
-    concepts: np.ndarray
-    shares: np.ndarray
-    offsets: np.ndarray
+    concepts: SmallInts
+    shares: Singles
+    offsets: Ints
     vocabulary: int
 
     @classmethod
     def of(cls, bags: Bags, mean: str = "occurrences") -> Mixtures:
-        """Count each patient's concepts; once for a corpus, not for every batch."""
-        row, concepts, count = bags.counts()
-        offsets = offsets_of(np.bincount(row, minlength=len(bags)))
-        sizes = np.diff(offsets) if mean == "concepts" else bags.sizes
-        shares = (1 if mean == "concepts" else count) / sizes[row]
-        arrays = (concepts.astype(np.int32), shares.astype(np.float32), offsets)
-        return cls(*arrays, bags.vocabulary)
+        """Count each patient's concepts; once for a corpus, not for every batch.
 
-    def over(self, known: np.ndarray, sizes: np.ndarray, length: int) -> Mixtures:
-        """The same patients over a table of the `known` concepts; the others share its
-        row 0.
-
-        known: (concepts,) indices into the vocabulary, rising: row 1 and on. sizes:
-        (patients,) entries that each mean was over. length: entries that it is to be
-        over, where there are fewer; row 0 fills up.
+        Args:
+            bags: The patients' concepts.
+            mean: As in `DanConfig`.
         """
-        place = np.zeros(self.vocabulary, np.int32)
-        place[known] = np.arange(1, len(known) + 1)
-        concepts, shares, offsets = place[self.concepts], self.shares, self.offsets
+        rows, concepts, counts = bags.counts()
+        offsets = offsets_of(np.bincount(rows, minlength=len(bags)))
+        if mean == "concepts":
+            shares = 1 / np.diff(offsets)[rows]
+        else:
+            shares = counts / bags.sizes[rows]
+        return cls(
+            concepts=concepts.astype(np.int32),
+            shares=shares.astype(np.float32),
+            offsets=offsets,
+            vocabulary=bags.vocabulary,
+        )
+
+    def map_to_known(
+        self, known: np.ndarray, sizes: np.ndarray, length: int
+    ) -> Mixtures:
+        """Return the patients over a table whose row 0 stands for all unknown concepts.
+
+        Args:
+            known: (known concepts,) indices into the vocabulary, rising; they get the
+                rows from 1 on.
+            sizes: (patients,) numbers of entries that each mean is over now.
+            length: Number of entries that a mean is to be over, if it is over fewer;
+                row 0 fills up. 0 fills up nothing.
+        """
+        row_of = np.zeros(self.vocabulary, np.int32)
+        row_of[known] = np.arange(1, len(known) + 1)
+        concepts = row_of[self.concepts]
+        shares = self.shares
+        offsets = self.offsets
         if length:
             # [phenotype padding] Σ_c v_c / L + (L − n) / L · v_unknown
-            whole = np.maximum(sizes, length)
-            shares = shares * np.repeat(sizes / whole, np.diff(offsets))
+            lengths = np.maximum(sizes, length)
+            shares = shares * np.repeat(sizes / lengths, np.diff(offsets))
             ends = offsets[1:]
             concepts = np.insert(concepts, ends, 0)
-            shares = np.insert(shares, ends, (whole - sizes) / whole)
+            shares = np.insert(shares, ends, (lengths - sizes) / lengths)
             offsets = offsets + np.arange(len(offsets))
-        return Mixtures(concepts, shares.astype(np.float32), offsets, len(known) + 1)
+        return Mixtures(
+            concepts,
+            shares.astype(np.float32),
+            offsets=offsets,
+            vocabulary=len(known) + 1,
+        )
 
     def __len__(self) -> int:
-        """The number of patients."""
+        """Return the number of patients."""
         return len(self.offsets) - 1
 
     def take(self, rows: Rows) -> Mixtures:
-        """These patients, in the order of `rows`."""
-        source, offsets = entries_of_rows(self.offsets, rows)
+        """Return these patients, in the order of `rows`."""
+        positions, offsets = entries_of_rows(self.offsets, rows)
         return Mixtures(
-            self.concepts[source], self.shares[source], offsets, self.vocabulary
+            self.concepts[positions],
+            self.shares[positions],
+            offsets=offsets,
+            vocabulary=self.vocabulary,
         )
 
 
-Inputs = Bags | Vectors | Mixtures | np.ndarray
+NetworkInput = Mixtures | np.ndarray  # what `Dan.read` returns
+Inputs = Bags | Vectors | NetworkInput
+
+
+# ---- the network ---------------------------------------------------------------------
 
 
 class Dan(nn.Module):
-    """The network for a public vocabulary of `inputs` concepts and a number of outputs.
+    """The network for a public vocabulary and a number of outputs.
 
-    known: (concepts,) the indices that have a vector of their own, rising; all others
-    share row 0 of the table, and the k-th known concept has row k + 1. None: each
-    concept has its own.
-    features: patients come as dense rows (patients, inputs) float32 instead, such as
-    the mean vector of a frozen encoder over their notes; then there is no embedding.
-    Initial values (Keras' defaults: uniform vectors, Glorot's uniform weights, zero
-    biases) depend on the seed alone, layer by layer.
+    Initial values are Keras' defaults: uniform vectors, Glorot's uniform weights, zero
+    biases. They depend on the seed alone, layer by layer.
+
+    Args:
+        config: The settings.
+        inputs: The number of concepts in the vocabulary, or the width of features.
+        outputs: The number of outputs.
+        seed: The seed of the initial values.
+        known: (known concepts,) int64 indices of the concepts with a vector of their
+            own, rising. All others share row 0 of the table, and the k-th known concept
+            has row k + 1. None: each concept has a vector of its own.
+        features: Whether patients come as dense rows (patients, inputs) float32, such
+            as the mean vector of a frozen encoder over their notes. The network has no
+            embedding then.
+
+    Attributes:
+        table_rows: The number of rows of the table of vectors.
+
+    Raises:
+        ConfigError: There is nothing to learn, or the known concepts do not fit.
     """
 
     def __init__(
@@ -169,161 +224,200 @@ class Dan(nn.Module):
             raise ConfigError(
                 f"a network of {inputs} inputs and {outputs} outputs learns nothing"
             )
-        self.config, self.inputs, self.outputs, self.known = (
-            config,
-            inputs,
-            outputs,
-            known,
-        )
-        self.rows = inputs if known is None else len(known) + 1  # of the table
-        self.embedding: nn.Parameter | None = None
-        if known is not None and not (
-            len(known) and 0 <= known[0] <= known[-1] < inputs
-        ):
-            raise ConfigError(
-                f"known concepts of a network must be some of its {inputs}"
-            )
-        if config.length and known is None and not features:
+        if known is not None:
+            _require_within(known, inputs)
+        elif config.length and not features:
             raise ConfigError(
                 "length fills up with unknown concepts: say which are known"
             )
+        self.config = config
+        self.inputs = inputs
+        self.outputs = outputs
+        self.known = known
+        self.table_rows = inputs if known is None else len(known) + 1
+        self.embedding: nn.Parameter | None = None
+        width = inputs
         if not features:
+            width = config.embedding
             with seeded(seed, "dan embedding"):
-                start = torch.empty(self.rows, config.embedding)
-                self.embedding = nn.Parameter(
-                    start.uniform_(-FIRST_VECTORS, FIRST_VECTORS)
-                )
-        width = inputs if features else config.embedding
-        self.hidden_weight, self.hidden_bias = _dense(
-            width, config.hidden, seed, "dan hidden"
+                table = torch.empty(self.table_rows, width)
+                table.uniform_(-INITIAL_SIZE, INITIAL_SIZE)
+            self.embedding = nn.Parameter(table)
+
+        self.hidden_weight, self.hidden_bias = _make_layer(
+            width, config.hidden, seed=seed, name="dan hidden"
         )
-        self.output_weight, self.output_bias = _dense(
-            config.hidden, outputs, seed, "dan output"
+        self.output_weight, self.output_bias = _make_layer(
+            config.hidden, outputs, seed=seed, name="dan output"
         )
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.hidden_weight.device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name → parameter, sorted by name: all that training changes and sends."""
+        """Return all that training changes and sends, by name, sorted by name."""
         return dict(sorted(self.named_parameters()))
 
     def state(self) -> dict[str, Tensor]:
-        """Name → tensor of all that makes the network: what is trained, and what is
-        known."""
-        known = {} if self.known is None else {KNOWN: torch.from_numpy(self.known)}
-        return {**self.trainable(), **known}
+        """Return all tensors that make the network: parameters and known concepts."""
+        state: dict[str, Tensor] = {**self.trainable()}
+        if self.known is not None:
+            state[KNOWN] = torch.from_numpy(self.known)
+        return state
 
-    def read(self, patients: Inputs) -> Mixtures | np.ndarray:
-        """Patients as the network takes them; give it the result, it counts no bag
-        twice.
+    def read(self, patients: Inputs) -> NetworkInput:
+        """Return patients as the network takes them.
 
-        Raises DataError for another vocabulary or width than the network's.
+        All other methods accept the result in place of the patients. Reading them once
+        saves counting a bag again.
+
+        Raises:
+            DataError: The patients have another vocabulary, or another width, than the
+                network's.
         """
-        patients = patients.values if isinstance(patients, Vectors) else patients
+        if isinstance(patients, Vectors):
+            return self._read_features(patients.values)
         if isinstance(patients, np.ndarray):
-            if self.embedding is not None or patients.shape[1:] != (self.inputs,):
-                wanted = (
-                    f"(patients, {self.inputs})" if self.embedding is None else "bags"
-                )
-                raise DataError(
-                    f"features of shape {patients.shape} for a network that reads {wanted}"
-                )
-            return np.ascontiguousarray(patients, np.float32)
+            return self._read_features(patients)
         if self.embedding is None:
             raise DataError(
                 f"bags of concepts for a network that reads {self.inputs} features"
             )
-        own = self.inputs if isinstance(patients, Bags) else self.rows
-        if patients.vocabulary != own:
-            raise DataError(
-                f"bags over {patients.vocabulary} concepts for a network over {own}: "
-                "use the dictionary that the network was trained with"
-            )
-        if not isinstance(patients, Bags):
+        if isinstance(patients, Mixtures):
+            self._require_vocabulary(patients.vocabulary, self.table_rows)
             return patients
-        found = Mixtures.of(patients, self.config.mean)
+        self._require_vocabulary(patients.vocabulary, self.inputs)
+        mixtures = Mixtures.of(patients, self.config.mean)
         if self.known is None:
-            return found
-        once = self.config.mean == "concepts"
-        sizes = np.diff(found.offsets) if once else patients.sizes
-        return found.over(self.known, sizes, self.config.length)
+            return mixtures
+        sizes = patients.sizes
+        if self.config.mean == "concepts":
+            sizes = np.diff(mixtures.offsets)
+        return mixtures.map_to_known(self.known, sizes, self.config.length)
 
-    def mean(self, patients: Inputs) -> Tensor:
-        """(patients, embedding) the mean of each patient's vectors, or the features
-        given."""
-        read = self.read(patients)
-        if isinstance(read, np.ndarray):
-            return torch.from_numpy(read).to(self.device)
-        # the average pooling layer: Σ share · vector, zero without concepts
-        return pool(cast(Tensor, self.embedding), read, self.config.updates == "rows")
+    def _read_features(self, features: np.ndarray) -> Singles:
+        """Return features in float32.
 
-    def dense(self, patients: Inputs, layer: str = "rectified") -> Tensor:
-        """(patients, hidden) the dense layer, before dropout; "linear": before its ReLU
-        too."""
-        values = F.linear(self.mean(patients), self.hidden_weight, self.hidden_bias)
+        Raises:
+            DataError: They have another width, or the network reads bags.
+        """
+        reads_bags = self.embedding is not None
+        if reads_bags or features.shape[1:] != (self.inputs,):
+            expected = "bags" if reads_bags else f"(patients, {self.inputs})"
+            raise DataError(
+                f"features of shape {features.shape} for a network that reads "
+                f"{expected}"
+            )
+        return np.ascontiguousarray(features, np.float32)
+
+    def _require_vocabulary(self, size: int, expected: int) -> None:
+        """Raise DataError if a vocabulary has another size."""
+        if size != expected:
+            raise DataError(
+                f"bags over {size} concepts for a network over {expected}: use the "
+                "dictionary that the network was trained with"
+            )
+
+    def average_vectors(self, patients: Inputs) -> Tensor:
+        """Return (patients, embedding) means of vectors, Σ share · vector.
+
+        A patient without concepts has the zero vector. Where patients are features, the
+        features themselves are returned.
+        """
+        mixtures = self.read(patients)
+        if isinstance(mixtures, np.ndarray):
+            return torch.from_numpy(mixtures).to(self.device)
+        is_sparse = self.config.updates == "rows"
+        return pool(cast(Tensor, self.embedding), mixtures, sparse=is_sparse)
+
+    def run_hidden(self, patients: Inputs, layer: str = "rectified") -> Tensor:
+        """Return (patients, hidden) values of the dense layer, before dropout.
+
+        Args:
+            patients: The patients.
+            layer: As in `DanConfig`.
+        """
+        means = self.average_vectors(patients)
+        values = F.linear(means, self.hidden_weight, self.hidden_bias)
         return values if layer == "linear" else F.relu(values)
 
     def forward(self, patients: Inputs) -> Tensor:
-        """(patients, outputs) the sigmoids' arguments, the log-odds of each code."""
-        hidden = dropout(self.dense(patients), self.config.dropout, self.training)
+        """Return (patients, outputs) arguments of the sigmoids: log-odds of codes."""
+        hidden = dropout(self.run_hidden(patients), self.config.dropout, self.training)
         return F.linear(hidden, self.output_weight, self.output_bias).float()
 
     def loss(self, patients: Inputs, labels: np.ndarray) -> Tensor:
-        """() mean binary cross-entropy over the labelled pairs of patient and output.
+        """Return the mean binary cross-entropy, (), over labelled pairs.
 
-        labels: (patients, outputs), 1 present, 0 absent; others (-1) are unlabelled and
-        do not count. Zero where nothing is labelled.
+        Args:
+            patients: The patients.
+            labels: (patients, outputs): 1 present, 0 absent. Pairs with another label
+                (-1) are unlabelled and do not count.
+
+        Returns:
+            Zero if nothing is labelled.
         """
         logits = self(patients)
-        given = torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
-        present = (given == PRESENT).float()
-        counts = present + (given == ABSENT).float()  # (patients, outputs)
+        targets = torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
+        present = (targets == PRESENT).float()
+        labelled = present + (targets == ABSENT).float()  # (patients, outputs)
         # [phenotype cross-entropy] −Σ_j Σ_p y log f(x) + (1 − y) log(1 − f(x)), as a
         # mean
         total = F.binary_cross_entropy_with_logits(
-            logits, present, counts, reduction="sum"
+            logits, present, labelled, reduction="sum"
         )
-        return total / counts.sum().clamp(min=1.0)  # [phenotype cross-entropy]
+        return total / labelled.sum().clamp(min=1.0)  # [phenotype cross-entropy]
 
     @torch.no_grad()
-    def representation(self, patients: Inputs) -> np.ndarray:
-        """(patients, hidden) float32: the values of the dense layer, the weights
-        frozen."""
+    def representation(self, patients: Inputs) -> Singles:
+        """Return (patients, hidden) float32 values of the dense layer."""
         # [phenotype representation]
-        layer = partial(self.dense, layer=self.config.layer)
-        return self._in_batches(patients, layer, self.config.hidden)
+        run = partial(self.run_hidden, layer=self.config.layer)
+        return self._run_in_batches(patients, run, self.config.hidden)
 
     @torch.no_grad()
-    def probabilities(self, patients: Inputs) -> np.ndarray:
-        """(patients, outputs) float32, without dropout."""
+    def probabilities(self, patients: Inputs) -> Singles:
+        """Return (patients, outputs) float32 probabilities, without dropout."""
 
-        def sigmoids(part: Inputs) -> Tensor:
-            return F.linear(
-                self.dense(part), self.output_weight, self.output_bias
-            ).sigmoid()
+        def run(batch: Inputs) -> Tensor:
+            hidden = self.run_hidden(batch)
+            return F.linear(hidden, self.output_weight, self.output_bias).sigmoid()
 
-        return self._in_batches(patients, sigmoids, self.outputs)
+        return self._run_in_batches(patients, run, self.outputs)
 
-    def _in_batches(
+    def _run_in_batches(
         self, patients: Inputs, run: Callable[[Inputs], Tensor], width: int
-    ) -> np.ndarray:
-        read = self.read(patients)
-        out = np.empty((len(read), width), np.float32)
-        for start in range(0, len(read), _PATIENTS):
-            rows = np.arange(start, min(start + _PATIENTS, len(read)))
-            part = read.take(rows) if isinstance(read, Mixtures) else read[rows]
-            out[rows] = run(part).float().cpu().numpy()
-        return out
+    ) -> Singles:
+        """Return (patients, width) float32 results of a function, batch by batch."""
+        network_input = self.read(patients)
+        results = np.empty((len(network_input), width), np.float32)
+        for start in range(0, len(network_input), _BATCH):
+            rows = np.arange(start, min(start + _BATCH, len(network_input)))
+            batch = take_rows(network_input, rows)
+            results[rows] = run(batch).float().cpu().numpy()
+        return results
 
 
-def _dense(
-    inputs: int, outputs: int, seed: int, layer: str
+def take_rows(patients: NetworkInput, rows: np.ndarray) -> NetworkInput:
+    """Return these patients, in the order of `rows`."""
+    if isinstance(patients, Mixtures):
+        return patients.take(rows)
+    return patients[rows]
+
+
+def _require_within(known: np.ndarray, inputs: int) -> None:
+    """Raise ConfigError if known concepts are not some of a number of inputs."""
+    if not len(known) or not 0 <= known[0] <= known[-1] < inputs:
+        raise ConfigError(f"known concepts of a network must be some of its {inputs}")
+
+
+def _make_layer(
+    inputs: int, outputs: int, *, seed: int, name: str
 ) -> tuple[nn.Parameter, nn.Parameter]:
-    """Weight (outputs, inputs) and bias (outputs,) of one layer."""
-    with seeded(seed, layer):
+    """Return the initial weight (outputs, inputs) and bias (outputs,) of a layer."""
+    with seeded(seed, name):
         weight = nn.init.xavier_uniform_(torch.empty(outputs, inputs))
     return nn.Parameter(weight), nn.Parameter(torch.zeros(outputs))
 
@@ -331,69 +425,129 @@ def _dense(
 # ---- the mean of vectors -------------------------------------------------------------
 
 
-def pool(table: Tensor, patients: Mixtures, rows: bool = False) -> Tensor:
-    """(patients, width) Σ share · table[concept]; rows: the table's gradient is sparse."""
+def pool(table: Tensor, patients: Mixtures, *, sparse: bool = False) -> Tensor:
+    """Return (patients, width) means of vectors, Σ share · table[concept].
+
+    Args:
+        table: (rows, width) vectors of the concepts.
+        patients: The patients' concepts.
+        sparse: Whether the table's gradient is sparse.
+    """
     if table.is_cpu and table.dtype == torch.float32:
-        return cast(Tensor, _Pool.apply(table, patients, rows))
-    arrays = (
-        patients.concepts.astype(np.int64),
-        patients.offsets[:-1],
-        patients.shares,
-    )
-    concepts, offsets, shares = (torch.from_numpy(a).to(table.device) for a in arrays)
-    weights = shares.to(table.dtype)
+        pooled = _Pool.apply(table, patients, sparse)  # type: ignore[no-untyped-call]
+        return cast(Tensor, pooled)
+    device = table.device
+    concepts = torch.from_numpy(patients.concepts.astype(np.int64)).to(device)
+    offsets = torch.from_numpy(patients.offsets[:-1]).to(device)
+    shares = torch.from_numpy(patients.shares).to(device)
     return F.embedding_bag(
-        concepts, table, offsets, mode="sum", per_sample_weights=weights, sparse=rows
+        concepts,
+        table,
+        offsets,
+        mode="sum",
+        per_sample_weights=shares.to(table.dtype),
+        sparse=sparse,
     )
 
 
 class _Pool(torch.autograd.Function):
+    """`pool` and its derivative, by compiled kernels."""
+
     @staticmethod
-    def forward(ctx: Any, table: Tensor, patients: Mixtures, rows: bool) -> Tensor:
-        ctx.shape, ctx.patients, ctx.rows = table.shape, patients, rows
-        out = torch.empty(len(patients), table.shape[1])
-        values = table.detach().contiguous().numpy()
-        _pool(values, patients.concepts, patients.shares, patients.offsets, out.numpy())
-        return out
+    def forward(ctx: Any, table: Tensor, patients: Mixtures, sparse: bool) -> Tensor:  # noqa: FBT001 - `apply` takes no keywords
+        ctx.shape = table.shape
+        ctx.patients = patients
+        ctx.sparse = sparse
+        means = torch.empty(len(patients), table.shape[1])
+        vectors = table.detach().contiguous().numpy()
+        _average(
+            vectors,
+            patients.concepts,
+            patients.shares,
+            patients.offsets,
+            means.numpy(),
+        )
+        return means
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        patients, grad = ctx.patients, grads[0].float().contiguous().numpy()
-        arrays = (patients.shares, patients.offsets)
-        if not ctx.rows:
-            out = torch.zeros(ctx.shape)
-            _spread(grad, patients.concepts, *arrays, out.numpy())
-            return out, None, None
-        place = np.zeros(ctx.shape[0], np.int32)
-        place[patients.concepts] = 1
-        touched = np.flatnonzero(place)
-        place[touched] = np.arange(len(touched), dtype=np.int32)
-        part = torch.zeros(len(touched), ctx.shape[1])
-        _spread(grad, place[patients.concepts], *arrays, part.numpy())
-        indices = torch.from_numpy(touched)[None]
-        sparse = torch.sparse_coo_tensor(
-            indices, part, ctx.shape, is_coalesced=True, check_invariants=False
+        grad = grads[0].float().contiguous().numpy()
+        if ctx.sparse:
+            return _sparse_gradient(grad, ctx.patients, ctx.shape), None, None
+        gradient = torch.zeros(ctx.shape)
+        patients: Mixtures = ctx.patients
+        _spread(
+            grad,
+            patients.concepts,
+            patients.shares,
+            patients.offsets,
+            gradient.numpy(),
         )
-        return sparse, None, None
+        return gradient, None, None
+
+
+def _sparse_gradient(grad: Singles, patients: Mixtures, shape: torch.Size) -> Tensor:
+    """Return the gradient of a table as a sparse tensor of the rows that occur.
+
+    Args:
+        grad: (patients, width) the gradient of the means.
+        patients: The patients' concepts.
+        shape: The shape of the table.
+    """
+    place_of = np.zeros(shape[0], np.int32)
+    place_of[patients.concepts] = 1
+    occurring = np.flatnonzero(place_of)
+    place_of[occurring] = np.arange(len(occurring), dtype=np.int32)
+    gradient = torch.zeros(len(occurring), shape[1])
+    _spread(
+        grad,
+        place_of[patients.concepts],
+        patients.shares,
+        patients.offsets,
+        gradient.numpy(),
+    )
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(occurring)[None],
+        gradient,
+        shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )
 
 
 @kernel("void(f4[:,::1], i4[::1], f4[::1], i8[::1], f4[:,::1])")
-def _pool(table, concepts, shares, offsets, out):
+def _average(
+    table: Singles,
+    concepts: SmallInts,
+    shares: Singles,
+    offsets: Ints,
+    means: Singles,
+) -> None:
+    """Write the (patients, width) means of vectors."""
     width = table.shape[1]
-    for patient in range(out.shape[0]):
+    for patient in range(means.shape[0]):
         for d in range(width):
-            out[patient, d] = 0.0
-        for e in range(offsets[patient], offsets[patient + 1]):
-            row, share = concepts[e], shares[e]
+            means[patient, d] = 0.0
+        for entry in range(offsets[patient], offsets[patient + 1]):
+            row = concepts[entry]
+            share = shares[entry]
             for d in range(width):
-                out[patient, d] += share * table[row, d]  # [phenotype dan]
+                means[patient, d] += share * table[row, d]  # [phenotype dan]
 
 
 @kernel("void(f4[:,::1], i4[::1], f4[::1], i8[::1], f4[:,::1])")
-def _spread(grad, rows, shares, offsets, out):
-    width = out.shape[1]
+def _spread(
+    grad: Singles,
+    rows: SmallInts,
+    shares: Singles,
+    offsets: Ints,
+    gradient: Singles,
+) -> None:
+    """Add the gradients of means to the (rows, width) gradient of vectors."""
+    width = gradient.shape[1]
     for patient in range(grad.shape[0]):
-        for e in range(offsets[patient], offsets[patient + 1]):
-            row, share = rows[e], shares[e]
+        for entry in range(offsets[patient], offsets[patient + 1]):
+            row = rows[entry]
+            share = shares[entry]
             for d in range(width):
-                out[row, d] += share * grad[patient, d]
+                gradient[row, d] += share * grad[patient, d]

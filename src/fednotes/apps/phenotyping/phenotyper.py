@@ -108,7 +108,7 @@ class Phenotyper:
             DataError: The inputs are of another kind or vocabulary.
         """
         if self.network is not None:
-            dense = self.network.representation(inputs)
+            dense: np.ndarray = self.network.representation(inputs)
             if self.scale == "l2":
                 lengths = np.linalg.norm(dense, axis=1, keepdims=True)
                 dense = dense / np.where(lengths > 0, lengths, 1)

@@ -135,7 +135,7 @@ def _mean_steps(network: Dan, embedding: np.ndarray, width: int) -> Iterator[_St
     row_of_column = np.arange(width)
     if network.known is not None:
         row_of_column[:] = 0
-        row_of_column[network.known] = np.arange(1, network.rows)
+        row_of_column[network.known] = np.arange(1, network.table_rows)
     table = embedding[row_of_column]
 
     if network.config.mean == "concepts":

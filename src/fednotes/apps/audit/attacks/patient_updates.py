@@ -105,7 +105,7 @@ def _has_concepts(site: Any, name: str) -> np.ndarray:
     """Return (rows,) whether a training patient has the concept of each row."""
     if name == EMBEDDING:
         bags = site._codes._read
-        rows = site._codes.network.rows
+        rows = site._codes.network.table_rows
         shared = len(
             site._codes.known
         )  # a first row, of all concepts without their own
