@@ -1,4 +1,4 @@
-"""Tables of notes over HTTP: the records of `predict`, and what is refused of them."""
+"""Tables of notes over HTTP: the lines of `predict`, and refusals of wrong tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ import pyarrow.parquet
 from fastapi.testclient import TestClient
 from patient_files import save_model
 
-from fednotes.apps.serving.server import BATCH, Limits, application
+from fednotes.apps.serving.app import create_app
+from fednotes.apps.serving.limits import Limits
+from fednotes.apps.serving.model_queue import BATCH_INPUTS
 from fednotes.core import bounds
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span
@@ -36,17 +38,17 @@ ROWS = [
 ]
 
 
-class Capitals:
-    """Finds the words that begin with a capital, with a confidence of 1 / their length."""
+class CapitalWords:
+    """Finds words that begin with a capital; the confidence is 1 / their length."""
 
     types = ("NAME",)
-    confidence = "by the number of letters"
+    confidence = "1 / the number of letters"
 
-    def __call__(self, given: Sequence[str | Document]) -> list[Document]:
-        texts = [each.text if isinstance(each, Document) else each for each in given]
-        return [Document("", text, tuple(self._found(text))) for text in texts]
+    def __call__(self, inputs: Sequence[str | Document]) -> list[Document]:
+        texts = [each.text if isinstance(each, Document) else each for each in inputs]
+        return [Document("", text, tuple(self._spans(text))) for text in texts]
 
-    def _found(self, text: str) -> Iterator[Span]:
+    def _spans(self, text: str) -> Iterator[Span]:
         for word in text.split():
             if word[:1].isupper():
                 start = text.index(word)
@@ -55,11 +57,11 @@ class Capitals:
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    limits = Limits(body=50_000, characters=1000, texts=2)
+    limits = Limits(max_bytes=50_000, max_characters=1000, max_texts=2)
     with TestClient(
-        application(Capitals(), limits, batch=True), base_url=LOCAL
-    ) as asking:
-        yield asking
+        create_app(CapitalWords(), limits, batch=True), base_url=LOCAL
+    ) as test_client:
+        yield test_client
 
 
 def parquet() -> bytes:
@@ -89,7 +91,7 @@ COMMA = TABLE.replace(b"note_key", b"id")
         (COMMA.replace(b"text", b"body"), "text/csv", "?column=body"),
     ],
 )
-def test_each_note_is_answered_with_its_ids(
+def test_each_note_of_a_table_keeps_its_ids(
     client: TestClient, table: bytes, kind: str, query: str
 ) -> None:
     answer = client.post(
@@ -104,30 +106,42 @@ def test_each_note_is_answered_with_its_ids(
     assert two == {**ROWS[1], "spans": [bo]}
 
 
-def test_a_body_may_be_packed_on_its_way(client: TestClient) -> None:
+def test_a_table_may_have_a_content_encoding(client: TestClient) -> None:
     packed = {**CSV, "content-encoding": "gzip"}
     answer = client.post(
         "/batch?threshold=0.3", content=gzip.compress(COMMA, mtime=0), headers=packed
     )
     spans = [json.loads(line)["spans"] for line in answer.text.splitlines()]
-    assert [len(found) for found in spans] == [0, 1]
+    assert [len(each) for each in spans] == [0, 1]
 
 
 def test_a_table_may_have_more_notes_than_a_request_has_texts(
     client: TestClient,
 ) -> None:
-    table = b"id,text\n" + b"".join(b"%d,Bo\n" % n for n in range(3 * BATCH + 1))
+    table = b"id,text\n" + b"".join(b"%d,Bo\n" % n for n in range(3 * BATCH_INPUTS + 1))
     answer = client.post("/batch", content=table, headers=CSV)
     ids = [json.loads(line)["id"] for line in answer.text.splitlines()]
-    assert ids == [str(number) for number in range(3 * BATCH + 1)]
+    assert ids == [str(number) for number in range(3 * BATCH_INPUTS + 1)]
 
 
 @pytest.mark.parametrize(
-    ("table", "query", "headers", "status", "told"),
+    ("table", "query", "headers", "status", "message"),
     [
-        (COMMA, "", {"content-type": "text/plain"}, 415, "send a table"),
-        (COMMA, "", {"content-type": "application/gzip"}, 415, "say what the table is"),
-        (COMMA, "", {**CSV, "content-encoding": "br"}, 415, "by gzip or zstd"),
+        (
+            COMMA,
+            "",
+            {"content-type": "text/plain"},
+            415,
+            "send a table, with one of these",
+        ),
+        (
+            COMMA,
+            "",
+            {"content-type": "application/gzip"},
+            415,
+            "name the format of the table",
+        ),
+        (COMMA, "", {**CSV, "content-encoding": "br"}, 415, "with gzip or zstd"),
         (COMMA, "?format=xls", CSV, 422, "csv"),
         (COMMA, "?column=note", CSV, 422, "no column of this table is known"),
         (COMMA, "?encoding=klingon", CSV, 422, "no such encoding"),
@@ -141,29 +155,32 @@ def test_a_table_may_have_more_notes_than_a_request_has_texts(
         (b"id,text\n1," + b"a" * 50_000, "", CSV, 413, "at most 50,000 bytes"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_answered(
+def test_a_wrong_table_is_refused_before_any_note_is_predicted(
     client: TestClient,
     table: bytes,
     query: str,
     headers: dict[str, str],
     status: int,
-    told: str,
+    message: str,
 ) -> None:
     answer = client.post(f"/batch{query}", content=table, headers=headers)
     assert answer.status_code == status
-    assert told in answer.json()["detail"]
+    assert message in answer.json()["detail"]
     assert SECRET not in answer.text
     assert tempfile.gettempdir() not in answer.text
 
 
-def test_a_packed_bomb_is_refused(
+def test_a_table_that_unpacks_to_too_much_is_refused(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many notes by their characters; of empty lines by how much they grow."""
+    """Many notes exceed the limit of characters; empty lines exceed the ratio of sizes."""
     table = gzip.compress(b"id,text\n" + (b"1," + b"a" * 900 + b"\n") * 2000)
     answer = client.post("/batch", content=table, headers=CSV)
     assert answer.status_code == 413
-    assert "its notes have over 500,000 characters" in answer.json()["detail"]
+    assert (
+        "the notes of this table have over 500,000 characters"
+        in answer.json()["detail"]
+    )
     monkeypatch.setattr(bounds, "PACKED_FREE", 100_000)
     table = gzip.compress(b"id,text\n1,Bo\n" + b"\n" * 2_000_000)
     answer = client.post("/batch", content=table, headers=CSV)
@@ -171,7 +188,7 @@ def test_a_packed_bomb_is_refused(
     assert "notes.csv.gz: unpacked it grows more than 100-fold" in answer.text
 
 
-def test_nothing_is_left_of_a_table(
+def test_a_table_leaves_no_file_behind(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -180,24 +197,26 @@ def test_nothing_is_left_of_a_table(
         assert not list(tmp_path.iterdir())
 
 
-def test_a_token_is_needed_where_there_is_one() -> None:
+def test_a_table_needs_the_token_of_the_server() -> None:
     token = "0123456789abcdef0123456789abcdef"
-    app = application(Capitals(), token=token, batch=True)
-    with TestClient(app, base_url=LOCAL) as asking:
-        assert asking.post("/batch", content=COMMA, headers=CSV).status_code == 401
+    app = create_app(CapitalWords(), token=token, batch=True)
+    with TestClient(app, base_url=LOCAL) as test_client:
+        assert test_client.post("/batch", content=COMMA, headers=CSV).status_code == 401
         bearer = {**CSV, "authorization": f"Bearer {token}"}
-        assert asking.post("/batch", content=COMMA, headers=bearer).status_code == 200
+        assert (
+            test_client.post("/batch", content=COMMA, headers=bearer).status_code == 200
+        )
 
 
-def test_without_the_option_there_is_no_such_place() -> None:
-    with TestClient(application(Capitals()), base_url=LOCAL) as asking:
-        answer: Any = asking.post("/batch", content=COMMA, headers=CSV)
+def test_tables_are_refused_unless_batch_is_set() -> None:
+    with TestClient(create_app(CapitalWords()), base_url=LOCAL) as test_client:
+        answer: Any = test_client.post("/batch", content=COMMA, headers=CSV)
         assert answer.status_code == 415
-        answer = asking.post("/batch", json={})
+        answer = test_client.post("/batch", json={})
         assert answer.status_code == 404
 
 
-def test_models_of_patients_take_no_tables(tmp_path: Path) -> None:
+def test_batch_is_refused_for_a_phenotyping_model(tmp_path: Path) -> None:
     place = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
-    with pytest.raises(ConfigError, match="--batch needs a model of mentions"):
-        application(load(place), batch=True)
+    with pytest.raises(ConfigError, match="`batch` needs a model that finds mentions"):
+        create_app(load(place), batch=True)

@@ -1,5 +1,4 @@
-"""The server, asked in this process: what it answers, what it refuses, and what it
-never says."""
+"""The server in this process: what it answers, what it refuses, and what it never shows."""
 
 from __future__ import annotations
 
@@ -21,49 +20,56 @@ pytest.importorskip("prometheus_client")
 from fastapi.testclient import TestClient
 from patient_files import save_model
 
-from fednotes.apps.serving.server import BATCH, Limits, application, read_token, serve
+from fednotes.apps.serving.app import create_app
+from fednotes.apps.serving.limits import Limits
+from fednotes.apps.serving.model_queue import BATCH_INPUTS
+from fednotes.apps.serving.server import read_token, serve
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span
 from fednotes.jobs.models import load
 
 LOCAL = "http://127.0.0.1:8000"
-SECRET = "Xylocain-Zebra"  # a word of notes, which nobody may find anywhere else
+SECRET = "Xylocain-Zebra"  # a word of notes, which must not appear anywhere else
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
-class Words:
-    """Finds each word that begins with a capital; its confidence is 1 / its length."""
+class CapitalWords:
+    """Finds words that begin with a capital; the confidence is 1 / their length.
+
+    Attributes:
+        batch_sizes: Number of texts in each call.
+    """
 
     types = ("NAME",)
-    confidence = "one by the number of letters"
+    confidence = "1 / the number of letters"
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.batch_sizes: list[int] = []
 
-    def __call__(self, given: Sequence[str]) -> list[Document]:
-        self.asked.append(len(given))
-        return [Document("", text, tuple(self._found(text))) for text in given]
+    def __call__(self, texts: Sequence[str]) -> list[Document]:
+        self.batch_sizes.append(len(texts))
+        return [Document("", text, tuple(self._spans(text))) for text in texts]
 
-    def _found(self, text: str) -> Iterator[Span]:
-        place = 0
+    def _spans(self, text: str) -> Iterator[Span]:
+        start = 0
         for word in text.split(" "):
             if word[:1].isupper():
-                yield Span(place, place + len(word), "NAME", confidence=1 / len(word))
-            place += len(word) + 1
+                yield Span(start, start + len(word), "NAME", confidence=1 / len(word))
+            start += len(word) + 1
 
 
 @pytest.fixture
-def words() -> Words:
-    return Words()
+def model() -> CapitalWords:
+    return CapitalWords()
 
 
 @pytest.fixture
-def client(words: Words) -> Iterator[TestClient]:
-    with TestClient(application(words), base_url=LOCAL) as asking:
-        yield asking
+def client(model: CapitalWords) -> Iterator[TestClient]:
+    with TestClient(create_app(model), base_url=LOCAL) as test_client:
+        yield test_client
 
 
-def test_mentions_have_offsets_in_the_text_as_it_was_sent(client: TestClient) -> None:
+def test_offsets_refer_to_the_text_as_it_was_sent(client: TestClient) -> None:
     text = "\r\n\t 😀 Anna saw e\u0301 Bo"
     sent = {"texts": [text, "", "none here"]}
     first, second, third = client.post("/predict", json=sent).json()["results"]
@@ -72,34 +78,38 @@ def test_mentions_have_offsets_in_the_text_as_it_was_sent(client: TestClient) ->
     assert second == third == {"spans": []}
 
 
-def test_offsets_can_be_those_of_javascript(client: TestClient) -> None:
-    """What Java's and JavaScript's substring(start, end) give, here by way of the
-    bytes."""
+def test_offsets_can_count_utf16_code_units(client: TestClient) -> None:
+    """The expected words are cut from the bytes of UTF-16, as substring() does in Java."""
     text = "😀 Anna 😀😀 Bo😀x Cy"
     sent = {"text": text, "offsets": "utf16"}
-    (found,) = client.post("/predict", json=sent).json()["results"]
+    (result,) = client.post("/predict", json=sent).json()["results"]
     units = text.encode("utf-16-le")
     words = [
-        units[2 * s["start"] : 2 * s["end"]].decode("utf-16-le") for s in found["spans"]
+        units[2 * s["start"] : 2 * s["end"]].decode("utf-16-le")
+        for s in result["spans"]
     ]
     assert words == ["Anna", "Bo😀x", "Cy"]
 
 
-def test_what_is_less_sure_is_left_out(client: TestClient) -> None:
+def test_a_threshold_leaves_out_mentions_with_a_lower_confidence(
+    client: TestClient,
+) -> None:
     sent = {"text": "Anna saw Bo", "threshold": 0.3}
-    (found,) = client.post("/predict", json=sent).json()["results"]
-    assert [s["confidence"] for s in found["spans"]] == [0.5]
+    (result,) = client.post("/predict", json=sent).json()["results"]
+    assert [s["confidence"] for s in result["spans"]] == [0.5]
 
 
-def test_it_says_what_it_is(client: TestClient) -> None:
+def test_the_server_reports_its_health_and_describes_its_model(
+    client: TestClient,
+) -> None:
     assert client.get("/health").json() == {"status": "ok"}
     about = client.get("/model").json()
     assert about["types"] == ["NAME"]
-    assert about["confidence"] == Words.confidence
+    assert about["confidence"] == CapitalWords.confidence
 
 
-def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None:
-    """And no page that would load scripts from elsewhere."""
+def test_the_openapi_schema_lists_fields_and_refusals(client: TestClient) -> None:
+    """There are no documentation pages, which would load scripts from elsewhere."""
     schema = client.get("/openapi.json").json()
     predict = schema["paths"]["/predict"]["post"]
     body = predict["requestBody"]["content"]["application/json"]["schema"]["$ref"]
@@ -107,13 +117,13 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
         *("text", "texts", "threshold", "offsets")
     }
     assert {"200", "401", "413", "422", "429"} <= set(predict["responses"])
-    # it echoes the input
+    # FastAPI's own error would echo the input.
     assert "HTTPValidationError" not in schema["components"]["schemas"]
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         (b"", 422, "body"),
         (b"{\n[", 422, "line 2"),
@@ -141,27 +151,30 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
         (b'{"text": "%s"}' % (b"a" * 4_000_000), 413, "at most 4,000,000 bytes"),
     ],
 )
-def test_what_is_wrong_is_said_without_the_text(
-    client: TestClient, words: Words, body: bytes, status: int, said: str
+def test_a_refusal_names_the_error_and_quotes_no_text(
+    client: TestClient, model: CapitalWords, body: bytes, status: int, message: str
 ) -> None:
     answer = client.post(
         "/predict", content=body, headers={"content-type": "application/json"}
     )
     assert answer.status_code == status
-    assert said in answer.json()["detail"]
+    assert message in answer.json()["detail"]
     assert SECRET not in answer.text
-    assert words.asked == []
+    assert model.batch_sizes == []
 
 
-def test_a_body_must_be_said_to_be_json(client: TestClient) -> None:
-    """A web page may post plain text anywhere; for JSON the browser asks first."""
+def test_a_body_needs_the_content_type_of_json(client: TestClient) -> None:
+    """A web page may send plain text to any server, but JSON only with permission."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         sent = client.post(
             "/predict", content=b'{"text": "Anna"}', headers={"content-type": kind}
         )
         assert sent.status_code == 415
-    asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
-    allowed = client.options("/predict", headers=asked)
+    preflight = {
+        "origin": "http://evil.example",
+        "access-control-request-method": "POST",
+    }
+    allowed = client.options("/predict", headers=preflight)
     assert "access-control-allow-origin" not in allowed.headers
     answer = client.post(
         "/predict", json={"text": "Anna"}, headers={"origin": "http://e.example"}
@@ -186,19 +199,19 @@ def test_a_body_must_be_said_to_be_json(client: TestClient) -> None:
         ("10.0.0.1", 403),
     ],
 )
-def test_a_name_that_a_page_made_lead_here_is_refused(
+def test_without_a_token_only_loopback_names_are_answered(
     client: TestClient, host: str, status: int
 ) -> None:
     for path in ("/health", "/metrics"):
         assert client.get(path, headers={"host": host}).status_code == status
 
 
-def test_a_token_is_asked_for_by_all_but_the_health(words: Words) -> None:
+def test_every_request_but_health_needs_the_token(model: CapitalWords) -> None:
     with TestClient(
-        application(words, token=TOKEN), base_url="http://notes.example"
+        create_app(model, token=TOKEN), base_url="http://notes.example"
     ) as client:
         assert client.get("/health").status_code == 200
-        for given in (
+        for value in (
             None,
             "",
             TOKEN,
@@ -206,7 +219,7 @@ def test_a_token_is_asked_for_by_all_but_the_health(words: Words) -> None:
             f"Bearer {TOKEN[:-1]}",
             "Bearer é",
         ):
-            headers = {} if given is None else {"authorization": given.encode()}
+            headers = {} if value is None else {"authorization": value.encode()}
             for path in ("/metrics", "/model", "/openapi.json", "/nothing"):
                 assert client.get(path, headers=headers).status_code == 401
             answer = client.post("/predict", json={"text": "Anna"}, headers=headers)
@@ -215,11 +228,11 @@ def test_a_token_is_asked_for_by_all_but_the_health(words: Words) -> None:
         headers = {"authorization": f"bearer  {TOKEN}"}
         answer = client.post("/predict", json={"text": "Anna"}, headers=headers)
         assert answer.status_code == 200
-    assert words.asked == [1]
+    assert model.batch_sizes == [1]
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "said"),
+    ("content", "mode", "message"),
     [
         (TOKEN, 0o600, ""),
         (f"\n{TOKEN}\n", 0o400, ""),
@@ -231,34 +244,34 @@ def test_a_token_is_asked_for_by_all_but_the_health(words: Words) -> None:
         ("ä" * 30, 0o600, "one word"),
     ],
 )
-def test_a_token_is_its_owners_alone(
-    tmp_path: Path, content: str, mode: int, said: str
+def test_only_the_owner_may_read_a_token_file(
+    tmp_path: Path, content: str, mode: int, message: str
 ) -> None:
     path = tmp_path / "token"
     path.write_text(content, "utf-8")
     path.chmod(mode)
-    if not said:
+    if not message:
         assert read_token(path) == TOKEN
         return
-    with pytest.raises(ConfigError, match=said) as raised:
+    with pytest.raises(ConfigError, match=message) as raised:
         read_token(path)
     assert not content or content not in str(raised.value)
 
 
-def test_others_are_answered_with_a_token_alone(words: Words) -> None:
+def test_a_host_other_than_loopback_needs_a_token_file(model: CapitalWords) -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "notes.example"):
-        with pytest.raises(ConfigError, match="--token-file"):
-            serve(words, host)
+        with pytest.raises(ConfigError, match="`token_file`"):
+            serve(model, host)
     with pytest.raises(ConfigError, match="go together"):
-        serve(words, key=Path("key.pem"))
-    assert words.asked == []
+        serve(model, key=Path("key.pem"))
+    assert model.batch_sizes == []
 
 
-def test_phenotypes_of_patients(tmp_path: Path) -> None:
-    """Of a model whose classifiers are set by hand: present where the notes name it."""
+def test_a_phenotyping_model_labels_each_patient(tmp_path: Path) -> None:
+    """The classifiers are set by hand: a label is present if the notes name it."""
     folder = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
     model = load(folder)
-    with TestClient(application(model), base_url=LOCAL) as client:
+    with TestClient(create_app(model), base_url=LOCAL) as client:
         assert client.get("/model").json()["types"] == ["asthma", "gout"]
         sent = {
             "p1": ["Seen today.", "Known gout."],
@@ -266,20 +279,20 @@ def test_phenotypes_of_patients(tmp_path: Path) -> None:
             "": [],
             "x": [""],
         }
-        found = client.post("/predict", json={"patients": sent}).json()["results"]
+        findings = client.post("/predict", json={"patients": sent}).json()["results"]
         ill = {
             e["patient"]: [n for n, v in e["labels"].items() if v == "present"]
-            for e in found
+            for e in findings
         }
         assert ill == {"p1": ["gout"], "😀": ["asthma"], "": [], "x": []}
         assert client.post("/predict", json={"text": "Known gout."}).status_code == 422
         odd = client.post("/predict", json={"patients": {SECRET: [1]}})
         assert odd.json()["detail"].startswith("body.patients.….0: ")
         half = b'{"patients": {"\\ud800": ["a"]}}'
-        told = client.post(
+        refused = client.post(
             "/predict", content=half, headers={"content-type": "application/json"}
         )
-        assert told.status_code == 422
+        assert refused.status_code == 422
         many = {"patients": {"p1": ["a"] * 40, "p2": ["a"] * 40}}
         assert client.post("/predict", json=many).status_code == 413
 
@@ -294,10 +307,10 @@ def _document(text: str, **more: Any) -> dict[str, Any]:
     return {**resource, "content": [{"attachment": held}], **more}
 
 
-def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(
+def test_fhir_resources_get_mentions_and_are_otherwise_unchanged(
     client: TestClient,
 ) -> None:
-    """The answer is valid by fhir.resources, and without the extensions what was sent."""
+    """fhir.resources accepts the answer, which is the request but for the extensions."""
     valid = pytest.importorskip("fhir.resources.R4B.bundle").Bundle
     other = {"url": "urn:other", "valueString": "stays"}
     old = {
@@ -323,18 +336,22 @@ def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(
     got = [entry["resource"] for entry in answer.json()["entry"]]
     assert [each["id"] for each in got] == ["d1", "r1"]
     for each, was in zip(got, (first, second), strict=True):
-        found = each.pop("extension")
+        extensions = each.pop("extension")
         assert {k: v for k, v in was.items() if k != "extension"} == each
-        mentions = [e["extension"] for e in found if e["url"] == "urn:fednotes:mention"]
+        mentions = [
+            e["extension"] for e in extensions if e["url"] == "urn:fednotes:mention"
+        ]
         places = [
             [p["valueInteger"] for p in m if "valueInteger" in p] for m in mentions
         ]
         assert [text[start:end] for start, end in places] == ["Bo", "Cy"]
-        assert [e for e in found if e["url"] == "urn:other"] == [other] * (was is first)
+        assert [e for e in extensions if e["url"] == "urn:other"] == [other] * (
+            was is first
+        )
 
 
 @pytest.mark.parametrize(
-    ("resource", "code", "said"),
+    ("resource", "code", "message"),
     [
         ({"resourceType": "Bundle", "entry": 5}, "invalid", "entry"),
         (
@@ -351,39 +368,39 @@ def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(
         ),
     ],
 )
-def test_fhir_that_is_wrong_is_an_outcome(
-    client: TestClient, words: Words, resource: Any, code: str, said: str
+def test_refused_fhir_is_answered_with_an_operation_outcome(
+    client: TestClient, model: CapitalWords, resource: Any, code: str, message: str
 ) -> None:
     valid = pytest.importorskip("fhir.resources.R4B.operationoutcome").OperationOutcome
     answer = client.post("/fhir", json=resource)
     assert answer.status_code in (413, 422)
     (issue,) = valid.model_validate(answer.json()).issue
     assert issue.code == code
-    assert said in issue.diagnostics
-    assert words.asked == []
+    assert message in issue.diagnostics
+    assert model.batch_sizes == []
 
 
-# ---- many at once --------------------------------------------------------------------
+# ---- concurrent requests -------------------------------------------------------------
 
 
-class Slow(Words):
-    """Waits until it is let go; fails by a text "fail"."""
+class SlowModel(CapitalWords):
+    """Waits for `go`; fails if one of the texts is "fail"."""
 
     def __init__(self) -> None:
         super().__init__()
         self.go, self.began = threading.Event(), threading.Event()
 
-    def __call__(self, given: Sequence[str]) -> list[Document]:
+    def __call__(self, texts: Sequence[str]) -> list[Document]:
         self.began.set()
         assert self.go.wait(20)
-        if "fail" in given:
-            raise ValueError(f"{SECRET} in {given}")
-        return super().__call__(given)
+        if "fail" in texts:
+            raise ValueError(f"{SECRET} in {texts}")
+        return super().__call__(texts)
 
 
-def test_requests_that_wait_are_put_to_the_model_together() -> None:
-    slow, answers = Slow(), dict[int, Any]()
-    with TestClient(application(slow), base_url=LOCAL) as client:
+def test_waiting_requests_share_calls_of_the_model() -> None:
+    slow, answers = SlowModel(), dict[int, Any]()
+    with TestClient(create_app(slow), base_url=LOCAL) as client:
 
         def ask(number: int) -> None:
             texts = [f"Aa{'a' * number} b", "none"]
@@ -396,22 +413,24 @@ def test_requests_that_wait_are_put_to_the_model_together() -> None:
         assert slow.began.wait(20)
         for thread in threads[1:]:
             thread.start()
-        _until(lambda: b"fednotes_under_way 40.0" in client.get("/metrics").content)
+        _wait_until(
+            lambda: b"fednotes_under_way 40.0" in client.get("/metrics").content
+        )
         slow.go.set()
         for thread in threads:
             thread.join(20)
-    assert slow.asked[0] <= 2
-    assert max(slow.asked) == BATCH
-    assert sum(slow.asked) == 80
-    for number in range(40):  # to each its own
+    assert slow.batch_sizes[0] <= 2
+    assert max(slow.batch_sizes) == BATCH_INPUTS
+    assert sum(slow.batch_sizes) == 80
+    for number in range(40):  # each client gets the answer to its own request
         (first,), second = answers[number][0]["spans"], answers[number][1]["spans"]
         assert (first["start"], first["end"], second) == (0, 2 + number, [])
 
 
-def test_one_too_many_is_told_when_to_come_again() -> None:
-    slow, limits = Slow(), Limits(under_way=2)
+def test_one_request_too_many_is_told_when_to_retry() -> None:
+    slow, limits = SlowModel(), Limits(max_requests=2)
     codes: list[int] = []
-    with TestClient(application(slow, limits), base_url=LOCAL) as client:
+    with TestClient(create_app(slow, limits), base_url=LOCAL) as client:
 
         def ask() -> None:
             codes.append(client.post("/predict", json={"text": "Anna"}).status_code)
@@ -419,7 +438,7 @@ def test_one_too_many_is_told_when_to_come_again() -> None:
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        _until(lambda: b"fednotes_under_way 2.0" in client.get("/metrics").content)
+        _wait_until(lambda: b"fednotes_under_way 2.0" in client.get("/metrics").content)
         refused = client.post("/predict", json={"text": "Anna"})
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["retry-after"]) <= 60
@@ -432,12 +451,12 @@ def test_one_too_many_is_told_when_to_come_again() -> None:
         assert b"fednotes_under_way 0.0" in client.get("/metrics").content
 
 
-def test_a_text_that_fails_fails_alone_and_says_nothing(
+def test_a_text_that_fails_affects_no_other_request_and_is_not_quoted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    slow, answers = Slow(), dict[str, Any]()
+    slow, answers = SlowModel(), dict[str, Any]()
     slow.go.set()
-    with TestClient(application(slow), base_url=LOCAL) as client:
+    with TestClient(create_app(slow), base_url=LOCAL) as client:
 
         def ask(text: str) -> None:
             answers[text] = client.post(
@@ -457,55 +476,62 @@ def test_a_text_that_fails_fails_alone_and_says_nothing(
         **{"A": 200, "B": 200, "C": 200},
         "fail": 500,
     }
-    said = [
+    log_lines = [
         record.getMessage()
         for record in caplog.records
         if record.name.startswith("fednotes")
     ]
-    assert len(said) == 1
-    assert "ValueError at test_server.py" in said[0]
-    for told in (answers["fail"].text, metrics, caplog.text):
-        assert SECRET not in told
+    assert len(log_lines) == 1
+    assert "ValueError at test_server.py" in log_lines[0]
+    for output in (answers["fail"].text, metrics, caplog.text):
+        assert SECRET not in output
 
 
-def test_metrics_count(client: TestClient) -> None:
+def test_metrics_count_requests_texts_and_characters(client: TestClient) -> None:
     client.post("/predict", json={"texts": ["Anna", "Bo"]})
     client.post("/predict", json={"texts": [1]})
     client.get(f"/{SECRET}")
-    told = client.get("/metrics").text
-    assert 'fednotes_requests_total{path="/predict",status="200"} 1.0' in told
-    assert 'fednotes_requests_total{path="/predict",status="422"} 1.0' in told
-    assert 'fednotes_requests_total{path="other",status="404"} 1.0' in told
-    assert "fednotes_texts_total 2.0" in told
-    assert "fednotes_characters_total 6.0" in told
-    assert SECRET not in told
+    metrics = client.get("/metrics").text
+    assert 'fednotes_requests_total{path="/predict",status="200"} 1.0' in metrics
+    assert 'fednotes_requests_total{path="/predict",status="422"} 1.0' in metrics
+    assert 'fednotes_requests_total{path="other",status="404"} 1.0' in metrics
+    assert "fednotes_texts_total 2.0" in metrics
+    assert "fednotes_characters_total 6.0" in metrics
+    assert SECRET not in metrics
 
 
-# ---- bodies that do not end, and askers that leave -----------------------------------
+# ---- endless bodies and clients that disconnect --------------------------------------
 
 
-async def _asked(
+async def _post(
     app: Any, messages: list[Any], **headers: str
 ) -> tuple[int, dict[str, Any]]:
-    """Status and answer of a request whose messages come one by one; None: nothing
-    comes."""
-    said: list[Any] = []
-    given = {"host": "localhost", "content-type": "application/json", **headers}
+    """Return status and JSON of the answer to a request that arrives in messages.
+
+    Args:
+        app: The application.
+        messages: Messages of ASGI, which are taken from this list. After a None, or
+            after the last one, nothing arrives any more.
+        headers: Further headers.
+
+    Returns:
+        0 and {} if the application sends nothing.
+    """
+    answer: list[Any] = []
+    fields = {"host": "localhost", "content-type": "application/json", **headers}
     scope = {
-        **{
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-        },
-        **{
-            "path": "/predict",
-            "raw_path": b"/predict",
-            "query_string": b"",
-            "root_path": "",
-        },
-        **{"scheme": "http", "server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2)},
-        "headers": [(k.encode(), v.encode()) for k, v in given.items()],
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/predict",
+        "raw_path": b"/predict",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("127.0.0.1", 1),
+        "client": ("127.0.0.1", 2),
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
     }
 
     async def receive() -> Any:
@@ -515,51 +541,53 @@ async def _asked(
         return message
 
     async def send(message: Any) -> None:
-        said.append(message)
+        answer.append(message)
 
     async with app.router.lifespan_context(app):
         await app(scope, receive, send)
-    if not said:
+    if not answer:
         return 0, {}
-    return said[0]["status"], json.loads(b"".join(m.get("body", b"") for m in said[1:]))
+    start, *parts = answer
+    body = b"".join(part.get("body", b"") for part in parts)
+    return start["status"], json.loads(body)
 
 
 def _part(content: bytes) -> dict[str, Any]:
     return {"type": "http.request", "body": content, "more_body": True}
 
 
-def test_a_body_is_refused_before_it_is_read_whole(words: Words) -> None:
-    """By what it says of itself, nothing is read; in parts without an end, no more than
-    may be."""
-    app, parts = (
-        application(words, Limits(body=1000)),
-        [_part(b"x" * 100) for _ in range(50)],
-    )
-    status, said = asyncio.run(_asked(app, parts, **{"content-length": "5000"}))
+def test_a_body_that_is_too_large_is_refused_before_its_end(
+    model: CapitalWords,
+) -> None:
+    """Of 50 parts of 100 bytes, none is read if the header says that it is too large,
+    and 11 without that header."""
+    app = create_app(model, Limits(max_bytes=1000))
+    parts = [_part(b"x" * 100) for _ in range(50)]
+    status, _ = asyncio.run(_post(app, parts, **{"content-length": "5000"}))
     assert (status, len(parts)) == (413, 50)
-    status, said = asyncio.run(_asked(app, parts))
+    status, answer = asyncio.run(_post(app, parts))
     assert (status, len(parts)) == (413, 39)
-    assert "1,000 bytes" in said["detail"]
+    assert "1,000 bytes" in answer["detail"]
 
 
-def test_a_length_of_thousands_of_digits_is_too_large(words: Words) -> None:
-    app = application(words, Limits(body=1000))
+def test_a_length_of_thousands_of_digits_is_too_large(model: CapitalWords) -> None:
+    app = create_app(model, Limits(max_bytes=1000))
     parts = [_part(b"x")]
-    status, answer = asyncio.run(_asked(app, parts, **{"content-length": "9" * 5000}))
+    status, answer = asyncio.run(_post(app, parts, **{"content-length": "9" * 5000}))
     assert status == 413
     assert len(parts) == 1
     assert "1,000 bytes" in answer["detail"]
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(words: Words) -> None:
-    app = application(words, Limits(patience=0.05))
-    status, _ = asyncio.run(_asked(app, [_part(b"{"), None]))
+def test_a_body_that_does_not_arrive_is_refused(model: CapitalWords) -> None:
+    app = create_app(model, Limits(body_seconds=0.05))
+    status, _ = asyncio.run(_post(app, [_part(b"{"), None]))
     assert status == 408
 
 
-def test_nothing_is_computed_for_who_left() -> None:
-    slow = Slow()
-    app = application(slow)
+def test_nothing_more_is_predicted_for_a_client_that_disconnected() -> None:
+    slow = SlowModel()
+    app = create_app(slow)
     body = json.dumps({"texts": ["A"] * 64}).encode()
     gone = [
         {"type": "http.request", "body": body, "more_body": False},
@@ -567,18 +595,18 @@ def test_nothing_is_computed_for_who_left() -> None:
     ]
 
     threading.Timer(0.2, slow.go.set).start()
-    assert asyncio.run(_asked(app, gone)) == (0, {})
-    assert sum(slow.asked) <= BATCH
+    assert asyncio.run(_post(app, gone)) == (0, {})
+    assert sum(slow.batch_sizes) <= BATCH_INPUTS
 
 
-def _until(true: Any, seconds: float = 20.0) -> None:
+def _wait_until(is_true: Any, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
-    while not true():
+    while not is_true():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_the_log_of_a_server_is_quiet(
+def test_the_log_holds_no_text_of_a_request(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "fednotes"):
@@ -587,8 +615,10 @@ def test_the_log_of_a_server_is_quiet(
     assert SECRET not in caplog.text
 
 
-def test_a_body_of_many_values_is_refused_before_it_is_read(client: TestClient) -> None:
-    """Commas within a text are text: only values count."""
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+    client: TestClient,
+) -> None:
+    """Commas within a text do not count."""
     content_type = {"content-type": "application/json"}
     body = '{"texts":[' + "1," * 1_900_000 + "1]}"
     refused = client.post("/predict", content=body, headers=content_type)

@@ -1,4 +1,4 @@
-"""The commands that put a saved model to use elsewhere: `serve` and `export`."""
+"""The commands `serve` and `export`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ export = typer.Typer(
     rich_markup_mode=None,
 )
 
-
 Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model's folder.")]
 New = Annotated[
     Path, typer.Argument(metavar="OUT", help="New or empty folder to write to.")
@@ -31,7 +30,10 @@ def export_hf(model: Saved, out: New) -> None:
     from fednotes.apps.serving import exports
 
     exports.export(model, "hf", out)
-    say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
+    say(
+        f'{out}: load it with pipeline("token-classification", "{out}", '
+        'aggregation_strategy="first")'
+    )
 
 
 @export.command("onnx")
@@ -46,7 +48,7 @@ def export_onnx(
     from fednotes.apps.serving import exports
 
     exports.export(model, "onnx", out, int8=int8)
-    say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
+    say(f"{out}: model.onnx and its data; docs/use.md has a program that reads them")
 
 
 @export.command("sklearn")
@@ -59,7 +61,7 @@ def export_sklearn(
     from fednotes.apps.serving import exports
 
     exports.export(model, "sklearn", out, dictionary=dictionary)
-    say(f'{out}: skops.io.load("{out}/pipeline.skops")')
+    say(f'{out}: load it with skops.io.load("{out}/pipeline.skops")')
 
 
 @export.command("card")
@@ -69,7 +71,7 @@ def export_card(
         Path | None, typer.Argument(help="File to write; stdout by default.")
     ] = None,
 ) -> None:
-    """Write a model's card: what it is, how it was trained, its scores."""
+    """Write a model's card: how it was trained, its privacy and its scores."""
     from fednotes.apps.serving import exports
     from fednotes.jobs.card import card
 
@@ -83,21 +85,21 @@ def export_card(
 def serve(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen at; any but loopback needs a token.")
+        str, typer.Option(help="Address to listen on; any but loopback needs a token.")
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one."),
     ] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that requests must send.")
     ] = None,
     certificate: Annotated[
         Path | None,
-        typer.Option(help="PEM file of the server's certificate chain, for TLS."),
+        typer.Option(help="PEM file with the server's certificate chain, for TLS."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate's key.")
+        Path | None, typer.Option(help="PEM file with the certificate's private key.")
     ] = None,
     max_requests: Annotated[
         int, typer.Option(min=1, help="Maximum number of concurrent requests.")
@@ -106,7 +108,7 @@ def serve(
         int, typer.Option(min=1, help="Maximum number of texts per request.")
     ] = 64,
     max_characters: Annotated[
-        int, typer.Option(min=1, help="Maximum number of characters of a text.")
+        int, typer.Option(min=1, help="Maximum number of characters per text.")
     ] = 100_000,
     max_bytes: Annotated[
         int, typer.Option(min=1, help="Maximum size of a request in bytes.")
@@ -116,32 +118,32 @@ def serve(
     ] = 20_000,
     batch: Annotated[
         bool,
-        typer.Option("--batch", help="Also take tables of notes, at POST /batch."),
+        typer.Option("--batch", help="Also accept tables of notes, at POST /batch."),
     ] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
 ) -> None:
     """Serve a saved model's predictions over HTTP until Ctrl-C."""
-    from fednotes.apps.serving.server import Limits
-    from fednotes.apps.serving.server import serve as run
+    from fednotes.apps.serving.limits import Limits
+    from fednotes.apps.serving.server import serve as serve_model
     from fednotes.jobs.models import load
 
     limits = Limits(
-        body=max_bytes,
-        values=max_values,
-        texts=max_texts,
-        characters=max_characters,
-        under_way=max_requests,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        max_texts=max_texts,
+        max_characters=max_characters,
+        max_requests=max_requests,
     )
-    run(
+    serve_model(
         load(model, device, dictionary or backbone),
         host,
         port,
-        limits=limits,
-        batch=batch,
-        tell=say,
         token_file=token_file,
         certificate=certificate,
         key=key,
+        limits=limits,
+        batch=batch,
+        tell=say,
     )

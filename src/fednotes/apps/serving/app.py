@@ -1,0 +1,255 @@
+"""The FastAPI application behind `fednotes serve`.
+
+The `Gate` checks each request before it arrives here. FastAPI and prometheus-client
+come with the extra `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+from fednotes import __version__
+from fednotes.apps.serving.gate import FHIR_JSON, REFUSED_STATUS, Gate
+from fednotes.apps.serving.limits import Limits, require_unicode
+from fednotes.apps.serving.metrics import Metrics
+from fednotes.apps.serving.model_queue import ModelQueue
+from fednotes.apps.serving.schemas import (
+    About,
+    Mentions,
+    PatientNotes,
+    Question,
+    Refusal,
+    Results,
+    Threshold,
+    confident_spans,
+)
+from fednotes.apps.serving.tables import add_table_route
+from fednotes.core.cleaning import NAME, clean
+from fednotes.core.errors import DataError, ParameterError, needs
+from fednotes.core.http_server import Refused
+from fednotes.data.formats import fhir
+from fednotes.jobs.models import MentionModel, PatientFinding, PatientModel
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from fastapi.exceptions import RequestValidationError
+
+AnyModel = MentionModel | PatientModel
+
+# Number of invalid values that the refusal of a request lists.
+_LISTED_ERRORS = 5
+# The names that a refusal may repeat.
+_FIELD_NAMES = frozenset(
+    {"body", "query", "format", "column", "encoding", "threshold"}
+    | Question.model_fields.keys()
+    | PatientNotes.model_fields.keys()
+)
+
+
+def create_app(
+    model: AnyModel,
+    limits: Limits | None = None,
+    token: str = "",
+    *,
+    batch: bool = False,
+) -> FastAPI:
+    """Return the FastAPI application that serves a model.
+
+    Args:
+        model: The model.
+        limits: The limits on requests; the defaults if None.
+        token: The token that requests must carry; "" admits loopback names only.
+        batch: Whether `POST /batch` accepts tables of notes.
+
+    Raises:
+        ParameterError: `batch` is set, but the model predicts patients, not mentions.
+        MissingExtra: The extra "serve" is not installed.
+    """
+    if batch and isinstance(model, PatientModel):
+        raise ParameterError(
+            "`batch` needs a model that finds mentions; this one predicts phenotypes "
+            "of patients"
+        )
+    with needs("", "serve"):
+        from fastapi import FastAPI
+        from fastapi.exceptions import RequestValidationError
+
+        metrics = Metrics()
+
+    limits = limits or Limits()
+    queue = ModelQueue(model, metrics)
+
+    @asynccontextmanager
+    async def run_queue(_app: FastAPI) -> AsyncIterator[None]:
+        worker = asyncio.ensure_future(queue.run())
+        yield
+        worker.cancel()
+
+    app = FastAPI(
+        title="fednotes",
+        version=__version__,
+        # The documentation pages would load scripts from other servers.
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would go to the host that the request names, whatever that is.
+        redirect_slashes=False,
+        lifespan=run_queue,
+        responses={status: {"model": Refusal} for status in REFUSED_STATUS},
+        # Telemetry would send exception messages, which may contain text, to a
+        # collector that the environment names.
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "auto_configure": False,
+        },
+    )
+    app.add_middleware(
+        Gate,
+        limits=limits,
+        token=token,
+        metrics=metrics,
+        retry_seconds=queue.waiting_seconds,
+        takes_tables=batch,
+    )
+    app.exception_handler(RequestValidationError)(_refuse_invalid)
+
+    if isinstance(model, PatientModel):
+        _add_patient_route(app, queue, limits)
+    else:
+        _add_mention_routes(app, queue, limits)
+    if batch:
+        add_table_route(app, queue, limits)
+    _add_status_routes(app, model, metrics)
+    metrics.name_paths(app.openapi()["paths"])
+    return app
+
+
+async def _refuse_invalid(_request: object, error: RequestValidationError) -> None:
+    """Raise Refused with the places of invalid values, without the values."""
+    messages = []
+    for each in islice(error.errors(), _LISTED_ERRORS):
+        place = ".".join(_public_name(part) for part in each["loc"])
+        messages.append(clean(f"{place}: {each['msg']}", 2 * NAME))
+    raise Refused(422, "; ".join(messages))
+
+
+def _public_name(part: str | int) -> str:
+    """Return one part of the path to an invalid value, or "…" for unknown names.
+
+    A name that is not a field of this API may be text of a note or name a patient.
+    """
+    return str(part) if isinstance(part, int) or part in _FIELD_NAMES else "…"
+
+
+# ---- routes --------------------------------------------------------------------------
+
+
+def _add_mention_routes(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
+    """Let an application answer requests to a model that finds mentions."""
+    from fastapi.responses import JSONResponse
+
+    class FhirResponse(JSONResponse):
+        media_type = FHIR_JSON
+
+    @app.post("/predict")
+    async def predict(question: Question) -> Results[Mentions]:
+        """Find the mentions in one text or in several texts."""
+        if (question.text is None) == (question.texts is None):
+            raise Refused(422, "send either `text` or `texts`")
+        if question.text is not None:
+            texts = [question.text]
+        else:
+            texts = question.texts or []
+        limits.require_texts(texts)
+        documents = await queue.predict(texts)
+        return Results(results=[question.select_mentions(each) for each in documents])
+
+    @app.post("/fhir", response_class=FhirResponse)
+    async def annotate(
+        resource: dict[str, Any], threshold: Threshold = 0.0
+    ) -> dict[str, Any]:
+        """Find the mentions in FHIR resources that contain notes.
+
+        Send a DocumentReference, a DiagnosticReport or a Bundle. The response is a
+        Bundle of the resources with notes, each with an extension for every mention;
+        the other resources of a Bundle are omitted. Errors are an OperationOutcome.
+        """
+        resources, texts = _read_fhir(resource)
+        limits.require_texts(texts)
+        documents = await queue.predict(texts)
+        return fhir.bundle(
+            fhir.with_mentions(note, confident_spans(document.spans, threshold))
+            for note, document in zip(resources, documents, strict=True)
+        )
+
+
+def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    """Return the resources with notes in a resource or Bundle, and their texts.
+
+    Raises:
+        Refused: A note cannot be read, or a resource that is no Bundle has none.
+    """
+    resources: list[Any] = []
+    texts: list[str] = []
+    try:
+        for each in fhir.list_resources(resource):
+            text = fhir.text_of(each)
+            if text is not None:
+                resources.append(each)
+                texts.append(text)
+    except DataError as error:
+        raise Refused(422, f"a resource cannot be read: {error}") from None
+    if not texts and resource.get("resourceType") != "Bundle":
+        with_notes = " or a ".join(fhir.PLACES)
+        raise Refused(
+            422, f"this resource has no note: send a {with_notes}, or a Bundle of these"
+        )
+    return resources, texts
+
+
+def _add_patient_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
+    """Let an application answer requests to a model that predicts patients."""
+
+    @app.post("/predict")
+    async def predict_patients(request: PatientNotes) -> Results[PatientFinding]:
+        """Predict the phenotypes of patients from their notes."""
+        for name in request.patients:
+            require_unicode("the name of a patient", name)
+        limits.require_texts(
+            [text for texts in request.patients.values() for text in texts]
+        )
+        findings = await queue.predict(list(request.patients.values()))
+        return Results(
+            results=[
+                replace(finding, patient=name)
+                for name, finding in zip(request.patients, findings, strict=True)
+            ]
+        )
+
+
+def _add_status_routes(app: FastAPI, model: AnyModel, metrics: Metrics) -> None:
+    """Let an application describe its model and its own state."""
+    from fastapi.responses import PlainTextResponse
+
+    @app.get("/model")
+    async def about() -> About:
+        """Describe what the model finds and what its confidences mean."""
+        return About(
+            types=list(model.types), confidence=model.confidence, version=__version__
+        )
+
+    @app.get("/health")
+    async def health() -> dict[Literal["status"], Literal["ok"]]:
+        """Report that the server is running; needs no token."""
+        return {"status": "ok"}
+
+    @app.get("/metrics", name="metrics", response_class=PlainTextResponse)
+    async def show_metrics() -> str:
+        """Return the metrics in the Prometheus text format."""
+        return metrics.render()

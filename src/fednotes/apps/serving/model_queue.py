@@ -1,0 +1,140 @@
+"""The queue before the model: texts of many requests share its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fednotes.apps.serving.metrics import Metrics
+from fednotes.core.types import Document
+
+# Maximum number of inputs, and of characters, in one call of the model.
+BATCH_INPUTS = 32
+BATCH_CHARACTERS = 200_000
+
+# The estimate of `ModelQueue.waiting_seconds` is at most this long.
+_MAX_WAITING_SECONDS = 60
+# Weight of the latest call in the moving average of the seconds per input.
+_LATEST_WEIGHT = 0.2
+
+_Waiting = tuple[Any, asyncio.Future[Any]]
+
+
+class ModelQueue:
+    """Groups the inputs of concurrent requests into joint calls of the model.
+
+    A call receives up to `BATCH_INPUTS` inputs and stops growing at `BATCH_CHARACTERS`
+    characters.
+
+    Args:
+        model: Maps inputs (texts, documents, or the list of a patient's texts) to one
+            result each. It runs in a thread of its own and is never called
+            concurrently.
+        metrics: Counts the texts.
+    """
+
+    def __init__(
+        self, model: Callable[[list[Any]], Sequence[Any]], metrics: Metrics
+    ) -> None:
+        self._model = model
+        self._metrics = metrics
+        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._seconds_per_input = 0.1  # moving average
+
+    async def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return one result per input; raise the model's exception if one fails."""
+        for model_input in inputs:
+            for text in _texts(model_input):
+                self._metrics.count_text(len(text))
+
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Any]] = []
+        for model_input in inputs:
+            future = loop.create_future()
+            futures.append(future)
+            self._waiting.put_nowait((model_input, future))
+        try:
+            return list(await asyncio.gather(*futures))
+        finally:
+            # If one input failed, nobody waits for the results of the others.
+            for future in futures:
+                future.cancel()
+
+    def waiting_seconds(self) -> int:
+        """Return the estimated time in seconds until the waiting inputs are done."""
+        seconds = math.ceil(self._seconds_per_input * self._waiting.qsize())
+        return min(_MAX_WAITING_SECONDS, max(1, seconds))
+
+    async def run(self) -> None:
+        """Process waiting inputs until cancelled."""
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "model")
+        try:
+            while True:
+                batch = await self._next_batch()
+                inputs = [model_input for model_input, _ in batch]
+                start = time.perf_counter()
+                results = await loop.run_in_executor(thread, self._call_model, inputs)
+                for (_, future), result in zip(batch, results, strict=True):
+                    _set_result(future, result)
+                seconds = (time.perf_counter() - start) / max(1, len(batch))
+                change = seconds - self._seconds_per_input
+                self._seconds_per_input += _LATEST_WEIGHT * change
+        finally:
+            thread.shutdown(wait=False)
+
+    async def _next_batch(self) -> list[_Waiting]:
+        """Wait for inputs and return the next batch, without cancelled ones."""
+        batch = [await self._waiting.get()]
+        characters = 0
+        while len(batch) < BATCH_INPUTS and not self._waiting.empty():
+            latest_input, _ = batch[-1]
+            characters += sum(map(len, _texts(latest_input)))
+            if characters >= BATCH_CHARACTERS:
+                break
+            batch.append(self._waiting.get_nowait())
+        return [
+            (model_input, future) for model_input, future in batch if not future.done()
+        ]
+
+    def _call_model(self, inputs: list[Any]) -> list[Any]:
+        """Return one result per input, or the exception that this input caused.
+
+        If a joint call fails, each input is tried on its own, so that an input that the
+        model cannot process does not affect the others.
+        """
+        if not inputs:
+            return []
+        try:
+            return list(self._model(inputs))
+        except Exception as error:
+            if len(inputs) == 1:
+                return [error]
+        results: list[Any] = []
+        for model_input in inputs:
+            results += self._call_model([model_input])
+        return results
+
+
+def _texts(model_input: Any) -> Iterator[str]:
+    """Yield the texts of an input: a text, a document, or a list of texts."""
+    if isinstance(model_input, str):
+        yield model_input
+    elif isinstance(model_input, Document):
+        yield model_input.text
+    else:
+        yield from model_input
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    """Give a result, or the exception in its place, to whoever waits for it."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
