@@ -76,7 +76,7 @@ class Server:
             self.statuses[job_id] = "FINISHED:ABORTED"
         elif self.statuses[job_id] == "RUNNING":
             if not self.alive:
-                raise TrainingError(f"the server answers: Job {job_id} is not running.")
+                raise TrainingError(f"the server reports: Job {job_id} is not running.")
             self.statuses[job_id] = "ENDS"
 
     def resubmit(self, job_id: str) -> str:

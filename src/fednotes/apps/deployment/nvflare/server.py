@@ -1,11 +1,12 @@
 """NVIDIA FLARE as the pipe between real sites: one frame of bytes out, one back.
 
-The server's job process runs a function that gets a `FlareTransport`; each site's job
+The server's job process runs a function that gets a `FlareTransport`. Each site's job
 process holds one host, an object with `handle(frame) -> bytes`, for as long as the job
-lives. Which function and which host is the local operator's choice
-(`launch.load_main`), never the job's: a job is a declaration and carries no code. Here
-is the server's end and the admin's, the sites' is in `site.py`, and `gate.py` closes
-what NVFlare, version 2.9, leaves open.
+lives. The local operator chooses the function and the host (`launch.load_main`), never
+the job: a job is a declaration and carries no code.
+
+This module has the server's end and the admin's. The sites' end is in `site.py`. What
+NVFlare 2.9 leaves open is closed in `gate.py`.
 """
 
 from __future__ import annotations
@@ -40,37 +41,51 @@ with needs("nvflare", "deploy"):
 T = TypeVar("T")
 Frame = bytes | bytearray | memoryview
 TASK = "exchange"
-FRAME = "frame"  # the key of the bytes in a Shareable
-REASON = "fednotes_reason"  # header: why a site has no reply
-# what an admin may ask a running job
-PROGRESS, PAUSE = "fednotes.progress", "fednotes.pause"
-LOST_SECONDS = 30.0  # a site's job process tells every 5 s that it lives
-# NVFlare's codes for a site without a reply, where the site has no words of its own
-FAILED = {
+FRAME = "frame"  # key of the bytes in a Shareable
+REASON = "fednotes_reason"  # header of a site's reply: why it holds no frame
+# The commands that an admin may give a running job.
+PROGRESS = "fednotes.progress"
+PAUSE = "fednotes.pause"
+LOST_SECONDS = 30.0  # a site's job process gives a sign of life every 5 s
+# What NVFlare's return codes mean, for a site that gives no reason itself.
+REASONS = {
     ReturnCode.EXECUTION_EXCEPTION: "its process failed: see its log (a full disk?)",
     ReturnCode.TASK_UNKNOWN: "it does not know this task: does it run this version?",
     ReturnCode.TASK_ABORTED: "its process was told to stop",
 }
 COMMAND_SECONDS = 60.0  # a server that moves large frames is slow to answer an admin
-# while NVFlare's server waits for a job's process it does nothing else
+# While NVFlare's server waits for the process of a job, it does nothing else.
 TELL_SECONDS = 5.0
-CHECK_PERIOD = 0.02  # seconds between two looks at a standing task
+CHECK_PERIOD = 0.02  # seconds between two looks of NVFlare at its tasks
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.server")
 
 
 @dataclass(slots=True)
 class FlareExchange:
-    """The replies of one exchange as they come in; NVFlare calls `receive` in its
-    threads."""
+    """The replies of one exchange as they arrive; NVFlare calls `receive` in threads.
+
+    Attributes:
+        sites: The sites that were asked.
+        new: Replies that were not taken yet.
+        answered: The sites that have replied.
+        failed: The sites that cannot reply, each with the reason.
+        changed: Guards the attributes and is notified of each reply.
+    """
 
     sites: tuple[str, ...]
-    new: list[tuple[str, bytes]] = field(default_factory=list)  # not yet handed on
+    new: list[tuple[str, bytes]] = field(default_factory=list)
     answered: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)  # site → why it has no reply
+    failed: dict[str, str] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        result, site = client_task.result, client_task.client.name
+    def receive(
+        self,
+        client_task: ClientTask,
+        fl_ctx: FLContext,  # noqa: ARG002 - NVFlare's signature
+    ) -> None:
+        """Receive the reply of one site, or the reason why it has none."""
+        result = client_task.result
+        site = client_task.client.name
         frame = result.get(FRAME)
         with self.changed:
             if result.get_return_code() == ReturnCode.OK and isinstance(frame, bytes):
@@ -78,27 +93,42 @@ class FlareExchange:
                 self.answered.add(site)
             else:
                 code = str(result.get_return_code())
-                self.failed[site] = str(
-                    result.get_header(REASON) or FAILED.get(code, code)
-                )
-            client_task.result = None  # the frame is kept once
+                reason = result.get_header(REASON) or REASONS.get(code, code)
+                self.failed[site] = str(reason)
+            client_task.result = None  # otherwise the frame would be held twice
             self.changed.notify_all()
 
-    @property
     def missing(self) -> tuple[str, ...]:
+        """Return the sites that have neither answered nor failed."""
         return tuple(
-            s for s in self.sites if s not in self.answered and s not in self.failed
+            site
+            for site in self.sites
+            if site not in self.answered and site not in self.failed
         )
 
     def take(self) -> list[tuple[str, bytes]]:
-        """What came since the last call."""
-        taken, self.new = self.new, []
-        return taken
+        """Return the replies that arrived since the last call."""
+        replies = self.new
+        self.new = []
+        return replies
 
 
 class FlareTransport:
-    """Frames to several sites, and their replies, over a job of NVFlare (a
-    `Transport`)."""
+    """Carries frames and replies over a job of NVFlare (a `Transport`).
+
+    Args:
+        controller: The controller of the job.
+        fl_ctx: NVFlare's context of the job.
+        stop: NVFlare's signal that the job should end.
+        setup: What the server's side of the job starts from.
+
+    Attributes:
+        failed: The sites that could not reply in the last exchange, each with the
+            reason.
+        pause: An event that is set when the run should stop at its next checkpoint. It
+            resumes later.
+        lines: The lines of progress.
+    """
 
     def __init__(
         self,
@@ -107,17 +137,13 @@ class FlareTransport:
         stop: Signal,
         setup: Setup,
     ) -> None:
-        self._controller, self._fl_ctx, self._stop, self._setup = (
-            controller,
-            fl_ctx,
-            stop,
-            setup,
-        )
-        # of the last exchange: site → why it has no reply
         self.failed: Mapping[str, str] = {}
-        # set: end the run at the next checkpoint, it goes on later
         self.pause = threading.Event()
         self.lines: list[Mapping[str, Any]] = []
+        self._controller = controller
+        self._fl_ctx = fl_ctx
+        self._stop = stop
+        self._setup = setup
 
     def exchange(
         self,
@@ -127,18 +153,28 @@ class FlareTransport:
         grace: float,
         enough: int,
     ) -> Iterator[tuple[str, bytes]]:
-        """Send each site its frame, and give (site, reply) as replies come.
+        """Send each site its frame, and yield (site, reply) as replies arrive.
 
-        Sites that are sent the same have the same object. Ends when every site has
-        answered or failed or is lost, `grace` seconds after `enough` replies came, or
-        after `timeout` seconds, whichever is first: the caller judges whether those
-        that answered are enough. A later reply is dropped. Raises TrainingError if the
-        job is stopped meanwhile.
+        The exchange ends when each site has answered, has failed or is lost. It ends
+        earlier when one of the two times is over. Later replies are dropped. The caller
+        decides whether enough sites have answered.
+
+        Args:
+            frames: The frame for each site. Where sites receive equal frames, pass the
+                same object, so that it is held once.
+            timeout: Maximum duration of the exchange, in seconds.
+            grace: Seconds that the other sites get once `enough` sites have answered.
+            enough: Number of replies that suffice.
+
+        Raises:
+            TrainingError: The job was stopped.
         """
         exchange = FlareExchange(tuple(frames))
         tasks = self._send(exchange, frames, math.ceil(timeout) + 5)
         try:
-            yield from self._replies(exchange, timeout, grace, enough)
+            yield from self._replies(
+                exchange, timeout=timeout, grace=grace, enough=enough
+            )
         finally:
             for task in tasks:
                 self._controller.cancel_task(task)
@@ -146,19 +182,29 @@ class FlareTransport:
             self.failed = dict(exchange.failed)
 
     def _send(
-        self, exchange: FlareExchange, frames: Mapping[str, Frame], guard: int
+        self, exchange: FlareExchange, frames: Mapping[str, Frame], timeout: int
     ) -> list[Task]:
-        """One task for each distinct frame. guard: seconds after which NVFlare drops
-        it."""
+        """Broadcast one task for each distinct frame.
+
+        Args:
+            exchange: Receives the replies.
+            frames: The frame for each site.
+            timeout: Seconds after which NVFlare drops the tasks.
+
+        Returns:
+            The tasks.
+        """
         groups: dict[int, list[str]] = {}
         for site, frame in frames.items():
             groups.setdefault(id(frame), []).append(site)
         tasks = []
         for sites in groups.values():
-            # NVFlare copies a task's data deeply for the first site; immutable bytes
-            # are shared.
+            # NVFlare makes a deep copy of a task's data for the first site; immutable
+            # bytes are shared.
             data = Shareable({FRAME: bytes(frames[sites[0]])})
-            task = Task(TASK, data, timeout=guard, result_received_cb=exchange.receive)
+            task = Task(
+                TASK, data, timeout=timeout, result_received_cb=exchange.receive
+            )
             self._controller.broadcast(
                 task, self._fl_ctx, sites, min_responses=len(sites)
             )
@@ -166,207 +212,291 @@ class FlareTransport:
         return tasks
 
     def _replies(
-        self, exchange: FlareExchange, timeout: float, grace: float, enough: int
+        self, exchange: FlareExchange, *, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, bytes]]:
-        end, closing = time.monotonic() + timeout, math.inf
+        """Yield (site, reply) as replies arrive, until the exchange is over."""
+        end = time.monotonic() + timeout
+        grace_end = math.inf
         while True:
             with exchange.changed:
                 if len(exchange.answered) >= enough:
-                    closing = min(closing, time.monotonic() + grace)
-                left = min(end, closing) - time.monotonic()
-                over = left <= 0 or all(self.lost(site) for site in exchange.missing)
-                if not exchange.new and not over:
-                    exchange.changed.wait(min(left, 0.5))
-                taken = exchange.take()
+                    grace_end = min(grace_end, time.monotonic() + grace)
+                seconds = min(end, grace_end) - time.monotonic()
+                is_over = seconds <= 0 or all(map(self.is_lost, exchange.missing()))
+                if not exchange.new and not is_over:
+                    exchange.changed.wait(min(seconds, 0.5))
+                replies = exchange.take()
             if self._stop.triggered:
                 raise TrainingError("the job was stopped")
-            yield from taken
-            if over:
+            yield from replies
+            if is_over:
                 return
 
-    def lost(self, site: str) -> bool:
-        """Whether a site is not in this submission, or silent for too long to be alive.
+    def is_lost(self, site: str) -> bool:
+        """Return whether a site takes no part in this submission.
 
-        A site that comes back has to wait for the next submission.
+        It never did, or it has been silent for too long. A site that comes back has to
+        wait for the next submission.
         """
         return self._controller.silence(site) > LOST_SECONDS
 
-    def present(self) -> tuple[str, ...]:
-        """The sites that take part in this submission, in the job's order."""
-        return tuple(site for site in self._setup.sites if not self.lost(site))
+    def present_sites(self) -> tuple[str, ...]:
+        """Return the sites that take part in this submission, in the job's order."""
+        return tuple(site for site in self._setup.sites if not self.is_lost(site))
 
     def publish(self, line: Mapping[str, Any]) -> None:
-        """A line of progress (JSON values, no note text) for whoever watches the job."""
+        """Publish a line of progress.
+
+        Args:
+            line: JSON values, without any text of notes.
+        """
         self.lines.append(dict(line))
         if len(self.lines) == 1:
-            # this submission gets somewhere
+            # Note early that this submission makes progress: the server's watch counts
+            # the submissions that make none.
             launch.write_outcome(self._setup, "running", 1)
 
-    def tell(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
-        """Answer an admin: the lines from number `since` on, and who takes part."""
+    def answer_command(
+        self,
+        topic: str,
+        data: Any,
+        fl_ctx: FLContext,  # noqa: ARG002 - NVFlare's signature
+    ) -> dict[str, Any]:
+        """Answer a command of an admin.
+
+        Args:
+            topic: `PROGRESS` or `PAUSE`.
+            data: A table that may hold `since`, the number of the first line to return.
+            fl_ctx: NVFlare's context.
+
+        Returns:
+            The lines of progress, and the sites that take part.
+        """
         if topic == PAUSE:
             self.pause.set()
-        since = int((data or {}).get("since", 0)) if isinstance(data, dict) else 0
-        return {"lines": self.lines[since:], "sites": list(self.present())}
+        since = 0
+        if isinstance(data, dict):
+            since = int(data.get("since", 0))
+        return {"lines": self.lines[since:], "sites": list(self.present_sites())}
 
 
 class FednotesController(Controller):
-    """The server's job process: runs the operator's server function over a transport."""
+    """The server's job process: runs the server function that its operator chose.
+
+    Args:
+        task_check_period: Seconds between two looks of NVFlare at its tasks.
+    """
 
     def __init__(self, task_check_period: float = CHECK_PERIOD) -> None:
         super().__init__(task_check_period=task_check_period)
-        self._contacts: dict[str, float] = {}  # site → when it was last heard of
+        # Site -> time of its last sign of life.
+        self._contacts: dict[str, float] = {}
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
-        """2.9.0 sets `task_check_period`, its communicator reads `_task_check_period`."""
+        """Set the communicator, and note each sign of life that it receives."""
         super().set_communicator(communicator)
+        # NVFlare 2.9.0 sets `task_check_period`, but its communicator reads this name.
         communicator._task_check_period = self._task_check_period
-        told = communicator.client_is_active
+        original = communicator.client_is_active
 
-        def active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
-            # Every request and heartbeat; NVFlare's own judgement takes more than a
-            # minute.
+        def note_contact(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+            # NVFlare calls this for every request and heartbeat. Its own rule calls a
+            # site dead only after more than a minute.
             self._contacts[client_name] = time.monotonic()
-            told(client_name, reason, fl_ctx)
+            original(client_name, reason, fl_ctx)
 
-        communicator.client_is_active = active
+        communicator.client_is_active = note_contact
 
     def silence(self, site: str) -> float:
-        """Seconds since a site was heard of; infinite for one that is not in this
-        submission."""
+        """Return the seconds since a site's last sign of life.
+
+        It is infinite for a site that is not in this submission.
+        """
         return time.monotonic() - self._contacts.get(site, -math.inf)
 
-    def start_controller(self, fl_ctx: FLContext) -> None:
-        """The run starts and ends with control_flow."""
-        # of this job's process: two lines for each frame, without end
+    def start_controller(
+        self,
+        fl_ctx: FLContext,  # noqa: ARG002 - NVFlare's signature
+    ) -> None:
+        """Close NVFlare's audit; `control_flow` does everything else."""
+        # It writes two lines for each frame, and its file has no limit.
         AuditService.close()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing."""
+        """No-op."""
 
     def process_result_of_unknown_task(
         self,
         client: Client,
-        task_name: str,
-        client_task_id: str,
-        result: Shareable,
-        fl_ctx: FLContext,
+        task_name: str,  # noqa: ARG002 - NVFlare's signature
+        client_task_id: str,  # noqa: ARG002 - NVFlare's signature
+        result: Shareable,  # noqa: ARG002 - NVFlare's signature
+        fl_ctx: FLContext,  # noqa: ARG002 - NVFlare's signature
     ) -> None:
-        """A reply to an exchange that is over."""
+        """Log a reply to an exchange that is over."""
         logger.info("a late reply of %s was dropped", client.name)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run the job; its outcome is told to NVFlare and kept with the run's state."""
+        """Run the job; write its outcome to the run's state, and report a failure."""
         workspace = self._engine.get_workspace()
-        job_id, kit = fl_ctx.get_job_id(), Path(workspace.get_root_dir())
+        job_id = fl_ctx.get_job_id()
+        kit = Path(workspace.get_root_dir())
+        app = Path(workspace.get_app_dir(job_id))
         try:
-            setup = launch.read_setup(
-                Path(workspace.get_app_dir(job_id)), kit, "", job_id
-            )
+            setup = launch.read_setup(app, kit, "", job_id)
         except FednotesError as error:
             self.system_panic(str(error), fl_ctx)
             return
+
         transport = FlareTransport(self, fl_ctx, abort_signal, setup)
         for topic in (PROGRESS, PAUSE):
-            self._engine.register_app_command(topic, transport.tell)
-        now = time.monotonic()  # those that were deployed have some time to begin
-        self._contacts.update(
-            {client.name: now for client in self._engine.get_clients()}
-        )
+            self._engine.register_app_command(topic, transport.answer_command)
+        # The sites to which the job was deployed have some time to begin.
+        now = time.monotonic()
+        for client in self._engine.get_clients():
+            self._contacts[client.name] = now
+
         launch.write_outcome(setup, "running", 0)
-        problem, retry = "", False
-        try:
-            with launch.hold_state(setup.state):
-                launch.load_main(launch.SERVER_MAIN)(setup, transport)
-        except FednotesError as error:
-            problem, retry = str(error), isinstance(error, TrainingError)
-        except Exception as error:
-            problem, retry = f"an error in this program: {launch.place_of(error)}", True
-            logger.exception("the server's part of the job failed")
+        problem, may_retry = _run_server_main(setup, transport)
         if abort_signal.triggered:
-            # told to stop, or NVFlare lost too many sites: what was kept last stands
+            # A person aborted the run, or NVFlare lost too many sites. The outcome
+            # that was written last remains.
             return
-        done = "paused" if transport.pause.is_set() else "done"
-        status = "failed" if problem else done
-        launch.write_outcome(setup, status, len(transport.lines), problem, retry=retry)
+        status = "paused" if transport.pause.is_set() else "done"
+        if problem:
+            status = "failed"
+        launch.write_outcome(
+            setup, status, len(transport.lines), problem, retry=may_retry
+        )
         if problem:
             logger.error("%s", problem)
             self.system_panic(problem, fl_ctx)
 
 
+def _run_server_main(setup: Setup, transport: FlareTransport) -> tuple[str, bool]:
+    """Run the server function that the operator chose.
+
+    Returns:
+        The problem that ended it, or "", and whether another submission may help.
+    """
+    try:
+        with launch.hold_state(setup.state):
+            launch.load_main(launch.SERVER_MAIN)(setup, transport)
+    except FednotesError as error:
+        return str(error), isinstance(error, TrainingError)
+    except Exception as error:
+        logger.exception("the server's part of the job failed")
+        return f"an error in this program: {launch.place_of(error)}", True
+    return "", False
+
+
 class Admin:
-    """What an admin's kit may ask of the server, and the server's own in part."""
+    """A session with the server, opened with an admin's kit or that of the watch.
+
+    The server refuses the watch every command that changes something. All methods raise
+    TrainingError if the connection is lost or the server reports an error, and
+    RefusedError if the server refuses the command.
+
+    Args:
+        session: NVFlare's session.
+    """
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
     def submit(self, folder: Path) -> str:
-        """Sign a job folder and hand it in; its id."""
-        return self._ask(lambda s: str(s.submit_job(str(folder.resolve()))))
+        """Sign a job folder and submit it; return the job's id."""
+        path = str(folder.resolve())
+        return self._ask(lambda session: str(session.submit_job(path)))
 
     def resubmit(self, job_id: str) -> str:
-        """Run a job once more, under a new id and the first signature."""
-        return self._ask(lambda s: str(s.clone_job(job_id)))
+        """Run a job again, under a new id and the first signature; return the id."""
+        return self._ask(lambda session: str(session.clone_job(job_id)))
 
     def status(self, job_id: str) -> str:
-        """SUBMITTED, DISPATCHED, RUNNING or FINISHED:…"""
-        return self._ask(lambda s: str(s.get_job_status(job_id)))
+        """Return a job's status: SUBMITTED, DISPATCHED, RUNNING or FINISHED:REASON."""
+        return self._ask(lambda session: str(session.get_job_status(job_id)))
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Every job that the server knows, with job_id, name, status, submit_time, …"""
-        return self._ask(lambda s: list(s.list_jobs(detailed=True)))
+        """Return all jobs of the server.
+
+        Returns:
+            NVFlare's facts of each job: `job_id`, `name`, `status`, `submit_time` and
+            others.
+        """
+        return self._ask(lambda session: list(session.list_jobs(detailed=True)))
 
     def sites(self, within: float = math.inf) -> tuple[str, ...]:
-        """The sites that the server heard of in the last `within` seconds (by its own
-        clock).
+        """Return the sites that gave the server a sign of life lately.
 
         NVFlare itself calls a site connected for a minute after its last sign of life.
+
+        Args:
+            within: Maximum age of the last sign of life, in seconds, by this machine's
+                clock.
         """
         after = time.time() - within
-        clients = self._ask(lambda s: s.get_connected_client_list())
+        clients = self._ask(lambda session: session.get_connected_client_list())
         return tuple(
-            sorted(c.name for c in clients if float(c.last_connect_time) > after)
+            sorted(
+                client.name
+                for client in clients
+                if float(client.last_connect_time) > after
+            )
         )
 
     def tell(
         self, job_id: str, topic: str = PROGRESS, since: int = 0
     ) -> dict[str, Any] | None:
-        """Ask a running job for its lines and sites, or to pause.
+        """Ask a running job for its progress, or tell it to pause.
 
-        None if the server has no process of this job; an empty reply while it starts or
-        ends.
+        Args:
+            job_id: The job.
+            topic: `PROGRESS` or `PAUSE`.
+            since: Number of the first line to return.
+
+        Returns:
+            The lines of progress and the sites that take part, both empty while the job
+            starts or ends; None if the server has no process of this job.
         """
         self._session.set_timeout(TELL_SECONDS)
         try:
             return self._ask(
-                lambda s: dict(s.do_app_command(job_id, topic, {"since": since}))
+                lambda session: dict(
+                    session.do_app_command(job_id, topic, {"since": since})
+                )
             )
         except TrainingError as error:
-            reason = type(error.__cause__).__name__
-            if reason == "JobNotRunning":
+            cause = type(error.__cause__).__name__
+            if cause == "JobNotRunning":
                 return None
-            # NoConnection is also NVFlare's word for a late reply; other questions tell
-            # which.
-            if reason not in (
-                "NoReply",
-                "NoConnection",
-            ) and "no app command" not in str(error):
+            # NVFlare raises NoConnection for a late reply too. If the connection is
+            # really lost, the next command will fail.
+            is_late = cause in ("NoReply", "NoConnection")
+            if not is_late and "no app command" not in str(error):
                 raise
             return {"lines": [], "sites": []}
         finally:
             self._session.set_timeout(COMMAND_SECONDS)
 
     def abort(self, job_id: str) -> None:
-        self._ask(lambda s: s.abort_job(job_id))
+        """Abort a job."""
+        self._ask(lambda session: session.abort_job(job_id))
 
     def fetch(self, job_id: str, out: Path) -> Path:
-        """The server's folder of a finished job."""
-        return (
-            Path(self._ask(lambda s: s.download_job_result(job_id, str(out))))
-            / "workspace"
+        """Download the server's folder of a finished job and return its new path.
+
+        Args:
+            job_id: The job.
+            out: Where to put the folder.
+        """
+        folder = self._ask(
+            lambda session: session.download_job_result(job_id, str(out))
         )
+        return Path(folder) / "workspace"
 
     def _ask(self, command: Callable[[Any], T]) -> T:
+        """Give the server a command, with errors in the words of this package."""
         from nvflare.fuel.flare_api import api_spec
 
         try:
@@ -376,23 +506,34 @@ class Admin:
         except api_spec.AuthorizationError as error:
             raise RefusedError(f"the server refuses this: {error}") from error
         except Exception as error:  # the API raises whatever the server sends
-            raise TrainingError(f"the server answers: {error}") from error
+            raise TrainingError(f"the server reports: {error}") from error
 
 
 @contextmanager
 def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
-    """A session with the server by the certificate of a kit; no password, no prompt,
-    and none of NVFlare's words about the connection: what matters is raised.
+    """Open a session with the server, with the certificate of a kit.
 
-    Raises TrainingError if the server does not answer or does not know the certificate.
+    There is no password and no prompt. What NVFlare prints about the connection is
+    dropped; problems are raised as errors.
+
+    Args:
+        kit: The kit's folder.
+        person: The person in its certificate.
+        timeout: Seconds to wait for the server.
+
+    Yields:
+        The session.
+
+    Raises:
+        TrainingError: The server does not answer, or does not know the certificate.
     """
     from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     check_certificates(kit / "startup")
-    words = logging.getLogger("nvflare")
-    words.addHandler(logging.NullHandler())
-    words.propagate = False
+    nvflare_logger = logging.getLogger("nvflare")
+    nvflare_logger.addHandler(logging.NullHandler())
+    nvflare_logger.propagate = False
     try:
         with redirect_stdout(io.StringIO()):
             session = new_secure_session(
