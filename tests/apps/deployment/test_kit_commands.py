@@ -259,7 +259,7 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
     log.write_text(
         f"{when},001 ERROR nvflare.x: not ours\n"
         f"{when},001 INFO fednotes.apps.deployment.site: refused give (7): no room\n"
-        f"{when},002 WARNING fednotes.contact: the server has not answered for 20 s; trying on\n"
+        f"{when},002 WARNING fednotes.contact: the server has not answered for 20 s; still trying\n"
         f"{when},003 INFO fednotes.contact: connected to the server\n"
         f"{when},004 INFO fednotes.apps.deployment.rules: refused @scores (9): this site's scores stay here\n"
     )

@@ -547,7 +547,7 @@ def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     auditor = AuditService.initialize(str(log))
     try:
-        presence.audit_no_looks()
+        presence.skip_queries_in_audit()
         for command in (
             "list_jobs -d",
             "check_status server",

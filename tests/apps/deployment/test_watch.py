@@ -18,22 +18,20 @@ pytest.importorskip("nvflare")
 from clock import Clock
 
 from fednotes.apps.deployment.nvflare.kit import order_submissions
-from fednotes.apps.deployment.nvflare.presence import (
-    ATTEMPTS,
-    PATIENCE_SECONDS,
-    RECENT_SECONDS,
-    STUCK_SECONDS,
-    Contact,
-    Liveness,
-    ServerJobs,
-    Watch,
-    next_step,
-    place_of,
-)
+from fednotes.apps.deployment.nvflare.presence import Contact, Liveness, hash_place
 from fednotes.apps.deployment.nvflare.processes import (
     LastContact,
     is_connected,
     read_contact,
+)
+from fednotes.apps.deployment.nvflare.watch import (
+    ATTEMPTS,
+    PATIENCE_SECONDS,
+    RECENT_SECONDS,
+    STUCK_SECONDS,
+    ServerJobs,
+    Watch,
+    choose_step,
 )
 from fednotes.core.store import write_json, write_text
 
@@ -67,7 +65,8 @@ ALL = frozenset({"h1", "h2"})
 def test_what_a_run_needs(
     status: str, alive: bool, outcome: dict[str, Any], back: str, step: str
 ) -> None:
-    assert next_step(status, alive, outcome, frozenset(filter(None, [back]))) == step
+    returned = frozenset(filter(None, [back]))
+    assert choose_step(status, outcome, alive=alive, back=returned) == step
 
 
 class Server:
@@ -357,12 +356,12 @@ def test_a_site_knows_since_when_the_server_answers(
     caplog.set_level(logging.INFO)
     clock = Clock(1000.0)
     contact = Contact(tmp_path, clock, LastContact(7))
-    contact.look()
+    contact.check_silence()
     assert read_contact(tmp_path, 7) == LastContact(7)
     assert not is_connected(read_contact(tmp_path, 7), clock.now)
     for _ in range(10):
-        contact.heard()
-        contact.look()
+        contact.note_answer()
+        contact.check_silence()
         clock.sleep(5)
     assert read_contact(tmp_path, 7) == LastContact(7, 1000.0, 1045.0)
     assert is_connected(read_contact(tmp_path, 7), clock.now)
@@ -372,21 +371,21 @@ def test_a_site_knows_since_when_the_server_answers(
     )  # set back since
     for _ in range(10):
         clock.sleep(5)
-        contact.look()
+        contact.check_silence()
     assert not is_connected(read_contact(tmp_path, 7), clock.now)
-    contact.heard()
+    contact.note_answer()
     assert read_contact(tmp_path, 7) == LastContact(7, 1100.0, 1100.0)
     assert [record.getMessage() for record in caplog.records] == [
         "connected to the server",
-        "the server has not answered for 25 s; trying on",
+        "the server has not answered for 25 s; still trying",
         "connected to the server",
     ]
 
 
 def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> None:
     contact = Contact(tmp_path, Clock(), LastContact(7))
-    contact.heard()
-    contact.refused("a second one")
+    contact.note_answer()
+    contact.note_refusal("a second one")
     assert read_contact(tmp_path, 7) == LastContact(7, 0.0, 0.0, "a second one")
     (tmp_path / "state" / "contact.json").write_text("[")
     assert read_contact(tmp_path, 7) is None
@@ -398,18 +397,18 @@ def test_a_second_process_is_one_of_another_place(
     caplog.set_level(logging.INFO)
     clock = Clock(1000.0)
     members = Liveness(clock)
-    members.alive("h1", "here")
+    members.note_alive("h1", "here")
     clock.sleep(19)
-    assert not members.elsewhere("h1", "here")  # started again where it was
-    assert members.elsewhere("h1", "there")
-    assert not members.elsewhere("h2", "there")
+    assert not members.is_elsewhere("h1", "here")  # started again where it was
+    assert members.is_elsewhere("h1", "there")
+    assert not members.is_elsewhere("h2", "there")
     clock.sleep(2)
-    assert not members.elsewhere("h1", "there")  # the first is gone
-    members.look()
-    members.look()
-    members.alive("h1", "there")
-    members.left("h1")
-    assert not members.elsewhere("h1", "here")
+    assert not members.is_elsewhere("h1", "there")  # the first is gone
+    members.check_silence()
+    members.check_silence()
+    members.note_alive("h1", "there")
+    members.note_left("h1")
+    assert not members.is_elsewhere("h1", "here")
     assert [record.getMessage() for record in caplog.records] == [
         "site 'h1' is connected",
         "site 'h1' has not been heard of for 20 s",
@@ -421,7 +420,7 @@ def test_a_second_process_is_one_of_another_place(
 def test_a_copy_of_a_kit_has_another_place(tmp_path: Path) -> None:
     for name, key in (("one", "k"), ("copy", "k"), ("other", "x")):
         write_text(tmp_path / name / "startup" / "client.key", key)
-    places = [place_of(tmp_path / name) for name in ("one", "copy", "other")]
+    places = [hash_place(tmp_path / name) for name in ("one", "copy", "other")]
     assert len(set(places)) == 3
     write_text(tmp_path / "one" / "startup" / "client.key", "renewed")
-    assert place_of(tmp_path / "copy" / ".." / "one") == places[0]
+    assert hash_place(tmp_path / "copy" / ".." / "one") == places[0]

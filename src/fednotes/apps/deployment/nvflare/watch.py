@@ -1,0 +1,371 @@
+"""The server's watch: resumes runs that stopped, and pauses runs for sites that return.
+
+The watch looks every few seconds, in the server's main process:
+
+    a submission failed or was killed, or its server   resubmit the same signed job
+    was restarted
+    a site that was lost is connected again and does   tell the job to pause at its next
+    not take part                                      checkpoint, then resubmit it
+    a person aborted a submission                      the run is over, and its outcome
+                                                       says so
+
+A run that was resubmitted resumes from its checkpoint, without any action of a person.
+The job keeps the admin's signature, which each site checks. The watch is a part of the
+server's process because only this process knows which run stopped and which site can
+take part again; systemd and containers only restart the process itself.
+
+A run that waits says in its outcome what it waits for. If a run waits for nothing, the
+server itself has a fault, and the outcome and the log say so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from nvflare.apis.fl_constant import ServerCommandKey
+from nvflare.apis.job_def import RunStatus
+from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
+
+from fednotes.apps.deployment.nvflare.kit import order_submissions
+from fednotes.apps.deployment.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
+from fednotes.core.store import write_json
+from fednotes.engines.launch import OUTCOME_FILE, read_outcome
+
+LOOK_SECONDS = 5.0
+# Maximum seconds between two submissions. The first wait is LOOK_SECONDS, and each
+# further one is twice as long.
+LONGEST_WAIT = 300.0
+RECENT_SECONDS = 15.0  # a site that is up gives a sign of life every 5 s
+PATIENCE_SECONDS = 20.0  # how long a run waits for absent sites before it resumes
+ATTEMPTS = 8  # submissions in a row that may end without a committed round
+# How long a run may wait while no run is in progress and all its sites are connected.
+STUCK_SECONDS = 120.0
+ABORTED = "FINISHED:ABORTED"
+Step = Literal["wait", "done", "resubmit", "pause", "give up"]
+logger = logging.getLogger("fednotes.watch")
+
+
+class ServerJobs:
+    """The server's jobs and sites, as the watch sees them in the server's process.
+
+    Args:
+        engine: NVFlare's engine of the server.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._store = engine.job_def_manager
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return all jobs of the server.
+
+        Returns:
+            NVFlare's facts of each job: `job_id`, `name`, `status`, `submit_time`,
+            `deploy_map` and others.
+        """
+        with self._engine.new_context() as context:
+            return [dict(job.meta) for job in self._store.get_all_jobs(context)]
+
+    def sites(self) -> frozenset[str]:
+        """Return the sites that gave the server a sign of life lately."""
+        after = time.time() - RECENT_SECONDS
+        clients = self._engine.get_clients()
+        return frozenset(
+            client.name for client in clients if client.last_connect_time > after
+        )
+
+    def tell(self, job_id: str, topic: str = PROGRESS) -> Mapping[str, Any] | None:
+        """Ask a job for its progress, or tell it to pause.
+
+        Returns:
+            The job's answer, which is empty if it does not come in time; None if the
+            job has no process.
+        """
+        if job_id not in self._engine.run_processes:
+            return None
+        reply = self._engine.send_app_command(job_id, topic, {}, TELL_SECONDS)
+        answer = reply.get(ServerCommandKey.DATA) if reply is not None else None
+        return answer if isinstance(answer, dict) else {}
+
+    def resubmit(self, job: Mapping[str, Any]) -> None:
+        """Run a job again, under a new id and the first signature."""
+        submitter_keys = ("submitter_name", "submitter_org", "submitter_role")
+        copied_keys = {*CLONED_META_KEYS, *submitter_keys}
+        meta = {key: value for key, value in job.items() if key in copied_keys}
+        meta["cloned_from"] = job["job_id"]
+        with self._engine.new_context() as context:
+            self._store.clone(from_jid=job["job_id"], meta=meta, fl_ctx=context)
+
+    def abort(self, job: Mapping[str, Any]) -> None:
+        """Abort a job permanently."""
+        with self._engine.new_context() as context:
+            if job["status"] == "RUNNING":
+                self._engine.job_runner.stop_run(job["job_id"], context)
+            else:
+                self._store.set_status(
+                    job["job_id"], RunStatus.FINISHED_ABORTED, context
+                )
+
+
+def choose_step(
+    status: str,
+    outcome: Mapping[str, Any],
+    *,
+    alive: bool,
+    back: frozenset[str],
+) -> Step:
+    """Return the next step for a run.
+
+    Args:
+        status: NVFlare's status of the run's newest submission.
+        outcome: What the submission itself wrote last.
+        alive: Whether the submission has a process.
+        back: Sites that could take part and do not.
+    """
+    if status == ABORTED or outcome.get("status") == "done":
+        # NVFlare may still call a run RUNNING that is done.
+        return "done"
+    if status == "RUNNING":
+        if not alive:
+            # The server was killed; NVFlare still calls the job RUNNING.
+            return "resubmit"
+        return "pause" if back else "wait"
+    if not status.startswith("FINISHED"):
+        return "wait"
+    has_failed = outcome.get("status") == "failed"
+    return "give up" if has_failed and not outcome.get("retry") else "resubmit"
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """What the watch remembers of one run.
+
+    Attributes:
+        step: The step that was chosen at the last look. A step is taken only if two
+            looks in a row choose it.
+        attempts: Number of submissions in a row that committed no round.
+        pauses: How often the run was told to pause.
+        changed_at: When the chosen step changed, in seconds.
+        next_pause: The earliest time of the next pause, in seconds.
+        next_submission: The earliest time of the next submission, in seconds.
+        job_id: Id of the newest submission.
+        logged: The last line about the run in the log.
+        waits_since: Since when the run has waited although nothing is in its way, in
+            seconds; None if something is.
+    """
+
+    step: Step = "wait"
+    attempts: int = 0
+    pauses: int = 0
+    changed_at: float = 0.0
+    next_pause: float = 0.0
+    next_submission: float = 0.0
+    job_id: str = ""
+    logged: str = ""
+    waits_since: float | None = None
+
+
+@dataclass(slots=True)
+class Watch:
+    """Watches every run of one server.
+
+    Attributes:
+        state: The folder of the runs' states.
+        now: Returns a time in seconds; tests replace it.
+        runs: What the watch remembers of each run, by the run's name.
+    """
+
+    state: Path
+    now: Callable[[], float] = time.monotonic
+    runs: dict[str, WatchedRun] = field(default_factory=dict)
+
+    def look(self, server: ServerJobs) -> dict[str, Step]:
+        """Look at every run once, and take the steps that are due.
+
+        Args:
+            server: The server's jobs and sites.
+
+        Returns:
+            The step that was taken for each run, by the run's name.
+        """
+        newest: dict[str, dict[str, Any]] = {}
+        aborted: dict[str, str] = {}  # run -> the submission that was aborted
+        for job in order_submissions(server.jobs()):
+            newest[str(job["name"])] = job
+            if job["status"] == ABORTED:
+                aborted[str(job["name"])] = str(job["job_id"])
+        connected = server.sites()
+        in_progress = [
+            run
+            for run, job in newest.items()
+            if job["status"] in ("RUNNING", "DISPATCHED")
+        ]
+        steps: dict[str, Step] = {}
+        for run, job in newest.items():
+            if run in aborted:
+                self._end_aborted(server, run, job, aborted[run])
+                steps[run] = "done"
+                continue
+            if job["status"] == "SUBMITTED":
+                self._explain_wait(run, job, in_progress, connected)
+            steps[run] = self._advance(server, run, job, connected)
+        return steps
+
+    def _end_aborted(
+        self, server: ServerJobs, run: str, job: Mapping[str, Any], job_id: str
+    ) -> None:
+        """End a run that a person aborted, also a submission that came just then.
+
+        Args:
+            server: The server's jobs and sites.
+            run: The run's name.
+            job: The newest submission.
+            job_id: The submission that the person aborted.
+        """
+        if not str(job["status"]).startswith("FINISHED"):
+            server.abort(job)
+        path = self.state / run / OUTCOME_FILE
+        if read_outcome(path.parent, job_id).get("status") != "aborted":
+            write_json(path, {"job_id": job_id, "status": "aborted", "lines": 0})
+            watched = self.runs.setdefault(run, WatchedRun())
+            _log_once(watched, f"{run}: aborted")
+
+    def _explain_wait(
+        self,
+        run: str,
+        job: Mapping[str, Any],
+        in_progress: Sequence[str],
+        connected: frozenset[str],
+    ) -> None:
+        """Write to the outcome of a run that has not begun what it waits for."""
+        watched = self.runs.setdefault(run, WatchedRun())
+        job_id = str(job["job_id"])
+        absent = ", ".join(sorted(_sites_of(job) - connected))
+        reason = ""
+        if in_progress:
+            reason = f"behind run {in_progress[0]}"
+        elif absent:
+            reason = f"for {absent}"
+
+        if reason:
+            watched.waits_since = None
+        elif watched.waits_since is None:
+            watched.waits_since = self.now()
+        elif self.now() > watched.waits_since + STUCK_SECONDS:
+            reason = (
+                "although nothing is in its way: the server does not begin jobs any "
+                "more; restart it: fednotes server stop KIT, then start"
+            )
+            _log_once(watched, f"{run}: waits {reason}")
+        if reason != read_outcome(self.state / run, job_id).get("problem", ""):
+            outcome = {
+                "job_id": job_id,
+                "status": "waits",
+                "lines": 0,
+                "problem": reason,
+            }
+            write_json(self.state / run / OUTCOME_FILE, outcome)
+
+    def _advance(
+        self,
+        server: ServerJobs,
+        run: str,
+        job: Mapping[str, Any],
+        connected: frozenset[str],
+    ) -> Step:
+        """Take the next step for a run, if the last look chose the same one."""
+        watched = self.runs.setdefault(run, WatchedRun())
+        job_id = str(job["job_id"])
+        status = str(job["status"])
+        if watched.job_id != job_id:
+            watched.job_id = job_id
+            watched.step = "wait"
+        reply = server.tell(job_id) if status == "RUNNING" else None
+        outcome = read_outcome(self.state / run, job_id)
+        sites = _sites_of(job)
+        present = frozenset((reply or {}).get("sites", ()))
+        back: frozenset[str] = frozenset()
+        if present:
+            back = (sites & connected) - present
+
+        step = choose_step(status, outcome, alive=reply is not None, back=back)
+        has_changed = step != watched.step
+        watched.step = step
+        if has_changed:
+            watched.changed_at = self.now()
+        if step in ("wait", "done"):
+            return step
+        if has_changed:
+            return "wait"
+        if step == "pause":
+            return self._pause(server, run, job_id, back)
+        if self.now() < watched.next_submission:
+            return "wait"
+        # After a restart of the server, the sites come back one by one.
+        is_patient = self.now() < watched.changed_at + PATIENCE_SECONDS
+        if step == "resubmit" and sites - connected and is_patient:
+            return "wait"
+        return self._resubmit(server, run, job, step, outcome)
+
+    def _pause(
+        self, server: ServerJobs, run: str, job_id: str, back: frozenset[str]
+    ) -> Step:
+        """Tell a job to pause, so that sites that returned can take part."""
+        watched = self.runs[run]
+        if self.now() < watched.next_pause:
+            return "wait"
+        names = ", ".join(sorted(back))
+        _log_once(watched, f"{run}: {names} can take part again: pausing")
+        server.tell(job_id, PAUSE)
+        watched.pauses += 1
+        watched.next_pause = self.now() + 6 * _delay(watched.pauses)
+        return "pause"
+
+    def _resubmit(
+        self,
+        server: ServerJobs,
+        run: str,
+        job: Mapping[str, Any],
+        step: Step,
+        outcome: Mapping[str, Any],
+    ) -> Step:
+        """Resubmit a job, unless it has failed permanently or too often."""
+        watched = self.runs[run]
+        watched.attempts = 0 if outcome.get("lines") else watched.attempts + 1
+        if step == "give up" or watched.attempts > ATTEMPTS:
+            problem = (
+                outcome.get("problem")
+                or f"{ATTEMPTS} submissions in a row committed nothing"
+            )
+            _log_once(watched, f"{run}: stays stopped: {problem}")
+            return "give up"
+        server.resubmit(job)
+        state = outcome.get("status", "not begun")
+        line = f"{run}: {job['status']} ({state}): resubmitted"
+        logger.info("%s", line)  # every time, also if the line was logged before
+        watched.logged = line
+        watched.next_submission = self.now() + _delay(watched.attempts)
+        return "resubmit"
+
+
+def _log_once(watched: WatchedRun, line: str) -> None:
+    """Log a line about a run, unless it equals the last one."""
+    if line != watched.logged:
+        logger.info("%s", line)
+    watched.logged = line
+
+
+def _sites_of(job: Mapping[str, Any]) -> frozenset[str]:
+    """Return the sites to which a job is deployed."""
+    names = {site for sites in job["deploy_map"].values() for site in sites}
+    return frozenset(names - {"server"})
+
+
+def _delay(count: int) -> float:
+    """Return the seconds to wait after an action was taken `count` times."""
+    return float(min(LONGEST_WAIT, LOOK_SECONDS * 2**count))
