@@ -176,7 +176,10 @@ def bits(values: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "seed",
+    [None, 0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))],
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_bits_are_those_of_the_embedded_engine(
     method: str,

@@ -258,8 +258,8 @@ COUNTED = {
 @pytest.mark.parametrize(
     ("model", "rounds"),
     [
-        ({"representation": "learn", **GIVEN}, 4),
-        ({"representation": "none", **GIVEN}, 2),
+        pytest.param({"representation": "learn", **GIVEN}, 4, marks=pytest.mark.slow),
+        pytest.param({"representation": "none", **GIVEN}, 2, marks=pytest.mark.slow),
         ({"representation": "learn", **COUNTED}, 4),
     ],
     ids=["learn", "none", "counted"],

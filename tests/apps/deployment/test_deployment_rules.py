@@ -66,23 +66,21 @@ def undisturbed(
 
 
 @pytest.mark.parametrize("who", ["discharge", "posts", "server"])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_a_killed_part_changes_nothing(
-    who: str, site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
+    seed: int, who: str, site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
 ) -> None:
     """Killed right after an answer, which is lost where it was a site's; begun again
     from disk."""
     expected, answers = undisturbed
-    for seed in range(3):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        hospitals = Hospitals(folder, FEDNER, site_notes)
-        hospitals.network.kill = (
-            who,
-            random.Random(f"{who}{seed}").randrange(1, answers),
-        )
-        hospitals.run()
-        assert hospitals.network.kill[0] == ""
-        assert hospitals.ends() == expected
+    hospitals = Hospitals(tmp_path, FEDNER, site_notes)
+    answer = random.Random(f"{who}{seed}").randrange(1, answers)
+    hospitals.network.kill = (who, answer)
+    hospitals.run()
+    assert hospitals.network.kill[0] == ""
+    assert hospitals.ends() == expected
 
 
 def test_a_paused_run_goes_on(
