@@ -49,8 +49,9 @@ from fednotes.jobs.simulate import (
     simulate,
 )
 from fednotes.methods.fedner import METHOD as FEDNER
-from fednotes.metrics.compare import Bootstrap, mean_scores
+from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import SpanCounts
+from fednotes.metrics.summaries import mean_scores
 
 JOBS: dict[str, dict[str, Any]] = {
     "fedner": {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.metrics.compare import mean_scores, summed_scores
+from fednotes.metrics.summaries import mean_scores, summed_scores
 
 OUTPUTS = ("asthma", "gout", "obesity")
 CONDITIONS = ("alone", "federated", "pooled")

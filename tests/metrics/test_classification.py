@@ -25,16 +25,14 @@ from fednotes.core.types import Document, Span
 from fednotes.core.update import Total, Update
 from fednotes.metrics import classification
 from fednotes.metrics.classification import CLASSES, ClassCounts, rankings
-from fednotes.metrics.compare import (
+from fednotes.metrics.paired_tests import (
     Bootstrap,
-    mean_scores,
     paired_bootstrap,
     paired_patients,
     paired_sites,
-    summarise,
-    summed_scores,
 )
 from fednotes.metrics.spans import SpanCounts
+from fednotes.metrics.summaries import mean_scores, summarise, summed_scores
 
 NAMES = (
     "Asthma",

@@ -15,12 +15,8 @@ from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import CONDITIONS, read_result
 from fednotes.jobs.simulate import recorded
-from fednotes.metrics.compare import (
-    BOOTSTRAP_SAMPLES,
-    Bootstrap,
-    paired_bootstrap,
-)
 from fednotes.metrics.gap import Gap
+from fednotes.metrics.paired_tests import BOOTSTRAP_SAMPLES, Bootstrap, paired_bootstrap
 from fednotes.metrics.spans import Scores, SpanCounts
 from fednotes.taggers.saving import load_model
 

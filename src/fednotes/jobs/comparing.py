@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import POOLED
-from fednotes.metrics.compare import Bootstrap
+from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import Scores
 
 if TYPE_CHECKING:  # jobs/job.py imports this module

@@ -30,8 +30,9 @@ from fednotes.jobs.results import (
     read_table,
 )
 from fednotes.jobs.simulate import Told, displayed, recorded, simulate, versions
-from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 from fednotes.metrics.gap import main_score
+from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
+from fednotes.metrics.summaries import summarise
 
 SEEDS_FILE = "seeds.json"
 FEWEST_TESTED = 3  # seeds; with fewer there is no paired test

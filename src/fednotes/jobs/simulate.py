@@ -63,7 +63,8 @@ from fednotes.jobs.results import (
     size,
 )
 from fednotes.methods.base import Method
-from fednotes.metrics.compare import Bootstrap, mean_scores, paired_sites, summed_scores
+from fednotes.metrics.paired_tests import Bootstrap, paired_sites
+from fednotes.metrics.summaries import mean_scores, summed_scores
 
 # The user must confirm a run that takes more seconds, or more bytes per site.
 LONG = 3600.0

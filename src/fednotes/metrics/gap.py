@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from fednotes.core.parsing import mapping, number
-from fednotes.metrics.compare import paired_t
+from fednotes.metrics.paired_tests import paired_t
 
 ALPHA = 0.05  # p value of a paired test below which a difference is claimed
 WITHIN = "pooled - alone is within noise"

@@ -19,7 +19,7 @@ from fednotes.apps.experiments.planning import Rehearsal
 from fednotes.apps.experiments.reproduce import experiments, grids, load_grid, reproduce
 from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.metrics.compare import paired_t
+from fednotes.metrics.paired_tests import paired_t
 
 GRID = """\
 title = "Tiny"

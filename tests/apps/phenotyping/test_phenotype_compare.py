@@ -14,12 +14,12 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
-from fednotes.apps.phenotyping.compare import ALL_SITES, compare_patients
+from fednotes.apps.phenotyping.compare_patients import ALL_SITES, compare_patients
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import DataError
 from fednotes.jobs.comparing import Side
 from fednotes.jobs.job import Job
-from fednotes.metrics.compare import Bootstrap, paired_patients
+from fednotes.metrics.paired_tests import Bootstrap, paired_patients
 
 
 def side(run: Path, sites: Sequence[SitePatients], condition: str) -> Side:

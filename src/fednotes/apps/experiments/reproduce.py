@@ -61,8 +61,9 @@ from fednotes.data.notes import find_packed_or_plain
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import duration, read_lines, read_result
 from fednotes.jobs.simulate import LONG
-from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 from fednotes.metrics.gap import gap_by_seed
+from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
+from fednotes.metrics.summaries import summarise
 
 # the run that has ended, how many have, of how many
 Told = Callable[[str, int, int], None]

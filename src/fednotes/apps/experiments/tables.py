@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.apps.experiments.grids import HELD_OUT
-from fednotes.metrics.compare import FEWEST_SEEDS
+from fednotes.metrics.paired_tests import FEWEST_SEEDS
 
 KINDS = ("strict", "relaxed")
 RATES = ("precision", "recall", "f1")

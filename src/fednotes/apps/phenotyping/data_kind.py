@@ -32,7 +32,7 @@ from fednotes.apps.phenotyping.cohort import (
     require_alike,
     split,
 )
-from fednotes.apps.phenotyping.compare import METRICS, compare_runs
+from fednotes.apps.phenotyping.compare_patients import METRICS, compare_runs
 from fednotes.apps.phenotyping.concepts import PatientInputs, Progress
 from fednotes.apps.phenotyping.features import (
     ConceptFeatures,

@@ -13,7 +13,7 @@ from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import DataError
 from fednotes.jobs.comparing import Compared, Side, model_folder
 from fednotes.metrics.classification import macro_measures
-from fednotes.metrics.compare import Bootstrap, paired_patients
+from fednotes.metrics.paired_tests import Bootstrap, paired_patients
 from fednotes.metrics.spans import Scores
 
 ALL_SITES: Final = "all sites"  # the row of runs whose sites share their test patients

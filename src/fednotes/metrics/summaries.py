@@ -1,0 +1,146 @@
+"""Summarise scores: the scores of several runs, or those of a run's sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from fednotes.core.errors import DataError
+from fednotes.metrics.classification import ClassCounts
+from fednotes.metrics.spans import micro_scores
+
+# The measures of each kind of score that have a mean over sites.
+_MEASURES = {
+    "strict": ("precision", "recall", "f1"),
+    "relaxed": ("precision", "recall", "f1"),
+    "relaxed_one_to_one": ("precision", "recall", "f1"),
+    "masked": ("loss", "perplexity", "accuracy"),
+    "next_sentence": ("accuracy",),
+    "phenotypes": ("precision", "recall", "f1"),
+    "present": ("precision", "recall", "f1"),
+    "ranking": ("auroc", "auprc"),
+    "calibration": ("brier",),
+    "codes": ("loss", "auroc"),
+}
+# Where each measure of a disease is in its scores.
+_DISEASE_MEASURES = {
+    **{key: ("macro", key) for key in ("precision", "recall", "f1")},
+    **{key: (key, "value") for key in ("auroc", "auprc")},
+}
+
+
+# ---- several runs --------------------------------------------------------------------
+
+
+def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return mean and standard deviation of every number of nested scores.
+
+    Each number becomes {"mean": m, "std": s, "n": number of runs that have it}. The
+    deviation is that of a sample (ddof = 1); a single run has none (None). What is not
+    a number (names, None, booleans) is left out.
+
+    Raises:
+        DataError: A key is a number in one run and a dictionary in another.
+    """
+    summary: dict[str, Any] = {}
+    for key in dict.fromkeys(key for run in runs for key in run):
+        values = [run[key] for run in runs if key in run]
+        nested = [value for value in values if isinstance(value, Mapping)]
+        numbers = [float(value) for value in values if _is_number(value)]
+        if nested and numbers:
+            raise DataError(
+                f"score {key!r} is a number in one run and a dictionary in another"
+            )
+        if nested:
+            summary[key] = summarise(nested)
+        elif numbers:
+            std = stdev(numbers) if len(numbers) > 1 else None
+            summary[key] = {"mean": fmean(numbers), "std": std, "n": len(numbers)}
+    return summary
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+# ---- the sites of a run --------------------------------------------------------------
+
+
+def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the plain mean of each measure over the sites that have it.
+
+    Sites have measures if they have held-out data. A number that no site has is None.
+    "by_output" has the means of each disease, if any site is judged on diseases.
+    """
+    means: dict[str, dict[str, Any]] = {}
+    for kind, measures in _MEASURES.items():
+        judged = [each for each in scores if kind in each]
+        if judged:
+            means[kind] = {
+                measure: _mean(judged, kind, measure) for measure in measures
+            }
+    tables = [each["by_output"] for each in scores if "by_output" in each]
+    diseases = dict.fromkeys(name for table in tables for name in table)
+    if diseases:
+        means["by_output"] = {
+            name: _disease_means([table[name] for table in tables if name in table])
+            for name in diseases
+        }
+    return means
+
+
+def _disease_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one disease's means over sites.
+
+    An interval is included only if it is the same at all sites.
+    """
+    means: dict[str, Any] = {
+        measure: _mean(scores, kind, key)
+        for measure, (kind, key) in _DISEASE_MEASURES.items()
+    }
+    for measure in ("auroc", "auprc"):
+        intervals = set()
+        for site in scores:
+            area = site.get(measure) or {}
+            intervals.add((area.get("low"), area.get("high")))
+        if len(intervals) == 1:
+            interval = intervals.pop()
+            if None not in interval:
+                means[f"{measure}_interval"] = list(interval)
+    means["sites"] = len(scores)
+    return means
+
+
+def _mean(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float | None:
+    """Return the mean over the sites that have this number."""
+    values = [(each.get(kind) or {}).get(key) for each in scores]
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
+
+
+def summed_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return scores of all sites' test data together, from their counts.
+
+    For diseases, sites that are judged on codes alone are left out, and a patient whom
+    several sites judge counts at each.
+
+    Returns:
+        The scores; {} if a site has no counts.
+    """
+    if all("counts" in each for each in scores):
+        return dict(micro_scores(scores))
+    judged = [each for each in scores if each.get("by_output")]
+    if not judged or not all("class_counts" in each for each in judged):
+        return {}
+    total = ClassCounts()
+    for each in judged:
+        total += ClassCounts.from_metrics(each["class_counts"])
+    pooled = total.scores()
+    return {
+        "phenotypes": pooled["macro"],
+        "present": pooled["present"]["macro"],
+        "by_output": pooled["by_output"],
+    }
