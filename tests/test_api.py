@@ -239,7 +239,7 @@ def test_what_is_none_of_the_known_is_refused_in_one_line(
         fn.check(notes, against=odd)
     with pytest.raises(ConfigError, match="unknown format 5: known: aci-bench, ade, "):
         fn.read(notes, format=odd)
-    with pytest.raises(ConfigError, match="5 is no form of a model; known: card, "):
+    with pytest.raises(ConfigError, match="unknown form 5; known: card, "):
         fn.export(place, odd, "out")
     with pytest.raises(
         ConfigError, match="expected a table of labels and new names, not int"
@@ -344,8 +344,8 @@ def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) 
         ("sklearn", {}, "is for models of patients"),
         ("onxx", {}, "did you mean 'onnx'"),
         ("spacy", {}, "without an export"),
-        ("card", {"int8": True}, "--int8 is of another form than card"),
-        ("onnx", {"dictionary": "d"}, "--dictionary is of another form than onnx"),
+        ("card", {"int8": True}, "`int8` does not apply to the form .card."),
+        ("onnx", {"dictionary": "d"}, "`dictionary` does not apply to the form .onnx."),
     ):
         with pytest.raises(ConfigError, match=message):
             fn.export(model, form, tmp_path / "out", **options)

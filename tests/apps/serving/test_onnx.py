@@ -185,7 +185,9 @@ def test_what_has_no_graph_is_refused(
     save_model(tagger(tmp_path, "BIO"), tmp_path / "model")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with pytest.raises(FednotesError, match="something already"):
+    with pytest.raises(
+        FednotesError, match="already exists and is not an empty folder"
+    ):
         export(tmp_path / "model", "onnx", tmp_path / "full")
     assert [file.name for file in (tmp_path / "full").iterdir()] == ["mine"]
     encoder = HashEncoder()

@@ -117,7 +117,7 @@ def test_a_pipeline_is_saved_by_the_models_path(folder: Path, tmp_path: Path) ->
     model.get_parameter("crf.project.bias").data[0] = 4.0
     save_model(model, tmp_path / "other")
     changed = {"components": {"fednotes": {"model": str(tmp_path / "other")}}}
-    with pytest.raises(FednotesError, match="is not the model"):
+    with pytest.raises(FednotesError, match="this is not the model"):
         spacy.load(tmp_path / "nlp", config=changed)
 
 

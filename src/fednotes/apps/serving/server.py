@@ -28,7 +28,7 @@ MIN_TOKEN = 20
 _TOKEN_FILE_BYTES = 4096
 
 
-def serve(
+def serve(  # noqa: PLR0913 - what a person may want to set
     model: PathLike | AnyModel,
     host: str = "127.0.0.1",
     port: int = 8000,

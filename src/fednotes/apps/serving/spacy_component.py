@@ -23,7 +23,9 @@ from fednotes.encoders.pretrained import fingerprint
 from fednotes.jobs.models import MentionModel, load
 
 Alignment = Literal["expand", "contract", "strict"]
-_FILE = "fingerprint"
+
+_FINGERPRINT_FILE = "fingerprint"
+_MAX_FINGERPRINT = 1000  # bytes that are read of the file
 
 
 class Recogniser:
@@ -50,19 +52,25 @@ class Recogniser:
 
     def __init__(
         self,
-        nlp: Language,
-        name: str,
+        nlp: Language,  # noqa: ARG002 - spaCy passes it to every component
+        name: str,  # noqa: ARG002 - spaCy passes it to every component
         model: str,
         spans_key: str = "",
         threshold: float = 0.0,
         alignment: Alignment = "expand",
         device: str = "cpu",
     ) -> None:
-        opened = load(model, device)
-        if not isinstance(opened, MentionModel):
-            raise ConfigError(f"{model}: is a model of patients: it finds no mentions")
-        self.path, self.model, self.lost = Path(model).resolve(), opened, 0
-        self.spans_key, self.threshold, self.alignment = spans_key, threshold, alignment
+        loaded = load(model, device)
+        if not isinstance(loaded, MentionModel):
+            raise ConfigError(
+                f"{model}: this is a model of patients; name one that finds mentions"
+            )
+        self.path = Path(model).resolve()
+        self.model = loaded
+        self.spans_key = spans_key
+        self.threshold = threshold
+        self.alignment = alignment
+        self.lost = 0
         if not Span.has_extension("confidence"):
             Span.set_extension("confidence", default=None)
 
@@ -82,47 +90,62 @@ class Recogniser:
         similar length.
         """
         for docs in minibatch(stream, batch_size):
-            before = self.lost
-            found = self.model.stream(
-                (doc.text for doc in docs), threshold=self.threshold
-            )
-            for doc, document in zip(docs, found, strict=True):
-                self._lay(doc, document)
-            if self.lost > before:
+            lost_before = self.lost
+            texts = (doc.text for doc in docs)
+            predictions = self.model.stream(texts, threshold=self.threshold)
+            for doc, prediction in zip(docs, predictions, strict=True):
+                self._set_mentions(doc, prediction)
+            lost = self.lost - lost_before
+            if lost:
                 warnings.warn(
-                    f"fednotes: {self.lost - before} mention(s) of {len(docs)} document(s) did not "
-                    f"fit on spaCy's tokens (alignment = {self.alignment!r}) and were left out",
+                    f"fednotes: dropped {lost} mention(s) of {len(docs)} document(s) "
+                    f"that do not fit spaCy's tokens (alignment = {self.alignment!r})",
                     stacklevel=2,
                 )
             yield from docs
 
-    def _lay(self, doc: Doc, document: Document) -> None:
+    def _set_mentions(self, doc: Doc, prediction: Document) -> None:
         """Align the predicted spans with a Doc's tokens and set them."""
-        laid = []
-        for span in document.spans:
-            fit = doc.char_span(
-                span.start, span.end, span.label, alignment_mode=self.alignment
+        aligned: list[Span] = []
+        for mention in prediction.spans:
+            span = doc.char_span(
+                mention.start,
+                mention.end,
+                mention.label,
+                alignment_mode=self.alignment,
             )
-            if fit is not None:
-                fit._.set("confidence", span.confidence)
-                laid.append(fit)
+            if span is not None:
+                span._.set("confidence", mention.confidence)
+                aligned.append(span)
         # Aligned spans may overlap; spaCy's filter keeps the longer one.
-        kept = filter_spans(laid)
-        self.lost += len(document.spans) - len(kept)
+        spans = filter_spans(aligned)
+        self.lost += len(prediction.spans) - len(spans)
         if self.spans_key:
-            doc.spans[self.spans_key] = kept
-            scores = [s._.get("confidence") for s in kept]
-            doc.spans[self.spans_key].attrs["scores"] = np.array(scores, np.float32)
-            return
-        taken = {i for span in kept for i in range(span.start, span.end)}
-        earlier = [e for e in doc.ents if taken.isdisjoint(range(e.start, e.end))]
-        doc.set_ents([*kept, *earlier])
+            self._fill_group(doc, spans)
+        else:
+            _set_entities(doc, spans)
 
-    def to_bytes(self, *, exclude: Iterable[str] = ()) -> bytes:
-        """Return a fingerprint of the model; the pipeline does not store its weights."""
+    def _fill_group(self, doc: Doc, spans: list[Span]) -> None:
+        """Set the spans and their confidences as a span group."""
+        doc.spans[self.spans_key] = spans
+        confidences = [span._.get("confidence") for span in spans]
+        group = doc.spans[self.spans_key]
+        group.attrs["scores"] = np.array(confidences, np.float32)
+
+    def to_bytes(
+        self,
+        *,
+        exclude: Iterable[str] = (),  # noqa: ARG002 - of spaCy's interface
+    ) -> bytes:
+        """Return the model's fingerprint; the pipeline does not store its weights."""
         return fingerprint(self.path.glob("*.safetensors")).encode()
 
-    def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> Self:
+    def from_bytes(
+        self,
+        data: bytes,
+        *,
+        exclude: Iterable[str] = (),  # noqa: ARG002 - of spaCy's interface
+    ) -> Self:
         """Check the fingerprint with which the pipeline was saved.
 
         Raises:
@@ -130,20 +153,47 @@ class Recogniser:
         """
         if data != self.to_bytes():
             raise ModelError(
-                f"{self.path}: is not the model that this pipeline was saved with; name that one: "
-                'spacy.load(…, config={"components": {"fednotes": {"model": "its folder"}}})'
+                f"{self.path}: this is not the model with which the pipeline was "
+                "saved; name the folder of that model: spacy.load(…, "
+                'config={"components": {"fednotes": {"model": "FOLDER"}}})'
             )
         return self
 
-    def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
+    def to_disk(
+        self,
+        path: str | Path,
+        *,
+        exclude: Iterable[str] = (),  # noqa: ARG002 - of spaCy's interface
+    ) -> None:
         """Write the fingerprint; the pipeline's configuration has the model's path."""
-        write_out(Path(path) / _FILE, self.to_bytes())
+        write_out(Path(path) / _FINGERPRINT_FILE, self.to_bytes())
 
-    def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> Self:
-        """Read the fingerprint and check it; raises as `from_bytes`."""
-        file = Path(path) / _FILE
+    def from_disk(
+        self,
+        path: str | Path,
+        *,
+        exclude: Iterable[str] = (),  # noqa: ARG002 - of spaCy's interface
+    ) -> Self:
+        """Read the fingerprint and check it.
+
+        Raises:
+            ModelError: The fingerprint cannot be read, or the folder contains a
+                different model.
+        """
+        file = Path(path) / _FINGERPRINT_FILE
         with readable(file, ModelError):
-            return self.from_bytes(file.read_bytes()[:1000])
+            return self.from_bytes(file.read_bytes()[:_MAX_FINGERPRINT])
+
+
+def _set_entities(doc: Doc, spans: list[Span]) -> None:
+    """Set entities; keep earlier ones that overlap with none of them."""
+    tokens = {index for span in spans for index in range(span.start, span.end)}
+    earlier = [
+        entity
+        for entity in doc.ents
+        if tokens.isdisjoint(range(entity.start, entity.end))
+    ]
+    doc.set_ents([*spans, *earlier])
 
 
 make = Language.factory(

@@ -17,6 +17,7 @@ this package.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError
@@ -27,7 +28,8 @@ from fednotes.jobs.card import CARD, card
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifier
 
-_AS_BIO = {"S": "B", "E": "I"}
+# The pipeline treats these prefixes of BIOES like their equivalents in BIO.
+_BIO_PREFIXES = {"S": "B", "E": "I"}
 
 
 def writer(model: Path) -> Callable[[Path], None]:
@@ -40,37 +42,46 @@ def writer(model: Path) -> Callable[[Path], None]:
         ConfigError: The model is not a token classifier.
         ModelError: The model cannot be read.
     """
-    loaded = load_model(model)
-    if not isinstance(loaded, TokenClassifier):
+    classifier = load_model(model)
+    if not isinstance(classifier, TokenClassifier):
         raise ConfigError(
-            f"{model}: of the kind {loaded.config.kind!r}, for which transformers has no "
-            "class: `fednotes export onnx` writes taggers that end with a CRF"
+            f"{model}: transformers has no class for models of the kind "
+            f"{classifier.config.kind!r}; `fednotes export onnx` writes taggers that "
+            "end with a CRF"
         )
-
-    def fill(folder: Path) -> None:
-        loaded.save(folder)
-        # The model's own card may have been edited, or written by a run that knew more.
-        kept = model / CARD
-        text = kept.read_bytes() if kept.is_file() else card(model).encode()
-        (folder / CARD).write_bytes(text)
-        config = folder / "config.json"
-        facts = read_json(config, strict=False)
-        facts["id2label"] = {
-            row: _as_bio(tag) for row, tag in facts["id2label"].items()
-        }
-        facts["label2id"] = {
-            _as_bio(tag): row for tag, row in facts["label2id"].items()
-        }
-        write_json(config, facts, private=False)
-        settings = folder / "tokenizer_config.json"
-        window = loaded.config.window or positions_of(loaded.tokenizer, loaded.library)
-        facts = read_json(settings, strict=False) | {"model_max_length": window}
-        write_json(settings, facts, private=False)
-
-    return fill
+    return partial(_write_export, classifier, model)
 
 
-def _as_bio(tag: str) -> str:
+def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> None:
+    """Write a token classifier for the pipeline.
+
+    Args:
+        classifier: The token classifier.
+        source: The folder from which it was loaded.
+        folder: The folder to fill.
+    """
+    classifier.save(folder)
+
+    # The model's own card may have been edited, or written by a run that knew more.
+    card_file = source / CARD
+    text = card_file.read_bytes() if card_file.is_file() else card(source).encode()
+    (folder / CARD).write_bytes(text)
+
+    config_file = folder / "config.json"
+    config = read_json(config_file, strict=False)
+    config["id2label"] = {row: _bio_tag(tag) for row, tag in config["id2label"].items()}
+    config["label2id"] = {_bio_tag(tag): row for tag, row in config["label2id"].items()}
+    write_json(config_file, config, private=False)
+
+    settings_file = folder / "tokenizer_config.json"
+    settings = read_json(settings_file, strict=False)
+    settings["model_max_length"] = classifier.config.window or positions_of(
+        classifier.tokenizer, classifier.library
+    )
+    write_json(settings_file, settings, private=False)
+
+
+def _bio_tag(tag: str) -> str:
     """Return the BIO equivalent of a BIOES tag."""
     prefix, dash, name = tag.partition("-")
-    return f"{_AS_BIO.get(prefix, prefix)}{dash}{name}"
+    return f"{_BIO_PREFIXES.get(prefix, prefix)}{dash}{name}"

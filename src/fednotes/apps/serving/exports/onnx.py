@@ -2,12 +2,13 @@
 
 The export is a folder with everything that another program needs:
 
-    model.onnx      maps one sentence (or text) to emissions (tokens, tags). Its metadata
-                    entry "fednotes" is JSON with the tags, the rule that splits text into
-                    tokens, and the features of a token that the graph reads
-    crf.npz         scores of the CRF: start (tags,), transitions (tags, tags) [from, to]
-                    and end (tags,), -inf where forbidden; all 0 for a token classifier,
-                    which has no CRF
+    model.onnx      maps one sentence (or text) to emissions (tokens, tags). Its
+                    metadata entry "fednotes" is JSON with the tags, the rule that
+                    splits text into tokens, and the features of a token that the graph
+                    reads
+    crf.npz         scores of the CRF: start (tags,), transitions (tags, tags)
+                    [from, to] and end (tags,), -inf where forbidden; all 0 for a token
+                    classifier, which has no CRF
     tokenizer.json  the tokenizer of a token classifier, which also cuts texts into
                     windows; for a tagger, the table row of each word
 
@@ -22,16 +23,17 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from torch import Tensor
+from torch import Tensor, nn
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, ModelError, needs
@@ -45,13 +47,24 @@ from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
 from fednotes.taggers.token_classifier import TokenClassifier
 
-FORMAT, OPSET, IR, CRF = 3, 18, 10, "crf.npz"
-# ONNX orders the LSTM gates input, output, forget, cell; PyTorch orders them i, f, g, o.
-GATES = (0, 3, 1, 2)
-QUANTISED = ("MatMul", "Gemm", "LSTM", "Gather")
+FORMAT: Final = 3  # version of the metadata
+OPSET: Final = 18  # version of ONNX's operators
+IR_VERSION: Final = 10  # version of ONNX's file format
+
+_GRAPH_FILE = "model.onnx"
+_CRF_FILE = "crf.npz"
+_TOKENIZER_FILE = "tokenizer.json"
+
+# ONNX orders the gates of an LSTM as input, output, forget, cell; the tagger's order is
+# input, forget, cell, output.
+_ONNX_GATES = (0, 3, 1, 2)
+_QUANTISED_OPERATORS = ("MatMul", "Gemm", "LSTM", "Gather")
+# A token classifier's windows bound the length of its input, so its sentences are never
+# cut.
+_NO_MAXIMUM = 10**9
 
 
-def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
+def writer(model: Path, *, int8: bool = False) -> Callable[[Path], None]:
     """Return a function that writes the ONNX export of a saved model to a folder.
 
     Args:
@@ -67,12 +80,14 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
     loaded = load_model(model)
     if not isinstance(loaded, Tagger | TokenClassifier):
         raise ConfigError(
-            f"{model}: of the kind {loaded.config.kind!r}, which is not exported"
+            f"{model}: a model of the kind {loaded.config.kind!r} cannot be exported "
+            "as an ONNX graph; taggers and token classifiers can"
         )
     if isinstance(loaded, Tagger) and loaded.encoder is not None:
         raise ConfigError(
-            f"{model}: reads the features of a frozen encoder ({loaded.config.contextual}), which "
-            "are not in a tagger's own graph: train it without contextual, or a token-classifier"
+            f"{model}: this tagger reads the features of a frozen encoder "
+            f"({loaded.config.contextual}), which would not be part of its graph; "
+            "train it without contextual, or train a token classifier"
         )
     packages = ["onnx", "onnxruntime"]
     if isinstance(loaded, TokenClassifier):
@@ -80,87 +95,150 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
     for package in packages:
         with needs(package, "onnx"):
             import_module(package)
-
-    def fill(folder: Path) -> None:
-        from onnx import helper, load, save
-
-        graph, tagset = folder / "model.onnx", loaded.tagset
-        facts = {"format": FORMAT, "kind": loaded.config.kind, "token": TOKEN.pattern}
-        facts |= {"tags": tagset.tags, "scheme": tagset.scheme}
-        if isinstance(loaded, Tagger):
-            graph.write_bytes(tagger_graph(loaded).SerializeToString())
-            facts |= _beside_tagger(loaded, folder)
-        else:
-            facts |= _classifier(loaded, graph)
-        if int8:
-            _quantise(graph)
-        made = load(graph)
-        helper.set_model_props(made, {"fednotes": json.dumps(facts)})
-        save(made, graph)
-
-    return fill
+    return partial(_write_export, loaded, int8=int8)
 
 
-# ---- the light tagger: `templates/tagger.onnx.txt` has its graph ---------------------
+def _write_export(model: Tagger | TokenClassifier, folder: Path, *, int8: bool) -> None:
+    """Write the files of an export to a folder."""
+    from onnx import helper, load, save
+
+    graph_file = folder / _GRAPH_FILE
+    metadata = {
+        "format": FORMAT,
+        "kind": model.config.kind,
+        "token": TOKEN.pattern,
+        "tags": model.tagset.tags,
+        "scheme": model.tagset.scheme,
+    }
+    if isinstance(model, Tagger):
+        metadata |= _write_tagger(model, folder)
+    else:
+        metadata |= _write_classifier(model, folder)
+    if int8:
+        _quantise(graph_file)
+
+    graph = load(graph_file)
+    helper.set_model_props(graph, {"fednotes": json.dumps(metadata)})
+    save(graph, graph_file)
 
 
-def tagger_graph(model: Tagger) -> Any:
+# ---- a light tagger: `templates/tagger.onnx.txt` has its graph -----------------------
+
+
+def _write_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
+    """Write a tagger's graph, crf.npz and tokenizer.json.
+
+    Returns:
+        Metadata on the features of a token that the graph reads.
+    """
+    graph = _build_tagger_graph(model)
+    (folder / _GRAPH_FILE).write_bytes(graph.SerializeToString())
+    _write_crf(model, folder)
+
+    words = {}
+    if model.vectors is not None:
+        words = {row: word for word, row in model.vectors.index.items()}
+    # Rows without a word get a name that no word can have.
+    vocabulary = {
+        words.get(row, f"\n{row}"): row for row in range(max(words, default=0) + 1)
+    }
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="\n0"))
+    tokenizer.save(str(folder / _TOKENIZER_FILE))
+
+    config = model.config
+    # The model reads the beginning and the end of a word that is longer than this.
+    max_characters = config.char_max - 2
+    return {
+        "hashed": max(1, config.hashed_words),
+        "max_tokens": config.max_tokens,
+        "letters": {character: row for row, character in enumerate(CHARACTERS, FIRST)},
+        "ends": ((max_characters + 1) // 2, max_characters // 2),
+    }
+
+
+def _write_crf(model: Tagger, folder: Path) -> None:
+    """Write the scores of a tagger's CRF, -inf where its tag scheme forbids them."""
+    crf = model.crf.crf
+    scores = (crf.start, crf.transitions, crf.end)
+    masks = allowed_transitions(model.tagset)
+    start, transitions, end = (
+        np.where(is_allowed, score.detach().numpy(), -np.inf).astype(np.float32)
+        for score, is_allowed in zip(scores, masks, strict=True)
+    )
+    np.savez(folder / _CRF_FILE, start=start, transitions=transitions, end=end)
+
+
+def _build_tagger_graph(model: Tagger) -> Any:
     """Return a light tagger as an `onnx.ModelProto`.
 
     The graph maps the tokens of one sentence to emissions (tokens, tags).
     """
     from onnx import checker, numpy_helper, parser
 
-    config, project, parts = model.config, model.crf.project, list[str]()
+    config = model.config
     widths = model.cnn.widths if config.cnn_filters else ()
     layers = config.lstm_layers if config.lstm_units else 0
-    weights = {"project_weight": project.weight, "project_bias": project.bias}
-    if model.vectors is not None:
-        parts.append("known")
-        weights["known_table"] = (
-            model.words.weight if config.train_words else model.vectors.table
-        )
-    if config.hashed_words:
-        parts.append("bucket")
-        weights["bucket_table"] = model.words.hashed
-    if config.characters:
-        parts.append("spelt")
-        weights["letters_table"] = model.characters.embedding.detach().clone()
-        # Row 0 pads the characters of a word.
-        weights["letters_table"][0] = 0.0
-        weights |= _kernel("letters", model.characters.weight, model.characters.bias)
+    features = _token_features(model)
+
+    weights = {
+        "project_weight": model.crf.project.weight,
+        "project_bias": model.crf.project.bias,
+    }
+    for feature_weights in features.values():
+        weights |= feature_weights
     for width in widths:
-        both = (getattr(model.cnn, f"{name}_{width}") for name in ("weight", "bias"))
-        weights |= _kernel(f"cnn_{width}", *both)
+        weights |= _convolution(
+            f"cnn_{width}",
+            model.cnn.get_parameter(f"weight_{width}"),
+            model.cnn.get_parameter(f"bias_{width}"),
+        )
     for layer in range(layers):
-        names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_l{layer}")
-        into, across, bias = (
-            getattr(model.lstm, name)
-            .detach()
-            .unflatten(1, (4, -1))[:, GATES]
-            .flatten(1, 2)
-            for name in names
-        )
-        weights |= {f"into_{layer}": into, f"across_{layer}": across}
-        weights[f"bias_{layer}"] = torch.cat([bias, torch.zeros_like(bias)], 1)
-    values = {"parts": parts, "config": config, "widths": widths, "layers": layers}
-    values |= {"tags": len(model.tagset.tags), "opset": OPSET, "ir": IR}
-    text = (
-        environment("fednotes.apps.serving")
-        .get_template("tagger.onnx.txt")
-        .render(values)
+        weights |= _lstm_layer(model.lstm, layer)
+
+    template = environment("fednotes.apps.serving").get_template("tagger.onnx.txt")
+    text = template.render(
+        parts=list(features),
+        config=config,
+        widths=widths,
+        layers=layers,
+        tags=len(model.tagset.tags),
+        opset=OPSET,
+        ir=IR_VERSION,
     )
-    made = parser.parse_model(text)
+    graph = parser.parse_model(text)
     for name, value in weights.items():
-        array = value.detach().cpu().numpy()
-        made.graph.initializer.append(
-            numpy_helper.from_array(np.ascontiguousarray(array), name)
+        array = np.ascontiguousarray(value.detach().cpu().numpy())
+        graph.graph.initializer.append(numpy_helper.from_array(array, name))
+    checker.check_model(graph)
+    return graph
+
+
+def _token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
+    """Return the weights behind each feature of a token, by the feature's name.
+
+    The template knows the features "known" (word vectors), "bucket" (hashed words) and
+    "spelt" (characters).
+    """
+    config = model.config
+    features: dict[str, dict[str, Tensor]] = {}
+    if model.vectors is not None:
+        table = model.vectors.table
+        if config.train_words:
+            table = model.words.weight
+        features["known"] = {"known_table": table}
+    if config.hashed_words:
+        features["bucket"] = {"bucket_table": model.words.hashed}
+    if config.characters:
+        letters = model.characters.embedding.detach().clone()
+        letters[0] = 0.0  # row 0 pads the characters of a word
+        convolution = _convolution(
+            "letters", model.characters.weight, model.characters.bias
         )
-    checker.check_model(made)
-    return made
+        features["spelt"] = {"letters_table": letters, **convolution}
+    return features
 
 
-def _kernel(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+def _convolution(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
     """Return the weight and bias of a convolution in ONNX's layout.
 
     Args:
@@ -171,61 +249,33 @@ def _kernel(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
     return {f"{name}_weight": weight.permute(1, 2, 0), f"{name}_bias": bias}
 
 
-def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
-    """Write crf.npz and tokenizer.json; return the metadata on a token's features."""
-    config, crf = model.config, model.crf.crf
-    scores = zip(
-        (crf.start, crf.transitions, crf.end),
-        allowed_transitions(model.tagset),
-        strict=True,
-    )
-    start, transitions, end = (
-        np.where(may, score.detach().numpy(), -np.inf).astype(np.float32)
-        for score, may in scores
-    )
-    np.savez(folder / CRF, start=start, transitions=transitions, end=end)
-    rows = (
-        {row: word for word, row in model.vectors.index.items()}
-        if model.vectors
-        else {}
-    )
-    words = {rows.get(row, f"\n{row}"): row for row in range(max(rows, default=0) + 1)}
-    Tokenizer(WordLevel(words, unk_token="\n0")).save(str(folder / "tokenizer.json"))
-    letters, room = (
-        {c: row for row, c in enumerate(CHARACTERS, FIRST)},
-        config.char_max - 2,
-    )
-    # The model reads the beginning and the end of a word longer than `room` characters.
-    ends = (room + 1) // 2, room // 2
-    facts: dict[str, Any] = {
-        "hashed": max(1, config.hashed_words),
-        "max_tokens": config.max_tokens,
+def _lstm_layer(lstm: nn.Module, layer: int) -> dict[str, Tensor]:
+    """Return the weights of a BiLSTM's layer with the gates in ONNX's order."""
+
+    def reorder(name: str) -> Tensor:
+        weight = lstm.get_parameter(f"{name}_l{layer}").detach()
+        # (directions, gates, units, …)
+        gates: Tensor = weight.unflatten(1, (4, -1))
+        return gates[:, _ONNX_GATES].flatten(1, 2)
+
+    bias = reorder("bias")
+    # ONNX adds two biases; the tagger has one.
+    both_biases = torch.cat([bias, torch.zeros_like(bias)], 1)
+    return {
+        f"into_{layer}": reorder("weight_ih"),
+        f"across_{layer}": reorder("weight_hh"),
+        f"bias_{layer}": both_biases,
     }
-    return {**facts, "letters": letters, "ends": ends}
 
 
 # ---- a token classifier: PyTorch's exporter traces the library's model ---------------
 
 
-# Escape sequences that colour text on a terminal.
-_STYLES = re.compile(r"\x1b\[[0-9;]*m")
+def _write_classifier(model: TokenClassifier, folder: Path) -> dict[str, Any]:
+    """Write a token classifier's graph, crf.npz and tokenizer.json.
 
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of the exporter's root error, without terminal colours."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    first_line = _STYLES.sub("", str(error)).strip().partition("\n")[0]
-    return one_line(first_line or type(error).__name__, 200)
-
-
-def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
-    """Write a token classifier's graph, crf.npz and tokenizer.json; return metadata.
-
-    Args:
-        model: The token classifier.
-        to: The path of the graph, which maps the inputs input_ids and attention_mask
-            (sentences, length) to the output logits (sentences, length, tags).
+    Returns:
+        Metadata on how the tokenizer reads a text.
 
     Raises:
         ModelError: PyTorch cannot trace the encoder.
@@ -233,18 +283,56 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
     frame = Frame.of(
         model.config.encoder, model.tokenizer, model.library, model.config.window
     )
-    ids = torch.full((2, len(frame.prefix) + 2 + len(frame.suffix)), frame.pad)
-    free = {0: "sentences", 1: "length"}
-    names = ["input_ids", "attention_mask"]
+    marks = len(frame.prefix) + len(frame.suffix)
+    _trace_classifier(
+        model, folder / _GRAPH_FILE, torch.full((2, marks + 2), frame.pad)
+    )
+
+    zeros = np.zeros(len(model.tagset.tags), np.float32)
+    np.savez(
+        folder / _CRF_FILE,
+        start=zeros,
+        transitions=zeros[:, None] + zeros,
+        end=zeros,
+    )
+
+    tokenizer = Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
+    tokenizer.enable_truncation(frame.capacity + marks)
+    tokenizer.save(str(folder / _TOKENIZER_FILE))
+    return {
+        "max_tokens": _NO_MAXIMUM,
+        "context": model.config.context,
+        "blanks": blank_marks(model.tokenizer),
+    }
+
+
+def _trace_classifier(model: TokenClassifier, path: Path, ids: Tensor) -> None:
+    """Write a token classifier's graph.
+
+    It maps the inputs input_ids and attention_mask (sentences, length) to the output
+    logits (sentences, length, tags).
+
+    Args:
+        model: The token classifier.
+        path: The file to write.
+        ids: An example of input_ids.
+
+    Raises:
+        ModelError: PyTorch cannot trace the encoder.
+    """
+    free_dimensions = {0: "sentences", 1: "length"}
     try:
         with _silent():
             torch.onnx.export(
                 model.library.eval(),
-                f=to,
-                kwargs=dict(zip(names, (ids, torch.ones_like(ids)), strict=True)),
-                input_names=names,
+                f=path,
+                kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+                input_names=["input_ids", "attention_mask"],
                 output_names=["logits"],
-                dynamic_shapes=dict.fromkeys(names, free),
+                dynamic_shapes={
+                    "input_ids": free_dimensions,
+                    "attention_mask": free_dimensions,
+                },
                 opset_version=OPSET,
                 external_data=False,
                 dynamo=True,
@@ -253,31 +341,36 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
         # The exporter raises many types of exceptions for an encoder it cannot trace.
         raise ModelError(
             f"{model.config.encoder}: this encoder cannot be exported as an ONNX graph "
-            f"({_reason(error)}); use the model from Python or over HTTP, or train on "
-            "another encoder, such as BERT or RoBERTa"
+            f"({_root_message(error)}); use the model from Python or over HTTP, or "
+            "train on another encoder, such as BERT or RoBERTa"
         ) from error
-    zero = np.zeros(len(model.tagset.tags), np.float32)
-    np.savez(to.with_name(CRF), start=zero, transitions=zero[:, None] + zero, end=zero)
-    tokenizer = Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
-    tokenizer.enable_truncation(frame.capacity + len(frame.prefix) + len(frame.suffix))
-    tokenizer.save(str(to.parent / "tokenizer.json"))
-    return {
-        "max_tokens": 10**9,
-        "context": model.config.context,
-        "blanks": blank_marks(model.tokenizer),
-    }
 
 
-def _quantise(graph: Path) -> None:
+# Escape sequences that colour text on a terminal.
+_STYLES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _root_message(error: BaseException) -> str:
+    """Return the first line of an error's root cause, without terminal colours."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first_line = _STYLES.sub("", str(error)).strip().partition("\n")[0]
+    return one_line(first_line or type(error).__name__, 200)
+
+
+# ---- quantisation --------------------------------------------------------------------
+
+
+def _quantise(graph_file: Path) -> None:
     """Replace a graph file by its int8 version."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with tempfile.TemporaryDirectory(dir=graph.parent) as folder, _silent():
-        whole, kinds = graph.rename(Path(folder) / graph.name), list(QUANTISED)
+    with tempfile.TemporaryDirectory(dir=graph_file.parent) as folder, _silent():
+        full_size = graph_file.rename(Path(folder) / graph_file.name)
         quantize_dynamic(
-            whole,
-            graph,
-            op_types_to_quantize=kinds,
+            full_size,
+            graph_file,
+            op_types_to_quantize=list(_QUANTISED_OPERATORS),
             weight_type=QuantType.QInt8,
             per_channel=True,
         )
