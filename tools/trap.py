@@ -354,9 +354,6 @@ ENCODER_JOBS = {
     "finetune, encoder": encoder_setting(
         "finetune", "encoder", task=EVALUATE, compression="packed"
     ),
-    "finetune, encoder, top-k": encoder_setting(
-        "finetune", "encoder", task=EVALUATE, compression="top-k"
-    ),
     "pretrain, encoder": encoder_setting(
         "pretrain", "encoder", length=32, head_cycles=0
     ),

@@ -30,12 +30,11 @@ from fednotes.methods.averaging import (
     traffic_of,
 )
 from fednotes.training.compression import (
-    BLOCK,
-    agree_on_code,
     decode,
     encode,
-    measure_changes,
-    require_code,
+    mean_squares,
+    require_step_sizes,
+    step_sizes,
     unpack_total,
 )
 from fednotes.training.local_trainer import Step
@@ -322,7 +321,7 @@ def test_training_in_one_place_has_nothing_of_a_federation(
         assert_same(run([site], own), by_hand(site, CONFIG, epochs=3))
 
 
-@pytest.mark.parametrize("compression", ["none", "packed", "top-k"])
+@pytest.mark.parametrize("compression", ["none", "packed"])
 def test_training_that_went_astray_says_so(compression: Any) -> None:
     config = replace(CONFIG, batch_size=12, compression=compression)
     site = Fit(1, config)
@@ -446,10 +445,9 @@ def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(
     [
         {"server": "yogi"},
         {"server": "adam", "compression": "packed"},
-        {"server": "yogi", "compression": "top-k"},
         {"server": "nesterov", "batch": "shared", "batch_size": 6, "local_steps": 4},
     ],
-    ids=["yogi", "packed", "top-k", "nesterov"],
+    ids=["yogi", "packed", "nesterov"],
 )
 def test_a_run_that_is_cut_and_resumed_ends_in_the_same_bits(
     tmp_path: Path, settings: dict[str, Any]
@@ -659,11 +657,10 @@ def test_private_layers_end_as_those_of_the_cycle_that_is_kept(
     assert not torch.equal(after[0]["2.weight"], after[3]["2.weight"])
 
 
-@pytest.mark.parametrize(("compression", "least"), [("packed", 3.5), ("top-k", 5)])
-def test_bytes_that_are_saved(compression: Any, least: float) -> None:
-    """On a wide map, so that heads of messages do not count; 5 % of the blocks."""
+def test_bytes_that_are_saved() -> None:
+    """On a wide map, so that heads of messages do not count."""
     sent = {}
-    for asked in ("none", compression):
+    for asked in ("none", "packed"):
         config = replace(CONFIG, cycles=2, compression=asked)
         site = Fit(1, config)
         site.model = torch.nn.Sequential(
@@ -674,7 +671,7 @@ def test_bytes_that_are_saved(compression: Any, least: float) -> None:
         engine = InProcess([site])
         run_cycles(engine, Server(config, parameters, judged, None))
         sent[asked] = engine.bytes_up
-    assert sent["none"] > least * sent[compression]
+    assert sent["none"] > 3.5 * sent["packed"]
 
 
 def test_parameters_travel_down_once_a_cycle() -> None:
@@ -687,18 +684,18 @@ def test_parameters_travel_down_once_a_cycle() -> None:
 
 
 def test_what_was_not_sent_goes_with_the_next_change() -> None:
-    """By hand: the second change told is the training's own and what the first left.
-    Each tensor is one block; the share of one of the four goes to the last bias."""
-    config = replace(CONFIG, compression="top-k", top_share=0.25)
+    """By hand: steps of 1 are too large for the first change but for one of a tensor,
+    so the second change is the training's own and what the first left."""
+    config = replace(CONFIG, compression="packed")
     site = Fit(1, config)
     start = values(dict(net().named_parameters()))
     site.train(start, cycle=0)
-    first = {n: v.clone() for n, v in site._change.items()}
-    code = {name: torch.zeros(0, dtype=torch.int32) for name in start}
-    site.send(
-        code | {"2.bias": torch.zeros(1, dtype=torch.int32)}, weight=12.0, sites=1
-    )
-    first["2.bias"].zero_()
+    first = {name: value.clone() for name, value in site._change.items()}
+    steps = {name: torch.ones(1) for name in start}
+    steps["2.bias"] = first["2.bias"].abs().max()[None]
+    site.send(steps, weight=12.0, sites=1)
+    for name, value in first.items():
+        first[name] = value - steps[name] * (value / steps[name]).round()
     site.train(start, cycle=1)
     for name, value in site._change.items():
         own = site.shared[name].detach() - start[name]
@@ -743,7 +740,7 @@ def test_a_rate_is_of_its_own_step() -> None:
     "change",
     [
         *({"cycles": 0}, {"learning_rate": 0.0}, {"warmup": 1.0}, {"keep_cycle": 4}),
-        *({"accumulate": 5}, {"top_share": 0.0}, {"betas": (0.9,)}, {"proximal": -1.0}),
+        *({"accumulate": 5}, {"betas": (0.9,)}, {"proximal": -1.0}),
     ],
 )
 def test_a_value_that_cannot_be_is_named(change: dict[str, Any]) -> None:
@@ -778,7 +775,7 @@ def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
     """Of a site of weight 12, of three at most."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
     asked = site.train(values(dict(net().named_parameters())), cycle=0).tensors
-    code = agree_on_code(asked, "packed", 0)
+    code = step_sizes(asked)
     with pytest.raises(RefusedError, match="cannot be in a sum of weight"):
         site.send(code, weight=weight, sites=sites)
     assert site.send(code, weight=36.0, sites=3).metrics == {"part": 1.0}
@@ -805,16 +802,13 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
     count, whole = len(weights), sum(weights)
     sites = [change(seed) for seed in range(count)]
     means = Total.of(
-        [
-            Update(measure_changes(s, "packed"), w)
-            for s, w in zip(sites, weights, strict=True)
-        ]
+        [Update(mean_squares(s), w) for s, w in zip(sites, weights, strict=True)]
     )
-    code = agree_on_code(means.mean(), "packed", 0)
+    code = step_sizes(means.mean())
     sent, levels = [], dict.fromkeys(code, 0)
     for site, weight in zip(sites, weights, strict=True):
         part = count * weight / whole
-        words, left = encode(site, code, "packed", part, count)
+        words, left = encode(site, code, part, count)
         sent.append(Update(words, metrics={"part": part}))
         for name, value in site.items():
             assert words[name].dtype == torch.int64
@@ -826,9 +820,9 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
             levels[name] = levels[name] + own.astype(np.int64)
             back = torch.from_numpy(own * step / part).float()
             torch.testing.assert_close(back + left[name], value, rtol=1e-5, atol=1e-6)
-    total = unpack_total(Total.of(sent), sites[0], "packed", count)
+    total = unpack_total(Total.of(sent), sites[0], count)
     assert total.weight == pytest.approx(count)
-    found = decode(total.mean(), code, sites[0], "packed")
+    found = decode(total.mean(), code, sites[0])
     for name, wanted in levels.items():
         rms = np.sqrt(
             sum(
@@ -848,9 +842,9 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
 def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
     """All sites at the bound, of either sign, side by side."""
     one = {"w": torch.tensor([1e9, -1e9, 0.0, 1e9, -1e9, -1e9, 1e9, 1e9])}
-    words, _ = encode(one, {"w": torch.tensor([1.0])}, "packed", 1.0, sites)
+    words, _ = encode(one, {"w": torch.tensor([1.0])}, 1.0, sites)
     total = Total.of([Update(words, metrics={"part": 1.0})] * sites)
-    found = unpack_total(total, one, "packed", sites).tensors["w"]
+    found = unpack_total(total, one, sites).tensors["w"]
     assert found.tolist() == [
         12 * sites * math.copysign(1, v) * (v != 0) for v in one["w"].tolist()
     ]
@@ -861,52 +855,21 @@ def test_digits_do_not_carry_where_weights_are_not_whole() -> None:
     most 12 times that, rounded up, so 1 and 24: together more than 12 a site."""
     one, code = {"w": torch.tensor([1e9, -1e9, 1e9, 1e9])}, {"w": torch.tensor([1.0])}
     parts = (0.05, 1.95)
-    sent = [
-        Update(encode(one, code, "packed", p, 2)[0], metrics={"part": p}) for p in parts
-    ]
-    found = unpack_total(Total.of(sent), one, "packed", 2).tensors["w"]
+    sent = [Update(encode(one, code, p, 2)[0], metrics={"part": p}) for p in parts]
+    found = unpack_total(Total.of(sent), one, 2).tensors["w"]
     assert found.tolist() == [25, -25, 25, 25]
 
 
 def test_a_site_without_weight_keeps_its_change() -> None:
     """It sends zeros, and all that it could not send is left for the next time."""
     one = change(1)
-    code = agree_on_code(measure_changes(one, "packed"), "packed", 0)
-    words, left = encode(one, code, "packed", 0.0, 3)
+    code = step_sizes(mean_squares(one))
+    words, left = encode(one, code, 0.0, 3)
     assert not any(value.any() for value in words.values())
     assert_same(left, one)
 
 
-def test_the_blocks_with_the_largest_sums_are_sent() -> None:
-    """NumPy: mean squares over two sites by block; the largest third of all blocks."""
-    sites = [change(1), change(2)]
-    means = {
-        n: (
-            measure_changes(sites[0], "top-k")[n]
-            + measure_changes(sites[1], "top-k")[n]
-        )
-        / 2
-        for n in sites[0]
-    }
-    code = agree_on_code(means, "top-k", 1 / 3)
-    blocks = []
-    for name in ("a", "b"):
-        flat = [
-            np.pad(s[name].numpy().ravel(), (0, -s[name].numel() % BLOCK))
-            for s in sites
-        ]
-        energy = sum(f.reshape(-1, BLOCK) ** 2 for f in flat).mean(1)
-        blocks += [(float(e), name, i) for i, e in enumerate(energy)]
-    wanted = {(name, i) for _, name, i in sorted(blocks, reverse=True)[:2]}
-    assert {(n, int(i)) for n, chosen in code.items() for i in chosen} == wanted
-    sent, left = encode(sites[0], code, "top-k")
-    back = decode(sent, code, sites[0], "top-k")
-    for name, value in sites[0].items():
-        torch.testing.assert_close(back[name] + left[name], value, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("compression", ["packed", "top-k"])
-def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
+def test_error_feedback_sends_everything_in_time() -> None:
     """A site that keeps changing by the same amount: what was sent tends to t times
     that."""
     constant = {name: value / value.std() for name, value in change(1).items()}
@@ -914,15 +877,10 @@ def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
     total: dict[str, torch.Tensor] = {}
     for _ in range(60):
         now = {n: v + left[n] for n, v in constant.items()}
-        code = agree_on_code(measure_changes(now, compression), compression, 0.34)
-        sent, left = encode(now, code, compression)
+        steps = step_sizes(mean_squares(now))
+        sent, left = encode(now, steps)
         summed = Total.of([Update(sent, metrics={"part": 1.0})])
-        got = decode(
-            unpack_total(summed, constant, compression, 1).mean(),
-            code,
-            constant,
-            compression,
-        )
+        got = decode(unpack_total(summed, constant, 1).mean(), steps, constant)
         total = {n: got[n] + total.get(n, 0) for n in got}
     for name, value in constant.items():
         torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
@@ -939,17 +897,16 @@ def test_a_small_site_is_late_by_as_much_as_the_page_says(
     of one is sent: by hand, after 1 / (6 part) cycles. What was sent and what is left
     are the whole."""
     moved, left, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
-    code = agree_on_code({"w": moved.square().mean(0, keepdim=True)}, "packed", 0)
+    code = step_sizes({"w": moved.square().mean(0, keepdim=True)})
     first = 0
     for now in range(1, 40):
-        words, rest = encode({"w": moved + left}, code, "packed", part, 5)
+        words, rest = encode({"w": moved + left}, code, part, 5)
         # of all five, only this one moves
         total = Total.of([Update(words, metrics={"part": 5.0})])
         got = decode(
-            unpack_total(total, {"w": moved}, "packed", 5).mean(),
+            unpack_total(total, {"w": moved}, 5).mean(),
             code,
             {"w": moved},
-            "packed",
         )
         left, sent = rest["w"], sent + got["w"] * 5 / part
         first = first or now * bool(got["w"].any())
@@ -958,47 +915,29 @@ def test_a_small_site_is_late_by_as_much_as_the_page_says(
     assert float(left.abs().max()) <= 1 / (6 * part) * 1.0001
 
 
-def int32(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
-
-
-def test_a_code_that_narrows_an_update_down_is_refused() -> None:
-    """Of 5 blocks and 1, a third is two; a step size for each tensor."""
+def test_step_sizes_that_no_sum_has_are_refused() -> None:
     one = change(1)
-    for right in ({"a": int32(0, 4), "b": int32()}, {"a": int32(3), "b": int32(0)}):
-        require_code(right, one, "top-k", 1 / 3)
-    for wrong in (
-        {"a": int32(0), "b": int32()},  # one block alone
-        {"a": int32(0, 0), "b": int32()},
-        {"a": int32(4, 0), "b": int32()},
-        {"a": int32(-1, 0), "b": int32()},
-        {"a": int32(0), "b": int32(1)},
-        {"a": int32(0, 1).long(), "b": int32()},
-        {"a": int32(0, 1).reshape(1, 2), "b": int32()},
-        {"a": int32(0, 1)},
-    ):
-        with pytest.raises(
-            RefusedError, match="the received code does not match this job"
-        ):
-            require_code(wrong, one, "top-k", 1 / 3)
     steps = {"a": torch.tensor([0.1]), "b": torch.tensor([0.0])}
-    require_code(steps, one, "packed", 1.0)
-    for step in (
+    require_step_sizes(steps, one)
+    wrong_steps = (
         torch.tensor([-0.1]),
         torch.tensor([torch.inf]),
         torch.tensor([torch.nan]),
-    ):
+        torch.tensor([0.1, 0.2]),
+        torch.tensor(0.1),
+        torch.tensor([0.1], dtype=torch.float64),
+    )
+    wrong = [steps | {"b": step} for step in wrong_steps]
+    for code in (*wrong, {"a": steps["a"]}, steps | {"c": steps["a"]}):
         with pytest.raises(RefusedError, match="does not match this job"):
-            require_code(steps | {"b": step}, one, "packed", 1.0)
-    with pytest.raises(RefusedError, match="does not match this job"):
-        require_code(steps | {"b": torch.tensor([0.1, 0.2])}, one, "packed", 1.0)
+            require_step_sizes(code, one)
 
 
 @pytest.mark.parametrize("keep", [0, -1])
-@pytest.mark.parametrize("compression", ["none", "packed", "top-k"])
+@pytest.mark.parametrize("compression", ["none", "packed"])
 def test_bytes_are_told_as_the_engine_counts_them(compression: Any, keep: int) -> None:
     """But for counts and losses, some bytes a message."""
-    shared: Any = {"compression": compression, "top_share": 0.5, "sites": 2}
+    shared: Any = {"compression": compression, "sites": 2}
     config = replace(CONFIG, cycles=6, keep_cycle=keep, **shared)
     sites = [Fit(k, config) for k in range(2)]
     _, engine, _ = trained(sites, config)

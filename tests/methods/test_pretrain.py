@@ -230,7 +230,7 @@ def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) 
             {},
             {"whole_words": True, "long_length": 48, "long_cycles": 1, "accumulate": 2},
         ),
-        ({}, {"precision": "bfloat16", "compression": "top-k", "top_share": 0.2}),
+        ({}, {"precision": "bfloat16", "compression": "packed"}),
     ],
 )
 def test_every_way_learns(

@@ -102,9 +102,6 @@ MORE: dict[str, Callable[[Path], Case]] = {
     "finetune, shared batch, packed": lambda bert: with_settings(
         finetune_case(bert), batch="shared", compression="packed", batch_size=16
     ),
-    "finetune, top-k": lambda bert: with_settings(
-        finetune_case(bert), compression="top-k", top_share=0.5
-    ),
     "phenotype, both stages": lambda bert: phenotype_case(
         config_of(calibrate=True, least_occurrences=2)
     ),

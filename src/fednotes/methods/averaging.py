@@ -51,14 +51,13 @@ from fednotes.privacy.training import DPSupport
 from fednotes.training import server_steps
 from fednotes.training.compression import (
     Compression,
-    agree_on_code,
     count_bytes,
     decode,
     encode,
     encoded_shapes,
-    measure_changes,
-    measured_shapes,
-    require_code,
+    mean_squares,
+    require_step_sizes,
+    step_sizes,
     unpack_total,
 )
 from fednotes.training.local_trainer import LocalTrainer, Optimizer, Step
@@ -70,7 +69,6 @@ from fednotes.training.sites import (
     Part,
     Rate,
     RoundServer,
-    Share,
     Size,
     agree_on_shares,
     larger_batch_warning,
@@ -129,9 +127,7 @@ class Averaging(Aggregation):
         adaptivity: τ of server = "adam" and "yogi": their second moments start at its
             square.
         compression: How sites encode what they send: "packed" uses a few bits a number,
-            "top-k" the largest blocks (under the secure sum these take twice as many
-            bytes, as do uncompressed updates).
-        top_share: Fraction of the blocks that compression = "top-k" sends.
+            "none" sends float32 (under the secure sum it takes twice as many bytes).
         evaluate_every: Number of cycles between two evaluations and checkpoints.
         min_tokens: Smallest number of tokens behind an update of word embeddings or of
             an output bias, since such an update tells which words it was made of.
@@ -161,7 +157,6 @@ class Averaging(Aggregation):
     betas: Annotated[tuple[Part, ...], Len(2, 2)] = (0.9, 0.99)
     adaptivity: Rate = 1e-3
     compression: Compression = "none"
-    top_share: Share = 0.05
     evaluate_every: Count = 1
     min_tokens: Number = 10_000
     min_steps: Number = 10
@@ -293,7 +288,7 @@ def traffic_of(
         before: Number of cycles of a warm-up.
         head: Number of bytes of what a warm-up trains.
     """
-    up, code = count_bytes(shared, config.compression, config.top_share, config.sites)
+    up, code = count_bytes(shared, config.compression, config.sites)
     size = nbytes(shared)
     in_warm_up = before * head
     # What was evaluated is not sent again, except the best in the end.
@@ -361,26 +356,24 @@ def _decode_mean(
 ) -> dict[str, Tensor]:
     """Return the mean of what sites trained, from their coded changes.
 
-    Sites have reported sizes of their changes. From the sum follows a code, in which
-    they send the changes.
+    Sites have reported mean squares of their changes. From their mean follows a step
+    size for each tensor, and sites send their changes in whole steps.
 
     Args:
         federation: The sites.
         server: The server.
         sent: What the cycle began with.
-        total: The sum of the sizes.
+        total: The sum of the mean squares.
     """
-    config = server.config
-    method = config.compression
-    server.require_returned(total, measured_shapes(sent, method))
-    mean_sizes = server.mean(total)
-    server.require_finite(mean_sizes)
-    code = agree_on_code(mean_sizes, method, config.top_share)
+    server.require_returned(total, dict.fromkeys(sent, (1,)))
+    means = server.mean(total)
+    server.require_finite(means)
+    steps = step_sizes(means)
 
-    coded = federation.sum("send", code, weight=total.weight, sites=total.sites)
-    server.require_returned(coded, encoded_shapes(code, sent, method, total.sites))
-    mean_code = server.mean(unpack_total(coded, sent, method, total.sites))
-    change = decode(mean_code, code, sent, method)
+    coded = federation.sum("send", steps, weight=total.weight, sites=total.sites)
+    server.require_returned(coded, encoded_shapes(sent, total.sites))
+    mean_levels = server.mean(unpack_total(coded, sent, total.sites))
+    change = decode(mean_levels, steps, sent)
     return {name: sent[name] + change[name] for name in sent}
 
 
@@ -762,14 +755,13 @@ class AveragingSite(SiteTasks):
             "examples": float(round_count(examples, self.count_step)),
         }
 
-        code = self._averaging.compression
-        if code == "none":
+        if self._averaging.compression == "none":
             return self._make_update(snapshot(trained), metrics)  # [bert eq 1]
         self._change = {
             name: parameter.detach() - start[name] + self._unsent_of(name, parameter)
             for name, parameter in trained.items()
         }
-        return self._make_update(measure_changes(self._change, code), metrics)
+        return self._make_update(mean_squares(self._change), metrics)
 
     def _unsent_of(self, name: str, parameter: Tensor) -> Tensor:
         return self._unsent.get(name, torch.zeros_like(parameter))
@@ -819,11 +811,11 @@ class AveragingSite(SiteTasks):
         """Reset what a warm-up does not send, where another site may have used it."""
 
     def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
-        """Return the change of the last "train" in the agreed code.
+        """Return the change of the last "train" in whole steps.
 
         Args:
-            tensors: The code.
-            weight: Weight of the sum that the code follows from.
+            tensors: The step size of each tensor.
+            weight: Weight of the sum that the step sizes follow from.
             sites: Number of sites in that sum.
 
         Raises:
@@ -835,7 +827,7 @@ class AveragingSite(SiteTasks):
                 f"site {self.id!r} was asked to send a change before it trained"
             )
         config = self._averaging
-        require_code(tensors, self._change, config.compression, config.top_share)
+        require_step_sizes(tensors, self._change)
         has_weight = self.weight <= weight < math.inf
         if not has_weight or not 1 <= sites <= (config.sites or sites):
             raise RefusedError(
@@ -843,12 +835,10 @@ class AveragingSite(SiteTasks):
                 "sites"
             )
         part = sites * self.weight / weight if weight else 0.0
-        sent, unsent = encode(self._change, tensors, config.compression, part, sites)
+        sent, unsent = encode(self._change, tensors, part, sites)
         self._unsent |= unsent
         self._change = {}
-        return self._make_update(
-            sent, {}, part if config.compression == "packed" else None
-        )
+        return self._make_update(sent, {}, part)
 
     def _make_update(
         self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None

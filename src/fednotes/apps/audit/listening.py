@@ -253,16 +253,16 @@ class ObservingEngine(InProcess):
     ) -> Observation:
         """Return the training that ends with `compressed`, with the decoded update.
 
-        A site tells the sizes of its change, and then, asked to "send", the change in
-        the code that the sites agreed on (`training/compression.py`).
+        A site reports mean squares of its change, and then, asked to "send", the change
+        in whole steps of the agreed sizes (`training/compression.py`).
         """
         training = self.observations.pop()
         shapes = {name: training.sent[name] for name in training.tensors}
         total = compressed.total
         if self.summing is None:
             total = Total.of([compressed.audited_update])
-        mean = unpack_total(total, shapes, self._compression, sites).mean()
-        change = decode(mean, code, shapes, self._compression)
+        mean = unpack_total(total, shapes, sites).mean()
+        change = decode(mean, code, shapes)
         tensors = {name: training.sent[name] + value for name, value in change.items()}
         return replace(training, tensors=tensors)
 
