@@ -126,7 +126,6 @@ class ObservingEngine(InProcess):
         audited: Name of the audited site.
         secure: Whether sums are secure.
         has_patients: Whether the job is on patients.
-        compression: How updates are compressed, as in the method's settings.
     """
 
     def __init__(
@@ -136,14 +135,12 @@ class ObservingEngine(InProcess):
         audited: str,
         secure: bool,
         has_patients: bool,
-        compression: Any,
     ) -> None:
         super().__init__(sites, secure=secure)
         self.observations: list[Observation] = []
         self.record = TrainingRecord()  # of the site that is computing
         self._audited = audited
         self._has_patients = has_patients
-        self._compression = compression
         self._evaluates = any(EVALUATE in site.tasks for site in sites)
         self._full_sums = FULL_SUMS * (STAGE_FACTOR if has_patients else 1)
         self._sent: dict[str, Tensor] = {}

@@ -148,7 +148,6 @@ class Scene:
             audited=self.site,
             secure=self.job.federation.secure_sum,
             has_patients=self.has_patients,
-            compression=getattr(self.training.config, "compression", "none"),
         )
         models: dict[int, Any] = {}
         if (
