@@ -443,7 +443,7 @@ def test_runs_are_compared_on_the_data_they_had(tmp_path: Path, give: Any) -> No
     (run / "job.json").write_text(json.dumps(record))
     code, _, err = give("compare", run, run, "--samples", 5)
     assert code == 2
-    assert "site 'south' has other data, or parts, than when this run was made" in err
+    assert "site 'south' has other data, or another division of them, than when" in err
 
 
 def test_two_annotators(tmp_path: Path) -> None:

@@ -351,7 +351,9 @@ def test_what_is_there_is_left_alone(done, tmp_path: Path) -> None:
     (tmp_path / "mine" / "letter.txt").write_text("x")
     for place in (tmp_path / "mine", tmp_path / "mine" / "letter.txt"):
         for options in ({}, {"resume": True}, {"overwrite": True}):
-            with pytest.raises(ConfigError, match="is not the folder of a run"):
+            with pytest.raises(
+                ConfigError, match="neither the folder of a run nor empty"
+            ):
                 simulate(job(tmp_path), place, **options)
     assert files(tmp_path) == {"mine/letter.txt": b"x"}
 

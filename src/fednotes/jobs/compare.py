@@ -1,34 +1,42 @@
-"""Is one run better than another, or is it the choice of test documents?"""
+"""Compare two runs: is one better, or does the choice of test data explain it?
+
+This is the function behind `fednotes compare`. How predictions on a kind of data are
+compared is up to that kind (`SiteKind.compare`): annotated documents in
+`jobs/kinds/compare_documents.py`, patients in `apps/phenotyping/compare_patients.py`.
+The tests themselves are in `metrics/paired_tests.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
 from fednotes.core.settings import path_of
-from fednotes.core.types import Document, SiteData
-from fednotes.encoders.features import default_cache
-from fednotes.jobs.comparing import Compared, Side, model_folder
-from fednotes.jobs.job import Job, load_sites
-from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.job import Side, SiteKind, load_sites
+from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.results import CONDITIONS, read_result
-from fednotes.jobs.simulate import recorded
 from fednotes.metrics.gap import Gap
-from fednotes.metrics.paired_tests import BOOTSTRAP_SAMPLES, Bootstrap, paired_bootstrap
-from fednotes.metrics.spans import Scores, SpanCounts
-from fednotes.taggers.saving import load_model
+from fednotes.metrics.paired_tests import BOOTSTRAP_SAMPLES, Bootstrap
+from fednotes.metrics.spans import Scores
 
 
 class Comparison(NamedTuple):
-    """`condition` minus `against`: a test for each site. kind: of score.
+    """The result of a comparison: `condition` minus `against`, with a test per site.
 
-    scores: site → precision, recall and F1 of both sides; empty for AUROC. one_to_one: site → F1
-    of both sides where overlapping mentions are paired one to one, of metric "relaxed" alone.
-    gaps: where a run's federated models are compared with its own of sites alone, how much of
-    pooled - alone they close at each site. runs: names of the folders of both runs, empty
-    where both sides are of one run.
+    Attributes:
+        kind: Display name of the score that is compared.
+        condition: Condition of the first run.
+        against: Condition of the second run.
+        samples: Number of bootstrap samples.
+        tests: Site → the paired test.
+        gaps: Site → how much of pooled - alone the federation closes, where the
+            federated models of a run are compared with its own models of sites alone;
+            empty otherwise.
+        scores: Site → precision, recall and F1 of both sides; empty for AUROC.
+        one_to_one: Site → F1 of both sides where overlapping mentions are paired one to
+            one; only for the metric "relaxed".
+        runs: Names of the folders of both runs; empty if both sides are one run.
     """
 
     kind: str
@@ -50,130 +58,78 @@ def compare(
     metric: str = "strict",
     samples: int = BOOTSTRAP_SAMPLES,
 ) -> Comparison:
-    """A paired bootstrap, site by site: `condition` of run a minus `against` of run b
-    (or of a).
+    """Compare two runs, or two conditions of a run, by a paired bootstrap at each site.
 
-    Both runs' saved models predict the test data of run a's job again. metric:
-    "strict", "relaxed" (any overlap) or "relaxed_one_to_one"; runs on another kind of
-    data have metrics of their own (`SiteKind.metrics`), as those on patients "strict"
-    (macro F1) and "auroc".
-    Raises DataError if the runs do not have the same test data or a model is missing.
+    The saved models of both sides predict the test data of run a's job again.
+
+    Args:
+        a: Folder of a run.
+        b: Folder of the run that is subtracted; the same run if None.
+        condition: Condition of run a: "alone", "own-mix", "federated" or "pooled".
+        against: Condition of run b.
+        metric: For annotated documents "strict", "relaxed" (any overlap) or
+            "relaxed_one_to_one"; for patients "strict" (macro F1) or "auroc". Other
+            kinds of data have metrics of their own (`SiteKind.metrics`).
+        samples: Number of bootstrap samples.
+
+    Raises:
+        ConfigError: A parameter has an impossible value, or a folder is not a run.
+        DataError: The runs do not have the same test data, or a model is missing.
     """
-    a, b = (path_of(run, "a run's folder") for run in (a, a if b is None else b))
+    run_a = path_of(a, "a run's folder")
+    run_b = run_a if b is None else path_of(b, "a run's folder")
     for name in (condition, against):
         if name not in CONDITIONS:
             raise ConfigError(
                 f"no condition is called {name!r}; {nearest(name, CONDITIONS)}"
             )
-    job, other_job = job_of(a), job_of(b)
-    for run, run_job in ((a, job), (b, other_job)):
-        if run_job.kind.compare is None:
+    job_a = load_recorded_job(run_a)
+    job_b = load_recorded_job(run_b)
+    for run, job in ((run_a, job_a), (run_b, job_b)):
+        if job.kind.compare is None:
             raise DataError(
-                f"{run}: a run of {run_job.method!r} finds no entities to compare"
+                f"{run}: a run of {job.method!r} finds no entities to compare"
             )
-    kind = job.kind
-    if kind is not other_job.kind or kind.compare is None:
+    kind = job_a.kind
+    if kind is not job_b.kind or kind.compare is None:
         raise DataError(
-            f"{a} and {b}: one is a run on {kind.name}, the other on {other_job.kind.name}: "
-            "compare runs on the same kind of data"
+            f"{run_a} and {run_b}: one is a run on {kind.name}, the other on "
+            f"{job_b.kind.name}: compare runs on the same kind of data"
         )
+    _require_metric(metric, kind)
+
+    is_same_run = run_a.resolve() == run_b.resolve()
+    sites_a = load_sites(job_a).data
+    sites_b = sites_a if is_same_run else load_sites(job_b).data
+    compared = kind.compare(
+        Side(run_a, job_a, sites_a, condition),
+        Side(run_b, job_b, sites_b, against),
+        metric,
+        samples,
+    )
+
+    gaps: dict[str, Gap | None] = {}
+    if is_same_run and (condition, against) == ("federated", "alone"):
+        result = read_result(run_a)
+        gaps = {site: result.gap(site) for site in result.sites}
+    names = () if is_same_run else (run_a.resolve().name, run_b.resolve().name)
+    return Comparison(
+        kind=kind.metrics[metric],
+        condition=condition,
+        against=against,
+        samples=samples,
+        tests=compared.tests,
+        gaps=gaps,
+        scores=compared.scores,
+        one_to_one=compared.one_to_one,
+        runs=names,
+    )
+
+
+def _require_metric(metric: str, kind: SiteKind) -> None:
+    """Raise ParameterError unless runs on this kind of data have a metric."""
     if metric not in kind.metrics:
         known = " or ".join(f"{label} ({name})" for name, label in kind.metrics.items())
         raise ParameterError(
             f"`metric` {metric}: runs on {kind.name} are compared by {known}"
         )
-    same_run = a.resolve() == b.resolve()
-    gaps: dict[str, Gap | None] = {}
-    if same_run and (condition, against) == ("federated", "alone"):
-        result = read_result(a)
-        gaps = {site: result.gap(site) for site in result.sites}
-    sites = load_sites(job).data
-    other_sites = sites if same_run else load_sites(other_job).data
-    compared = kind.compare(
-        Side(a, job, sites, condition),
-        Side(b, other_job, other_sites, against),
-        metric,
-        samples,
-    )
-    return Comparison(
-        kind.metrics[metric],
-        condition,
-        against,
-        samples,
-        compared.tests,
-        gaps,
-        compared.scores,
-        compared.one_to_one,
-        () if same_run else (a.resolve().name, b.resolve().name),
-    )
-
-
-def compare_documents(a: Side, b: Side, metric: str, samples: int) -> Compared:
-    """Compare the mentions that two sides find in the same test documents of each site.
-
-    Args:
-        a: One side.
-        b: The other side.
-        metric: Which F1 is compared, as of `compare`.
-        samples: Number of bootstrap samples.
-
-    Raises:
-        DataError: The sides do not have the same test data, or a model is missing.
-    """
-    for side in (a, b):
-        require_same(side.run, side.job, side.sites)
-    other_texts = {site.id: [d.text for d in site.test] for site in b.sites}
-    compared = Compared()
-    for site in a.sites:
-        if other_texts.get(site.id) != [d.text for d in site.test]:
-            raise DataError(
-                f"{a.run} and {b.run} do not have the same test data at site {site.id!r}"
-            )
-        one, two = (_predict(side.run, side.condition, site) for side in (a, b))
-        types = judged_types(a.job, site)
-        compared.tests[site.id] = paired_bootstrap(
-            site.test, one, two, metric, samples, types=types
-        )
-        totals = [
-            SpanCounts.of(site.test, predicted, types=types).total
-            for predicted in (one, two)
-        ]
-        compared.scores[site.id] = (totals[0].score(metric), totals[1].score(metric))
-        if metric == "relaxed":
-            matched = [total.score("relaxed_one_to_one")["f1"] for total in totals]
-            compared.one_to_one[site.id] = (matched[0], matched[1])
-    return compared
-
-
-def judged_types(job: Job, site: SiteData) -> tuple[str, ...]:
-    """Return the types by which a run judges a site's predictions on its test data."""
-    types: tuple[str, ...] = job.module.inner_site_class.judged_types(site)
-    return types
-
-
-def require_same(run: Path, job: Job, sites: Sequence[SiteData]) -> None:
-    """Raises DataError unless a run's sites are split as they were when it trained."""
-    before = recorded(run).get("notes", {})
-    for site in sites:
-        if before.get(site.id, own := job.kind.fingerprint(site)) != own:
-            raise DataError(
-                f"{run}: site {site.id!r} has other data, or parts, than when this run was made: "
-                "what it is tested on may be what it learnt; give it its files back (jobs without "
-                '`split` were once split by sentence: add split = "sentence" to its job.json)'
-            )
-
-
-def job_of(run: Path) -> Job:
-    """The job that a run's folder was made by. Raises ConfigError."""
-    record = recorded(run)
-    try:
-        return parse_job(
-            record["table"], record["job"], Path(record["folder"]), str(run)
-        )
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{run / 'job.json'}: damaged") from error
-
-
-def _predict(run: Path, condition: str, site: SiteData) -> tuple[Document, ...]:
-    tagger = load_model(model_folder(run, condition, site.id))
-    return tagger.predict(tagger.prepare(site.test, cache=default_cache(), gold=False))

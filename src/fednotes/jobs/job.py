@@ -32,9 +32,10 @@ from fednotes.core.settings import checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
-from fednotes.jobs.comparing import Compared, Side
 from fednotes.methods.base import Method
 from fednotes.methods.private import PrivateMethod
+from fednotes.metrics.paired_tests import Bootstrap
+from fednotes.metrics.spans import Scores
 from fednotes.privacy.promise import Privacy
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
@@ -374,6 +375,39 @@ class ListsTable:
     meaning: str
 
 
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison of two runs.
+
+    Attributes:
+        run: Folder of the run.
+        job: The job that made it.
+        sites: Data of the job's sites.
+        condition: Condition whose models are compared, such as "federated".
+    """
+
+    run: Path
+    job: Job
+    sites: tuple[Any, ...]
+    condition: str
+
+
+@dataclass(frozen=True)
+class ComparedSites:
+    """The tests and scores of a comparison of two runs, by site.
+
+    Attributes:
+        tests: The paired test.
+        scores: Precision, recall and F1 of both sides; empty for a metric that has
+            none of these.
+        one_to_one: F1 of both sides where overlapping mentions are paired one to one.
+    """
+
+    tests: dict[str, Bootstrap] = field(default_factory=dict)
+    scores: dict[str, tuple[Scores, Scores]] = field(default_factory=dict)
+    one_to_one: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
 Progress = Callable[[int, int], None]
 
 
@@ -454,7 +488,7 @@ class SiteKind:
     describe: Callable[[Job, Any], Mapping[str, Any]] = lambda job, site: {}
     stub: Callable[[str, Any], Any] | None = None
     audit_subject: Callable[[Any, Any, Any, int, str], tuple[Any, Job]] | None = None
-    compare: Callable[[Side, Side, str, int], Compared] | None = None
+    compare: Callable[[Side, Side, str, int], ComparedSites] | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     one_sentence: Callable[[Any], Any] | None = None
     invented: Callable[[str, Any], Any] | None = None

@@ -42,6 +42,7 @@ from fednotes.jobs.job import (
     SiteKind,
 )
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
+from fednotes.jobs.run_folder import JOB_RECORD, read_job_record
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
@@ -212,6 +213,20 @@ def _conditions(
 def table_names() -> frozenset[str]:
     """Return the names of all tables that a job file may have."""
     return _COMMON_TABLES.union(*(kind.tables for kind in kinds.all_kinds()))
+
+
+def load_recorded_job(run: Path) -> Job:
+    """Return the job that made a run, from the record in the run's folder.
+
+    Raises:
+        ConfigError: The folder is not that of a run, or its record is damaged.
+    """
+    record = read_job_record(run)
+    try:
+        table, name, folder = record["table"], record["job"], Path(record["folder"])
+        return parse_job(table, name, folder, str(run))
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{run / JOB_RECORD}: damaged") from error
 
 
 def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:

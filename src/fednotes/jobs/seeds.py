@@ -29,7 +29,8 @@ from fednotes.jobs.results import (
     read_result,
     read_table,
 )
-from fednotes.jobs.simulate import Told, displayed, recorded, simulate, versions
+from fednotes.jobs.run_folder import list_versions, require_same_job
+from fednotes.jobs.simulate import Told, displayed, simulate
 from fednotes.metrics.gap import main_score
 from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
@@ -244,11 +245,7 @@ def _finished(job: Job, folder: Path) -> RunResult | None:
     """
     if not (folder / SUMMARY).is_file():
         return None
-    if recorded(folder).get("fingerprint") != job.fingerprint:
-        raise ParameterError(
-            f"{folder} holds a run of another job (or with other `settings`): nothing "
-            "done"
-        )
+    require_same_job(folder, job)
     return read_result(folder)
 
 
@@ -308,7 +305,7 @@ def summarised(results: Sequence[RunResult], command: str = "") -> SeedsResult:
         differences=differences,
         marks=first.marks,
         config=config,
-        versions=versions(),
+        versions=list_versions(),
         notes=notes,
     )
 

@@ -12,8 +12,6 @@ OUT/summary.json       the result
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,16 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-import fednotes
-from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.core.federation import EVALUATE, MethodSite
-from fednotes.core.parsing import mapping, number, read_json
+from fednotes.core.parsing import number
 from fednotes.core.stopping import resumable
 from fednotes.core.store import (
-    LOCK,
     hold_folder,
-    make_private,
-    private_folder,
     write_json,
     write_text,
 )
@@ -50,7 +43,6 @@ from fednotes.jobs.results import (
     HINTS,
     METRICS,
     OWN_MIX,
-    SUMMARY,
     VERSION,
     Outcome,
     PairedDifference,
@@ -58,9 +50,16 @@ from fednotes.jobs.results import (
     Scores,
     add_line,
     line_of,
-    read_result,
     rewound,
     size,
+)
+from fednotes.jobs.run_folder import (
+    claim,
+    list_versions,
+    read_outcome,
+    require_run_folder,
+    require_usable,
+    set_aside,
 )
 from fednotes.methods.base import Method
 from fednotes.metrics.paired_tests import Bootstrap, paired_sites
@@ -209,10 +208,10 @@ def simulate(
     display = displayed(display)
     device_of(device)
     replace_old = overwrite and not resume
-    require_place(out)
+    require_run_folder(out)
     with ExitStack() as mine:
         mine.enter_context(hold_folder(out))
-        refuse(job, out, resume, replace_old)
+        require_usable(job, out, resume=resume, overwrite=replace_old)
         sites, config, parts = prepare(job, display.features)
         sizes = [job.kind.size(site) for site in sites.data]
         warnings = (
@@ -227,7 +226,7 @@ def simulate(
         if replace_old and set_aside(out):
             # The lock moved away with the earlier run, so lock the new folder too.
             mine.enter_context(hold_folder(out))
-        claim(job, out, sites, resume)
+        claim(job, out, sites, resume=resume)
         with resumable(f"{command} --resume"):
             run = _Run(job, out, resume, device, display)
             result = _result(
@@ -369,7 +368,7 @@ class _Run:
         results = {}
         for part in parts:
             folder = self.out / part.name
-            outcome = finished(folder / "done.json") if self.resume else None
+            outcome = read_outcome(folder / "done.json") if self.resume else None
             if outcome is None:
                 outcome = self._trained(part, folder, sites)
                 write_json(folder / "done.json", outcome.model_dump())
@@ -517,7 +516,7 @@ def _result(
         paired=sites_paired,
         paired_mean=means_paired,
         config=dict(job.table),
-        versions=versions(),
+        versions=list_versions(),
         notes=[
             *sites.told,
             *(
@@ -585,156 +584,6 @@ def _validation(parts: Sequence[Outcome]) -> dict[str, Any]:
     sites = {site: score for part in parts for site, score in part.valid.items()}
     judged = [score for score in sites.values() if score is not None]
     return {"mean": fmean(judged) if judged else None, "sites": sites}
-
-
-# ---- a run's folder: which job owns it, whether it is free, and what it holds --------
-
-
-def require_place(out: Path) -> None:
-    """Raise ParameterError unless `out` is, or can become, the folder of a run."""
-    if (out / "job.json").exists() or not out.exists():
-        return
-    if not out.is_dir() or any(path.name != LOCK for path in out.iterdir()):
-        raise ParameterError(
-            f"{out} is not the folder of a run, nor empty: give another `out`"
-        )
-
-
-def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
-    """Raise ParameterError if `out` holds a run that this job may not touch.
-
-    Args:
-        job: The job.
-        out: Folder of the run.
-        resume: Whether the job resumes its own run.
-        overwrite: Whether the job may replace an earlier run.
-    """
-    if overwrite or not begun(out):
-        return
-    if not resume:
-        raise ParameterError(
-            f"{out} holds a run already: give another `out`, `resume` to resume it, or "
-            "`overwrite` to replace it"
-        )
-    if recorded(out).get("fingerprint") != job.fingerprint:
-        raise ParameterError(
-            f"{out} holds a run of another job (or with other `settings`): nothing done"
-        )
-
-
-def finished(done: Path) -> Outcome | None:
-    """Return the outcome of a finished part, or None if there is none or it is damaged.
-
-    A part without an outcome is trained again.
-    """
-    try:
-        return Outcome.model_validate(read_json(done, strict=False))
-    except (OSError, ValueError):
-        return None
-
-
-def begun(out: Path) -> bool:
-    """Return whether a run's folder holds evaluations, which took time to compute.
-
-    A job that failed at its start leaves none, so its folder is free.
-    """
-    log = out / METRICS
-    return log.exists() and log.stat().st_size > 0
-
-
-def set_aside(out: Path) -> bool:
-    """Move an earlier run to `OUT.previous`.
-
-    An unfinished run is deleted instead if there is a previous run already.
-
-    Returns:
-        Whether there was an earlier run.
-    """
-    previous = out.with_name(out.name + ".previous")
-    if not begun(out):
-        return False
-    if previous.exists():
-        if not (out / SUMMARY).exists():
-            shutil.rmtree(out)
-            return True
-        # raises unless this is the folder of a run: nothing else may be deleted
-        recorded(previous)
-        shutil.rmtree(previous)
-    out.rename(previous)
-    return True
-
-
-def recorded(run: Path) -> dict[str, Any]:
-    """Return the content of a run's job.json.
-
-    Raises:
-        ConfigError: The file is missing or damaged.
-    """
-    try:
-        record = read_json(run / "job.json")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{run} is not the folder of a run (no whole job.json)"
-        ) from error
-    if not isinstance(record, dict):
-        raise ConfigError(f"{run / 'job.json'}: damaged")
-    return record
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run, simulated or between real sites."""
-    return any((folder / name).is_file() for name in (SUMMARY, "job.json"))
-
-
-def so_far(run: Path) -> RunResult:
-    """Return the result of a run, or what job.json says of a run that has not ended."""
-    if (run / SUMMARY).is_file():
-        return read_result(run)
-    record = recorded(run)
-    table = mapping(record.get("table") or record)
-    known = {key: str(table[key]) for key in ("title", "method") if key in table}
-    return RunResult.model_validate(
-        {**known, "config": {str(k): v for k, v in table.items()}}
-    )
-
-
-def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
-    """Record in `out` which job and which notes its run uses.
-
-    Only the owner can read the folder, because its files derive from notes.
-
-    Raises:
-        ConfigError: The notes have changed since the run that is to be resumed began.
-    """
-    notes = {site.id: job.kind.fingerprint(site) for site in sites.data}
-    if resume and begun(out):
-        before = recorded(out).get("notes", {})
-        for site, digest in notes.items():
-            if before.get(site) != digest:
-                raise ConfigError(
-                    f"the notes of site {site!r} changed since {out} began"
-                )
-    private_folder(out)
-    make_private(out)
-    record = {
-        "fingerprint": job.fingerprint,
-        "job": job.name,
-        "folder": str(job.folder),
-        "table": job.table,
-        "versions": versions(),
-        "notes": notes,
-    }
-    write_json(out / "job.json", record)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software and the machine, which may affect a result."""
-    return {
-        "fednotes": fednotes.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
 
 
 # ---- remarks on the scores of a run: why a number may be low, and what to try --------

@@ -24,7 +24,7 @@ from fednotes.core.settings import read_toml
 from fednotes.data.text import Passage
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
-from fednotes.jobs.simulate import claim, recorded
+from fednotes.jobs.run_folder import claim, read_job_record
 
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
 CONCEPTS = {"dictionary": "terms.tsv"}
@@ -258,11 +258,11 @@ def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
     first_job, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
     sites = load_sites(first_job, cache=place / "cache")
     claim(first_job, out, sites, resume=False)
-    assert recorded(out)["notes"] == {"a": fingerprint(sites.data[0])}
+    assert read_job_record(out)["notes"] == {"a": fingerprint(sites.data[0])}
     (out / "metrics.jsonl").write_text("{}\n")
     claim(first_job, out, load_sites(first_job, cache=None), resume=True)
     (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")
-    with pytest.raises(ConfigError, match="the notes of site 'a' changed"):
+    with pytest.raises(ConfigError, match="the notes of site 'a' have changed"):
         claim(first_job, out, load_sites(first_job, cache=place / "cache"), resume=True)
 
 

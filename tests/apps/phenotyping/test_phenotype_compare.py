@@ -17,8 +17,7 @@ from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.compare_patients import ALL_SITES, compare_patients
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import DataError
-from fednotes.jobs.comparing import Side
-from fednotes.jobs.job import Job
+from fednotes.jobs.job import Job, Side
 from fednotes.metrics.paired_tests import Bootstrap, paired_patients
 
 

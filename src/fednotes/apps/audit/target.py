@@ -16,7 +16,7 @@ from fednotes.core.tables import table_fingerprint
 from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_job, parse_job
-from fednotes.jobs.simulate import is_run, recorded
+from fednotes.jobs.run_folder import is_run, read_job_record
 
 
 class Target(NamedTuple):
@@ -106,7 +106,7 @@ def _job_at_home(
 
 def _job_of_run(folder: Path) -> tuple[Job, Mapping[str, Any]]:
     """Return a run's job and its table."""
-    record = recorded(folder)
+    record = read_job_record(folder)
     table = mapping(record.get("table"))
     job = parse_job(table, folder.name, Path(str(record.get("folder"))), str(folder))
     return job, table
@@ -126,7 +126,7 @@ def _require_same_job(out: Path, key: str) -> None:
     """Raise ConfigError if `out` is the run of a job with another fingerprint."""
     if not is_run(out):
         return
-    other = table_fingerprint(mapping(recorded(out).get("table")))
+    other = table_fingerprint(mapping(read_job_record(out).get("table")))
     if other != key:
         raise ParameterError(
             f"`out` {out}: a run of another job ({other[:12]}, not {key[:12]}), whose "

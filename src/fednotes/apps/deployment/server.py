@@ -74,7 +74,7 @@ from fednotes.jobs.results import (
     line_of,
     rewound,
 )
-from fednotes.jobs.simulate import versions
+from fednotes.jobs.run_folder import list_versions
 
 # In the server's kit: [files] of this machine, if the job names any.
 SERVER_FILE = "server.toml"
@@ -256,7 +256,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
             }
         },
         config=dict(setup.job["job"]),
-        versions=versions(),
+        versions=list_versions(),
         notes=notes,
     )
     job.module.save_model(config, final, setup.folder / "model")

@@ -71,7 +71,7 @@ from fednotes.jobs.card import SCORES_FILE, OwnRun, write_cards
 from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import PROMISED, RunResult
-from fednotes.jobs.simulate import versions
+from fednotes.jobs.run_folder import list_versions
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 
 RESULTS = "results"
@@ -274,7 +274,7 @@ class _Participation:
         facts: dict[str, Any] = {
             "sites": sites,
             "run": self.setup.run,
-            "versions": versions(),
+            "versions": list_versions(),
             "method": self.job.method,
             "holds": self.job.kind.name,
             "seed": self.job.seed,

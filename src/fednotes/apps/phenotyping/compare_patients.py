@@ -11,7 +11,8 @@ import numpy as np
 from fednotes.apps.phenotyping.cohort import SitePatients
 from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import DataError
-from fednotes.jobs.comparing import Compared, Side, model_folder
+from fednotes.jobs.job import ComparedSites, Side
+from fednotes.jobs.run_folder import find_model_folder
 from fednotes.metrics.classification import macro_measures
 from fednotes.metrics.paired_tests import Bootstrap, paired_patients
 from fednotes.metrics.spans import Scores
@@ -53,7 +54,7 @@ class _Predictions(NamedTuple):
     folders: tuple[Path, Path]
 
 
-def compare_runs(a: Side, b: Side, metric: str, samples: int) -> Compared:
+def compare_runs(a: Side, b: Side, metric: str, samples: int) -> ComparedSites:
     """Compare the predictions of two sides for the same test patients of each site.
 
     Args:
@@ -65,7 +66,7 @@ def compare_runs(a: Side, b: Side, metric: str, samples: int) -> Compared:
     Raises:
         DataError: As of `compare_patients`.
     """
-    compared = Compared()
+    compared = ComparedSites()
     for site, result in compare_patients(a, b, samples, metric).items():
         compared.tests[site] = result.test
         if result.scores is not None:
@@ -148,7 +149,7 @@ def _predict(
     outputs = []
     known = []
     for side, side_site in ((a, site), (b, other)):
-        folder = model_folder(side.run, side.condition, side_site.id)
+        folder = find_model_folder(side.run, side.condition, side_site.id)
         model = load_phenotyper(folder)
         known.append(_classes(model, side_site, folder))
         bags = side_site.test.bags.take(rows)

@@ -49,7 +49,7 @@ from fednotes.data.formats.problems import OnError
 from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
 from fednotes.jobs.results import SUMMARY, read_lines, size
-from fednotes.jobs.simulate import is_run, so_far
+from fednotes.jobs.run_folder import is_run, read_progress
 from fednotes.metrics.judging import KINDS
 from fednotes.report.html import environment, parts_of_page, two_runs
 from fednotes.taggers.saving import is_model
@@ -255,7 +255,7 @@ class Pages:
         if len(self._runs) == 1:
             return self.to("/runs/0")
         rows = [
-            (name, so_far(folder), (folder / SUMMARY).is_file())
+            (name, read_progress(folder), (folder / SUMMARY).is_file())
             for name, folder in self._runs
         ]
         return self.page("runs.html", here="/runs", rows=rows)
@@ -264,7 +264,7 @@ class Pages:
         """Show the report of a run; the page of an unfinished run refreshes itself."""
         folder = _numbered(self._runs, request, "run")[1]
         lines, ended = read_lines(folder), (folder / SUMMARY).is_file()
-        parts = parts_of_page(so_far(folder), lines)
+        parts = parts_of_page(read_progress(folder), lines)
         parts["title"] = parts["result"].title or folder.name
         last = lines[-1] if lines else {}
         poll = 0 if ended else _AGAIN
@@ -284,7 +284,9 @@ class Pages:
         asked = [request.query_params.get(key, "") for key in "ab"]
         one, two = (a if a in names else names[n] for n, a in enumerate(asked))
         folders = {name: self.desk.runs[name] for name in (one, two)}
-        parts = two_runs({n: (so_far(f), read_lines(f)) for n, f in folders.items()})
+        parts = two_runs(
+            {n: (read_progress(f), read_lines(f)) for n, f in folders.items()}
+        )
         tests, asked_for = None, bool(request.query_params.get("test"))
         if asked_for:
             test = partial(compare, condition="federated", against="federated")
@@ -520,7 +522,7 @@ def opened(
 
     if notes:
         desk.review = Later(tagged)
-    elif runs and so_far(runs[0]).holds in ("", "documents"):
+    elif runs and read_progress(runs[0]).holds in ("", "documents"):
         desk.review = Later(partial(of_run, runs[0], kept))
     return desk
 

@@ -29,10 +29,10 @@ from fednotes.core.store import write_json
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import write
 from fednotes.data.tags import flatten, relabel, types_of
-from fednotes.jobs.compare import job_of, require_same
-from fednotes.jobs.comparing import model_folder
 from fednotes.jobs.job import load_sites
+from fednotes.jobs.job_file import load_recorded_job
 from fednotes.jobs.models import MentionModel
+from fednotes.jobs.run_folder import find_model_folder, require_same_data
 from fednotes.metrics.calibration import Calibration
 from fednotes.metrics.judging import KINDS, judge_mentions
 from fednotes.taggers.saving import load_model
@@ -123,16 +123,16 @@ def of_run(run: Path, file: Path) -> Review:
     Raises DataError where its notes are not those that it was made with, or it has no
         model.
     """
-    job = job_of(run)
+    job = load_recorded_job(run)
     if job.kind.name != "documents":
         raise DataError(f"{run}: a run of {job.method!r} finds no mentions")
     sites = load_sites(job).data
-    require_same(run, job, sites)
+    require_same_data(run, job, sites)
     found = [c for c in ("federated", "pooled", "alone") if (run / c).is_dir()]
     condition = found[0] if found else "federated"
     sources = []
     for site in sites:
-        folder = model_folder(run, condition, site.id)
+        folder = find_model_folder(run, condition, site.id)
         model = MentionModel(load_model(folder), Calibration.of(folder))
         sources.append(
             compared(site.id, site.test, site.scored_types, model, model.explain)

@@ -53,7 +53,6 @@ from fednotes.data.split import (
 )
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
 from fednotes.data.text import split_sentences
-from fednotes.jobs.comparing import Compared, Side
 from fednotes.jobs.job import (
     ConfigTable,
     Job,
@@ -63,6 +62,7 @@ from fednotes.jobs.job import (
     SyntheticConfig,
     TagsConfig,
 )
+from fednotes.jobs.kinds.compare_documents import compare_documents
 from fednotes.jobs.results import HINTS, some_of
 from fednotes.privacy.secure_sum.crypto import joined
 
@@ -719,12 +719,6 @@ def _annotated(sentence: Document, *, labels: bool) -> bytes:
     return joined(*parts)
 
 
-def _compare(a: Side, b: Side, metric: str, samples: int) -> Compared:
-    from fednotes.jobs.compare import compare_documents  # which itself reads jobs
-
-    return compare_documents(a, b, metric, samples)
-
-
 KIND = SiteKind(
     "documents",
     SiteConfig,
@@ -743,7 +737,7 @@ KIND = SiteKind(
     ),
     hints=never_right,
     findings=_findings,
-    compare=_compare,
+    compare=compare_documents,
     metrics={
         name: f"{name} F1" for name in ("strict", "relaxed", "relaxed_one_to_one")
     },

@@ -1,0 +1,242 @@
+"""The folder of a run: which job owns it, whether it is free, and what it holds.
+
+OUT/job.json           the job's tables, the versions and the machine
+OUT/metrics.jsonl      a line for each evaluation
+OUT/alone/SITE/ …      a folder for each part, with checkpoints/ (until the part is
+                       done), done.json and sites/SITE/model; or a single model/ where
+                       all sites end with the same model
+OUT/summary.json       the result
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fednotes
+from fednotes.core.errors import ConfigError, DataError, ParameterError
+from fednotes.core.parsing import mapping, read_json
+from fednotes.core.store import LOCK, make_private, private_folder, write_json
+from fednotes.core.types import POOLED
+from fednotes.jobs.job import Job, Sites
+from fednotes.jobs.results import METRICS, SUMMARY, Outcome, RunResult, read_result
+
+JOB_RECORD = "job.json"
+
+
+# ---- before a run: may the job use the folder? ---------------------------------------
+
+
+def require_run_folder(out: Path) -> None:
+    """Raise ParameterError unless `out` is, or can become, the folder of a run."""
+    if (out / JOB_RECORD).exists() or not out.exists():
+        return
+    if not out.is_dir() or any(path.name != LOCK for path in out.iterdir()):
+        raise ParameterError(
+            f"{out} is neither the folder of a run nor empty: give another `out`"
+        )
+
+
+def require_usable(job: Job, out: Path, *, resume: bool, overwrite: bool) -> None:
+    """Raise ParameterError if `out` holds a run that this job may not touch.
+
+    Args:
+        job: The job.
+        out: Folder of the run.
+        resume: Whether the job resumes its own run.
+        overwrite: Whether the job may replace an earlier run.
+    """
+    if overwrite or not has_begun(out):
+        return
+    if not resume:
+        raise ParameterError(
+            f"{out} holds a run already: give another `out`, `resume` to resume it, or "
+            "`overwrite` to replace it"
+        )
+    require_same_job(out, job)
+
+
+def require_same_job(run: Path, job: Job) -> None:
+    """Raise ParameterError unless a run was made by this job with the same settings."""
+    if read_job_record(run).get("fingerprint") != job.fingerprint:
+        raise ParameterError(
+            f"{run} holds a run of another job, or of this job with other `settings`; "
+            "nothing was changed: give another `out`"
+        )
+
+
+def has_begun(out: Path) -> bool:
+    """Return whether a run's folder holds evaluations, which took time to compute.
+
+    A job that failed at its start leaves none, so its folder is free.
+    """
+    log = out / METRICS
+    return log.exists() and log.stat().st_size > 0
+
+
+def set_aside(out: Path) -> bool:
+    """Move an earlier run to `OUT.previous`.
+
+    An unfinished run is deleted instead if there is a previous run already.
+
+    Returns:
+        Whether there was an earlier run.
+    """
+    previous = out.with_name(out.name + ".previous")
+    if not has_begun(out):
+        return False
+    if previous.exists():
+        is_finished = (out / SUMMARY).exists()
+        if not is_finished:
+            shutil.rmtree(out)
+            return True
+        # Nothing but the folder of a run may be deleted; this raises for another one.
+        read_job_record(previous)
+        shutil.rmtree(previous)
+    out.rename(previous)
+    return True
+
+
+def claim(job: Job, out: Path, sites: Sites, *, resume: bool) -> None:
+    """Record in `out` which job and which notes its run uses.
+
+    Only the owner can read the folder, because its files derive from notes.
+
+    Args:
+        job: The job.
+        out: Folder of the run.
+        sites: Data of the job's sites.
+        resume: Whether the job resumes its own run.
+
+    Raises:
+        ConfigError: The notes have changed since the run that is to be resumed began.
+    """
+    notes = {site.id: job.kind.fingerprint(site) for site in sites.data}
+    if resume and has_begun(out):
+        notes_before = read_job_record(out).get("notes", {})
+        for site, digest in notes.items():
+            if notes_before.get(site) != digest:
+                raise ConfigError(
+                    f"the notes of site {site!r} have changed since the run in {out} "
+                    "began: restore them, or start a new run"
+                )
+    private_folder(out)
+    make_private(out)
+    record = {
+        "fingerprint": job.fingerprint,
+        "job": job.name,
+        "folder": str(job.folder),
+        "table": job.table,
+        "versions": list_versions(),
+        "notes": notes,
+    }
+    write_json(out / JOB_RECORD, record)
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of the software and the machine, which may affect a result."""
+    return {
+        "fednotes": fednotes.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+# ---- after a run: what does the folder hold? -----------------------------------------
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, simulated or between real sites."""
+    return any((folder / name).is_file() for name in (SUMMARY, JOB_RECORD))
+
+
+def read_job_record(run: Path) -> dict[str, Any]:
+    """Return the content of a run's job.json.
+
+    Raises:
+        ConfigError: The file is missing or damaged.
+    """
+    try:
+        record = read_json(run / JOB_RECORD)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{run} is not the folder of a run: its {JOB_RECORD} is missing or damaged"
+        ) from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{run / JOB_RECORD}: damaged")
+    return record
+
+
+def read_progress(run: Path) -> RunResult:
+    """Return the result of a run, or what job.json says of a run that has not ended."""
+    if (run / SUMMARY).is_file():
+        return read_result(run)
+    record = read_job_record(run)
+    table = mapping(record.get("table") or record)
+    known = {key: str(table[key]) for key in ("title", "method") if key in table}
+    config = {str(key): value for key, value in table.items()}
+    return RunResult.model_validate({**known, "config": config})
+
+
+def read_outcome(done: Path) -> Outcome | None:
+    """Return the outcome of a finished part, or None if there is none or it is damaged.
+
+    A part without an outcome is trained again.
+
+    Args:
+        done: The part's done.json.
+    """
+    try:
+        return Outcome.model_validate(read_json(done, strict=False))
+    except (OSError, ValueError):
+        return None
+
+
+def require_same_data(run: Path, job: Job, sites: Sequence[Any]) -> None:
+    """Raise DataError unless a run's sites have the data that it was trained on.
+
+    Args:
+        run: Folder of the run.
+        job: The job that made the run.
+        sites: Data of the job's sites, as they are now.
+    """
+    digests = read_job_record(run).get("notes", {})
+    for site in sites:
+        # The oldest runs recorded no digests.
+        if site.id in digests and digests[site.id] != job.kind.fingerprint(site):
+            raise DataError(
+                f"{run}: site {site.id!r} has other data, or another division of them, "
+                "than when this run was made, so its test data may contain training "
+                "data: restore the site's files (jobs without `split` were once split "
+                'by sentence: add split = "sentence" to the run\'s job.json)'
+            )
+
+
+def find_model_folder(run: Path, condition: str, site: str) -> Path:
+    """Return the folder of the model that a site has under a condition.
+
+    Args:
+        run: Folder of the run.
+        condition: The condition, such as "federated".
+        site: Name of the site.
+
+    Raises:
+        DataError: There is none.
+    """
+    part = run / condition / site if condition == "alone" else run / condition
+    # A site has a model of its own, or one model serves all sites.
+    places = (part / "sites" / site, part / "sites" / POOLED, part)
+    for place in places:
+        folder = place / "model"
+        if folder.exists():
+            return folder
+    raise DataError(
+        f"{run} has no {condition} model of site {site!r}: has the run ended?"
+    )
