@@ -394,7 +394,13 @@ class Watch:
             raise error
 
     def leaving(
-        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+        self,
+        request: Request,
+        reply: Frame,
+        update: Update | None,
+        reason: str = "",
+        *,
+        question: bytes = b"",
     ) -> None:
         if request.task == self.no_leaving and update is not None:
             raise RefusedError("too few tokens are behind this update")

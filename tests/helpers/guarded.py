@@ -4,6 +4,7 @@ asks them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +15,9 @@ from secure_net import Giver
 from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
 from fednotes.apps.deployment.rules.ledger import ledger_of, show
 from fednotes.apps.deployment.rules.policy import Policy
+from fednotes.core.federation import Option
 from fednotes.core.messages import Reply, Request, decode_reply, encode
-from fednotes.core.update import Total, Update
+from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
 
@@ -28,9 +30,17 @@ class Trainer(Giver):
     for."""
 
     tasks: ClassVar[frozenset[str]] = frozenset(
-        {"train", "evaluate", "calibrate", "noisy_gradients"}
+        {"prepare", "train", "evaluate", "calibrate", "noisy_gradients"}
     )
-    train = evaluate = calibrate = noisy_gradients = Giver.give
+
+    def prepare(self, tensors: Tensors) -> Update:
+        """Answer nothing, as tasks do that only set something at the site."""
+        return Update()
+
+    def train(self, tensors: Tensors, **options: Option) -> Update:
+        return self.give(tensors)
+
+    evaluate = calibrate = noisy_gradients = train
 
 
 class Guarded:
@@ -69,6 +79,15 @@ class Guarded:
 
     def approve(self) -> None:
         settle_job(self.kit, self.table, approve=True, by="tester")
+
+    def in_another_run(self, run: str, updates: list[Update]) -> Guarded:
+        """Return the same site in another run of the job, under the same approval."""
+        other = copy(self)
+        other.run = run
+        other.updates = updates
+        other.told = []
+        other.restart()
+        return other
 
     def restart(self) -> None:
         self.guard = SiteGuard(

@@ -152,9 +152,13 @@ class MethodSite(SiteTasks, Protocol):
             least 1: every weight and count that it sends is then a multiple of the step
             (`core/counts.py`). A subclass that sends further counts must round these as
             well, or set this to False.
+        read_only: The tasks that leave the site as it was. A site's policy counts
+            different questions, and a question includes all earlier tasks of the site
+            but these. A server that was restarted may ask them again at no cost.
     """
 
     rounds_counts: ClassVar[bool] = False
+    read_only: ClassVar[frozenset[str]] = frozenset()
     num_examples: int
     scores: Mapping[str, Any]
 

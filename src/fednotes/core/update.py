@@ -38,6 +38,11 @@ class Update:
     weight: float = 1.0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no number of the site, as `Update()`."""
+        return not self.tensors and not self.metrics and self.weight == 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Total:

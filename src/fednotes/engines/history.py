@@ -15,6 +15,8 @@ Under a secure sum only updates for equal questions are added. Otherwise a disho
 server could ask the other sites something whose answer is zero or known. The masks are
 therefore made for a digest of the question (`secure`), and sites show each other by
 receipts that they were asked the same.
+
+A site also identifies its own questions (`Trail`), so that its policy can count them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,8 @@ from fednotes.core.store import (
     sync_folder,
     write_json,
 )
-from fednotes.core.tensors import load_state, restoring, save_state, tensor_fingerprint
-from fednotes.core.update import Tensors
+from fednotes.core.tensors import load_state, restoring, save_state
+from fednotes.core.update import Update
 from fednotes.privacy.secure_sum.crypto import digest
 
 KEPT_REPLIES = 2
@@ -232,7 +234,8 @@ class Journal:
         number: int,
         state: State,
         told: int,
-        asked: Mapping[str, Any] | None = None,
+        asked: Asked | None = None,
+        trail: Trail | None = None,
     ) -> None:
         """Save the site's state after a request.
 
@@ -240,22 +243,21 @@ class Journal:
             number: The request's number.
             state: The state.
             told: Number of the last request with tensors.
-            asked: What led to this state, from `Asked.to_json`.
+            asked: What led to this state, for the secure sum.
+            trail: What led to this state, for the site's policy.
         """
         facts = {
             "new": False,
             "round": state.round,
             "told": told,
             "facts": dict(state.facts),
-            "asked": dict(asked or {}),
+            "asked": asked.to_json() if asked else {},
+            "trail": (trail or Trail()).to_json(),
         }
         save_state(self._state(number), state.tensors, facts)
 
-    def load(self, number: int) -> tuple[State | None, int, Mapping[str, Any]]:
-        """Return a saved state, and `told` and `asked` as they were saved.
-
-        Returns:
-            The state is None if the site was new.
+    def load(self, number: int) -> SavedState:
+        """Return a saved state and what was saved with it.
 
         Raises:
             ModelError: It is damaged.
@@ -264,9 +266,18 @@ class Journal:
         tensors, facts = load_state(path)
         with restoring(path):
             if facts["new"]:
-                return None, 0, {}
-            state = State(facts["round"], tensors, facts["facts"])
-            return state, int(facts["told"]), facts.get("asked", {})
+                return SavedState()
+            trail = Trail(digest("a state without a trail", number))
+            if "trail" in facts:  # otherwise an earlier version saved this state
+                trail = Trail.from_json(facts["trail"])
+            return SavedState(
+                State(facts["round"], tensors, facts["facts"]),
+                told=int(facts["told"]),
+                asked=Asked.from_json(facts["asked"])
+                if facts.get("asked")
+                else Asked(),
+                trail=trail,
+            )
 
     def path_to(self, target: int) -> tuple[int, list[int]] | None:
         """Return how to get to the state after a request.
@@ -380,7 +391,7 @@ class Asked:
     given: bytes = b""
     question: bytes = b""
 
-    def next(self, request: Request, tensors: Tensors, *, strict: bool) -> Asked:
+    def next(self, request: Request, received: bytes, *, strict: bool) -> Asked:
         """Return what led to the update of one task more.
 
         A task before the first round is the same whenever a site runs it. It stays in
@@ -388,13 +399,14 @@ class Asked:
 
         Args:
             request: The request of the task.
-            tensors: The tensors that the task computes with, also those from memory.
+            received: Digest of the tensors that the task receives, also of those from
+                the journal; b"" for none.
             strict: Whether all sites are in every sum. Then all have the same history,
                 and it is part of the question: a server that makes one site go back, or
                 run what the others did not, gets no more sum with that site.
         """
-        told = tensor_fingerprint(tensors) if tensors else self.told
-        if tensors:
+        told = received or self.told
+        if received:
             given = told
         elif not request.first:
             given = self.given
@@ -442,6 +454,109 @@ class Asked:
 def history_after(question: bytes) -> bytes:
     """Return the history that ends with a question."""
     return digest("history", question)
+
+
+@dataclass(frozen=True)
+class Trail:
+    """What a site was asked in a job, as far as its next answer depends on it.
+
+    A question consists of the task, its options, the tensors that the task computes
+    with, and all earlier tasks of the site in the same form. The same question comes
+    again if a server is restarted, or sends the site back and then asks for the same
+    as before; numbers of requests, rounds and runs do not matter. Any other request is
+    another question, even if its answer is the same.
+
+    Two kinds of tasks may be repeated without making later questions different, because
+    servers do so when they resume a run: tasks that leave the site as it was, and tasks
+    that answer nothing and are the same as the last task of this name. The latter only
+    set something at the site.
+
+    Attributes:
+        state: Digest of the tasks that led to the site's state; b"" for a new site.
+        settings: Task to a digest of its last request, for tasks that answer nothing.
+        told: Digest of the tensors that came last; b"" if they are not known.
+        task: The newest task.
+        contents: Digest of the newest task, its options and its tensors.
+        question: Digest of these and of `state` before the task.
+    """
+
+    state: bytes = b""
+    settings: Mapping[str, bytes] = field(default_factory=dict)
+    told: bytes = b""
+    task: str = ""
+    contents: bytes = b""
+    question: bytes = b""
+
+    def next(self, request: Request, received: bytes) -> Trail:
+        """Return the trail with the question of a request, before its task is run.
+
+        Args:
+            request: The request.
+            received: Digest of the tensors that the task receives, also of those from
+                the journal; b"" for none.
+        """
+        means_earlier = request.first and bool(request.told)
+        tensors = received or (self.told if means_earlier else b"")
+        options = json.dumps(dict(request.options), sort_keys=True)
+        contents = digest("task", request.task, options, tensors)
+        return replace(
+            self,
+            told=received or self.told,
+            task=request.task,
+            contents=contents,
+            question=digest("question of a site", self.state, contents),
+        )
+
+    def answered(self, update: Update, *, is_read_only: bool) -> Trail:
+        """Return the trail after the newest task.
+
+        Args:
+            update: The task's update.
+            is_read_only: Whether the task leaves the site as it was.
+        """
+        if is_read_only:
+            return self
+        settings = self.settings
+        if update.is_empty:
+            if settings.get(self.task) == self.contents:
+                return self
+            settings = {**settings, self.task: self.contents}
+        return replace(self, state=digest("state", self.question), settings=settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is saved with a state of the site, as JSON values."""
+        settings = {task: contents.hex() for task, contents in self.settings.items()}
+        return {"state": self.state.hex(), "settings": settings}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Trail:
+        """Return what `to_json` saved.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: The values are not such.
+        """
+        settings = {
+            task: bytes.fromhex(contents)
+            for task, contents in saved["settings"].items()
+        }
+        return cls(bytes.fromhex(saved["state"]), settings)
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A state of a site as it lies on disk.
+
+    Attributes:
+        state: The state; None if the site was new.
+        told: Number of the last request with tensors.
+        asked: What led to the state, for the secure sum.
+        trail: What led to the state, for the site's policy.
+    """
+
+    state: State | None = None
+    told: int = 0
+    asked: Asked = Asked()
+    trail: Trail = field(default_factory=Trail)
 
 
 class Opened:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -32,10 +32,10 @@ from fednotes.core.messages import (
     decode_request,
     encode,
 )
-from fednotes.core.tensors import restoring
+from fednotes.core.tensors import restoring, tensor_fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.answer_times import AnswerTimes
-from fednotes.engines.history import Asked, Journal
+from fednotes.engines.history import Asked, Journal, Trail
 from fednotes.engines.launch import place_of
 from fednotes.engines.secure import SecureSeal
 from fednotes.engines.summing import check_received, check_update
@@ -56,15 +56,22 @@ class Guard(Protocol):
         """
 
     def leaving(
-        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+        self,
+        request: Request,
+        reply: Frame,
+        update: Update | None,
+        reason: str = "",
+        *,
+        question: bytes = b"",
     ) -> None:
         """Check and record a reply before it leaves.
 
         Args:
             request: The request that it answers.
             reply: The reply, encoded.
-            update: The reply's update before it is masked; None if it has none.
+            update: The reply's update before it is masked, if it was made just now.
             reason: The rule that refuses the request.
+            question: Digest of the question that the update answers (`Trail`).
 
         Raises:
             Exception: The reply must not leave.
@@ -83,6 +90,7 @@ class SiteHost:
         sealer: Its part in a secure sum.
         public: Further tasks, "@…", which return facts that are not secret. No sum
             hides them.
+        read_only: The tasks of the method that leave the site as it was.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
         keeping: A state is also saved at the start of a round if tasks of so many
             seconds would have to be repeated without it.
@@ -107,6 +115,7 @@ class SiteHost:
         guard: Guard | None = None,
         sealer: SecureSeal | None = None,
         public: Mapping[str, Callable[[SiteTasks], Tensors]] | None = None,
+        read_only: Collection[str] = (),
         max_norm: float = 0.0,
         keeping: float = 20.0,
         pace: AnswerTimes | None = None,
@@ -125,6 +134,7 @@ class SiteHost:
         self._line_at = -ROUND_LINE_SECONDS  # time of the last line of progress
         self._outward = outward or explained
         self._public = dict(public or {})
+        self._read_only = frozenset(read_only)
         self._directory = directory
         self._journal = Journal(directory, name, job)
         self._run = self._journal.run
@@ -135,6 +145,7 @@ class SiteHost:
         self._told = 0  # number of the last request with tensors
         self._remembers = False  # whether `_site` has received these tensors
         self._asked = Asked()
+        self._trail = Trail()
         self._spent = 0.0  # seconds of tasks since the newest state
         self.ended = False
 
@@ -186,7 +197,8 @@ class SiteHost:
     ) -> None:
         """Let the guard check and record a reply before it leaves."""
         if self._guard is not None:
-            self._guard.leaving(request, reply, update, reason)
+            question = b"" if update is None else self._trail.question
+            self._guard.leaving(request, reply, update, reason, question=question)
 
     def _require_current(self, request: Request) -> None:
         """Raise RefusedError for an old request, or one of another job."""
@@ -298,7 +310,7 @@ class SiteHost:
             return
         asked = replace(self._asked, history=history)
         self._journal.save(
-            self._journal.last, site.state(), self._told, asked.to_json()
+            self._journal.last, site.state(), self._told, asked, self._trail
         )
         self._asked = asked  # only once it is on disk, so that a rebuilt site has it
 
@@ -335,10 +347,15 @@ class SiteHost:
                 f"site {self._name!r}: task {request.task!r} of the approved job takes "
                 f"other options than {names}"
             ) from error
+        received = tensor_fingerprint(tensors) if tensors else b""
         if self._sealer is not None:
-            self._asked = self._asked.next(request, tensors, strict=self._sealer.strict)
+            strict = self._sealer.strict
+            self._asked = self._asked.next(request, received, strict=strict)
+        self._trail = self._trail.next(request, received)
         self._worked = True
         update: Update = task(tensors, **request.options)
+        is_read_only = request.task in self._read_only
+        self._trail = self._trail.answered(update, is_read_only=is_read_only)
         return update
 
     # ---- the site's state
@@ -375,17 +392,16 @@ class SiteHost:
 
     def _rebuild(self, start: int, steps: list[int]) -> SiteTasks:
         """Build the site from a state and the requests after it."""
-        state, self._told, asked = self._journal.load(start)
+        saved = self._journal.load(start)
+        self._told = saved.told
         self._remembers = False
-        with restoring(
-            f"what led to the state of site {self._name!r} after request {start}"
-        ):
-            self._asked = Asked.from_json(asked) if asked else Asked()
+        self._asked = saved.asked
+        self._trail = saved.trail
         self._worked = True
         site = self._make()
-        if state is not None:
+        if saved.state is not None:
             with restoring(f"the state of site {self._name!r} after request {start}"):
-                site.restore(state)
+                site.restore(saved.state)
         began = time.monotonic()
         for number in steps:
             self._run_task(site, self._journal.request(number))
@@ -396,7 +412,7 @@ class SiteHost:
         """Save the state before this request, which the server counts."""
         last = self._journal.last
         if last not in self._journal.states:
-            self._journal.save(last, site.state(), self._told, self._asked.to_json())
+            self._journal.save(last, site.state(), self._told, self._asked, self._trail)
         self._spent = 0.0
         marks = list(request.marks)
         if request.task == CHECKPOINT:

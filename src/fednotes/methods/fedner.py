@@ -310,6 +310,7 @@ class Site(MentionSite):
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"count", "take_share", "mark", GRADIENTS, TRAIN, EVALUATE, "finish"}
     )
+    read_only = frozenset({"count", "mark"})
     model: Tagger
     train_set: PreparedCorpus
 

@@ -21,6 +21,7 @@ import torch
 from fault_net import STRICT, Net, seal_of
 from fault_toy import JOB, SITES, Toy
 from phenotype_patients import DISEASES, VOCABULARY, sites_of, without_stage_1
+from tiny_taggers import MODEL, generated
 
 from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
 from fednotes.apps.deployment.rules.ledger import ledger_of, show
@@ -39,17 +40,20 @@ from fednotes.core.messages import (
     decode_request,
     encode,
 )
+from fednotes.core.tensors import tensor_fingerprint
 from fednotes.core.update import Update
 from fednotes.engines.history import OPENED, Asked
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Participants, Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.methods import fedner
 from fednotes.privacy.secure_sum.messages import (
     MaskedMessage,
     UnmaskRequest,
     packed_requests,
 )
 from fednotes.privacy.secure_sum.server import SecureServer
+from fednotes.training.sites import all_tags
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -378,10 +382,12 @@ def test_each_part_of_a_question_counts() -> None:
     )
     asked = Asked(prepared=b"p", history=b"h", told=b"t")
 
+    def received(tensors: Any) -> bytes:
+        return tensor_fingerprint(tensors) if tensors else b""
+
     def question(now: Asked, tensors: Any = None, **changes: Any) -> bytes:
-        return now.next(
-            replace(request, **changes), tensors or {}, strict=True
-        ).question
+        changed = replace(request, **changes)
+        return now.next(changed, received(tensors), strict=True).question
 
     different = [
         question(asked),
@@ -407,18 +413,18 @@ def test_each_part_of_a_question_counts() -> None:
     )
     assert len(set(same)) == 1
     loose = {
-        now.next(request, {}, strict=False).question
+        now.next(request, b"", strict=False).question
         for now in (asked, Asked(prepared=b"p", history=b"i", told=b"t"))
     }
     assert len(loose) == 1  # where sums leave sites out, histories differ
-    begun = asked.next(request, X, strict=True)
+    begun = asked.next(request, received(X), strict=True)
     goes_on = replace(request, first=False, told=0)
-    assert begun.next(goes_on, {}, strict=True).given == begun.given != b""
-    assert begun.next(replace(goes_on, first=True), {}, strict=True).given == b""
+    assert begun.next(goes_on, b"", strict=True).given == begun.given != b""
+    assert begun.next(replace(goes_on, first=True), b"", strict=True).given == b""
     assert question(asked, preparing=True, round=0) == question(
         asked, preparing=True, round=5
     )
-    early = asked.next(replace(request, preparing=True), {}, strict=True)
+    early = asked.next(replace(request, preparing=True), b"", strict=True)
     assert early.prepared not in (b"p", b"")
     assert (early.trained, begun.trained, begun.prepared) == (False, True, b"p")
     assert len({early.history, begun.history, b"h"}) == 3
@@ -707,3 +713,78 @@ def test_a_request_that_claims_to_follow_a_later_one_is_refused(case: Case) -> N
         late = replace(request, run=request.run + 1, number=number)
         assert "claims to follow request" in case.ask("a", late).refusal
         assert case.hosts["a"]._journal.last == kept
+
+
+class FedNERSite:
+    """One site of FedNER in a plain sum, whose CRF stays private, with its rules."""
+
+    def __init__(self, folder: Path, rules: Rules) -> None:
+        sites = generated(12)
+        config = fedner.Config(
+            model=MODEL, batch_size=12, private=("crf",), tags=all_tags(sites)
+        )
+        guard = SiteGuard(
+            folder, "a", "run", TABLE, lambda: rules, secure=False, threshold=3
+        )
+        settle_job(folder, TABLE, approve=True, by="a test")
+
+        def make() -> fedner.Site:
+            site = fedner.Site(sites[0], config)
+            guard.covered, guard.subject = site.covered, site.subject
+            return site
+
+        self.parameters = fedner.initial(config)
+        self.host = SiteHost(make, folder / "state", job=JOB, name="a", guard=guard)
+        self.number = 0
+
+    def saturated(self, signs: int) -> dict[str, torch.Tensor]:
+        """Return parameters under which every shared gradient is exactly zero.
+
+        All gates of the LSTM are so far from zero that their derivatives vanish. The
+        private CRF sees a vector of -1 and 1 that the server chooses.
+
+        Args:
+            signs: Its bits say which cells of the first direction are positive.
+        """
+        tensors = {
+            name: torch.zeros_like(value) for name, value in self.parameters.items()
+        }
+        units = MODEL.lstm_units
+        gates = torch.full((2, 4, units), 1e4)
+        gates[:, 1] = -1e4  # forget
+        for unit in range(units):
+            gates[0, 2, unit] *= 1 if signs >> unit & 1 else -1
+        tensors["lstm.bias_l0"] = gates.reshape(2, 4 * units)
+        return tensors
+
+    def gradients(self, tensors: Mapping[str, torch.Tensor]) -> Reply:
+        """Ask for the first round's gradients under some parameters."""
+        self.number += 1
+        request = Request(
+            JOB,
+            1,
+            self.number,
+            "gradients",
+            tensors=tensors,
+            options={"round": 0},
+            counted=dict.fromkeys(SITES, 0),
+            first=True,
+        )
+        return decode_reply(self.host.handle(encode(request)))
+
+
+def test_parameters_without_gradients_are_rounds_like_any_others(
+    tmp_path: Path,
+) -> None:
+    """The gradients of all questions are zero, and each loss tells about another one."""
+    site = FedNERSite(tmp_path, replace(OPEN, share_scores=True, max_rounds=2))
+    replies = [site.gradients(site.saturated(signs)) for signs in range(7)]
+    answered = [reply.update for reply in replies if reply.update is not None]
+    assert len(answered) == 2
+    assert len({update.metrics["loss"] for update in answered}) == 2
+    for update in answered:
+        assert not any(value.any() for value in update.tensors.values())
+    assert "refused by max_rounds" in replies[-1].refusal
+    again = site.gradients(site.saturated(0)).update
+    assert again is not None
+    assert again.metrics == answered[0].metrics

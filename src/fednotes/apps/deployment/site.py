@@ -172,6 +172,7 @@ def _open_host(setup: Setup) -> SiteHost:
             DESCRIBE: lambda _: {"description": packed_description},
             SCORES: partial(_share_scores, kit),
         },
+        read_only=job.module.site_class.read_only,
         max_norm=job.federation.max_norm,
         pace=pace,
         tell=lambda line: logger.info("%s", line),

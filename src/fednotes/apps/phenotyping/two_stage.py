@@ -124,6 +124,7 @@ class Site(MethodSite):
         *("count_codes", "count_concepts", "first_vectors", "begin_codes"),
         *("count_labels", "prepare", "calibrate"),
     }
+    read_only = frozenset({"count_codes", "count_concepts", "count_labels"})
 
     def __init__(
         self,

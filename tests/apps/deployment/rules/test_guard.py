@@ -17,7 +17,16 @@ from guarded import SITES, TABLE, Guarded, Network
 
 from fednotes.apps.deployment.rules import guard as module
 from fednotes.apps.deployment.rules.guard import Withheld, open_approvals
-from fednotes.apps.deployment.rules.ledger import FIRST, head_path, ledger_of, verify
+from fednotes.apps.deployment.rules.ledger import (
+    FIRST,
+    Head,
+    describe,
+    encode_head,
+    hash_of_update,
+    head_path,
+    ledger_of,
+    verify,
+)
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
@@ -318,14 +327,7 @@ def test_rounds_are_counted_by_the_site(tmp_path: Path) -> None:
     site.restart()
     assert served(site, "train", 3, 9) == 1
     assert "would be number 4 of this job" in site.told[-1]
-    other = Guarded.__new__(Guarded)
-    other.__dict__ |= {
-        **site.__dict__,
-        "run": "run2",
-        "updates": updates(99)[50:],
-        "told": [],
-    }
-    other.restart()
+    other = site.in_another_run("run2", updates(99)[50:])
     assert served(other, "train", 1, 9) == 0
     assert served(another, "train", 1, 3) == 3
     site.approve()
@@ -337,10 +339,112 @@ def test_rounds_are_counted_by_the_site(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_made_again_of_the_same_is_not_another_round(tmp_path: Path) -> None:
+def parameters(value: float) -> dict[str, torch.Tensor]:
+    return {"lstm.w": torch.full((4,), value)}
+
+
+def test_a_question_that_is_asked_again_is_not_another_round(tmp_path: Path) -> None:
+    """Nor is it one after a restart of the site, or in a round that the server invents."""
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=1), updates(3))
+    first = site.ask("train", 1, 0, tensors=parameters(1.0)).update
+    assert first is not None
+    for number in range(2, 6):
+        if number == 4:
+            site.restart()
+        again = site.ask("train", number, 0, preparing=True, tensors=parameters(1.0))
+        assert again.update is not None
+        assert torch.equal(again.update.tensors["lstm.w"], first.tensors["lstm.w"])
+    counted = {
+        (line["question"], line["update"])
+        for line in site.ledger
+        if not line["refusal"]
+    }
+    assert len(counted) == 1
+    other = site.ask("train", 9, 0, tensors=parameters(2.0))
+    assert "refused by max_rounds" in other.refusal
+
+
+def test_a_question_after_a_saved_state_is_known_again(tmp_path: Path) -> None:
+    """What led to a state is saved with it, so the request before need not be there."""
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(5))
+    assert site.ask("train", 1, 0).update is not None
+    assert site.ask(CHECKPOINT, 2, 1).update is not None
+    assert site.ask("train", 3, 1).update is not None
+    site.restart()
+    assert site.ask("train", 4, 1).update is not None
+    # The same request to a site in another state is another question.
+    assert "refused by max_rounds" in site.ask("train", 5, 4).refusal
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensors": parameters(2.0)},
+        {"options": {"cycle": 3}},
+        {"counted": 1},
+    ],
+)
+def test_another_question_counts_though_its_answer_is_the_same(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Otherwise a server could ask for as many words as it likes, and only those that
+    occur at the site would cost it a round."""
     site = Guarded(tmp_path, replace(OPEN, max_rounds=1), updates(1))
-    assert served(site, "train", 1, 5) == 5
-    assert len({line["update"] for line in site.ledger if not line["refusal"]}) == 1
+    question: dict[str, Any] = {"counted": 0, "tensors": parameters(1.0)}
+    assert site.ask("train", 1, **question).update is not None
+    refused = site.ask("train", 2, **{**question, **changes})
+    assert "refused by max_rounds" in refused.refusal
+    assert "would be number 2 of this job" in site.told[-1]
+
+
+def test_what_a_task_without_an_answer_set_is_part_of_the_question(
+    tmp_path: Path,
+) -> None:
+    """Such a task costs nothing, so a server could otherwise vary it at will."""
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(1))
+    answered = []
+    for number, value in ((1, 1.0), (3, 2.0), (5, 2.0), (7, 3.0)):
+        prepared = site.ask("prepare", number, 0, tensors=parameters(value))
+        assert prepared.update == Update()
+        answered.append(site.ask("train", number + 1, number).update is not None)
+    assert answered == [True, True, True, False]
+
+
+ZEROS = torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Update({"lstm.w": ZEROS}, 2.0, {"loss": 1.5}),
+        Update({"lstm.w": ZEROS}, 2.0, {"error": 1.0}),
+        Update({"lstm.w": ZEROS}, 3.0, {"loss": 1.0}),
+        Update({"lstm.w": ZEROS + 1}, 2.0, {"loss": 1.0}),
+        Update({"lstm.v": ZEROS}, 2.0, {"loss": 1.0}),
+    ],
+)
+def test_another_answer_to_the_same_question_counts(
+    tmp_path: Path, other: Update
+) -> None:
+    """As in another run of the job, with other draws. Any number of it may differ."""
+    same = Update({"lstm.w": ZEROS}, 2.0, {"loss": 1.0})
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=1), [same])
+    assert site.ask("train", 1, 0).update is not None
+    assert site.in_another_run("run2", [same]).ask("train", 1, 0).update is not None
+    refused = site.in_another_run("run3", [other]).ask("train", 1, 0)
+    assert "refused by max_rounds" in refused.refusal
+
+
+def test_each_number_of_an_update_is_in_its_hash() -> None:
+    """By the documented text of the hash, for an update of one tensor and two counts."""
+    update = Update({"w": torch.tensor([1.0, 2.0])}, 3.0, {"b": 0.5, "a": 1.0})
+    tensor = hashlib.sha256(np.array([1, 2], np.float32).tobytes()).hexdigest()
+    tensors = hashlib.sha256(f"w float32 [2] {tensor}\n".encode()).hexdigest()
+    text = f'["{tensors}", "{(3.0).hex()}", [["a", "{(1.0).hex()}"], ["b", "{(0.5).hex()}"]]]'
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    assert hash_of_update(update, describe(update.tensors)) == expected
+    assert hash_of_update(Update(), ()) == ""
+    assert hash_of_update(Update(weight=2.0), ()) != ""
 
 
 def test_what_trains_nothing_may_be_asked_after_the_rounds(tmp_path: Path) -> None:
@@ -382,10 +486,20 @@ def test_evaluations_are_bounded(tmp_path: Path) -> None:
     assert "would be number 2 of this job" in site.told[-1]
 
 
-def test_equal_evaluations_are_one(tmp_path: Path) -> None:
-    counts = [Update(metrics={"n": 4.0})]
+def test_equal_counts_of_different_models_are_different_evaluations(
+    tmp_path: Path,
+) -> None:
+    """Or a count that is mostly 0 would tell about any number of models."""
+    counts = [Update(metrics={"n": 0.0})]
     site = Guarded(tmp_path, replace(OPEN, max_rounds=1), counts)
-    assert served(site, "evaluate", 1, 105) == 105
+    answered = 0
+    for number in range(1, 106):
+        model = parameters(float(number))
+        reply = site.ask("evaluate", number, 0, tensors=model)
+        answered += reply.update is not None
+    assert answered == 101
+    again = site.ask("evaluate", 200, 0, tensors=parameters(1.0))
+    assert again.update == counts[0]
 
 
 def test_counts_are_no_round(tmp_path: Path) -> None:
@@ -395,6 +509,76 @@ def test_counts_are_no_round(tmp_path: Path) -> None:
         [Update(metrics={"n": 1.0 * n}) for n in range(9)],
     )
     assert served(site, "evaluate", 1, 5) == 5
+
+
+# a ledger that an earlier version wrote
+
+
+def write_as_earlier_version(site: Guarded, updates: dict[str, str]) -> None:
+    """Write a site's ledger anew without questions, and with a hash of tensors alone.
+
+    Args:
+        site: The site.
+        updates: Hash of a line's first tensor to what the earlier version recorded.
+    """
+    path = ledger_of(site.kit).path
+    before = FIRST
+    lines = []
+    for line in site.ledger:
+        del line["question"], line["model"], line["hash"]
+        if line["update"]:
+            line["update"] = updates[line["tensors"][0]["sha256"]]
+        line["prev"] = before
+        body = json.dumps(line, separators=(",", ":")).removesuffix("}").encode()
+        before = hashlib.sha256(body).hexdigest()
+        lines.append(body + f',"hash":"{before}"}}\n'.encode())
+    path.write_bytes(b"".join(lines))
+    head = Head(len(lines), path.stat().st_size, hash=before)
+    head_path(path).write_bytes(encode_head(head))
+    assert verify(path).ok
+    site.restart()
+
+
+def tensor_hash(update: Update) -> str:
+    value = update.tensors["lstm.w"].numpy()
+    return hashlib.sha256(value.tobytes()).hexdigest()
+
+
+def hash_by_earlier_version(update: Update) -> str:
+    line = f"lstm.w float32 [4] {tensor_hash(update)}\n"
+    return hashlib.sha256(line.encode()).hexdigest()
+
+
+def test_updates_that_an_earlier_version_counted_still_count(tmp_path: Path) -> None:
+    made = updates(9)
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=3), made)
+    assert served(site, "train", 1, 2) == 2
+    recorded = {tensor_hash(each): hash_by_earlier_version(each) for each in made}
+    write_as_earlier_version(site, recorded)
+    # The stored answer to the newest question is the one that has left already.
+    site.policy = replace(OPEN, max_rounds=2)
+    assert site.ask("train", 2, 1, round=0).update is not None
+    site.policy = replace(OPEN, max_rounds=3)
+    assert served(site, "train", 3, 4) == 1
+    assert "would be number 4 of this job" in site.told[-1]
+
+
+def test_models_that_an_earlier_version_counted_still_count(tmp_path: Path) -> None:
+    """Also how many questions it answered about them."""
+    made = updates(200)
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), made)
+    site.covered = {"patients": 60}
+    assert served(site, "calibrate", 1, 60) == 60
+    models = ["a" * 64, "b" * 64]
+    recorded = {
+        tensor_hash(each): models[number % 2] for number, each in enumerate(made)
+    }
+    write_as_earlier_version(site, recorded)
+    site.guard.subject = lambda task: "c" * 64
+    assert served(site, "calibrate", 61, 1) == 0
+    assert "would be number 3 of this job" in site.told[-1]
+    site.guard.subject = lambda task: models[0]
+    assert served(site, "calibrate", 61, 60) == 42
 
 
 # the ledger

@@ -21,7 +21,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from fednotes.apps.deployment.rules.approval import (
@@ -33,16 +32,19 @@ from fednotes.apps.deployment.rules.approval import (
 from fednotes.apps.deployment.rules.differences import ExampleRecord, JoinedRun, Views
 from fednotes.apps.deployment.rules.ledger import (
     LEDGER,
+    AnsweredQuestion,
     Entry,
     Past,
     TensorFacts,
     describe,
     hash_of,
+    hash_of_update,
     ledger_of,
     parsed,
     plain,
     stamp,
     tensors_of,
+    update_of,
 )
 from fednotes.apps.deployment.rules.policy import (
     Policy,
@@ -259,7 +261,7 @@ class _SentUpdate:
         round: The round, as the server numbers it.
         tensors: Facts of its tensors.
         covered: Known counts of training behind it.
-        identity: What `max_rounds` counts, as `Entry.update`; "" for no update.
+        answered: What `max_rounds` counts; None if there is no update, or an empty one.
     """
 
     number: int
@@ -267,12 +269,7 @@ class _SentUpdate:
     round: int
     tensors: tuple[TensorFacts, ...]
     covered: Mapping[str, int]
-    identity: str = ""
-
-    @property
-    def is_about_a_model(self) -> bool:
-        """Whether models are counted in place of updates."""
-        return bool(self.tensors) and self.identity != hash_of(self.tensors)
+    answered: AnsweredQuestion | None = None
 
 
 # ---- the privacy budget --------------------------------------------------------------
@@ -429,20 +426,6 @@ def _has_noisy_answers(ledger: Path) -> bool:
     return False
 
 
-def _hash_of_update(update: Update) -> str:
-    """Return a hash of an update's tensors, or of its counts if it has none.
-
-    It is "" for an empty update.
-    """
-    if update.tensors:
-        return hash_of(describe(update.tensors))
-    counts = {
-        name: torch.tensor(value, dtype=torch.float64)
-        for name, value in update.metrics.items()
-    }
-    return hash_of(describe(counts))
-
-
 # ---- the guard of a run --------------------------------------------------------------
 
 
@@ -585,7 +568,13 @@ class SiteGuard:
         )
 
     def leaving(
-        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+        self,
+        request: Request,
+        reply: Frame,
+        update: Update | None,
+        reason: str = "",
+        *,
+        question: bytes = b"",
     ) -> None:
         """Check a reply against the policy, then write its line in the ledger.
 
@@ -594,6 +583,7 @@ class SiteGuard:
             reply: The message.
             update: The update, if it was made just now.
             reason: Why the reply is a refusal, in one word.
+            question: Digest of the question that the update answers.
 
         Raises:
             PolicyRefusal: A rule forbids the reply.
@@ -603,7 +593,11 @@ class SiteGuard:
         sent = decode_reply(reply, checked=True)
         sha256 = hashlib.sha256(reply).hexdigest()
         nothing = _SentUpdate(request.number, request.task, request.round, (), {})
-        known = self._identify_update(request, sent, sha256=sha256, update=update)
+        known: _SentUpdate | None
+        if update is not None:
+            known = self._note_update(request, update, question)
+        else:
+            known = self._recall_update(request, sent, sha256)
         about = known or nothing
         is_masked = WORDS in sent.attached.tensors
         if sent.update is not None:
@@ -612,11 +606,11 @@ class SiteGuard:
             scores = not self._secure and bool(sent.update.metrics)
             self._check_update(about, size=len(reply), secure=secure, scores=scores)
 
-        if sent.update is None:
+        if sent.update is None or (sent.update.is_empty and not is_masked):
             about = nothing
         elif not is_masked and not sent.update.tensors:
-            counts = about.identity if sent.update.metrics else ""
-            about = replace(nothing, identity=counts)
+            about = replace(nothing, answered=about.answered)
+        answered = about.answered or AnsweredQuestion("", "")
         entry = Entry(
             time=now(),
             run=plain(self._run),
@@ -630,7 +624,9 @@ class SiteGuard:
             job=self._job,
             refusal=sent.update is None,
             reason=plain(reason) if reason else "",
-            update=about.identity,
+            question=answered.question,
+            update=answered.update,
+            model=answered.model,
             tokens=about.covered.get("tokens"),
             steps=about.covered.get("steps"),
             patients=about.covered.get("patients"),
@@ -649,8 +645,8 @@ class SiteGuard:
         """Check an update against the policy, and spend the privacy budget."""
         policy = self._read_policy()
         left = None
-        if policy.max_rounds and about.identity:
-            left = self._count_updates(about, policy)
+        if policy.max_rounds and about.answered:
+            left = self._count_updates(about, about.answered, policy)
         check_update(
             policy,
             about.task,
@@ -670,34 +666,44 @@ class SiteGuard:
             self._budget.spend(
                 hash_of(about.tensors),
                 policy,
-                before=self._past.updates.get(about.task, ()),
+                before=self._past.tensors.get(about.task, ()),
                 task=about.task,
             )
 
-    def _identify_update(
-        self, request: Request, sent: Reply, *, sha256: str, update: Update | None
+    def _note_update(
+        self, request: Request, update: Update, question: bytes
+    ) -> _SentUpdate:
+        """Return the facts of an update that was made just now, and keep them."""
+        tensors = describe(update.tensors)
+        digest = hash_of_update(update, tensors)
+        answered = None
+        if digest:
+            model = self.subject(request.task)
+            answered = AnsweredQuestion(question.hex(), digest, model)
+        self._newest = _SentUpdate(
+            request.number,
+            request.task,
+            round=request.round,
+            tensors=tensors,
+            covered=dict(self.covered(request.task)),
+            answered=answered,
+        )
+        return self._newest
+
+    def _recall_update(
+        self, request: Request, sent: Reply, sha256: str
     ) -> _SentUpdate | None:
-        """Return the update that a reply is about; None for a reply without one.
+        """Return the earlier update that a reply is about; None if it is about none.
 
         Raises:
             RefusedError: That is not known any more.
         """
-        if update is not None:
-            self._newest = _SentUpdate(
-                request.number,
-                request.task,
-                round=request.round,
-                tensors=describe(update.tensors),
-                covered=dict(self.covered(request.task)),
-                identity=self.subject(request.task) or _hash_of_update(update),
-            )
-            return self._newest
         is_of_engine = request.task.startswith(OURS)
         is_masked = WORDS in sent.attached.tensors
         if sent.update is None or (is_of_engine and not is_masked):
             return None
         if not is_of_engine:
-            return self._look_up_update(request, sent, sha256)
+            return self._look_up_update(request, sha256)
         newest = self._newest
         if newest is None or newest.number != request.counted.get(self._site):
             raise RefusedError(
@@ -705,9 +711,7 @@ class SiteGuard:
             )
         return newest
 
-    def _look_up_update(
-        self, request: Request, sent: Reply, sha256: str
-    ) -> _SentUpdate:
+    def _look_up_update(self, request: Request, sha256: str) -> _SentUpdate:
         """Return what the ledger says of a reply that was sent before."""
         self._read_past(self._read_policy())
         line = self._past.answers.get(sha256)
@@ -716,36 +720,40 @@ class SiteGuard:
                 f"site {self._site!r}: its ledger has no record of the reply that is "
                 "asked for again"
             )
-        tensors = tensors_of(line)
-        tensors = tensors[: len(tensors) - len(sent.attached.tensors)]
         return _SentUpdate(
             request.number,
             request.task,
             round=request.round,
-            tensors=tensors,
+            tensors=tensors_of(line),
             covered={key: line[key] for key in COVERED if line[key] is not None},
-            identity=line["update"],
+            answered=update_of(line) if line["update"] else None,
         )
 
-    def _count_updates(self, update: _SentUpdate, policy: Policy) -> int:
+    def _count_updates(
+        self, update: _SentUpdate, answered: AnsweredQuestion, policy: Policy
+    ) -> int:
         """Return how many updates of a task have left under the newest approval.
 
         The number is in rounds' worth of updates and includes this one. The server's
-        claim about the round does not matter: an update that is made again from the
-        same parameters is the same, and any other counts. A task that trains nothing
-        has `SPARE` updates more. If its updates are about models, each different model
-        counts as a round as well.
+        claim about the round does not matter: the same answer to the same question
+        counts once, and another question counts even if its answer is the same
+        (`AnsweredQuestion`). A task that trains nothing has `SPARE` updates more. If
+        its updates are about models, each different model counts as a round as well.
+
+        Args:
+            update: The update that is about to leave.
+            answered: Its question and answer.
+            policy: The site's rules.
         """
         self._read_past(policy)
-        updates = self._past.updates.get(update.task, set()) | {update.identity}
+        updates = self._past.updates.get(update.task, set()) | {answered}
         trains = "steps" in update.covered or update.task == TRAIN
         if update.tensors and trains:
             return len(updates)
-        if not update.is_about_a_model:
+        if not answered.model:
             return len(updates) - SPARE
-        answer = (update.identity, update.tensors[0].sha256)
-        answers = self._past.firsts.get(update.task, set()) | {answer}
-        return max(len(updates), len(answers) - SPARE)
+        models = self._past.models.get(update.task, set()) | {answered.model}
+        return max(len(models), len(updates) - SPARE)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
         """Raise Withheld if the clock was set back; `hours` would mean nothing then."""

@@ -29,12 +29,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -48,7 +48,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.parsing import JsonError, open_regular, parse_json
 from fednotes.core.store import locked_file, sync_folder
-from fednotes.core.update import Tensors
+from fednotes.core.update import Tensors, Update
 
 LEDGER = "ledger.jsonl"
 FIRST = "0" * 64  # the hash before the first line
@@ -100,9 +100,12 @@ class Entry:
         job: The approved job's fingerprint.
         refusal: Whether it refuses the request.
         reason: Why, in one word; "" if that is not known.
-        update: What `max_rounds` counts: the digest of the model that the update is
-            about, else `hash_of` the update's tensors, or of its counts if it has no
-            tensors. It is "" if there is no update.
+        question: Digest of what the site was asked (`engines.history.Trail`); "" if the
+            message has no update.
+        update: Hash of the update: its tensors, its weight and its counts; "" if there
+            is none. `max_rounds` counts different pairs of question and update.
+        model: Digest of the model that the update is about, if `max_rounds` counts such
+            models; else "".
         tokens: Tokens of training behind the update; None if not known.
         steps: Steps of training behind it; None if not known.
         patients: Patients behind it; None if not known.
@@ -120,7 +123,9 @@ class Entry:
     job: str = "-"
     refusal: bool = False
     reason: str = ""
+    question: str = ""
     update: str = ""
+    model: str = ""
     tokens: int | None = None
     steps: int | None = None
     patients: int | None = None
@@ -169,6 +174,22 @@ def hash_of(tensors: Iterable[TensorFacts]) -> str:
     """Return one hash for several tensors; "" for none."""
     lines = [f"{t.name} {t.dtype} {list(t.shape)} {t.sha256}\n" for t in tensors]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
+
+
+def hash_of_update(update: Update, tensors: Iterable[TensorFacts]) -> str:
+    """Return one hash for all numbers of an update; "" for an empty one.
+
+    Args:
+        update: The update.
+        tensors: The facts of its tensors.
+    """
+    if update.is_empty:
+        return ""
+    counts = [
+        [name, float(number).hex()] for name, number in sorted(update.metrics.items())
+    ]
+    text = json.dumps([hash_of(tensors), float(update.weight).hex(), counts])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plain(name: str) -> str:
@@ -392,6 +413,24 @@ def written_hash(raw: bytes) -> str:
     return raw[-67:-3].decode("ascii", "replace")
 
 
+class AnsweredQuestion(NamedTuple):
+    """A question to a site and its answer, which `max_rounds` counts together.
+
+    The question counts, because a server may ask about any number of models to which
+    the answer is the same, and learns something of each. The answer counts, because the
+    same question has another answer in another run, by other random draws.
+
+    Attributes:
+        question: Digest of the question; "" if an earlier version answered it.
+        update: Hash of the answer.
+        model: Digest of the model that the answer is about; "" for none.
+    """
+
+    question: str
+    update: str
+    model: str = ""
+
+
 class Past:
     """The lines of one job.
 
@@ -399,9 +438,9 @@ class Past:
 
     Attributes:
         newest: The latest time stamp of the lines that count; "" for none.
-        updates: Task to the `Entry.update` of the different updates that left.
-        firsts: Task to the same together with the hash of the first tensor, which
-            differs between answers about one model.
+        updates: Task to the different updates that left (`update_of`).
+        models: Task to the different models that these are about.
+        tensors: Task to the hashes of the tensors of these updates (`hash_of`).
         answers: Hash of each of the newest messages to its line.
 
     Args:
@@ -411,8 +450,9 @@ class Past:
 
     def __init__(self, path: Path, job: str) -> None:
         self.newest = ""
-        self.updates: dict[str, set[str]] = {}
-        self.firsts: dict[str, set[tuple[str, str]]] = {}
+        self.updates: dict[str, set[AnsweredQuestion]] = {}
+        self.models: dict[str, set[str]] = {}
+        self.tensors: dict[str, set[str]] = {}
         self.answers: dict[str, dict[str, Any]] = {}
         self._path = path
         self._mark = f'"job":"{job}"'.encode("ascii")
@@ -457,28 +497,53 @@ class Past:
     def _forget_updates(self) -> None:
         self.newest = ""
         self.updates = {}
-        self.firsts = {}
+        self.models = {}
+        self.tensors = {}
 
     def _add(self, line: dict[str, Any]) -> None:
         self.newest = max(self.newest, line["time"])
         if line["refusal"] or line["task"].startswith("@"):
             return
         if line["update"]:
-            self.updates.setdefault(line["task"], set()).add(line["update"])
-            first = line["tensors"][0]["sha256"] if line["tensors"] else ""
-            self.firsts.setdefault(line["task"], set()).add((line["update"], first))
+            task = line["task"]
+            answered = update_of(line)
+            tensors = hash_of(tensors_of(line))
+            self.updates.setdefault(task, set()).add(answered)
+            if answered.model:
+                self.models.setdefault(task, set()).add(answered.model)
+            if tensors:
+                self.tensors.setdefault(task, set()).add(tensors)
         self.answers.pop(line["sha256"], None)
         self.answers[line["sha256"]] = line
         for old in list(self.answers)[:-KEPT]:
             del self.answers[old]
 
 
-def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
-    """Return the facts of a line's tensors."""
-    return tuple(
+def tensors_of(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
+    """Return the facts of the tensors behind a line's update, in the method's order.
+
+    A masked message has one tensor more, the masked words, which is the last one.
+    """
+    tensors = tuple(
         TensorFacts(**{**tensor, "shape": tuple(tensor["shape"])})
         for tensor in line["tensors"]
     )
+    return tensors[:-1] if line["masked"] else tensors
+
+
+def update_of(line: Mapping[str, Any]) -> AnsweredQuestion:
+    """Return what `max_rounds` counts of a line with an update.
+
+    Earlier versions recorded no question. Of an update about a model, they recorded
+    that model in place of the update, and told updates apart by their first tensor.
+    """
+    update = line["update"]
+    if "question" in line:
+        return AnsweredQuestion(line["question"], update, line["model"])
+    tensors = tensors_of(line)
+    if not tensors or update == hash_of(tensors):
+        return AnsweredQuestion("", update)
+    return AnsweredQuestion("", tensors[0].sha256, model=update)
 
 
 def _checked(entry: Entry) -> dict[str, Any]:
