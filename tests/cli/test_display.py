@@ -586,7 +586,7 @@ def test_hints_name_what_was_never_found() -> None:
 def test_patients_are_counted_by_part() -> None:
     """Counts by plain loops over the patients."""
     sites = sites_of(2)
-    counted = shown(count_tables(KIND.counts(sites))[0])
+    counted = shown(count_tables(KIND.tabulate_counts(sites))[0])
     lines = [line for line in counted if {"train", "valid", "test"} & {*line}]
     for place, site in enumerate(sites):
         for at, part in enumerate(("train", "valid", "test")):
@@ -620,9 +620,9 @@ def test_labels_of_test_patients() -> None:
         SitePatients("a", SPACE, empty, empty, cohort, {}),
         SitePatients("b", SPACE, empty, empty, bare, {}),
     )
-    assert row_of(count_tables(KIND.counts(sites))[1], "asthma") == ["2/1/0"]
-    assert row_of(count_tables(KIND.counts(sites))[1], "gout") == ["0/0/1"]
-    assert len(KIND.counts(sites[1:])) == 1
+    assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "asthma") == ["2/1/0"]
+    assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "gout") == ["0/0/1"]
+    assert len(KIND.tabulate_counts(sites[1:])) == 1
     assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(
-        count_tables(KIND.counts(sites))[0]
+        count_tables(KIND.tabulate_counts(sites))[0]
     )

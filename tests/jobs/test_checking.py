@@ -259,7 +259,7 @@ def test_a_job_of_sites_that_skip(tmp_path: Path) -> None:
     assert found.sites is not None
     assert (
         "warning: north: 2 lines of a.jsonl cannot be used and are left out"
-        in found.sites.told
+        in found.sites.messages
     )
 
 
@@ -278,7 +278,7 @@ def test_types_that_only_held_out_data_have(tmp_path: Path) -> None:
     assert counted == {"north/valid": {"Y": 1}, "north/test": {"Y": 2, "Z": 1}}
     assert found.sites is not None
     told = "warning: north/test: 3 mentions are of types that no training mention has (Y, Z): "
-    assert any(line.startswith(told) for line in found.sites.told)
+    assert any(line.startswith(told) for line in found.sites.messages)
     named = of_site(tmp_path, parts + 'types = ["X", "Y", "Z"]')
     assert (named.wrong, of(named, "unlearnt_types")) == ((), ())
 

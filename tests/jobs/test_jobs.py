@@ -133,12 +133,12 @@ def test_a_job_has_what_its_file_says() -> None:
         ),
         (
             {"tags": {"design": "disjoint", "types": ["A", "A"]}},
-            "a type is named twice",
+            "is named twice, name each type once",
         ),
         ({"tags": {"design": "disjoint", "per_site": -1}}, "per_site = -1"),
         (
             {"tags": {"design": "appendix-d", "per_site": 1}},
-            "per_site = 1: a number for design",
+            "per_site = 1 needs design",
         ),
         ({"tags": {"design": "disjoint", "runs_per_sampling": 0}}, "at least 1"),
         ({"tags": {"design": "given"}}, "generated sites have types of their own"),
@@ -182,7 +182,7 @@ def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> Non
         ({"path": "x", "mask_overlap": -0.1}, "mask_overlap"),
         (
             {"path": "x", "valid_fraction": 0.5, "test_fraction": 0.5},
-            "nothing is left to train",
+            "must be below 1, or no training data remain",
         ),
         ({"path": "x", "scheme": "BILOU"}, "scheme = 'BILOU': expected one of 'BIO'"),
         ({"path": "x", "flatten": "inner"}, "flatten = 'inner'"),
@@ -198,17 +198,20 @@ def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> Non
         ({"path": "x", "types": "Drug"}, "types = 'Drug': expected a list"),
         (
             {"path": "x", "test_types": ["A", "A"]},
-            r"test_types = \['A', 'A'\]: a type is named",
+            r"test_types = \['A', 'A'\]: 'A' is named twice",
         ),
         (
             {"path": "x", "max_sentences": -1},
             "max_sentences = -1: at least 0 is needed",
         ),
         ({"path": "x", "where": "nw"}, "where = 'nw': expected KEY=VALUE"),
-        ({"path": "x", "share": "4/3"}, "share = '4/3': expected such as"),
-        ({"path": "x", "share": "0/3"}, "share = '0/3': expected such as"),
-        ({"path": "x", "share": "a third"}, "share = 'a third': expected such as"),
-        ({"train": "x", "test": "y", "share": "1/3"}, "share = '1/3': .* of `path`"),
+        ({"path": "x", "share": "4/3"}, "share = '4/3': expected a part and"),
+        ({"path": "x", "share": "0/3"}, "share = '0/3': expected a part and"),
+        ({"path": "x", "share": "a third"}, "share = 'a third': expected a part and"),
+        (
+            {"train": "x", "test": "y", "share": "1/3"},
+            "'1/3' divides the documents of `path`, which is not",
+        ),
     ],
 )
 def test_a_sites_mistake_names_the_site(site: dict[str, Any], message: str) -> None:
@@ -220,8 +223,8 @@ def test_tables_are_part_of_a_job_and_of_its_fingerprint() -> None:
     table = {"design": "appendix-d", "types": ["A", "B"], "runs_per_sampling": 3}
     tags = job(tags=table).tags
     assert tags == TagsConfig("appendix-d", ("A", "B"), runs_per_sampling=3)
-    assert tags.sampled
-    assert [tags.sampling(seed) for seed in range(-3, 8)] == [
+    assert tags.is_sampled
+    assert [tags.find_sampling(seed) for seed in range(-3, 8)] == [
         -1,
         0,
         0,

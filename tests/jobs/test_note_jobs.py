@@ -53,7 +53,7 @@ def held(site: SiteNotes) -> list[str]:
         ({"sites": {"a": {"path": "x", "paths": ["y"]}}}, "give either `path`"),
         ({"sites": {"a": {"paths": [""]}}}, "give either `path`"),
         ({"sites": {"a": {"paths": "x"}}}, "paths = 'x': expected a list"),
-        ({"sites": {"a": {"paths": ["x", "x"]}}}, "one is named twice"),
+        ({"sites": {"a": {"paths": ["x", "x"]}}}, "a path is named twice"),
         (
             {"sites": {"a": {"path": "x", "valid_fraction": 1}}},
             "valid_fraction = 1: less than 1 is needed",
@@ -148,7 +148,7 @@ def test_excluded_corpora(tmp_path: Path) -> None:
         file.write(f'p9,"Plan:\n{line.upper()}"\n')
     made = load(tmp_path, sites={"a": {"path": notes, "exclude": ["gold.conll"]}})
     assert len(held(made.data[0])) == 8
-    assert made.notes == (
+    assert made.remarks == (
         "a: notes left out: 1 that share a sentence with an excluded corpus",
     )
 
@@ -297,7 +297,7 @@ def test_the_built_in_jobs_load(corpora: Path) -> None:
     made = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
     assert [site.id for site in made.data] == [f"silo{i}" for i in range(1, 6)]
     assert sum(site.train_notes + site.valid_notes for site in made.data) == 4909
-    assert not any("excluded" in note for note in made.notes)
+    assert not any("excluded" in note for note in made.remarks)
     assert "silos" not in by_source
     assert dealt["sites"] == by_source["sites"]
 
@@ -327,7 +327,7 @@ def test_the_papers_job_loads(
     monkeypatch.setenv("MIMIC_III", str(tmp_path))
     made = load_sites(load_job("bert/mimic"))
     assert [site.train_patients + site.valid_patients for site in made.data] == [4] * 5
-    assert made.notes[0] == "mimic: notes left out: 20 of another category"
+    assert made.remarks[0] == "mimic: notes left out: 20 of another category"
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ def test_no_field_is_described_that_a_class_does_not_have() -> None:
         TopConfig,
         *(methods.find(name).config_class for name in methods.names()),
     ]
-    for cls in [*classes, *(kind.sites for kind in kinds.all_kinds())]:
+    for cls in [*classes, *(kind.site_config for kind in kinds.all_kinds())]:
         names = {field.name for field in fields(cls)}
         about, meanings = documented(cls)
         assert set(meanings) >= names - {"model"}, cls

@@ -121,13 +121,13 @@ def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> N
     made = load(tmp_path, a={"train": train, "test": test})
     (site,) = made.data
     assert sum(len(d.sentences) for d in (*site.train, *site.valid)) == 40
-    assert made.notes == ("a: 10 training sentences dropped that occur in test",)
+    assert made.remarks == ("a: 10 training sentences dropped that occur in test",)
     kept = load(
         tmp_path,
         a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0},
     )
     assert sum(len(d.sentences) for d in kept.data[0].train) == 50
-    assert kept.data[0].valid == kept.notes == ()
+    assert kept.data[0].valid == kept.remarks == ()
 
 
 def test_labels_are_mapped_dropped_and_chosen(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_labels_are_mapped_dropped_and_chosen(tmp_path: Path) -> None:
     (site,) = load(tmp_path, a={"path": name, "types": ["ADR"], "scheme": "BIOES"}).data
     assert site.tags.tags == ("O", "B-ADR", "I-ADR", "E-ADR", "S-ADR")
     made = load(tmp_path, a={"path": name, "label_map": {"ADRR": "X"}})
-    assert made.notes == ("a: label_map has 'ADRR', which is not annotated",)
+    assert made.remarks == ("a: label_map has 'ADRR', which is not annotated",)
 
 
 def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_mentions_that_one_tag_cannot_hold_are_counted(tmp_path: Path) -> None:
             f"T2\tADE {start + 7} {start + 17}\tchest pain\n"
         )
     made = load(tmp_path, a={"path": "brat"})
-    assert made.notes == ("a: 12 nested mentions in brat (outermost)",)
+    assert made.remarks == ("a: 12 nested mentions in brat (outermost)",)
     assert {d.text[s.start : s.end] for d in made.data[0].train for s in d.spans} == {
         "severe chest pain"
     }
@@ -301,7 +301,7 @@ def test_sampled_types_alone_are_annotated_in_training(
         assert site.test == whole.test
         assert (
             f"{site.id}: annotates {', '.join(site.tags.types)} (of 4 types)"
-            in made.notes
+            in made.remarks
         )
     named = [t for site in made.data for t in site.tags.types]
     assert set(named) == set(TYPES)
@@ -323,7 +323,7 @@ def test_seeds_share_a_sampling_but_not_a_split(tmp_path: Path) -> None:
         tuple(t for t in TYPES if t in drawn)
     }
     (left,) = set(TYPES) - drawn
-    assert few.notes[0] == f"annotated at no site in this sampling, left out: {left}"
+    assert few.remarks[0] == f"annotated at no site in this sampling, left out: {left}"
 
 
 def test_a_site_may_be_drawn_a_type_that_its_text_lacks(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_site_may_be_drawn_a_type_that_its_text_lacks(tmp_path: Path) -> None:
     for made in drawn.values():
         lacking = [t for t in made.data[2].tags.types if t != "ADE"]
         note = f"c: no training mention of {', '.join(lacking)}"
-        assert (note in made.notes) == bool(lacking)
+        assert (note in made.remarks) == bool(lacking)
     tags |= {"min_mentions": 1}
     for seed in drawn:
         assert sampled(tmp_path, tags, seed, **sites).data[2].tags.types == ("ADE",)
@@ -429,7 +429,7 @@ def test_at_most_so_many_sentences_are_used(tmp_path: Path) -> None:
     assert (len(less.train), len(less.test)) == (20, 7)
     assert texts(less.train) < {t for d in full.train for t in d.text.split("\n")}
     assert texts(less.test) < {t for d in full.test for t in d.text.split("\n")}
-    assert "a: 20 of 72 sentences of train are used" in made.notes
+    assert "a: 20 of 72 sentences of train are used" in made.remarks
     held = site | {"valid_fraction": 0.2, "max_valid_sentences": 5}
     (valid,) = [len(s.valid) for s in load(tmp_path, a=held).data]
     assert valid == 5
@@ -543,7 +543,7 @@ def test_annotated_types_that_the_job_lacks_are_named(tmp_path: Path) -> None:
     (tmp_path / "both.conll").write_text(lines)
     (tmp_path / "ade.conll").write_text(lines.replace("B-Drug", "O"))
     both, tags = {"path": "both.conll"}, {"types": ["Drug"]}
-    notes = sampled(tmp_path, tags, both=both).notes
+    notes = sampled(tmp_path, tags, both=both).remarks
     assert "both: annotates ADE, which [tags] types lacks: left out" in notes
     with pytest.raises(
         ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"
@@ -574,7 +574,7 @@ def test_silos_share_out_every_part_by_document(tmp_path: Path) -> None:
         assert [{d.id for d in getattr(s, part)} for s in made.data] == expected
         assert sum(len(getattr(s, part)) for s in made.data) == len(given)
     assert made.complete is None
-    assert made.notes[-1] == "documents in 3 silos: train 42, valid 6, test 12"
+    assert made.remarks[-1] == "documents in 3 silos: train 42, valid 6, test 12"
 
 
 def test_two_corpora_are_one_pool_and_sentences_stay_with_their_document(
@@ -612,7 +612,7 @@ def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
     assert sum(map(len, patients)) == len(set().union(*patients)) == 5
     assert sum(len(s.train) for s in made.data) == 60
     assert [s.valid for s in made.data] == [()] * 5  # no site has any: no silo has
-    assert made.notes[-1] == "patients in 5 silos: train 35, test 35"
+    assert made.remarks[-1] == "patients in 5 silos: train 35, test 35"
 
 
 @pytest.mark.parametrize(

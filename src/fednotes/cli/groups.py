@@ -53,8 +53,8 @@ def show_checked(checked: Checked) -> None:
     from fednotes.jobs.checking import UNREADABLE
 
     if checked.job is not None and checked.sites is not None:
-        tell(checked.sites.notes)
-        for table in count_tables(checked.job.kind.counts(checked.sites.data)):
+        tell(checked.sites.remarks)
+        for table in count_tables(checked.job.kind.tabulate_counts(checked.sites.data)):
             console.print(table)
     if checked.findings:
         console.print(findings_table(checked.findings))

@@ -220,9 +220,7 @@ def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
         rehearse(job, parts)
     except FednotesError as error:
         stopped = _refused(error)
-    return replace(
-        stopped, findings=job.kind.findings(job, sites), job=job, sites=sites
-    )
+    return replace(stopped, findings=job.kind.check(job, sites), job=job, sites=sites)
 
 
 def _refused(error: FednotesError) -> Checked:
@@ -247,7 +245,7 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
         for part in parts:
             model = getattr(part.config, "model", None)
             frozen = getattr(model, "contextual", "") or getattr(model, "tuning", "")
-            little = bool(frozen) and job.kind.one_sentence
+            little = bool(frozen) and job.kind.shrink
             if little:
                 part = replace(part, sites=tuple(map(little, part.sites)))
             cache = Path(folder) if little else None
@@ -258,9 +256,9 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
 def _stand_in(job: Job) -> Iterable[FednotesError]:
     """What is wrong with a job's model, tried on a sentence where its notes cannot be
     read."""
-    if job.kind.invented is None:
+    if job.kind.invent_site is None:
         return
-    sites = tuple(job.kind.invented(name, site) for name, site in job.sites.items())
+    sites = tuple(job.kind.invent_site(name, site) for name, site in job.sites.items())
     try:
         parts = parts_of(job, Sites(sites), job.module.configure(job.config, sites))
         rehearse(

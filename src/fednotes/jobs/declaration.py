@@ -148,7 +148,7 @@ def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
         method = methods.find(str(table.get("method")))
     except ConfigError:
         return table  # `parse_job` says what is wrong
-    somewhere = kinds.find(method.holds).somewhere
+    somewhere = kinds.find(method.holds).source_placeholder
     filled = {name: {**site, **somewhere} for name, site in sites.items()}
     return {**table, "sites": filled}
 
@@ -192,7 +192,7 @@ def _places_to_fill_in(table: Any) -> Mapping[str, Any]:
         holds = methods.find(str(table.get("method"))).holds
     except ConfigError:
         holds = "documents"  # `parse_job` says what is wrong
-    return kinds.find(holds).somewhere
+    return kinds.find(holds).source_placeholder
 
 
 def _change_sites(

@@ -39,11 +39,14 @@ from fednotes.metrics.spans import Scores
 from fednotes.privacy.promise import Privacy
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
-Share = Annotated[float, Interval(ge=0, lt=1)]
-Labelled = Annotated[float, Interval(gt=0, le=1)]
-Seconds = Annotated[float, Ge(0)]
-# 0 means all
-Number = Annotated[int, Ge(0)]
+FractionBelowOne = Annotated[float, Interval(ge=0, lt=1)]
+PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
+
+# A tag of a word, such as "B-Drug", which a label map must not give as a type's name.
+_TAG = re.compile("O|[BIES]-.*", re.DOTALL)
+_SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
 
 @checked(frozen=True)
@@ -118,52 +121,67 @@ class SiteConfig:
     split: str = ""
     valid_fraction: Fraction = 0.1
     test_fraction: Fraction = 0.2
-    fraction: Labelled = 1.0
+    fraction: PositiveFraction = 1.0
     mask_overlap: Fraction = 0.0
-    max_sentences: Number = 0
-    max_valid_sentences: Number = 0
-    max_test_sentences: Number = 0
+    max_sentences: NonNegativeInt = 0
+    max_valid_sentences: NonNegativeInt = 0
+    max_test_sentences: NonNegativeInt = 0
     flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
-    hold_out: Share = 0.0
-    expected_sentences: Number = 0
+    hold_out: FractionBelowOne = 0.0
+    expected_sentences: NonNegativeInt = 0
     repeats: Literal["drop", "keep"] = "drop"
 
     def __post_init__(self) -> None:
         encoding_of(self.encoding)
         if bool(self.path) == bool(self.train):
-            raise ConfigError("give either `path` (split here) or `train` and `test`")
+            raise ConfigError(
+                "give either `path`, which is split into parts, or `train` and `test`"
+            )
         if self.train and not self.test:
-            raise ConfigError("`train` is given without `test`")
+            raise ConfigError(
+                "`train` is given without `test`: give both, or `path` to have it split"
+            )
         if self.path and self.valid_fraction + self.test_fraction >= 1:
             raise ConfigError(
-                "valid_fraction + test_fraction: below 1, or nothing is left to train"
+                f"valid_fraction + test_fraction = {self.valid_fraction:g} + "
+                f"{self.test_fraction:g} must be below 1, or no training data remain"
             )
-        _check_distinct("types", self.types)
-        _check_distinct("test_types", self.test_types)
-        for label, name in self.label_map.items():
-            if re.fullmatch("O|[BIES]-.*", name, re.DOTALL):
+        _require_distinct("types", self.types)
+        _require_distinct("test_types", self.test_types)
+        for label, new_name in self.label_map.items():
+            if _TAG.fullmatch(new_name):
                 raise ConfigError(
-                    f"label_map maps {label!r} to {name!r}, which is a tag: give the name of an "
-                    'entity type, without B- or I-; "" drops a label'
+                    f"label_map maps {label!r} to {new_name!r}, which is a tag: give "
+                    'the name of an entity type, without B- or I-; "" drops a label'
                 )
         if self.where and not re.fullmatch(r"[^=]+=.+", self.where):
             raise ConfigError(
                 f'where = {self.where!r}: expected KEY=VALUE, such as "genre=nw"'
             )
-        number, of = self.shares
-        if self.share and not (self.path and 1 <= number <= of):
+        if self.share:
+            self._require_share()
+
+    def _require_share(self) -> None:
+        part, parts = self.part_of_corpus
+        if not 1 <= part <= parts:
             raise ConfigError(
-                f'share = {self.share!r}: expected such as "2/3", the second third of `path`'
+                f"share = {self.share!r}: expected a part and the number of parts, "
+                'such as "2/3" for the second third'
+            )
+        if not self.path:
+            raise ConfigError(
+                f"share = {self.share!r} divides the documents of `path`, which is not "
+                "set: give `path`, or leave out `share`"
             )
 
     @property
-    def shares(self) -> tuple[int, int]:
+    def part_of_corpus(self) -> tuple[int, int]:
         """Return `share` as (part, parts), such as (2, 3) for "2/3"; (0, 0) if invalid.
 
         Parts are counted from 1.
         """
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.share)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        match = _SHARE.fullmatch(self.share)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 @checked(frozen=True)
@@ -197,18 +215,22 @@ class NotesConfig:
     categories: tuple[str, ...] = ()
     column: str = ""
     encoding: str = AUTO
-    valid_fraction: Share = 0.05
-    max_notes: Number = 0
+    valid_fraction: FractionBelowOne = 0.05
+    max_notes: NonNegativeInt = 0
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         encoding_of(self.encoding)
         if bool(self.path) == bool(self.paths) or not all(self.files):
             raise ConfigError(
-                "give either `path`, a file or folder of notes, or `paths`, several"
+                "give either `path`, a file or folder of notes, or `paths`, a list of "
+                "several"
             )
         if len(set(self.files)) < len(self.files):
-            raise ConfigError("paths: one is named twice, its notes would count twice")
+            raise ConfigError(
+                "paths: a path is named twice, and its notes would count twice: name "
+                "each path once"
+            )
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -218,7 +240,7 @@ class NotesConfig:
 
 @checked(frozen=True)
 class TagsConfig:
-    """Which types each site annotates, where its files are annotated with more.
+    """Which entity types each site annotates, where its files contain more.
 
     Attributes:
         design: How types are given to sites: "given" by each site's `types`; or sampled
@@ -237,31 +259,36 @@ class TagsConfig:
 
     design: Literal["given", "disjoint", "appendix-d"] = "given"
     types: tuple[str, ...] = ()
-    per_site: Number = 0
-    min_mentions: Number = 0
+    per_site: NonNegativeInt = 0
+    min_mentions: NonNegativeInt = 0
     runs_per_sampling: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
-        _check_distinct("types", self.types)
+        _require_distinct("types", self.types)
         if self.per_site and self.design != "disjoint":
             raise ConfigError(
-                f'per_site = {self.per_site}: a number for design = "disjoint", 0 is an even deal'
+                f'per_site = {self.per_site} needs design = "disjoint", but the design '
+                f'is "{self.design}": set the design, or leave out `per_site`'
             )
 
     @property
-    def sampled(self) -> bool:
+    def is_sampled(self) -> bool:
         """Return whether the sites' types are drawn at random."""
         return self.design != "given"
 
-    def sampling(self, seed: int) -> int:
+    def find_sampling(self, seed: int) -> int:
         """Return the number of the sampling that a job with this seed uses."""
         # division that rounds up
         return -(-seed // self.runs_per_sampling)
 
 
-def _check_distinct(name: str, types: tuple[str, ...]) -> None:
+def _require_distinct(key: str, types: tuple[str, ...]) -> None:
+    """Raise ConfigError if a key of types names one of them twice."""
     if len(set(types)) < len(types):
-        raise ConfigError(f"{name} = {list(types)}: a type is named twice")
+        repeated = next(label for label in types if types.count(label) > 1)
+        raise ConfigError(
+            f"{key} = {list(types)}: {repeated!r} is named twice, name each type once"
+        )
 
 
 @checked(frozen=True)
@@ -318,13 +345,13 @@ class FederationConfig:
             three sites.
     """
 
-    min_sites: Number = 0
+    min_sites: NonNegativeInt = 0
     timeout: Annotated[float, Gt(0)] = 600.0
-    grace: Seconds = 0.0
-    pause: Seconds = 5.0
-    knock_every: Seconds = 30.0
-    checkpoint_seconds: Seconds = 600.0
-    max_norm: Annotated[float, Ge(0)] = 0.0
+    grace: NonNegativeFloat = 0.0
+    pause: NonNegativeFloat = 5.0
+    knock_every: NonNegativeFloat = 30.0
+    checkpoint_seconds: NonNegativeFloat = 600.0
+    max_norm: NonNegativeFloat = 0.0
     secure_sum: bool = False
 
 
@@ -411,44 +438,79 @@ class ComparedSites:
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
+def _read_no_tables(
+    _tables: Mapping[str, Any], _preset: Mapping[str, Any], _where: str
+) -> dict[str, Any]:
+    return {}
+
+
+def _collect_no_tables(_job: Job) -> Mapping[str, Any]:
+    return {}
+
+
+def _count_one_example(_site: Any) -> int:
+    return 1
+
+
+def _rename_site(site: Any, name: str, _examples: int) -> Any:
+    return replace(site, id=name)
+
+
+def _find_no_hints(_scores: Mapping[str, Any], _sites: Sequence[Any]) -> Iterator[str]:
+    return iter(())
+
+
+def _check_nothing(_job: Job, _sites: Sites) -> tuple[Finding, ...]:
+    return ()
+
+
+def _encode_no_examples(_site: Any) -> Mapping[str, Iterator[bytes]]:
+    return {}
+
+
+def _describe_nothing(_job: Job, _site: Any) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
 class SiteKind:
     """Define a kind of data that sites hold, and how a job handles it.
 
     Attributes:
         name: Name of the kind; a method names its kind in `holds`.
-        sites: Class of [sites.NAME].
-        synthetic: Class of [synthetic].
+        site_config: Class of [sites.NAME].
+        synthetic_config: Class of [synthetic].
         load: Reads the sites of a job. Takes the job, a progress callback and the
             folder of the cache.
         fingerprint: Returns a digest of a site's data; equal data have equal digests.
-        counts: Returns tables of counts about the sites, for `check`.
-        needed: Keys of [sites.NAME] that locate a site's notes; a site needs one of
-            them.
-        somewhere: Placeholder values of [sites.NAME] for a process that does not read
-            the notes itself.
+        tabulate_counts: Returns tables of counts about the sites, for `check`.
+        source_keys: Keys of [sites.NAME] that locate a site's notes; a site needs one
+            of them.
+        source_placeholder: Values of [sites.NAME] that stand for the location of the
+            notes in a process that does not read them.
         tables: Tables of a job file that only jobs on this kind of data have.
-        more: Makes fields of `Job` from these tables. Takes all tables of the job, the
-            tables of the method's preset, and the job's name in messages.
-        shown: Returns the values of these tables by table name: instances of the
-            tables' classes, or mappings of keys.
-        size: Returns the number of a site's training examples, as far as its data show
-            it.
-        unit: Short name of one training example, such as "sent".
-        stand_in: Copies a site under another name, to represent a site whose data are
-            elsewhere. Takes the site, the name and the number of training examples;
+        read_tables: Makes fields of `Job` from these tables. Takes all tables of the
+            job, the tables of the method's preset, and the job's name in messages.
+        collect_tables: Returns the values of these tables by table name: instances of
+            the tables' classes, or mappings of keys.
+        count_examples: Returns the number of a site's training examples, as far as its
+            data show it.
+        example_name: Short name of one training example, such as "sent".
+        make_stand_in: Copies a site under another name, to represent a site whose data
+            are elsewhere. Takes the site, the name and the number of training examples;
             the copy keeps the site's own number where no example can occur twice.
-        hints: Yields remarks on the scores of a run. Takes the scores and the sites.
-        findings: Returns what the user should know before training. Takes the job and
-            its sites.
-        training_examples: Returns the training examples of a site as bytes, by the
-            name of a view. Views range from the text alone to everything known about
-            an example. They are compared with the examples of earlier jobs.
+        find_hints: Yields remarks on the scores of a run. Takes the scores and the
+            sites.
+        check: Returns what the user should know before training. Takes the job and its
+            sites.
+        encode_examples: Returns the training examples of a site as bytes, by the name
+            of a view. Views range from the text alone to everything known about an
+            example. They are compared with the examples of earlier jobs.
         describe: Returns the public facts on which sites agree before round 1 of a
             distributed run. Takes the job, reduced to this site, and the site.
-        stub: Makes a site without examples from its name and the description with
+        make_stub: Makes a site without examples from its name and the description with
             these facts. None if a tag set and an encoder describe sites of this kind.
-        audit_subject: Makes the subject on which an audit trains shadow models
+        make_audit_subject: Makes the subject on which an audit trains shadow models
             (`apps/audit/shadow/subject.py`), and the job of these models. Takes the
             audit's scene, the audited site, a random generator, the largest number of
             units to judge, and the criterion of the control. None if the audit reads
@@ -456,42 +518,44 @@ class SiteKind:
         compare: Compares two sides of runs. Takes both sides, a metric and the number
             of bootstrap samples. None if runs of this kind cannot be compared.
         metrics: Display names of the metrics for comparisons, by metric name.
-        one_sentence: Reduces a site to a tiny one that is quick to prepare; None if
-            there is no such reduction.
-        invented: Makes an artificial site from a name and its table when the files
+        shrink: Reduces a site to a tiny one that is quick to prepare; None if there is
+            no such reduction.
+        invent_site: Makes an artificial site from a name and its table when the files
             cannot be read; None if this is not possible.
     """
 
     name: str
-    sites: type[Any]
-    synthetic: type[Any]
+    site_config: type[Any]
+    synthetic_config: type[Any]
     load: Callable[[Job, Progress | None, Path | None], Sites]
     fingerprint: Callable[[Any], str]
-    counts: Callable[[Sequence[Any]], list[CountTable]]
-    needed: tuple[str, ...]
-    somewhere: Mapping[str, str]
+    tabulate_counts: Callable[[Sequence[Any]], list[CountTable]]
+    source_keys: tuple[str, ...]
+    source_placeholder: Mapping[str, str]
     tables: Mapping[str, ConfigTable | ListsTable] = field(default_factory=dict)
-    more: Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]] = (
-        lambda table, preset, where: {}
+    read_tables: Callable[
+        [Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]
+    ] = _read_no_tables
+    collect_tables: Callable[[Job], Mapping[str, Any]] = _collect_no_tables
+    count_examples: Callable[[Any], int] = _count_one_example
+    example_name: str = "sent"
+    make_stand_in: Callable[[Any, str, int], Any] = _rename_site
+    find_hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = (
+        _find_no_hints
     )
-    shown: Callable[[Job], Mapping[str, Any]] = lambda job: {}
-    size: Callable[[Any], int] = lambda site: 1
-    unit: str = "sent"
-    stand_in: Callable[[Any, str, int], Any] = lambda site, name, size: replace(
-        site, id=name
+    check: Callable[[Job, Sites], tuple[Finding, ...]] = _check_nothing
+    encode_examples: Callable[[Any], Mapping[str, Iterator[bytes]]] = (
+        _encode_no_examples
     )
-    hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = (
-        lambda scores, sites: iter(())
+    describe: Callable[[Job, Any], Mapping[str, Any]] = _describe_nothing
+    make_stub: Callable[[str, Any], Any] | None = None
+    make_audit_subject: Callable[[Any, Any, Any, int, str], tuple[Any, Job]] | None = (
+        None
     )
-    findings: Callable[[Job, Sites], tuple[Finding, ...]] = lambda job, sites: ()
-    training_examples: Callable[[Any], Mapping[str, Iterator[bytes]]] = lambda site: {}
-    describe: Callable[[Job, Any], Mapping[str, Any]] = lambda job, site: {}
-    stub: Callable[[str, Any], Any] | None = None
-    audit_subject: Callable[[Any, Any, Any, int, str], tuple[Any, Job]] | None = None
     compare: Callable[[Side, Side, str, int], ComparedSites] | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
-    one_sentence: Callable[[Any], Any] | None = None
-    invented: Callable[[str, Any], Any] | None = None
+    shrink: Callable[[Any], Any] | None = None
+    invent_site: Callable[[str, Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -507,9 +571,10 @@ class Job:
         threads: Number of threads that this process computes with.
         config: The method's config.
         kind: Kind of data that the sites hold.
-        sites: [sites.NAME] tables by site name, as instances of `kind.sites`; empty if
-            the job has generated sites.
-        synthetic: The [synthetic] table as an instance of `kind.synthetic`, or None.
+        sites: [sites.NAME] tables by site name, as instances of `kind.site_config`;
+            empty if the job has generated sites.
+        synthetic: The [synthetic] table as an instance of `kind.synthetic_config`, or
+            None.
         table: Raw tables after `--set`; they go into the run's record.
         folder: Folder against which relative paths are resolved.
         silos: The [silos] table, or None.
@@ -557,7 +622,7 @@ class Job:
         text = json.dumps(self.table, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def located(self, text: str, where: str) -> Path:
+    def locate(self, text: str, where: str) -> Path:
         """Return a path of the job, resolved against the folder of the job file.
 
         Args:
@@ -581,26 +646,28 @@ class Sites:
         data: Each site's data, of the method's kind.
         complete: The same texts with every entity type annotated at every site. Known
             only for generated sites and sampled tag sets; None otherwise.
-        notes: Remarks on what was changed while reading, as counts.
+        remarks: What was changed while reading, as counts.
         findings: What the checks found in the files before they were split and reduced.
     """
 
     data: tuple[Any, ...]
     complete: tuple[SiteData, ...] | None = None
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what is wrong with the data and what was skipped, to show first."""
         return tuple(
-            f"{f.where}: {f.message}" for f in self.findings if f.level != "info"
+            f"{finding.where}: {finding.message}"
+            for finding in self.findings
+            if finding.level != "info"
         )
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """Return a run's remarks on its data: `warnings`, then `notes`."""
-        return (*(f"warning: {text}" for text in self.warnings), *self.notes)
+    def messages(self) -> tuple[str, ...]:
+        """Return a run's remarks on its data: `warnings`, then `remarks`."""
+        return (*(f"warning: {text}" for text in self.warnings), *self.remarks)
 
 
 def load_sites(

@@ -301,7 +301,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         silos=silos,
         federation=federation,
         privacy=privacy,
-        **kind.more(table, preset, where),
+        **kind.read_tables(table, preset, where),
     )
 
 
@@ -331,7 +331,9 @@ def _sources(
             f"{where}: give either [sites.NAME] tables or a [synthetic] table"
         )
     if "synthetic" in table:
-        return build(kind.synthetic, table["synthetic"], f"{where} [synthetic]"), {}
+        return build(
+            kind.synthetic_config, table["synthetic"], f"{where} [synthetic]"
+        ), {}
     if not table["sites"]:
         raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
     sites: dict[str, Any] = {}
@@ -351,7 +353,7 @@ def _sources(
             raise ConfigError(
                 f"{where}: sites.{site} is a value, expected a table [sites.{site}]"
             )
-        sites[site] = build(kind.sites, values, f"{where} [sites.{site}]")
+        sites[site] = build(kind.site_config, values, f"{where} [sites.{site}]")
     return None, sites
 
 

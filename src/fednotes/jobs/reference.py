@@ -139,9 +139,9 @@ def known_key(method: str, key: str) -> bool:
         )
     elif top == "sites":
         rest = rest[1:]
-        known = {f.name for f in fields(kind.sites)}
+        known = {f.name for f in fields(kind.site_config)}
     elif top == "synthetic":
-        known = {f.name for f in fields(kind.synthetic)}
+        known = {f.name for f in fields(kind.synthetic_config)}
     else:
         return top in {f.name for f in fields(TopConfig)} | {*kind.tables, *SHARED}
     return not rest or rest[0] in known
@@ -195,7 +195,9 @@ def _tables() -> Iterator[Table]:
     yield from _table("at the top, before any table", TopConfig)
     all_kinds = kinds.all_kinds()
     for kind in all_kinds:
-        yield from _table(f"[sites.NAME] of methods that read {kind.name}", kind.sites)
+        yield from _table(
+            f"[sites.NAME] of methods that read {kind.name}", kind.site_config
+        )
     yield from _synthetic_tables(all_kinds)
     for name, cls in SHARED.items():
         yield from _table(f"[{name}]", cls, elsewhere=tuple(_shared_elsewhere(name)))
@@ -220,11 +222,12 @@ def _synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
     heading = "[synthetic] in place of sites"
     seen: set[type[Any]] = set()
     for kind in all_kinds:
-        if kind.synthetic not in seen:
+        if kind.synthetic_config not in seen:
             yield from _table(
-                heading if not seen else f"[synthetic] of {kind.name}", kind.synthetic
+                heading if not seen else f"[synthetic] of {kind.name}",
+                kind.synthetic_config,
             )
-        seen.add(kind.synthetic)
+        seen.add(kind.synthetic_config)
 
 
 def _kind_tables(kind: SiteKind) -> Iterator[Table]:
@@ -553,8 +556,11 @@ def schema() -> dict[str, Any]:
     for name in methods.names():
         kind = kinds.find(methods.find(name).holds)
         of_method = {
-            "sites": {"type": "object", "additionalProperties": _schema(kind.sites)},
-            "synthetic": _schema(kind.synthetic),
+            "sites": {
+                "type": "object",
+                "additionalProperties": _schema(kind.site_config),
+            },
+            "synthetic": _schema(kind.synthetic_config),
         }
         only_method = {
             "properties": {"method": {"const": name}},

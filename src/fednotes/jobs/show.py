@@ -161,7 +161,7 @@ class _Showing:
             "silos": job.silos,
             "synthetic": job.synthetic,
         }
-        tables.update(job.kind.shown(job))
+        tables.update(job.kind.collect_tables(job))
         for name, values in tables.items():
             if isinstance(values, Mapping):
                 yield from self._table((name,), values)

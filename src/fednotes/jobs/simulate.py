@@ -213,14 +213,14 @@ def simulate(
         mine.enter_context(hold_folder(out))
         require_usable(job, out, resume=resume, overwrite=replace_old)
         sites, config, parts = prepare(job, display.features)
-        sizes = [job.kind.size(site) for site in sites.data]
+        sizes = [job.kind.count_examples(site) for site in sites.data]
         warnings = (
             *job.module.list_warnings(config),
             *job.module.list_size_warnings(config, sizes),
         )
         for text in (*sites.warnings, *warnings):
             display.warn(text)
-        sites = replace(sites, notes=(*sites.notes, *warnings))
+        sites = replace(sites, remarks=(*sites.remarks, *warnings))
         if cost := traffic(job, config, sites.data):
             display.cost(cost)
         if replace_old and set_aside(out):
@@ -270,7 +270,7 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
     """
     if "federated" not in job.conditions:
         return None
-    sizes = [job.kind.size(site) for site in sites]
+    sizes = [job.kind.count_examples(site) for site in sites]
     told = job.module.estimate_traffic(config, sizes)
     # A secure sum sends eight bytes per number, which doubles four-byte numbers.
     if told and job.federation.secure_sum:
@@ -284,7 +284,7 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
 def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
     """Return the parts of a run: one for each condition, and each site alone."""
     found: list[Part] = []
-    told: Any = {"method": job.module, "unit": job.kind.unit}
+    told: Any = {"method": job.module, "unit": job.kind.example_name}
     if "alone" in job.conditions:
         own = zip(
             sites.data, job.module.configure_alone(config, sites.data), strict=True
@@ -382,7 +382,7 @@ class _Run:
         for part in parts:
             if self.resume and (self.out / part.name / "done.json").exists():
                 continue
-            sizes = [self.job.kind.size(site) for site in part.sites]
+            sizes = [self.job.kind.count_examples(site) for site in part.sites]
             rounds, examples = self.job.module.plan_rounds(part.config, sizes)
             work[part.name] = float(rounds * examples)
         return work
@@ -518,14 +518,14 @@ def _result(
         config=dict(job.table),
         versions=list_versions(),
         notes=[
-            *sites.told,
+            *sites.messages,
             *(
                 [f"federated: {federated.described}"]
                 if federated and federated.described
                 else ()
             ),
             *nothing_found(scores),
-            *job.kind.hints(scores, sites.data),
+            *job.kind.find_hints(scores, sites.data),
             *pooled_below_alone(mean, conditions, parts, len(ids)),
         ],
     )

@@ -26,7 +26,7 @@ TAGS = TagSet(("Sign",))
 def differing(one: Any, other: Any) -> dict[str, int]:
     """In how many examples two sites' data differ, in each view."""
     kind = kinds.find("notes" if isinstance(one, SiteNotes) else "documents")
-    views, others = kind.training_examples(one), kind.training_examples(other)
+    views, others = kind.encode_examples(one), kind.encode_examples(other)
     assert views.keys() == others.keys()
     return {name: len(set(views[name]) ^ set(others[name])) for name in views}
 

@@ -90,7 +90,7 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
 
 
 def test_counts_are_reported(place: Path) -> None:
-    notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).notes
+    notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).remarks
     assert notes[:8] == (
         f"a: {place / 'DIAGNOSES_ICD.csv'}:30: 2 columns instead of 3",
         f"a: {place / 'DIAGNOSES_ICD.csv'}: 1 rows without a code: left out",
@@ -113,8 +113,8 @@ def test_label_counts_are_of_the_training_patients(place: Path) -> None:
     train = sites.data[0].train
     present, absent, none = (int((train.labels[:, 0] == v).sum()) for v in (1, 0, -1))
     line = "hypertension: present/absent/questionable/unlabelled of the training patients: "
-    assert sites.notes[-3] == f"{line}a {present}/{absent}/0/{none}"
-    assert sites.notes[-1].endswith(
+    assert sites.remarks[-3] == f"{line}a {present}/{absent}/0/{none}"
+    assert sites.remarks[-1].endswith(
         "without two classes of training labels: x (absent only)"
     )
 
@@ -122,7 +122,7 @@ def test_label_counts_are_of_the_training_patients(place: Path) -> None:
 def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
     sites = load(place, sites={"a": SITE}, concepts={**CONCEPTS, "most": 2})
     assert len(everyone(sites.data[0])) == 30 - 7
-    assert "a: 7 patients with more than 2 concepts: left out" in sites.notes
+    assert "a: 7 patients with more than 2 concepts: left out" in sites.remarks
 
 
 def test_one_stage_alone(place: Path) -> None:
@@ -177,7 +177,7 @@ def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     loaded = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
     assert any(
         "b: 10 patients' ids are another site's too: told" in line
-        for line in loaded.notes
+        for line in loaded.remarks
     )
     assert set(everyone(loaded.data[1])) == {f"b/{i}" for i in range(20, 40)}
     assert set(loaded.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
@@ -209,7 +209,7 @@ def test_ids_that_cross_between_sites_are_counted(
     for (train, valid, test), (train2, valid2, test2) in itertools.pairwise(ids[:3]):
         crossed.append(len((train | valid) & test2 | test & (train2 | valid2)))
     assert min(crossed) > 0
-    assert [line for line in loaded.notes if line.startswith("warning: ")] == [
+    assert [line for line in loaded.remarks if line.startswith("warning: ")] == [
         f"warning: {name}: 10 patients' ids are another site's too: told apart; if they are the "
         f"same people, {number} are trained on at one site and tested at another"
         for name, number in zip("bc", crossed, strict=True)
@@ -218,7 +218,7 @@ def test_ids_that_cross_between_sites_are_counted(
     assert len(together) == len(set(together)) == 100
     # a common test part is none
     apart = {name: {**sites[name], "test": "d.csv"} for name in "ac"}
-    assert not any("warning" in line for line in load(place, sites=apart).notes)
+    assert not any("warning" in line for line in load(place, sites=apart).remarks)
     table = 'codes = "."\ncodes_format = "mimic"\n'
     tables = "".join(f'[sites.{n}]\nnotes = "{n}.csv"\n{table}' for n in "ab")
     # or a simulation would refuse them, and so the check
@@ -357,8 +357,8 @@ def test_labels_of_the_obesity_challenge(place: Path) -> None:
               for r, p in enumerate(c.patients)}  # fmt: skip
     values = {0: 1, 1: 0, 2: 2}
     assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
-    assert "o: 1 patients have no label of any phenotype: unlabelled" in loaded.notes
-    assert any("Asthma (no label)" in line for line in loaded.notes)
+    assert "o: 1 patients have no label of any phenotype: unlabelled" in loaded.remarks
+    assert any("Asthma (no label)" in line for line in loaded.remarks)
 
 
 def test_ctakes_output_in_place_of_notes(place: Path) -> None:
@@ -370,7 +370,7 @@ def test_ctakes_output_in_place_of_notes(place: Path) -> None:
     assert one.space == other.space
     assert isinstance(one.train.bags, Bags)
     assert one.train.bags.concepts.tolist() == [0, 3] * len(one.train)
-    assert "a: 30 CUIs are not in the dictionary: left out" in loaded.notes
+    assert "a: 30 CUIs are not in the dictionary: left out" in loaded.remarks
     (place / "found.txt").write_text("1 C0099999\n2 C0099998\n")
     with pytest.raises(
         DataError, match="none of the 2 CUIs is a concept of the dictionary"
@@ -396,11 +396,11 @@ def test_codiesp(
         )
 
     both, codes = built_in("codiesp"), built_in("codiesp-codes")
-    assert "codiesp: 750 patients with 750 notes" in both.notes
+    assert "codiesp: 750 patients with 750 notes" in both.remarks
     line = (
         "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
     )
-    assert line in both.notes
+    assert line in both.remarks
     together = pool_sites(both.data)
     assert (len(together.train), len(together.valid), len(together.test)) == (
         450,
@@ -483,7 +483,8 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
         assert site.vectors.concepts.tolist() == [0, 2]
         assert site.vectors.values.tolist() == [[3, 4], [1, 2]]
     assert any(
-        "2 of the dictionary's concepts have a vector" in line for line in loaded.notes
+        "2 of the dictionary's concepts have a vector" in line
+        for line in loaded.remarks
     )
     assert vectors_job.module.configure(vectors_job.config, loaded.data).vectors
     other, without = of_vectors(place, LINES, "")

@@ -69,7 +69,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
     }
     codes, labels = place / "codes.csv", place / "labels.csv"
     twice = f"a label of the same pair is another one at {labels}:2: neither holds"
-    assert loaded.notes[:7] == (
+    assert loaded.remarks[:7] == (
         f"a: {labels}:53: the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
         f"a: {labels}:50: {twice}",
         "a: 4 labelled patients have no notes here: left out",
@@ -78,7 +78,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
         "a: 2 patients without codes: kept, their codes are unknown",
         "a: 1 patients with codes have no notes here: left out",
     )
-    assert SECRET not in "".join(loaded.notes)
+    assert SECRET not in "".join(loaded.remarks)
 
 
 def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
     (one,) = loaded.data
     assert one.test.patients == ("30", "31", "32", "33")
     assert one.test.labels.tolist() == [expected(30), [1, 0], [-1, 2], [-1, -1]]
-    assert "a: 1 patients have no label of any phenotype: unlabelled" in loaded.notes
+    assert "a: 1 patients have no label of any phenotype: unlabelled" in loaded.remarks
     table = {k: v for k, v in site.items() if k != "test_labels"}
     (alone,) = load(place, sites={"a": table}).data
     assert alone.test.labels.tolist() == [expected(i) for i in range(30, 34)]

@@ -17,7 +17,7 @@ from fednotes.jobs import kinds
 def differing(one: SitePatients, other: SitePatients) -> dict[str, int]:
     """In how many patients two sites' data differ, in each view."""
     kind = kinds.find("patients")
-    views, others = kind.training_examples(one), kind.training_examples(other)
+    views, others = kind.encode_examples(one), kind.encode_examples(other)
     assert views.keys() == others.keys()
     return {name: len(set(views[name]) ^ set(others[name])) for name in views}
 

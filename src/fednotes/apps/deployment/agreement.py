@@ -110,7 +110,7 @@ def describe(job: Job, data: Any) -> Description:
         data: The site's notes.
     """
     facts = dict(job.kind.describe(job, data))
-    if job.kind.stub is None:  # models of patients begin from no encoder
+    if job.kind.make_stub is None:  # models of patients begin from no encoder
         facts["encoder"] = encoder_of(job)
     return Description(**facts)
 
@@ -215,7 +215,7 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
         RefusedError: The sites do not fit the method.
     """
     _require_same_version(descriptions)
-    if job.kind.stub is None:
+    if job.kind.make_stub is None:
         _require_encoder(descriptions, encoder_of(job))
     else:
         _require_encoder(descriptions, "")
@@ -265,8 +265,8 @@ def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None
 
 def _stub(job: Job, site: str, facts: Description) -> Any:
     """Return a site without notes, for `for_sites` of a method."""
-    if job.kind.stub is not None:
-        return job.kind.stub(site, facts)
+    if job.kind.make_stub is not None:
+        return job.kind.make_stub(site, facts)
     return SiteData(site, TagSet(facts.types, facts.scheme), (), (), ())
 
 

@@ -115,7 +115,7 @@ def _open_host(setup: Setup) -> SiteHost:
     torch.set_num_threads(file.threads or job.threads)
     torch.use_deterministic_algorithms(file.device == "cpu")
     loaded = load_site_data(job, cache=file.cache)
-    for note in loaded.told:
+    for note in loaded.messages:
         logger.info("%s", note)
     data = loaded.data[0]
     guard.check_coverage(job.module.list_coverage(job.config, data))
@@ -160,7 +160,7 @@ def _open_host(setup: Setup) -> SiteHost:
     pace = None
     if file.policy.steady_replies:
         pace = AnswerTimes(longest=job.federation.timeout)
-    guard.check_examples(lambda: job.kind.training_examples(data))
+    guard.check_examples(lambda: job.kind.encode_examples(data))
     host = SiteHost(
         make_agreed_site,
         setup.state / "site",

@@ -37,7 +37,7 @@ from fednotes.jobs.declaration import (
     require_unmasked,
     without_places,
 )
-from fednotes.jobs.job import Job, Number, Progress, Sites, load_sites
+from fednotes.jobs.job import Job, NonNegativeInt, Progress, Sites, load_sites
 from fednotes.jobs.job_file import load_table, parse_job
 
 SITE_FILE = "site.toml"  # in a kit
@@ -64,7 +64,7 @@ class _Keys:
     """
 
     device: str = "cpu"
-    threads: Number = 0
+    threads: NonNegativeInt = 0
     cache: str = ""
     folder: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class SiteFile:
 def _keys_by_kind() -> dict[str, list[str]]:
     """Return the keys of [sites.NAME] for each kind of data."""
     return {
-        kind.name: [key.name for key in fields(kind.sites)]
+        kind.name: [key.name for key in fields(kind.site_config)]
         for kind in kinds.all_kinds()
     }
 
@@ -239,10 +239,10 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
         )
 
     data = _data_of_kind(file, job.data)
-    if not any(data.get(key) for key in job.kind.needed):
+    if not any(data.get(key) for key in job.kind.source_keys):
         raise ConfigError(
             f"{file.path} [data]: names no notes; this job's sites hold {job.data}: "
-            f"give {' or '.join(job.kind.needed)}"
+            f"give {' or '.join(job.kind.source_keys)}"
         )
     require_unmasked(data, f"{file.path} [data]")
 
@@ -303,14 +303,14 @@ def job_at_home(
     def load(_job: Job, _progress: Progress | None, cache: Path | None) -> Sites:
         loaded = load_site_data(job, cache)
         home = loaded.data[0]
-        home_size = kind.size(home)
+        home_size = kind.count_examples(home)
         size_each = (total - home_size) // max(1, len(other_names))
         if size_each < 1:
             raise ConfigError(
                 f"total = {total}: site {site!r} alone has {home_size}; "
                 "give the number of training examples of all sites together"
             )
-        others = [kind.stand_in(home, other, size_each) for other in other_names]
+        others = [kind.make_stand_in(home, other, size_each) for other in other_names]
         return replace(loaded, data=(home, *others))
 
     return replace(job, kind=replace(kind, load=load))

@@ -318,7 +318,7 @@ def _notes_of(asked: Attention, jobs: Jobs, base: str) -> tuple[list[Path], list
     job = load_job(jobs[base])
     sites = job.sites.values()
     notes = [
-        find_packed_or_plain(job.located(path, "path"))
+        find_packed_or_plain(job.locate(path, "path"))
         for site in sites
         for path in site.files
     ]

@@ -493,7 +493,7 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
     if not isinstance(config, ConceptsConfig) or not config.vectors:
         return None
     assert isinstance(features, ConceptFeatures)  # they are what [concepts] makes
-    words = load_vectors(job.located(config.vectors, "[concepts] vectors"))
+    words = load_vectors(job.locate(config.vectors, "[concepts] vectors"))
     names = features.matcher.dictionary.concepts
     concepts = [index for index, name in enumerate(names) if name in words.index]
     if not concepts:
@@ -526,27 +526,27 @@ def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
 
 
 KIND = SiteKind(
-    "patients",
-    PatientsConfig,
-    SyntheticPatientsConfig,
+    name="patients",
+    site_config=PatientsConfig,
+    synthetic_config=SyntheticPatientsConfig,
     load=load_patient_sites,
     fingerprint=fingerprint,
-    counts=count_tables,
-    needed=("notes", "concepts", "labels"),
-    somewhere={"notes": "notes", "codes": "codes", "codes_format": "table"},
+    tabulate_counts=count_tables,
+    source_keys=("notes", "concepts", "labels"),
+    source_placeholder={"notes": "notes", "codes": "codes", "codes_format": "table"},
     tables=TABLES,
-    more=lambda table, preset, where: {
+    read_tables=lambda table, preset, where: {
         "kind_tables": patient_tables(table, preset, where)
     },
-    shown=shown,
-    size=lambda site: len(site.train),
-    unit="patients",
-    stand_in=_stand_in,
-    hints=score_hints,
-    audit_subject=audit_subject,
+    collect_tables=shown,
+    count_examples=lambda site: len(site.train),
+    example_name="patients",
+    make_stand_in=_stand_in,
+    find_hints=score_hints,
+    make_audit_subject=audit_subject,
     compare=compare_runs,
     describe=described,
-    stub=stub,
-    training_examples=training_examples,
+    make_stub=stub,
+    encode_examples=training_examples,
     metrics=METRICS,
 )

@@ -30,7 +30,13 @@ from fednotes.apps.phenotyping.obesity import Judgment
 from fednotes.core.errors import ConfigError, within
 from fednotes.core.settings import build, checked, over
 from fednotes.data.encodings import AUTO, encoding_of
-from fednotes.jobs.job import ConfigTable, Job, Labelled, ListsTable, Share
+from fednotes.jobs.job import (
+    ConfigTable,
+    FractionBelowOne,
+    Job,
+    ListsTable,
+    PositiveFraction,
+)
 
 
 @checked(frozen=True)
@@ -121,9 +127,9 @@ class PatientsConfig:
     test: Any = ()
     test_codes: Any = ()
     test_labels: str = ""
-    valid_fraction: Share = 0.1
-    test_fraction: Share = 0.2
-    labelled: Labelled = 1.0
+    valid_fraction: FractionBelowOne = 0.1
+    test_fraction: FractionBelowOne = 0.2
+    labelled: PositiveFraction = 1.0
 
     def __post_init__(self) -> None:
         encoding_of(self.encoding)
@@ -215,7 +221,7 @@ class SyntheticPatientsConfig:
 
     sites: Annotated[int, Ge(1)] = 3
     patients: Annotated[int, Ge(30)] = 600
-    labelled: Labelled = 1.0
+    labelled: PositiveFraction = 1.0
 
 
 @dataclass(frozen=True)

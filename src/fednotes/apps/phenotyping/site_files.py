@@ -203,7 +203,7 @@ class _SiteReader:
         value = getattr(self._config, key)
         texts = [value] if isinstance(value, str) else value
         where = f"sites.{self._name}.{key}"
-        return [self._job.located(text, where) for text in texts if text]
+        return [self._job.locate(text, where) for text in texts if text]
 
     def _read_records(self, summaries: Sequence[Note]) -> Records:
         """Read notes or cTAKES output; else return the challenge's summaries."""

@@ -122,13 +122,15 @@ class _Corpora:
         for name, parts in whole.items():
             self.findings += bare_documents(tuple(chain(*parts.values())), name)
         full = tuple(self._full(name, whole) for name in job.sites)
-        if config is not None and config.sampled:
+        if config is not None and config.is_sampled:
             everything = [chain(*parts.values()) for parts in whole.values()]
             made = _sampled(
                 _draw(config, job.seed, complete, everything), complete, full
             )
             return replace(
-                made, notes=(*self.notes, *made.notes), findings=tuple(self.findings)
+                made,
+                remarks=(*self.notes, *made.remarks),
+                findings=tuple(self.findings),
             )
         own = [job.sites[site.id] for site in full]
         data = tuple(
@@ -187,7 +189,7 @@ class _Corpora:
                 part: _where(documents, site.where) for part, documents in raw.items()
             }
             if site.share:
-                number, of = site.shares
+                number, of = site.part_of_corpus
                 shares = {str(i): 1 / of for i in range(1, of + 1)}
                 dealt = split(chosen["path"], shares, site.split, self.job.seed)
                 chosen["path"] = dealt[str(number)]
@@ -220,7 +222,7 @@ class _Corpora:
                 continue
             try:
                 with within(f"site {name!r}", ConfigError):
-                    path = self.job.located(text, f"sites.{name}.{part}")
+                    path = self.job.locate(text, f"sites.{name}.{part}")
                     raw[part], problems = self._read_once(
                         path, site.format, site.encoding
                     )
@@ -253,7 +255,7 @@ class _Corpora:
         complete = _complete(config, asked.values())
         for name, site in sites.items():
             if (
-                config.sampled
+                config.is_sampled
                 and site.types
                 and (lacks := set(complete) - set(named[name]))
             ):
@@ -263,7 +265,7 @@ class _Corpora:
                     f'{", ".join(sorted(lacks))}: leave out its `types`, or set design = "given"'
                 )
             other = [t for t in named[name] if t not in complete]
-            if not config.sampled and other:
+            if not config.is_sampled and other:
                 raise ConfigError(
                     f"site {name!r} has the type {other[0]!r}, [tags] types does not; "
                     f"{nearest(other[0], complete)}"
@@ -277,7 +279,7 @@ class _Corpora:
                         "labels to these in label_map, or add them to types"
                     )
                 self.notes.append(f"{name}: {what}, which [tags] types lacks: left out")
-        if config.sampled:
+        if config.is_sampled:
             return dict.fromkeys(sites, complete), complete
         return {
             name: tuple(t for t in complete if t in asked[name]) for name in sites
@@ -432,7 +434,7 @@ def _draw(
     Raises ConfigError where the types cannot be dealt out, or no draw has enough
         mentions.
     """
-    number = config.sampling(seed)
+    number = config.find_sampling(seed)
     counts = [
         Counter(s.label for d in documents for s in d.spans) for documents in sites
     ]
@@ -538,7 +540,7 @@ def _silos(job: Job, sites: Sites) -> Sites:
             SiteData(f"silo{at + 1}", first.tags, train, valid, test, first.test_types)
         )
     dealt = f"{unit} in {number} silos: {', '.join(told)}"
-    return Sites(tuple(made), None, (*sites.notes, dealt), sites.findings)
+    return Sites(tuple(made), None, (*sites.remarks, dealt), sites.findings)
 
 
 def _unit(site: str, document: Document, by: str) -> Key:
@@ -579,18 +581,18 @@ def _tags(
     if "tags" not in table:
         return {}
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
-    if tags.sampled and "silos" in table:
+    if tags.is_sampled and "silos" in table:
         raise ConfigError(
             f"{where} [silos]: silos annotate alike, design = {tags.design!r} samples other types "
             "for each site: leave out one of the two"
         )
-    if not tags.sampled and "synthetic" in table:
+    if not tags.is_sampled and "synthetic" in table:
         raise ConfigError(
             f'{where} [tags]: generated sites have types of their own: design = "disjoint" or '
             '"appendix-d" samples others'
         )
     for name, site in table.get("sites", {}).items():
-        if tags.sampled and site.get("test_types"):
+        if tags.is_sampled and site.get("test_types"):
             raise ConfigError(
                 f"{where} [sites.{name}]: test_types does not go with design = {tags.design!r}, "
                 "which tests on the complete tag set"
@@ -720,29 +722,29 @@ def _annotated(sentence: Document, *, labels: bool) -> bytes:
 
 
 KIND = SiteKind(
-    "documents",
-    SiteConfig,
-    SyntheticConfig,
-    load_documents,
-    fingerprint,
-    counts=lambda sites: [],
-    needed=("path", "train"),
-    somewhere={"path": "notes"},
+    name="documents",
+    site_config=SiteConfig,
+    synthetic_config=SyntheticConfig,
+    load=load_documents,
+    fingerprint=fingerprint,
+    tabulate_counts=lambda sites: [],
+    source_keys=("path", "train"),
+    source_placeholder={"path": "notes"},
     tables={"tags": ConfigTable("[tags]", TagsConfig)},
-    more=_tags,
-    shown=lambda job: {} if job.tags is None else {"tags": job.tags},
-    size=lambda site: sum(len(split_sentences(d)) for d in site.train),
-    stand_in=lambda site, name, size: replace(
+    read_tables=_tags,
+    collect_tables=lambda job: {} if job.tags is None else {"tags": job.tags},
+    count_examples=lambda site: sum(len(split_sentences(d)) for d in site.train),
+    make_stand_in=lambda site, name, size: replace(
         site, id=name, train=tuple(islice(cycle(sentence_documents(site.train)), size))
     ),
-    hints=never_right,
-    findings=_findings,
+    find_hints=never_right,
+    check=_findings,
     compare=compare_documents,
     metrics={
         name: f"{name} F1" for name in ("strict", "relaxed", "relaxed_one_to_one")
     },
-    training_examples=training_examples,
+    encode_examples=training_examples,
     describe=_described,
-    one_sentence=_one_sentence,
-    invented=_invented,
+    shrink=_one_sentence,
+    invent_site=_invented,
 )

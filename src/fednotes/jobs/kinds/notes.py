@@ -45,12 +45,12 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
         if not paths:
             return None
         return index_documents(
-            chain.from_iterable(read(job.located(p, where)) for p in paths)
+            chain.from_iterable(read(job.locate(p, where)) for p in paths)
         )
 
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
-        paths = [job.located(path, f"sites.{name}.path") for path in site.files]
+        paths = [job.locate(path, f"sites.{name}.path") for path in site.files]
         source = partial(
             read_notes,
             paths,
@@ -106,14 +106,14 @@ def training_examples(site: SiteNotes) -> dict[str, Iterator[bytes]]:
 
 
 KIND = SiteKind(
-    "notes",
-    NotesConfig,
-    SyntheticConfig,
-    load_note_sites,
-    fingerprint,
-    _counts,
-    needed=("path", "paths"),
-    somewhere={"path": "notes"},
-    size=lambda site: site.train_notes,
-    training_examples=training_examples,
+    name="notes",
+    site_config=NotesConfig,
+    synthetic_config=SyntheticConfig,
+    load=load_note_sites,
+    fingerprint=fingerprint,
+    tabulate_counts=_counts,
+    source_keys=("path", "paths"),
+    source_placeholder={"path": "notes"},
+    count_examples=lambda site: site.train_notes,
+    encode_examples=training_examples,
 )

@@ -115,8 +115,8 @@ def _subject(
     job = scene.job
     data = next(each for each in scene.sites.data if each.id == scene.site)
     most = CONTROL_UNITS if scene.is_control else UNITS
-    if job.kind.audit_subject is not None:
-        return job.kind.audit_subject(scene, data, rng, most, control_of)
+    if job.kind.make_audit_subject is not None:
+        return job.kind.make_audit_subject(scene, data, rng, most, control_of)
     if job.data == "notes":
         return PlainNotes(data, rng, most), job
     unit = "document" if len(data.train) >= CONTROL_UNITS else "sentence"
