@@ -350,9 +350,31 @@ def encoder_setting(
     return Setting(table, task)
 
 
+def distilled_encoder(batch_size: int) -> Setting:
+    """Return an epoch of distillation into an encoder, of annotated entities alone."""
+    training = {
+        "rounds": 1,
+        "local_epochs": 1,
+        "batch_size": batch_size,
+        "unannotated": "outside",
+        "weighting": False,
+    }
+    model = {"kind": "token-classifier", "train": "encoder"}
+    table = {"method": "distill", "model": model, "training": training}
+    return Setting(table, TRAIN)
+
+
 ENCODER_JOBS = {
     "finetune, encoder": encoder_setting(
         "finetune", "encoder", task=EVALUATE, compression="packed"
+    ),
+    "finetune, all": encoder_setting(
+        "finetune",
+        "all",
+        task=EVALUATE,
+        compression="packed",
+        min_tokens=0,
+        min_steps=0,
     ),
     "pretrain, encoder": encoder_setting(
         "pretrain", "encoder", length=32, head_cycles=0
@@ -362,6 +384,12 @@ ENCODER_JOBS = {
     ),
     "finetune, low-rank": encoder_setting("finetune", "lora"),
     "finetune, low-rank, ε = 8": encoder_setting("finetune", "lora", noise=True),
+    "personal, low-rank, one step": encoder_setting(
+        "personal", "lora", batch_size=ALL_SENTENCES
+    ),
+    "personal, low-rank": encoder_setting("personal", "lora"),
+    "distill, encoder": distilled_encoder(8),
+    "distill, encoder, one step": distilled_encoder(ENCODER_SENTENCES),
 }
 
 
