@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filled_in import FILLED_IN
 
 from fednotes import __version__, methods
 from fednotes.core.errors import ConfigError
@@ -25,7 +26,6 @@ from fednotes.jobs.job import (
     TagsConfig,
 )
 from fednotes.jobs.job_file import (
-    FILLED_IN,
     TopConfig,
     built_in_jobs,
     load_job,

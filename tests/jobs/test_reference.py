@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filled_in import FILLED_IN
 
 from fednotes import methods
 from fednotes.core.settings import read_toml
 from fednotes.jobs import kinds
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
-    FILLED_IN,
     TopConfig,
     built_in_jobs,
     load_job,

@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from typing import ClassVar
 
 from fednotes.core.federation import EVALUATE, TRAIN, State
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.types import TagSet
 from fednotes.core.update import Update
@@ -35,10 +35,10 @@ from fednotes.taggers.tagger import TaggerConfig, tagger_config
 
 @checked(frozen=True)
 class Config:
-    model: TaggerConfig = field(default_factory=TaggerConfig)
+    model: FilledIn[TaggerConfig] = field(default_factory=TaggerConfig)
     rounds: Count = 2
-    seed: int = 0
-    tags: TagSet = field(default_factory=lambda: TagSet(()))
+    seed: FilledIn[int] = 0
+    tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
 
 
 def train(federation, config):

@@ -14,8 +14,9 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -29,7 +30,19 @@ if TYPE_CHECKING:
     # accept it. `typing.dataclass_transform` does not give them that.
     from dataclasses import dataclass as checked
 
-__all__ = ["adapter", "assign", "build", "checked", "expand", "path_of", "read_toml"]
+__all__ = [
+    "FilledIn",
+    "LocalFile",
+    "Mark",
+    "adapter",
+    "assign",
+    "build",
+    "checked",
+    "expand",
+    "marked_fields",
+    "path_of",
+    "read_toml",
+]
 
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -63,6 +76,30 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # ValueError also stands for a number of thousands of digits
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+# ---- what a field is, beside its type -----------------------------------------------
+
+
+class Mark(Enum):
+    """A mark in the type of a field, which tells others how to treat its key."""
+
+    LOCAL_FILE = "names a file or folder of the machine that reads it"
+    FILLED_IN = "the job fills it in, so no job file may set it"
+
+
+LocalFile = Annotated[str, Mark.LOCAL_FILE]
+FilledIn = Annotated[T, Mark.FILLED_IN]
+
+
+def marked_fields(cls: Any, mark: Mark) -> frozenset[str]:
+    """Return the names of the fields of a checked class whose type has a mark."""
+    hints = get_type_hints(cls, include_extras=True)
+    return frozenset(
+        field.name
+        for field in fields(cls)
+        if mark in getattr(hints[field.name], "__metadata__", ())
+    )
 
 
 # ---- checked classes -----------------------------------------------------------------

@@ -25,10 +25,12 @@ from fednotes import methods
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.settings import (
+    Mark,
     assign,
     build,
     checked,
     expand,
+    marked_fields,
     over,
     path_of,
     read_toml,
@@ -47,20 +49,6 @@ from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 
-# Keys of a method's config that the job fills in, so [training] must not set them.
-FILLED_IN = {
-    *(
-        "seed",
-        "tags",
-        "platforms",
-        "model",
-        "space",
-        "phenotypes",
-        "questionable",
-        "vectors",
-    ),
-    *("shared_tags", "sites", "privacy", "min_sites"),
-}
 # A method that has a control adds it to these.
 DEFAULT_CONDITIONS = ("alone", "federated", "pooled")
 DEFAULT_PRESET = "best"
@@ -373,13 +361,14 @@ def _config(
         table: Tables of the job file.
         folder: Folder against which relative paths are resolved.
         where: Name of the job in error messages.
-        filled: Values for the keys of FILLED_IN that are known already; the others are
-            filled in when the sites have been read.
+        filled: Values of the fields marked `FilledIn` that are known already; the
+            others are filled in when the sites have been read.
     """
     given = table.get("training", {})
-    training = {f.name for f in fields(method.config_class)} - FILLED_IN
+    filled_in = marked_fields(method.config_class, Mark.FILLED_IN)
+    training = {f.name for f in fields(method.config_class)} - filled_in
     for key in given:
-        if key in FILLED_IN:
+        if key in filled_in:
             raise ConfigError(f"{where} [training]: {key!r} does not belong here")
         if key not in training:
             raise ConfigError(

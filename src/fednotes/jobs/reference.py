@@ -22,12 +22,11 @@ from annotated_types import BaseMetadata, Ge, Gt, Interval, Le, Lt
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.settings import adapter
+from fednotes.core.settings import Mark, adapter, marked_fields
 from fednotes.jobs import kinds
 from fednotes.jobs.job import ConfigTable, FederationConfig, SilosConfig, SiteKind
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
-    FILLED_IN,
     TopConfig,
     model_preset,
     training_preset,
@@ -132,7 +131,8 @@ def known_key(method: str, key: str) -> bool:
     found = methods.find(method)
     kind = kinds.find(found.holds)
     if top == "training":
-        known = {f.name for f in fields(found.config_class)} - FILLED_IN
+        filled_in = marked_fields(found.config_class, Mark.FILLED_IN)
+        known = {f.name for f in fields(found.config_class)} - filled_in
     elif top == "model":
         known = {"kind"}.union(
             *({f.name for f in fields(c)} for c in _model_classes(method).values())
@@ -212,7 +212,7 @@ def _tables() -> Iterator[Table]:
                 method, method.presets[DEFAULT_PRESET], private=False
             ),
             elsewhere=tuple(_training_elsewhere(method)),
-            hidden=FILLED_IN,
+            hidden=marked_fields(method.config_class, Mark.FILLED_IN),
         )
     yield from _model_tables()
 
@@ -600,7 +600,11 @@ def _settings(name: str, preset: str) -> dict[str, Any]:
         models.append(_schema(cls, _model_values(method, preset, kind), kind=kind))
     training = training_preset(method, tables, private=False)
     found = {
-        "training": _schema(method.config_class, training, hidden=FILLED_IN),
+        "training": _schema(
+            method.config_class,
+            training,
+            hidden=marked_fields(method.config_class, Mark.FILLED_IN),
+        ),
         "model": {"anyOf": models},
     }
     if method.dp is not None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fednotes import methods
+from fednotes.core.settings import Mark, marked_fields
 from fednotes.jobs.declaration import PLACE_KEYS, with_places
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
-    FILLED_IN,
     TopConfig,
     load_table,
     model_preset,
@@ -178,9 +178,11 @@ class _Showing:
 
     def _training(self) -> Iterator[ShownSetting]:
         config: Any = self._job.config
-        values = {f.name: getattr(config, f.name) for f in fields(config)}
+        filled_in = marked_fields(type(config), Mark.FILLED_IN)
         values = {
-            name: value for name, value in values.items() if name not in FILLED_IN
+            field.name: getattr(config, field.name)
+            for field in fields(config)
+            if field.name not in filled_in
         }
         method = methods.find(self._job.method)
         preset = training_preset(method, self._tables, private=False)

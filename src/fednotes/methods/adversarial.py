@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
 from fednotes.core.seeds import seed_of
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import nbytes, snapshot
 from fednotes.core.types import SiteData
 from fednotes.methods import distill, presets
@@ -88,7 +88,7 @@ class Config(distill.Config):
     variant: Literal["ganin", "peng", "hong"] = "ganin"
     strength: Annotated[float, Interval(ge=0, le=LARGEST_FACTOR)] = 0.1
     entropy: Annotated[float, Interval(ge=0, le=LARGEST_FACTOR)] = 0.1
-    platforms: tuple[str, ...] = ()
+    platforms: FilledIn[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Check the settings against each other.

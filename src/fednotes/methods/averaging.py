@@ -36,7 +36,7 @@ from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import Draws
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
     below,
     load_into,
@@ -160,7 +160,7 @@ class Averaging(Aggregation):
     evaluate_every: Count = 1
     min_tokens: Number = 10_000
     min_steps: Number = 10
-    seed: int = 0
+    seed: FilledIn[int] = 0
 
     def __post_init__(self) -> None:
         """Check the settings against each other.

@@ -36,7 +36,7 @@ from torch import Tensor
 from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.store import write_text
 from fednotes.core.tensors import (
     load_into,
@@ -123,7 +123,7 @@ class Config:
         privacy, sites, min_sites: As in the job's tables. A job fills them in.
     """
 
-    model: ModelConfig = field(default_factory=TaggerConfig)
+    model: FilledIn[ModelConfig] = field(default_factory=TaggerConfig)
     unannotated: Unannotated = "pseudo"
     warmup: Number = 0
     weighting: bool = True
@@ -139,11 +139,11 @@ class Config:
     evaluate_every: Count = 1
     trace: bool = False
     select: Literal["last", "best"] = "last"
-    seed: int = 0
-    tags: TagSet = field(default_factory=lambda: TagSet(()))
-    privacy: Privacy | None = None
-    sites: int = 0
-    min_sites: int = 0
+    seed: FilledIn[int] = 0
+    tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
+    privacy: FilledIn[Privacy | None] = None
+    sites: FilledIn[int] = 0
+    min_sites: FilledIn[int] = 0
 
     def __post_init__(self) -> None:
         """Check the settings against each other.

@@ -37,7 +37,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
 from fednotes.core.seeds import rng_of
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
     below,
     load_into,
@@ -122,7 +122,7 @@ class Config(Aggregation):
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
-    model: TaggerConfig = field(default_factory=TaggerConfig)
+    model: FilledIn[TaggerConfig] = field(default_factory=TaggerConfig)
     private: tuple[str, ...] = ("lstm", "crf")
     exchange: Literal["gradients", "weights"] = "gradients"
     local_epochs: Count = 1
@@ -135,10 +135,10 @@ class Config(Aggregation):
     select: Literal["last", "best"] = "best"
     patience: Count = 5
     personal_epochs: Number = 0
-    seed: int = 0
-    tags: TagSet = field(default_factory=lambda: TagSet(()))
-    privacy: Privacy | None = None
-    min_sites: int = 0
+    seed: FilledIn[int] = 0
+    tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
+    privacy: FilledIn[Privacy | None] = None
+    min_sites: FilledIn[int] = 0
 
     def __post_init__(self) -> None:
         """Check the settings against each other.

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.data.batches import buckets, encode_corpus
@@ -77,13 +77,13 @@ class Config(Averaging):
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
-    model: ModelConfig = field(default_factory=TokenClassifierConfig)
+    model: FilledIn[ModelConfig] = field(default_factory=TokenClassifierConfig)
     cycles: Count = 6
     learning_rate: Rate = 2e-5
     private: tuple[str, ...] = ()
-    tags: TagSet = field(default_factory=lambda: TagSet(()))
-    privacy: Privacy | None = None
-    min_sites: int = 0
+    tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
+    privacy: FilledIn[Privacy | None] = None
+    min_sites: FilledIn[int] = 0
 
 
 def train(federation: Federation, config: Config) -> State:

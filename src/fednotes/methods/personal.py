@@ -49,7 +49,7 @@ from torch.nn.utils import parametrize
 from fednotes.core.counts import round_counts
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import below, load_into, prefixed, snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
@@ -114,7 +114,7 @@ class Config(Averaging):
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
-    model: TokenClassifierConfig = field(
+    model: FilledIn[TokenClassifierConfig] = field(
         default_factory=lambda: TokenClassifierConfig(train="lora")
     )
     cycles: Count = 6
@@ -123,10 +123,10 @@ class Config(Averaging):
     share_change: bool = True
     mix: Half = 0.5
     distil_epochs: Number = 3
-    tags: TagSet = field(default_factory=lambda: TagSet(()))
-    shared_tags: tuple[str, ...] = ()
-    privacy: Privacy | None = None
-    min_sites: int = 0
+    tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
+    shared_tags: FilledIn[tuple[str, ...]] = ()
+    privacy: FilledIn[Privacy | None] = None
+    min_sites: FilledIn[int] = 0
 
     def __post_init__(self) -> None:
         """Check the settings against each other.

@@ -29,7 +29,7 @@ from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, DataError, within
 from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.seeds import Draws
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import load_into, nbytes, snapshot
 from fednotes.core.update import Tensors, Update, require_metrics
 from fednotes.data.clinical import sentences
@@ -99,7 +99,7 @@ class Config(Averaging):
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
-    model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    model: FilledIn[LanguageModelConfig] = field(default_factory=LanguageModelConfig)
     length: Annotated[int, Ge(8)] = 128
     long_length: Annotated[int, Ge(8)] = 512
     long_cycles: Number = 0
@@ -108,8 +108,8 @@ class Config(Averaging):
     infilled: Share = 0.3
     head_cycles: Number = 1
     head_learning_rate: Rate = 3e-3
-    privacy: Privacy | None = None
-    min_sites: int = 0
+    privacy: FilledIn[Privacy | None] = None
+    min_sites: FilledIn[int] = 0
 
     def __post_init__(self) -> None:
         """Check the settings against each other.

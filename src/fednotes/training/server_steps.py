@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, TrainingError, nearest
 from fednotes.core.federation import Federation, Option
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import shapes_of
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.training.sites import Number, Size
@@ -78,7 +78,7 @@ class Aggregation:
     hostile: Number = 1
     norm_bound: Size = 0.0
     reference: str = ""
-    sites: int = 0
+    sites: FilledIn[int] = 0
 
 
 C = TypeVar("C", bound=Aggregation)

@@ -42,7 +42,7 @@ from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, Phenotyper
 from fednotes.core.counts import round_array, round_count, round_counts, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import Draws
-from fednotes.core.settings import checked
+from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import require_tensor
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import Averaging, AveragingSite
@@ -121,13 +121,13 @@ class Config(Averaging):
     require_output: bool = False
     optimizer: Literal["adam", "rmsprop"] = "adam"
     min_patients: Number = 50
-    model: PhenotypeConfig = field(default_factory=PhenotypeConfig)
-    space: FeatureSpace = field(default_factory=lambda: FeatureSpace(0))
-    phenotypes: tuple[str, ...] = ()
-    questionable: tuple[str, ...] = ()
-    vectors: bool = False
-    privacy: Privacy | None = None
-    min_sites: int = 0
+    model: FilledIn[PhenotypeConfig] = field(default_factory=PhenotypeConfig)
+    space: FilledIn[FeatureSpace] = field(default_factory=lambda: FeatureSpace(0))
+    phenotypes: FilledIn[tuple[str, ...]] = ()
+    questionable: FilledIn[tuple[str, ...]] = ()
+    vectors: FilledIn[bool] = False
+    privacy: FilledIn[Privacy | None] = None
+    min_sites: FilledIn[int] = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""

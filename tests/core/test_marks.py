@@ -1,0 +1,42 @@
+"""Marks in the types of settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+from fednotes.core.settings import FilledIn, LocalFile, Mark, checked, marked_fields
+
+
+@checked(frozen=True)
+class Base:
+    path: LocalFile = ""
+    seed: FilledIn[int] = 0
+    rate: Annotated[float, Ge(0)] = 0.5
+
+
+@checked(frozen=True)
+class Derived(Base):
+    names: FilledIn[tuple[str, ...]] = ()
+    table: LocalFile = "none"
+
+
+@dataclass(frozen=True)
+class Plain:
+    path: LocalFile
+    other: str
+
+
+def test_fields_are_found_by_their_marks_also_in_base_classes() -> None:
+    assert marked_fields(Base, Mark.LOCAL_FILE) == {"path"}
+    assert marked_fields(Base, Mark.FILLED_IN) == {"seed"}
+    assert marked_fields(Derived, Mark.LOCAL_FILE) == {"path", "table"}
+    assert marked_fields(Derived, Mark.FILLED_IN) == {"seed", "names"}
+    assert marked_fields(Plain, Mark.LOCAL_FILE) == {"path"}
+
+
+def test_a_mark_changes_neither_values_nor_how_they_print() -> None:
+    assert Derived(path="a", seed=3, names=("b",)).names == ("b",)
+    assert repr(Base(path="a")) == "Base(path='a', seed=0, rate=0.5)"
