@@ -107,9 +107,9 @@ def kits(made: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     """A copy of the folder that these kits were made in, for a test that changes some."""
     from intruders import PROJECT, copied
 
-    from fednotes.apps.deployment.nvflare.authority import folders
+    from fednotes.apps.deployment.nvflare.authority import kit_folders
 
-    return folders(PROJECT, copied(made["server"].parent, tmp_path / "kits"))
+    return kit_folders(PROJECT, copied(made["server"].parent, tmp_path / "kits"))
 
 
 @pytest.fixture

@@ -28,16 +28,13 @@ from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import (
     Authority,
     ProjectConfig,
-    authority_of,
-    no_secret,
+    open_authority,
     provision,
+    refuse_passphrase,
 )
-from fednotes.apps.deployment.nvflare.certificates import (
-    certificate_of,
-    key_of,
-    new_key_pem,
-)
+from fednotes.apps.deployment.nvflare.certificates import read_certificate, read_key
 from fednotes.apps.deployment.nvflare.processes import UNWATCHED
+from fednotes.apps.deployment.nvflare.renewal import create_key_pem
 from fednotes.engines import launch
 
 HELPERS = Path(__file__).parent
@@ -74,9 +71,9 @@ def revoked(
 
 def replaced(kits: Mapping[str, Path], overlap: int) -> bytes:
     """What it says once it has another root."""
-    authority = authority_of(PROJECT, kits["server"].parent)
-    authority.replace(overlap)
-    authority.keep()
+    authority = open_authority(PROJECT, kits["server"].parent)
+    authority.replace_root(overlap)
+    authority.save()
     return said(kits)
 
 
@@ -121,9 +118,11 @@ def date(
     out = out or next(
         folder for folder in kit.parents if (folder / "authority").exists()
     )
-    authority = Authority.of(out / "authority", "ward", no_secret, make=False)
-    own, key = certificate_of(path), key_of(path)
-    dated = certified(authority.root, authority.key, own, key, days)
+    authority = Authority.open(
+        out / "authority", "ward", refuse_passphrase, create=False
+    )
+    own, key = read_certificate(path), read_key(path)
+    dated = certified(authority.root, authority.load_key(), own, key, days)
     path.with_suffix(".crt").write_bytes(dated)
 
 
@@ -136,9 +135,9 @@ def take_identity(kit: Path, of: Path) -> None:
 def self_signed(kit: Path) -> None:
     """Give a kit a key of its own and a certificate that no authority signed."""
     path = kit / "startup/client"
-    old = certificate_of(path)
-    path.with_suffix(".key").write_bytes(new_key_pem())
-    key = key_of(path)
+    old = read_certificate(path)
+    path.with_suffix(".key").write_bytes(create_key_pem())
+    key = read_key(path)
     path.with_suffix(".crt").write_bytes(certified(old, key, old, key, (-1, 100)))
 
 

@@ -19,8 +19,9 @@ from kits import said
 
 from fednotes.apps.deployment.commands import deploy
 from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.nvflare.authority import authority_of
-from fednotes.apps.deployment.nvflare.certificates import Trust, check_kit
+from fednotes.apps.deployment.nvflare.authority import open_authority
+from fednotes.apps.deployment.nvflare.certificates import check_kit
+from fednotes.apps.deployment.nvflare.trust import Trust
 from fednotes.apps.deployment.preflight import preflight
 
 
@@ -57,14 +58,15 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     assert "nothing new" in given("kit", "trust", h1, kits / "trust.pem")
     told = given("kit", "trust", h1, base / "first.pem")
     assert told == (
-        f"error: {base / 'first.pem'}: number 2 is not newer than 3, this kit's own; the kit is "
+        f"error: {base / 'first.pem'}: its number, 2, is not higher than 3, the "
+        "number of this kit's list; the kit is "
         "unchanged"
     )
     (base / "cut.pem").write_bytes((kits / "trust.pem").read_bytes()[:-100])
     assert "cut short" in given("kit", "trust", h1, base / "cut.pem")
     assert "cannot be read" in given("kit", "trust", h1, base / "none.pem")
     assert "not a kit" in given("kit", "trust", base, kits / "trust.pem")
-    assert "'h9' is no kit of this project" in provisioned(base, "--revoke", "h9")
+    assert "'h9' is not a kit of this project" in provisioned(base, "--revoke", "h9")
     given("kit", "trust", kits / "sites/h2", kits / "trust.pem")
     assert "this kit does not work any more" in given(
         "site", "status", kits / "sites/h2"
@@ -147,7 +149,7 @@ def test_the_root_is_replaced_and_all_kits_are_renewed(base: Path) -> None:
         provisioned(base, "--sign", "request.pem")
         given("kit", "renew", kit, "--take", "request.signed.pem")
         assert check_kit(kit) == []
-        assert len(Trust.of(kit / "startup").roots) == 2
+        assert len(Trust.read(kit / "startup").roots) == 2
 
 
 # the authority's passphrase
@@ -171,9 +173,9 @@ def test_the_authority_s_key_can_have_a_passphrase(
     wrong = provisioned(base, "--revoke", "h2", "--passphrase-file", base / "wrong")
     assert "is the passphrase right?" in wrong
     assert state.read_bytes() == before
-    assert Trust.parsed((kits / "trust.pem").read_bytes()).number == 1
+    assert Trust.parse((kits / "trust.pem").read_bytes()).number == 1
     provisioned(base, "--revoke", "h2", "--passphrase-file", base / "one")
-    assert Trust.parsed((kits / "trust.pem").read_bytes()).number == 2
+    assert Trust.parse((kits / "trust.pem").read_bytes()).number == 2
     provisioned(base, "--protect", "--passphrase-file", base / "two")
     assert "is the passphrase right?" in provisioned(
         base, "--new-root", "--passphrase-file", base / "one"
@@ -194,7 +196,7 @@ def test_the_authority_s_key_can_have_a_passphrase(
         "a new passphrase for the authority's key",
     ]
     assert "BEGIN PRIVATE KEY" not in state.read_text()
-    assert authority_of(PROJECT, kits).roots
+    assert open_authority(PROJECT, kits).valid_roots()
 
 
 def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
@@ -207,13 +209,15 @@ def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
         json.dumps({k: v for k, v in kept.items() if k.startswith("root")})
     )
     provisioned(base, "--revoke", "h2")
-    assert len(list(Trust.parsed((base / "kits/trust.pem").read_bytes()).listed)) == 1
+    assert (
+        len(list(Trust.parse((base / "kits/trust.pem").read_bytes()).revocations)) == 1
+    )
     (base / "kits/sites/h1").rename(base / "h1")
     told = provisioned(base, "--revoke", "h1")
     assert told.startswith("error: h1: its certificate is not on record")
     assert "replace the root instead (--new-root)" in told
     provisioned(base, "--again", "h1")
     assert (
-        "h1: what was made before is not on record, and counts on: --new-root"
+        "h1: its earlier certificate is not on record, so it is still valid"
         in caplog.text
     )

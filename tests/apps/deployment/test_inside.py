@@ -174,7 +174,7 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
         assert stat.S_IMODE((kit / INSIDE).stat().st_mode) == 0o700
         with (
             socket.socket(socket.AF_UNIX) as door,
-            gate.address_in(kit / INSIDE) as address,
+            gate.socket_address(kit / INSIDE) as address,
         ):
             door.connect(address)
             accepted, _ = listener.get_request()

@@ -126,7 +126,7 @@ def test_kits_are_added_and_those_that_are_there_stay(
     assert check_kit(again) == []
     key = Path("startup/client.key")
     assert (again / key).read_bytes() != (tmp_path / "h1" / key).read_bytes()
-    for name, said in (("h1", "is there; move it away"), ("h9", "'h9' is no kit")):
+    for name, said in (("h1", "exists; move it away"), ("h9", "'h9' is not a kit")):
         with pytest.raises(ConfigError, match=said):
             provision(more, out, again=[name])
 

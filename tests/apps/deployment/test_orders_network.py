@@ -21,19 +21,15 @@ pytest.importorskip("nvflare")
 import intruders
 from intruders import Network, log_of, until
 
-from fednotes.apps.deployment.nvflare.authority import authority_of
-from fednotes.apps.deployment.nvflare.certificates import (
-    Trust,
-    request,
-    take,
-    take_renewal,
-)
+from fednotes.apps.deployment.nvflare.authority import open_authority
 from fednotes.apps.deployment.nvflare.processes import (
     LastContact,
     is_connected,
     read_contact,
     status,
 )
+from fednotes.apps.deployment.nvflare.renewal import install_renewal, request_renewal
+from fednotes.apps.deployment.nvflare.trust import Trust, install_trust
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -146,12 +142,12 @@ def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> 
     net.start(server, h1, h2)
     assert until(lambda: hears(h1) and hears(h2), 60)
     assert net.admin("print(sorted(server.sites()))") == "['h1', 'h2']"
-    assert take(h1, intruders.revoked(net.kits, "h2", "admin", of=net.project))
-    assert until(lambda: Trust.of(server / "startup").number == 2, 30)
+    assert install_trust(h1, intruders.revoked(net.kits, "h2", "admin", of=net.project))
+    assert until(lambda: Trust.read(server / "startup").number == 2, 30)
     refused = time.time()
     said = "a connection of h2 was closed: its certificate was revoked on"
     assert until(lambda: said in log_of(server), 20)
-    assert "what the authority says now was brought by h1" in log_of(server)
+    assert "installed a newer trust list, which h1 sent" in log_of(server)
     assert until(lambda: last(h1) > refused + 6, 30)
     assert last(h2) < refused + 6
     said = net.admin("print(sorted(server.sites()))")
@@ -163,17 +159,21 @@ def test_a_root_is_replaced_while_sites_are_connected(net: Network) -> None:
     """The server's new certificate is taken by a site that does not know the new root
     yet."""
     h1, server = net.kits["h1"], net.server
-    authority = authority_of(net.project, server.parent)
-    authority.replace(30)
-    take_renewal(server, authority.renew(request(server), net.project.kit_of))
-    authority.keep()
-    assert len(Trust.of(server / "startup").roots) == 2
-    assert len(Trust.of(h1 / "startup").roots) == 1
+    authority = open_authority(net.project, server.parent)
+    authority.replace_root(30)
+    install_renewal(
+        server, authority.sign_requests(request_renewal(server), net.project.kit_of)
+    )
+    authority.save()
+    assert len(Trust.read(server / "startup").roots) == 2
+    assert len(Trust.read(h1 / "startup").roots) == 1
     net.start(server, h1)
     assert until(lambda: hears(h1), 60)
-    assert until(lambda: len(Trust.of(h1 / "startup").roots) == 2, 20)
+    assert until(lambda: len(Trust.read(h1 / "startup").roots) == 2, 20)
     net.stop(h1)
-    take_renewal(h1, authority.renew(request(h1), net.project.kit_of))
+    install_renewal(
+        h1, authority.sign_requests(request_renewal(h1), net.project.kit_of)
+    )
     net.start(h1)
     assert until(lambda: hears(h1), 60)
     assert net.admin("print(sorted(server.sites()))") == "['h1']"  # of the old root

@@ -49,7 +49,7 @@ def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("who", "file", "said"),
     [
-        ("h1", "startup/client.key", "of another key than the kit's"),
+        ("h1", "startup/client.key", "does not belong to the kit's key"),
         ("h1", "startup/client.crt", "the certificate is of h2, the kit of h1"),
         ("admin", "startup/client.crt", "is of h2, the kit of admin@fednotes.org"),
         ("server", "watch/startup/client.crt", "the certificate is of h2"),

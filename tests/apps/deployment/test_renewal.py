@@ -20,28 +20,26 @@ from cryptography.x509.oid import AttributeOID
 from intruders import PROJECT, replaced, revoked
 from secure_net import SITES, network, random_updates
 
-from fednotes.apps.deployment.nvflare import certificates
 from fednotes.apps.deployment.nvflare import kit as kit_files
-from fednotes.apps.deployment.nvflare.authority import authority_of
+from fednotes.apps.deployment.nvflare import renewal
+from fednotes.apps.deployment.nvflare.authority import open_authority
 from fednotes.apps.deployment.nvflare.certificates import (
     CertificateIdentity,
-    Trust,
-    certificate_of,
     check_kit,
-    request,
-    stems,
-    take,
-    take_renewal,
-    valid_until,
+    find_stems,
+    read_certificate,
+    read_expiry_dates,
 )
 from fednotes.apps.deployment.nvflare.gate import require_admins_signature
+from fednotes.apps.deployment.nvflare.renewal import install_renewal, request_renewal
+from fednotes.apps.deployment.nvflare.trust import Trust, install_trust
 from fednotes.core.errors import ConfigError, RefusedError
 
 
 def signed(kits: dict[str, Path], asked: bytes) -> bytes:
-    authority = authority_of(PROJECT, kits["server"].parent)
-    answer = authority.renew(asked, PROJECT.kit_of)
-    authority.keep()
+    authority = open_authority(PROJECT, kits["server"].parent)
+    answer = authority.sign_requests(asked, PROJECT.kit_of)
+    authority.save()
     return answer
 
 
@@ -59,9 +57,9 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(
     if who != "server":
         intruders.date(kit, (-300, 20))
         assert len(check_kit(kit)) == 1
-    before, old = tree(kit), {stem: certificate_of(stem) for stem in stems(kit)}
-    asked = request(kit)
-    assert request(kit).count(b"BEGIN CERTIFICATE REQUEST") == len(old)
+    before, old = tree(kit), {stem: read_certificate(stem) for stem in find_stems(kit)}
+    asked = request_renewal(kit)
+    assert request_renewal(kit).count(b"BEGIN CERTIFICATE REQUEST") == len(old)
     assert b"PRIVATE" not in asked
     asking = tree(kit)
     assert before.items() <= asking.items()
@@ -70,7 +68,7 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(
     }
     answer = signed(kits, asked)
     assert b"PRIVATE" not in answer
-    take_renewal(kit, answer)
+    install_renewal(kit, answer)
     assert check_kit(kit) == []
     after = tree(kit)
     changed = {path for path in before if after[path][0] != before[path][0]}
@@ -80,14 +78,14 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(
         path: kept[1] for path, kept in before.items()
     }
     for stem, certificate in old.items():
-        new = certificate_of(stem)
+        new = read_certificate(stem)
         assert new.subject == certificate.subject
         assert new.public_key() != certificate.public_key()
         names = x509.SubjectAlternativeName
         assert new.extensions.get_extension_for_class(names) == (
             certificate.extensions.get_extension_for_class(names)
         )
-    assert min(valid_until(kit).values()) > certificate.not_valid_before_utc
+    assert min(read_expiry_dates(kit).values()) > certificate.not_valid_before_utc
 
 
 def test_a_run_goes_on_with_a_renewed_kit(
@@ -102,7 +100,7 @@ def test_a_run_goes_on_with_a_renewed_kit(
         net, engine, _, _ = network(folder, random_updates(2), identities=identities)
         engine.sum("give")
         if renewed:
-            take_renewal(kits["a"], signed(kits, request(kits["a"])))
+            install_renewal(kits["a"], signed(kits, request_renewal(kits["a"])))
             identities["a"] = CertificateIdentity.of_kit(kits["a"])
             net.hosts.pop("a")  # its process is started again
         total = engine.sum("give")
@@ -121,7 +119,7 @@ def test_a_job_that_was_handed_in_before_is_served_after(
         tmp_path, {}, run="r1", sites=SITES, min_sites=3
     )
     dishonest.sign(folder / "app", kits["admin"])
-    take_renewal(kits["admin"], signed(kits, request(kits["admin"])))
+    install_renewal(kits["admin"], signed(kits, request_renewal(kits["admin"])))
     require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")
     dishonest.sign(folder / "app", kits["admin"])
     require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")
@@ -131,7 +129,7 @@ def test_both_of_a_kit_s_certificates_can_be_revoked_later(
     kits: dict[str, Path],
 ) -> None:
     old = CertificateIdentity.of_kit(kits["a"])
-    take_renewal(kits["a"], signed(kits, request(kits["a"])))
+    install_renewal(kits["a"], signed(kits, request_renewal(kits["a"])))
     new, b = (
         CertificateIdentity.of_kit(kits["a"]),
         CertificateIdentity.of_kit(kits["b"]),
@@ -139,7 +137,7 @@ def test_both_of_a_kit_s_certificates_can_be_revoked_later(
     assert b.verify("a", b"x", old.sign(b"x"))
     assert b.verify("a", b"x", new.sign(b"x"))
     kits["a"].rename(kits["server"].with_name("away"))
-    take(kits["b"], revoked(kits, "a"))
+    install_trust(kits["b"], revoked(kits, "a"))
     assert not b.verify("a", b"x", old.sign(b"x"))
     assert not b.verify("a", b"x", new.sign(b"x"))
 
@@ -148,12 +146,13 @@ def test_a_renewed_kit_is_of_the_new_root(kits: dict[str, Path]) -> None:
     """The answer brings the root, and what was shown before to others counts meanwhile."""
     a, b = kits["a"], kits["b"]
     replaced(kits, 30)
-    take_renewal(a, signed(kits, request(a)))
-    assert len(Trust.of(a / "startup").roots) == 2
+    install_renewal(a, signed(kits, request_renewal(a)))
+    assert len(Trust.read(a / "startup").roots) == 2
     assert check_kit(a) == []
     chain = x509.load_pem_x509_certificates((a / "startup/client.crt").read_bytes())
-    assert Trust.of(b / "startup").problem(chain[0]) == "is not signed by rootCA.pem"
-    assert Trust.of(b / "startup").problem(chain[0], chain[1:]) == ""
+    known = Trust.read(b / "startup")
+    assert str(known.find_problem(chain[0])) == "is not signed by rootCA.pem"
+    assert known.find_problem(chain[0], chain[1:]) is None
 
 
 # what is not signed
@@ -174,11 +173,11 @@ def proof_of(asked: bytes) -> bytes:
 def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(
     kits: dict[str, Path],
 ) -> None:
-    good = request(kits["a"])
+    good = request_renewal(kits["a"])
     own = x509.load_pem_x509_csr(good).subject
-    of_server = x509.load_pem_x509_csr(request(kits["server"])).subject
+    of_server = x509.load_pem_x509_csr(request_renewal(kits["server"])).subject
     expired = intruders.copied(kits["b"], kits["b"].with_name("old"))
-    late = request(expired)
+    late = request_renewal(expired)
     intruders.date(expired, (-30, -1))
     stranger = intruders.copied(kits["b"], kits["b"].with_name("stranger"))
     intruders.self_signed(stranger)
@@ -188,8 +187,8 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(
         "no proof": asked_for(own, b"x"),
         "cut short": good[:-40],
         "no request": b"hello",
-        "expired": request(expired),
-        "a stranger's": request(stranger),
+        "expired": request_renewal(expired),
+        "a stranger's": request_renewal(stranger),
         "one good, one not": good + asked_for(of_server, proof_of(good)),
         "too long": good * 60,
     }
@@ -198,7 +197,7 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(
         with pytest.raises(RefusedError):
             pytest.fail(f"{what}: {signed(kits, asked)!r}")
     revoked(kits, "a")
-    with pytest.raises(RefusedError, match="not signed by a kit that counts now"):
+    with pytest.raises(RefusedError, match="not signed by a kit that is valid now"):
         signed(kits, good)
 
 
@@ -208,22 +207,22 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(
 def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
     a, b = kits["a"], kits["b"]
     with pytest.raises(ConfigError, match="no request is under way"):
-        take_renewal(a, signed(kits, request(b)))
-    answer = signed(kits, request(a))
+        install_renewal(a, signed(kits, request_renewal(b)))
+    answer = signed(kits, request_renewal(a))
     before = tree(a)
     for wrong in (
-        signed(kits, request(b)),
+        signed(kits, request_renewal(b)),
         answer[:900],
         answer[-900:],
         b"",
         b"x" * 60_000,
     ):
         with pytest.raises(RefusedError):
-            take_renewal(a, wrong)
+            install_renewal(a, wrong)
         assert tree(a) == before
-    take(a, revoked(kits, "a"))
+    install_trust(a, revoked(kits, "a"))
     with pytest.raises(RefusedError, match="its certificate was revoked on"):
-        take_renewal(a, answer)
+        install_renewal(a, answer)
 
 
 @pytest.mark.parametrize("when", range(1, 5))
@@ -232,14 +231,14 @@ def test_a_power_cut_while_it_is_put_in_its_place_loses_nothing(
 ) -> None:
     """Before each of the four files of the server: the next call ends it."""
     kit = kits["server"]
-    answer = signed(kits, request(kit))
-    cut = mock.Mock(wraps=certificates.replace_file)
+    answer = signed(kits, request_renewal(kit))
+    cut = mock.Mock(wraps=renewal.replace_file)
     cut.side_effect = [mock.DEFAULT] * (when - 1) + [KeyboardInterrupt]
     with (
-        mock.patch.object(certificates, "replace_file", cut),
+        mock.patch.object(renewal, "replace_file", cut),
         pytest.raises(KeyboardInterrupt),
     ):
-        take_renewal(kit, answer)
-    take_renewal(kit, answer)
+        install_renewal(kit, answer)
+    install_renewal(kit, answer)
     assert check_kit(kit) == []
     assert not (kit / "renewal").exists()

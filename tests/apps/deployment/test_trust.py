@@ -27,20 +27,22 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, Retur
 from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.message import Message
 
-from fednotes.apps.deployment.nvflare import certificates, gate
+from fednotes.apps.deployment.nvflare import certificates, gate, trust
 from fednotes.apps.deployment.nvflare import kit as kit_files
-from fednotes.apps.deployment.nvflare.authority import authority_of, provision
+from fednotes.apps.deployment.nvflare.authority import open_authority, provision
 from fednotes.apps.deployment.nvflare.certificates import (
     CertificateIdentity,
-    Trust,
-    certificate_of,
     check_kit,
-    key_of,
-    settle,
-    shown_problem,
-    take,
+    find_withdrawal_of_peer,
+    read_certificate,
+    read_key,
 )
 from fednotes.apps.deployment.nvflare.gate import require_admins_signature
+from fednotes.apps.deployment.nvflare.trust import (
+    Trust,
+    drop_expired_roots,
+    install_trust,
+)
 from fednotes.core.errors import ConfigError, RefusedError
 
 Kits = dict[str, Path]
@@ -48,7 +50,7 @@ TEXT = b"keys"
 
 
 def trusted(kit: Path) -> Trust:
-    return Trust.of(kit / "startup")
+    return Trust.read(kit / "startup")
 
 
 def believes(one: Path | CertificateIdentity, other: Path, name: str = "h2") -> bool:
@@ -65,7 +67,8 @@ def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) + timedelta(days)
 
-    monkeypatch.setattr(certificates, "datetime", Later)
+    for module in (certificates, trust):
+        monkeypatch.setattr(module, "datetime", Later)
 
 
 # a kit that is revoked
@@ -85,7 +88,7 @@ def test_the_list_is_one_that_openssl_verifies(kits: Kits, tmp_path: Path) -> No
     found = checked("crl", "-in", "list.pem", "-CAfile", root, "-noout", "-text")
     assert "verify OK" in found.stdout + found.stderr
     assert (
-        f"{certificate_of(kits['h2'] / 'startup/client').serial_number:X}"
+        f"{read_certificate(kits['h2'] / 'startup/client').serial_number:X}"
         in found.stdout
     )
     chain = ("-crl_check", "-CRLfile", "list.pem", "-CAfile", root)
@@ -99,7 +102,7 @@ def test_a_revoked_site_signs_nothing_from_now_on(kits: Kits) -> None:
     signature."""
     h1 = CertificateIdentity.of_kit(kits["h1"])
     assert believes(h1, kits["h2"])
-    assert take(kits["h1"], revoked(kits, "h2"))
+    assert install_trust(kits["h1"], revoked(kits, "h2"))
     assert not believes(h1, kits["h2"])
     assert believes(h1, kits["h1"], "h1")
     assert check_kit(kits["h1"]) == []
@@ -109,11 +112,11 @@ def test_a_kit_that_is_made_again_is_another(kits: Kits, tmp_path: Path) -> None
     """The lost one counts no more, the new one does."""
     lost = kits["h2"].rename(tmp_path / "lost")
     again = provision(PROJECT, kits["server"].parent, again=["h2"])["h2"]
-    assert take(kits["h1"], said(kits))
+    assert install_trust(kits["h1"], said(kits))
     assert not believes(kits["h1"], lost)
     assert believes(kits["h1"], again)
     assert check_kit(again) == []
-    take(lost, said(kits))
+    install_trust(lost, said(kits))
     with pytest.raises(
         ConfigError, match=r"client.crt: the certificate was revoked on \d{4}-"
     ):
@@ -133,17 +136,21 @@ def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
             app, kits[name] / "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c" / "app"
         )
         assert len(list(kits[name].rglob("*.crt"))) > len(
-            certificates.stems(kits[name])
+            certificates.find_stems(kits[name])
         )
-    take(kits["h1"], revoked(kits, "h2", "server"))
-    listed = {entry.serial_number for entry in trusted(kits["h1"]).listed or ()}
+    install_trust(kits["h1"], revoked(kits, "h2", "server"))
+    listed = {entry.serial_number for entry in trusted(kits["h1"]).revocations or ()}
     ours = [
-        stem for name in ("h2", "server") for stem in certificates.stems(kits[name])
+        stem
+        for name in ("h2", "server")
+        for stem in certificates.find_stems(kits[name])
     ]
-    assert {certificate_of(stem).serial_number for stem in ours} <= listed
-    assert certificate_of(kits["admin"] / "startup/client").serial_number not in listed
+    assert {read_certificate(stem).serial_number for stem in ours} <= listed
+    assert (
+        read_certificate(kits["admin"] / "startup/client").serial_number not in listed
+    )
     require_admins_signature(app, root)
-    take(kits["h1"], revoked(kits, "admin"))
+    install_trust(kits["h1"], revoked(kits, "admin"))
     with pytest.raises(RefusedError, match="signature is not valid"):
         require_admins_signature(app, root)
 
@@ -151,15 +158,14 @@ def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
 def test_a_revoked_server_is_seen_by_what_it_shows(kits: Kits) -> None:
     """As `preflight` does; both its certificates count no more."""
     h1, server = kits["h1"], kits["server"]
-    shown = certificate_of(server / "startup/server").public_bytes(Encoding.DER)
-    assert shown_problem(h1, shown) == ""
+    shown = read_certificate(server / "startup/server").public_bytes(Encoding.DER)
+    assert find_withdrawal_of_peer(h1, shown) is None
     list_of_it = revoked(kits, "server")
-    take(h1, list_of_it)
-    assert "was revoked on" in shown_problem(h1, shown)
-    assert "was revoked on" in trusted(h1).problem(
-        certificate_of(server / "watch/startup/client")
-    )
-    assert take(server, list_of_it)
+    install_trust(h1, list_of_it)
+    assert "was revoked on" in str(find_withdrawal_of_peer(h1, shown))
+    watch = read_certificate(server / "watch/startup/client")
+    assert "was revoked on" in str(trusted(h1).find_problem(watch))
+    assert install_trust(server, list_of_it)
     assert trusted(server / "watch").number == trusted(server).number == 2
 
 
@@ -169,26 +175,29 @@ def test_a_revoked_server_is_seen_by_what_it_shows(kits: Kits) -> None:
 def test_an_older_list_does_not_undo_a_newer_one(kits: Kits) -> None:
     h1 = kits["h1"]
     first, second = revoked(kits, "h2"), revoked(kits, "admin")
-    assert take(h1, second)
-    assert not take(h1, second)
+    assert install_trust(h1, second)
+    assert not install_trust(h1, second)
     before = (h1 / "startup/trust.pem").read_bytes()
     with pytest.raises(
-        RefusedError, match="number 2 is not newer than 3, this kit's own"
+        RefusedError,
+        match="its number, 2, is not higher than 3, the number of this kit's list",
     ):
-        take(h1, first)
+        install_trust(h1, first)
     assert (h1 / "startup/trust.pem").read_bytes() == before
-    assert len(list(trusted(h1).listed or ())) == 2  # the newer has what the older had
+    assert (
+        len(list(trusted(h1).revocations or ())) == 2
+    )  # the newer has what the older had
 
 
 def forged(kits: Kits) -> bytes:
     """A list of the right name and a high number, signed by a site's key, with its
     root's words."""
-    true, now = Trust.parsed(said(kits)), datetime.now(UTC)
+    true, now = Trust.parse(said(kits)), datetime.now(UTC)
     issuer: Any = true.roots[0].subject
     builder = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(9))
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
-    listed = builder.sign(key_of(kits["h2"] / "startup/client"), hashes.SHA256())
-    return Trust(true.roots, (), listed).pem()
+    listed = builder.sign(read_key(kits["h2"] / "startup/client"), hashes.SHA256())
+    return Trust(true.roots, (), listed).encode()
 
 
 def test_what_the_authority_did_not_say_is_refused(kits: Kits, tmp_path: Path) -> None:
@@ -199,17 +208,17 @@ def test_what_the_authority_did_not_say_is_refused(kits: Kits, tmp_path: Path) -
     before = (h1 / "startup/trust.pem").read_bytes()
     for false in (forged(kits), other, other + true, own + true, b"x" * 60_000, *cut):
         with pytest.raises(RefusedError):
-            take(h1, false)
-    with pytest.raises(RefusedError, match="bytes are more than an authority says"):
-        take(h1, true + b"\n" * certificates.MOST_BYTES)
+            install_trust(h1, false)
+    with pytest.raises(RefusedError, match="bytes are too many"):
+        install_trust(h1, true + b"\n" * trust.MAX_BYTES)
     assert (h1 / "startup/trust.pem").read_bytes() == before
-    assert take(h1, true)
+    assert install_trust(h1, true)
 
 
 def test_a_kit_of_an_earlier_version_takes_its_first_list(kits: Kits) -> None:
     (kits["h1"] / "startup/trust.pem").unlink()
     assert believes(kits["h1"], kits["h2"])
-    assert take(kits["h1"], revoked(kits, "h2"))
+    assert install_trust(kits["h1"], revoked(kits, "h2"))
 
 
 # two roots
@@ -223,10 +232,10 @@ def test_two_roots_overlap_and_the_old_one_ends(
     h1, h2, out = kits["h1"], kits["h2"], kits["server"].parent
     new_root = replaced(kits, 80)
     with pytest.raises(ConfigError, match="is being replaced until"):
-        authority_of(PROJECT, out).replace(overlap=80)
+        open_authority(PROJECT, out).replace_root(overlap=80)
     h3 = provision(intruders.project(PROJECT.port, *PROJECT.sites, "h3"), out)["h3"]
     assert not believes(h1, h3, "h3")  # before it knows the new root
-    assert take(h1, new_root)
+    assert install_trust(h1, new_root)
     of_old, of_new = CertificateIdentity.of_kit(h1), CertificateIdentity.of_kit(h3)
     assert believes(of_old, h3, "h3")
     assert believes(of_old, h2)
@@ -241,9 +250,11 @@ def test_two_roots_overlap_and_the_old_one_ends(
     assert believes(of_old, h3, "h3")
     assert not believes(of_old, h2)
     assert not believes(of_new, h2)
-    with pytest.raises(ConfigError, match="is of a root that was replaced, until"):
+    with pytest.raises(
+        ConfigError, match="is of a replaced root, which was valid until"
+    ):
         check_kit(h1)
-    settle(h3)
+    drop_expired_roots(h3)
     assert len(trusted(h3).roots) == 1
     assert not believes(of_new, h2)
     assert believes(of_new, h3, "h3")
@@ -256,25 +267,30 @@ def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
     h1, strange = kits["h1"], provision(PROJECT, tmp_path / "other")
     for _ in range(9):  # its number is newer
         revoked(strange, "h2")
-    false = authority_of(PROJECT, tmp_path / "other")
-    (root,) = false.roots
-    site = key_of(kits["h2"] / "startup/client")
-    bridge = loaded(intruders.certified(root, site, root, false.key, (-1, 30)))
+    false = open_authority(PROJECT, tmp_path / "other")
+    (root,) = false.valid_roots()
+    site = read_key(kits["h2"] / "startup/client")
+    bridge = loaded(intruders.certified(root, site, root, false.load_key(), (-1, 30)))
     old = {
         "server": intruders.copied(kits["server"].parent, tmp_path / "stolen")
         / "server"
     }
-    true = Trust.parsed(replaced(kits, 30))
+    true = Trust.parse(replaced(kits, 30))
     for bridges in ((), (bridge,), true.bridges):
         with pytest.raises(RefusedError, match="not signed by the authority"):
-            take(h1, Trust(false.said.roots, bridges, false.said.listed).pem())
-    take(h1, said(kits))
+            install_trust(
+                h1,
+                Trust(
+                    false.trust_list.roots, bridges, false.trust_list.revocations
+                ).encode(),
+            )
+    install_trust(h1, said(kits))
     for _ in range(3):
         late = revoked(old, "h2")
     with pytest.raises(
         RefusedError, match="signed by a root that another has replaced"
     ):
-        take(h1, late)
+        install_trust(h1, late)
 
 
 def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -> None:
@@ -282,15 +298,17 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -
     provision(PROJECT, tmp_path / "other")
     own, stranger = (
         kits["h2"] / "startup/client",
-        authority_of(PROJECT, tmp_path / "other"),
+        open_authority(PROJECT, tmp_path / "other"),
     )
-    victim, key = certificate_of(kits["server"] / "startup/server"), key_of(own)
-    for liar, signer in ((certificate_of(own), key), (stranger.root, stranger.key)):
+    victim, key = read_certificate(kits["server"] / "startup/server"), read_key(own)
+    for liar, signer in (
+        (read_certificate(own), key),
+        (stranger.root, stranger.load_key()),
+    ):
         false = loaded(intruders.certified(liar, signer, victim, key, (-1, 9)))
-        assert certificates.issued(false, liar)
-        assert (
-            trusted(kits["h1"]).problem(false, (liar,)) == "is not signed by rootCA.pem"
-        )
+        assert trust.is_issued_by(false, liar)
+        problem = trusted(kits["h1"]).find_problem(false, (liar,))
+        assert str(problem) == "is not signed by rootCA.pem"
 
 
 # clocks
@@ -298,7 +316,12 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("begin", "end", "said"),
-    [(4, 900, ""), (6, 900, "is valid from"), (-900, -4, ""), (-900, -6, "expired on")],
+    [
+        (4, 900, ""),
+        (6, 900, "is not valid before"),
+        (-900, -4, ""),
+        (-900, -6, "expired on"),
+    ],
 )
 def test_clocks_may_differ_by_five_minutes(
     kits: Kits,
@@ -376,7 +399,7 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
         return filters[0](message)
 
     assert judged("h1") is judged("h2") is None
-    take(server, revoked(kits, "h2"))
+    install_trust(server, revoked(kits, "h2"))
     assert (
         judged("h2").get_header(MessageHeaderKey.RETURN_CODE)
         == ReturnCode.UNAUTHENTICATED
@@ -387,8 +410,8 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
     manager.state_change(again)
     assert not again.open
     assert again not in let_in
-    take(server, revoked(kits, "h1"))
-    doors.look()  # it sends nothing
+    install_trust(server, revoked(kits, "h1"))
+    doors.close_withdrawn()  # it sends nothing
     assert not there["h1"].open
 
 
@@ -397,12 +420,12 @@ def test_server_and_site_give_each_other_what_they_lack(kits: Kits) -> None:
 
     def passed(sender: Any, receiver: Any, name: str) -> bool:
         message = Message({}, None)
-        sender.give(message, "server" if name == "h1" else "h1")
-        receiver.hear(message, name)
-        return bool(message.get_header(gate.SAID))
+        sender.attach(message, "server" if name == "h1" else "h1")
+        receiver.receive(message, name)
+        return bool(message.get_header(gate.TRUST_HEADER))
 
     for holder in ("h1", "server"):
-        take(kits[holder], revoked(kits, "h2"))
+        install_trust(kits[holder], revoked(kits, "h2"))
         beats = [
             (passed(site, server, "h1"), passed(server, site, "server"))
             for _ in range(3)

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from fednotes.apps.deployment.nvflare.certificates import (
     check_kit,
-    shown_problem,
-    valid_until,
+    find_withdrawal_of_peer,
+    read_expiry_dates,
 )
 from fednotes.apps.deployment.nvflare.kit import (
     REWRITTEN_FILES,
@@ -152,7 +152,7 @@ def _check_nvflare() -> Check:
 def _check_certificate(kit: Path) -> Iterator[Check]:
     try:
         warnings = check_kit(kit)
-        until = min(valid_until(kit).values())
+        until = min(read_expiry_dates(kit).values())
     except FednotesError as error:
         yield Check("certificate", ok=False, message=str(error))
         return
@@ -325,8 +325,8 @@ def check_server(kit: Path) -> Check:
             f"let connections to port {port} out?",
         }
         return Check("server", ok=False, message=explanations[failure.kind])
-    problem = shown_problem(kit, shown)
-    if problem:
+    problem = find_withdrawal_of_peer(kit, shown)
+    if problem is not None:
         return Check(
             "server", ok=False, message=f"{where} shows a certificate that {problem}"
         )

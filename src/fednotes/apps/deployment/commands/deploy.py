@@ -23,7 +23,7 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
 if TYPE_CHECKING:
-    from fednotes.apps.deployment.nvflare.authority import ProjectConfig, Secret
+    from fednotes.apps.deployment.nvflare.authority import AskPassphrase, ProjectConfig
     from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.runs import Run
     from fednotes.core.stopping import Interrupt
@@ -82,18 +82,18 @@ def provision(
 
     Later, the same command revokes kits, renews them and replaces the root certificate.
     """
-    from fednotes.apps.deployment.nvflare.authority import ProjectConfig, folders
+    from fednotes.apps.deployment.nvflare.authority import ProjectConfig, kit_folders
     from fednotes.apps.deployment.nvflare.authority import provision as create_kits
-    from fednotes.apps.deployment.nvflare.certificates import TRUST
+    from fednotes.apps.deployment.nvflare.trust import TRUST_FILE
     from fednotes.core.settings import build, read_toml
 
     network = build(ProjectConfig, read_toml(project), str(project))
-    secret = _passphrase_reader(passphrase)
+    ask_passphrase = _passphrase_reader(passphrase)
     if sign is not None or new_root or protect or revoke:
         _change_authority(
             network,
             out,
-            secret,
+            ask_passphrase,
             request=sign,
             overlap=overlap if new_root else 0,
             protect=protect,
@@ -102,9 +102,15 @@ def provision(
             return
 
     existing = {
-        name for name, folder in folders(network, out).items() if folder.exists()
+        name for name, folder in kit_folders(network, out).items() if folder.exists()
     }
-    kits = create_kits(network, out, tuple(again or ()), tuple(revoke or ()), secret)
+    kits = create_kits(
+        network,
+        out,
+        again=again or (),
+        revoke=revoke or (),
+        ask_passphrase=ask_passphrase,
+    )
     for name, folder in kits.items():
         if not folder.exists():
             state = f"handed over earlier; to replace it: --again {name}"
@@ -117,8 +123,8 @@ def provision(
         names = ", ".join([*(revoke or ()), *(again or ())])
         say(f"{names}: every earlier kit of this name is revoked")
         say(
-            f"next: give {out / TRUST} to the server, and to sites that are offline; "
-            "run there: fednotes kit trust KIT FILE"
+            f"next: give {out / TRUST_FILE} to the server, and to sites that are "
+            "offline; run there: fednotes kit trust KIT FILE"
         )
     say(f"{out / 'authority'} signs new kits: keep it offline and share it with nobody")
     say(
@@ -130,7 +136,7 @@ def provision(
 def _change_authority(
     network: ProjectConfig,
     out: Path,
-    secret: Secret,
+    ask_passphrase: AskPassphrase,
     *,
     request: Path | None,
     overlap: int,
@@ -141,27 +147,29 @@ def _change_authority(
     Args:
         network: The project.
         out: The folder of the kits and of the authority.
-        secret: Returns a passphrase, given what it is for.
+        ask_passphrase: Returns a passphrase, given what it is for.
         request: A kit's request for a new certificate; None for no request.
         overlap: Days for which a replaced root stays valid; 0 keeps the root.
         protect: Whether to encrypt the authority's key.
     """
-    from fednotes.apps.deployment.nvflare.authority import authority_of
-    from fednotes.apps.deployment.nvflare.certificates import TRUST, bytes_of
+    from fednotes.apps.deployment.nvflare.authority import open_authority
+    from fednotes.apps.deployment.nvflare.trust import TRUST_FILE, read_bounded_file
     from fednotes.core.store import write_out
 
-    authority = authority_of(network, out, secret)
+    authority = open_authority(network, out, ask_passphrase)
     certificates = b""
     if overlap:
-        authority.replace(overlap)
+        authority.replace_root(overlap)
     if protect:
         authority.protect()
     if request is not None:
         try:
-            certificates = authority.renew(bytes_of(request), network.kit_of)
+            certificates = authority.sign_requests(
+                read_bounded_file(request), network.kit_of
+            )
         except RefusedError as error:
             raise ConfigError(f"{request}: {error}; nothing was signed") from error
-    authority.keep()
+    authority.save()
 
     if request is not None:
         path = request.with_suffix(".signed.pem")
@@ -174,22 +182,22 @@ def _change_authority(
         say("the authority's key now has a passphrase; without it nobody can sign kits")
     if overlap:
         say(
-            f"next: give {out / TRUST} to the server first; run there: fednotes kit "
-            f"trust KIT {TRUST}"
+            f"next: give {out / TRUST_FILE} to the server first; run there: fednotes "
+            f"kit trust KIT {TRUST_FILE}"
         )
         say("      sites that connect get it by themselves; then renew each kit within")
         say(f"      {overlap} days: fednotes kit renew KIT")
 
 
-def _passphrase_reader(path: Path | None) -> Secret:
+def _passphrase_reader(path: Path | None) -> AskPassphrase:
     """Return a function that asks for a passphrase once and then remembers it.
 
     Args:
         path: A file with a passphrase on each line; None to ask in the terminal.
     """
-    from fednotes.apps.deployment.nvflare.certificates import bytes_of
+    from fednotes.apps.deployment.nvflare.trust import read_bounded_file
 
-    lines = None if path is None else iter(bytes_of(path).splitlines())
+    lines = None if path is None else iter(read_bounded_file(path).splitlines())
 
     @cache
     def ask(what: str) -> bytes:

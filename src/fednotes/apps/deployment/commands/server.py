@@ -268,22 +268,24 @@ def renew(
 ) -> None:
     """Request a new certificate; install the answer with --take."""
     from fednotes.apps.deployment.nvflare.certificates import (
-        PENDING,
-        bytes_of,
         check_kit,
-        request,
-        take_renewal,
-        valid_until,
+        read_expiry_dates,
     )
     from fednotes.apps.deployment.nvflare.kit import read_kit
+    from fednotes.apps.deployment.nvflare.renewal import (
+        RENEWAL_FOLDER,
+        install_renewal,
+        request_renewal,
+    )
+    from fednotes.apps.deployment.nvflare.trust import read_bounded_file
     from fednotes.core.store import write_out
 
     facts = read_kit(kit)
     if take is None:
         check_kit(kit)
         out = out or Path(f"{facts.name}.request.pem")
-        write_out(out, request(kit).decode())
-        say(f"{out}: holds no secret; the new key is in {kit / PENDING}")
+        write_out(out, request_renewal(kit).decode())
+        say(f"{out}: holds no secret; the new key is in {kit / RENEWAL_FOLDER}")
         say(
             "next: send it to the coordinator, who signs it: fednotes provision "
             f"PROJECT --out KITS --sign {out.name}"
@@ -292,10 +294,10 @@ def renew(
         return
     require_stopped(kit, facts.role)
     try:
-        take_renewal(kit, bytes_of(take))
+        install_renewal(kit, read_bounded_file(take))
     except RefusedError as error:
         raise ConfigError(f"{take}: {error}; the kit is unchanged") from error
-    until = min(valid_until(kit).values())
+    until = min(read_expiry_dates(kit).values())
     say(f"renewed until {until:%Y-%m-%d}; runs resume when the kit is started")
     say(f"next: fednotes preflight {kit}")
 
@@ -309,25 +311,29 @@ def trust(
 ) -> None:
     """Install the authority's list of revoked kits, and a new root."""
     from fednotes.apps.deployment.nvflare import processes
-    from fednotes.apps.deployment.nvflare.certificates import Trust, bytes_of, take
     from fednotes.apps.deployment.nvflare.kit import read_kit
+    from fednotes.apps.deployment.nvflare.trust import (
+        Trust,
+        install_trust,
+        read_bounded_file,
+    )
 
     role = read_kit(kit).role
-    before = Trust.of(kit / "startup")
+    before = Trust.read(kit / "startup")
     try:
-        is_news = take(kit, bytes_of(file))
+        is_news = install_trust(kit, read_bounded_file(file))
     except RefusedError as error:
         raise ConfigError(f"{file}: {error}; the kit is unchanged") from error
-    now = Trust.of(kit / "startup")
+    now = Trust.read(kit / "startup")
     if not is_news:
         say(f"nothing new: this kit has number {now.number} already")
         return
-    revoked = len(list(now.listed or ()))
+    revoked = len(list(now.revocations or ()))
     say(f"installed as number {now.number}: {revoked} certificates are revoked")
     if len(now.roots) > len(before.roots):
         say(
             f"a new root; the replaced one is valid until "
-            f"{now.end(before.roots[-1]):%Y-%m-%d}"
+            f"{now.expiry_of_root(before.roots[-1]):%Y-%m-%d}"
         )
         if role != "admin" and processes.status(kit).is_running:
             say(f"next: before that day: fednotes {role} stop {kit}, then start")

@@ -1,15 +1,17 @@
-"""A project's authority, and the start-up kits that it signs: one folder for the
-server, each site and the admin, to hand over.
+"""A project's authority, and the kits that it signs: the server, the sites, the admin.
 
-    OUT/authority/project.json               what its kits were made with, and their names
-    OUT/authority/PROJECT/state/cert.json    its root and key, and the numbers of what it signed
-    OUT/trust.pem                            what it says (`certificates.py`), for servers and sites
+    OUT/authority/project.json               the kits' common settings, and their names
+    OUT/authority/PROJECT/state/cert.json    the authority's root and key, and serial
+                                             numbers of the certificates that it signed
+    OUT/trust.pem                            the newest trust list (`trust.py`)
 
-A kit holds a key, a certificate, where the server is, and the rules that its owner's
-machine keeps: no job with code from anyone, one class that a job may name, no remote
-shell, no logs that travel. The authority's folder stays with whoever provisions; its
-key may lie there under a passphrase, which is asked for where something is to be
-signed. Nothing here uses the network.
+A kit is a folder to hand over to its owner. It holds a private key, its certificate,
+where the server is, and the rules of its owner's machine: no job brings code, a job may
+name only one class, there is no remote shell, and no log leaves the machine.
+
+The authority's folder stays with whoever provisions the network. Its key may be
+encrypted; the passphrase is asked for when something is to be signed. Nothing here uses
+the network.
 """
 
 from __future__ import annotations
@@ -23,37 +25,38 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from fednotes.apps.deployment.nvflare.certificates import (
-    MOST_BYTES,
-    RENEWAL,
-    ROOTS,
-    TOLERANCE,
-    TRUST,
-    Trust,
-    certificate_of,
-    issued,
+    RENEWAL_PURPOSE,
+    find_signer,
+    find_stems,
     names_of,
-    new_key_pem,
-    signer,
-    stems,
-    to_pem,
+    read_certificate,
 )
 from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
     KIT_FILE,
     NAME,
     SERVER,
-    SITE,
     WATCH,
     Kit,
     build_kit_files,
 )
+from fednotes.apps.deployment.nvflare.renewal import create_key_pem
+from fednotes.apps.deployment.nvflare.trust import (
+    CLOCK_TOLERANCE,
+    MAX_BYTES,
+    ROOTS_FILE,
+    TRUST_FILE,
+    Trust,
+    encode_pem,
+    is_issued_by,
+)
 from fednotes.core.errors import ConfigError, RefusedError, nearest, needs
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.settings import checked
 from fednotes.core.store import (
     make_private,
@@ -70,6 +73,7 @@ with needs("cryptography", "deploy"):
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
         Encoding,
+        KeySerializationEncryption,
         NoEncryption,
         PrivateFormat,
         PublicFormat,
@@ -77,29 +81,43 @@ with needs("cryptography", "deploy"):
     )
     from cryptography.x509.oid import AttributeOID, NameOID
 
-STATE = "cert.json"
-DAYS, ROOT_DAYS = 360, 3650  # that a kit's certificate lives, and a root
-Secret = Callable[[str], bytes]  # what it is for → the passphrase
-_USES = (
-    *(
-        "digital_signature",
-        "key_cert_sign",
-        "crl_sign",
-        "content_commitment",
-        "key_encipherment",
-    ),
-    *("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
-)
-_SIGNS = (  # what makes a certificate an authority's
-    (x509.BasicConstraints(True, None), True),
-    (x509.KeyUsage(**{use: use in _USES[:3] for use in _USES}), True),
-)
+AUTHORITY_FOLDER = "authority"  # beside the kits
+STATE_FILE = "cert.json"
+CERTIFICATE_DAYS = 360  # for which a kit's certificate is valid
+ROOT_DAYS = 3650  # for which a root is valid
+# Returns a passphrase, given what it is for.
+AskPassphrase = Callable[[str], bytes]
+_RECORD_FILE = "project.json"  # in the authority's folder
+_RESERVED_NAMES = frozenset({"server", "admin", "watch", "authority"})
+_MAX_HOST = 64  # characters; the name in a certificate is not longer
 _HOST = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 )
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}")
-_RESERVED = frozenset({"server", "admin", "watch", "authority"})
-_RECORD = "project.json"  # in the authority's folder
+_REQUEST = re.compile(
+    b"-----BEGIN CERTIFICATE REQUEST-----.*?-----END CERTIFICATE REQUEST-----",
+    re.DOTALL,
+)
+# An extension of a certificate, and whether it is critical.
+_Extension = tuple[x509.ExtensionType, bool]
+# The extensions that let a certificate sign others and revoke them.
+_AUTHORITY_EXTENSIONS: tuple[_Extension, ...] = (
+    (x509.BasicConstraints(ca=True, path_length=None), True),
+    (
+        x509.KeyUsage(
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        ),
+        True,
+    ),
+)
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.authority")
 
 
@@ -107,9 +125,14 @@ logger = logging.getLogger("fednotes.apps.deployment.nvflare.authority")
 
 
 class _State(BaseModel):
-    """`cert.json`; what has a default was not kept by earlier versions.
+    """`cert.json`. Fields with a default are missing in files of earlier versions.
 
-    PEM, and hexadecimal.
+    Attributes:
+        root_cert: The root, in PEM.
+        root_pri_key: The root's private key, in PEM, possibly encrypted.
+        former: The roots that were replaced, in PEM.
+        trust: The newest trust list, in PEM.
+        serials: The serial numbers of each kit's certificates, in hexadecimal.
     """
 
     root_cert: str
@@ -119,334 +142,484 @@ class _State(BaseModel):
     serials: dict[str, list[str]] = {}
 
 
-def no_secret(what: str) -> bytes:
-    """For a key without a passphrase."""
+def refuse_passphrase(what: str) -> bytes:
+    """Raise ConfigError: there is nobody to ask for a passphrase."""
     raise ConfigError(f"{what} is needed, and nobody can be asked for it")
 
 
 @dataclass
 class Authority:
-    """What signs. secret: asked for the key's passphrase, once, where it has one.
+    """The certificate authority of one project.
 
-    former: roots that this one replaced. serials: kit → those of its certificates.
+    Changes are on disk after `save`.
+
+    Attributes:
+        folder: The authority's folder.
+        project: The project's name.
+        ask_passphrase: Returns the key's passphrase, if the key has one.
+        root: The root certificate.
+        stored_key: The root's private key as it is on disk, in PEM.
+        former_roots: The roots that this one replaced.
+        trust_list: The newest trust list.
+        serials: The serial numbers of each kit's certificates, in hexadecimal.
     """
 
     folder: Path
     project: str
-    secret: Secret
+    ask_passphrase: AskPassphrase
     root: Any = None
-    stored: str = field(default="", repr=False)  # the key, as it lies on disk
-    former: tuple[Any, ...] = ()
-    said: Trust = field(default_factory=lambda: Trust(()))
+    stored_key: str = field(default="", repr=False)
+    former_roots: tuple[Any, ...] = ()
+    trust_list: Trust = field(default_factory=lambda: Trust(()))
     serials: dict[str, list[str]] = field(default_factory=dict)
     _key: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(
-        cls, folder: Path, project: str, secret: Secret, *, make: bool = True
+    def open(
+        cls,
+        folder: Path,
+        project: str,
+        ask_passphrase: AskPassphrase,
+        *,
+        create: bool = True,
     ) -> Authority:
-        """That of a folder, or a new one.
+        """Read the authority in a folder, or create one.
 
-        Raises ConfigError if the folder's cannot be read, or there is none and `make`
-            is false.
+        Args:
+            folder: The authority's folder.
+            project: The project's name.
+            ask_passphrase: Returns the key's passphrase, if the key has one.
+            create: Whether to create an authority if the folder holds none.
+
+        Raises:
+            ConfigError: The folder holds none, or one that cannot be read.
         """
-        own = cls(folder, project, secret)
-        if not own._path.exists():
-            if not make:
-                raise ConfigError(
-                    f"{folder}: holds no authority of project {project!r}"
-                )
-            own._begin()
-            own._say(())
-            return own
+        authority = cls(folder, project, ask_passphrase)
+        if authority._state_file.exists():
+            authority._read_state()
+        elif create:
+            authority._create_root()
+        else:
+            raise ConfigError(f"{folder}: holds no authority of project {project!r}")
+        if authority.trust_list.revocations is None:  # new, or of an earlier version
+            authority._update_trust_list()
+        return authority
+
+    @property
+    def _state_file(self) -> Path:
+        return self.folder / self.project / "state" / STATE_FILE
+
+    def _read_state(self) -> None:
+        """Read the state from disk.
+
+        Raises:
+            ConfigError: It cannot be read.
+        """
         try:
-            kept = _State.model_validate(read_json(own._path))
-            own.root = x509.load_pem_x509_certificate(kept.root_cert.encode())
-            own.stored, own.serials = kept.root_pri_key, kept.serials
-            if kept.former:
-                own.former = tuple(
-                    x509.load_pem_x509_certificates(kept.former.encode())
+            state = _State.model_validate(read_json(self._state_file))
+            self.root = x509.load_pem_x509_certificate(state.root_cert.encode())
+            self.stored_key = state.root_pri_key
+            self.serials = state.serials
+            if state.former:
+                self.former_roots = tuple(
+                    x509.load_pem_x509_certificates(state.former.encode())
                 )
-            own.said = Trust.parsed(kept.trust.encode()) if kept.trust else own.said
+            if state.trust:
+                self.trust_list = Trust.parse(state.trust.encode())
         except (OSError, ValueError, TypeError, RefusedError) as error:
             raise ConfigError(
-                f"{own._path}: no authority can be read from it"
+                f"{self._state_file}: not a readable authority"
             ) from error
-        if own.said.listed is None:  # as earlier versions kept it
-            own._say(())
-        return own
 
-    @property
-    def _path(self) -> Path:
-        return self.folder / self.project / "state" / STATE
-
-    @property
-    def roots(self) -> tuple[Any, ...]:
-        """Those that kits trust now, the one that is being replaced first, as NVFlare
-        needs it."""
-        have = Trust((*self.former, self.root), self.said.bridges)
-        return tuple(r for r in have.roots if datetime.now(UTC) < have.end(r))
-
-    @property
-    def key(self) -> Any:
-        """Raises ConfigError if the passphrase is not the key's."""
-        if self._key is None:
-            given = None
-            if "ENCRYPTED" in self.stored:
-                given = self.secret("the passphrase of the authority's key")
-            try:
-                self._key = load_pem_private_key(self.stored.encode(), given)
-            except (ValueError, TypeError) as error:
-                said = f"{self._path}: the key cannot be read"
-                raise ConfigError(
-                    f"{said}; is the passphrase right?" if given else said
-                ) from error
-        return self._key
-
-    def keep(self) -> None:
-        """Write what changed, and what the authority says where it can be handed on."""
-        kept = _State(
-            root_cert=to_pem([self.root]).decode(),
-            root_pri_key=self.stored,
-            former=to_pem(self.former).decode(),
-            trust=self.said.pem().decode(),
+    def save(self) -> None:
+        """Write the state, and the trust list to the folder of the kits."""
+        state = _State(
+            root_cert=encode_pem([self.root]).decode(),
+            root_pri_key=self.stored_key,
+            former=encode_pem(self.former_roots).decode(),
+            trust=self.trust_list.encode().decode(),
             serials=self.serials,
         )
-        write_json(self._path, kept.model_dump())
-        write_text(self.folder.parent / TRUST, self.said.pem().decode())
+        write_json(self._state_file, state.model_dump())
+        write_text(self.folder.parent / TRUST_FILE, self.trust_list.encode().decode())
+
+    def valid_roots(self) -> tuple[Any, ...]:
+        """Return the roots that kits trust now.
+
+        A root that is being replaced comes first, as NVFlare needs it.
+        """
+        known = Trust((*self.former_roots, self.root), self.trust_list.bridges)
+        now = datetime.now(UTC)
+        return tuple(root for root in known.roots if now < known.expiry_of_root(root))
+
+    def load_key(self) -> Any:
+        """Return the root's private key; ask for its passphrase if it has one.
+
+        Raises:
+            ConfigError: The key cannot be read, or the passphrase is wrong.
+        """
+        if self._key is not None:
+            return self._key
+        passphrase = None
+        hint = ""
+        if self._is_encrypted():
+            passphrase = self.ask_passphrase("the passphrase of the authority's key")
+            hint = "; is the passphrase right?"
+        try:
+            self._key = load_pem_private_key(self.stored_key.encode(), passphrase)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{self._state_file}: the key cannot be read{hint}"
+            ) from error
+        return self._key
+
+    def _is_encrypted(self) -> bool:
+        return "ENCRYPTED" in self.stored_key
 
     def protect(self) -> None:
-        """Put a passphrase on the key, or another one."""
-        key = self.key
-        new = self.secret("a new passphrase for the authority's key")
-        if not new:
+        """Encrypt the key with a new passphrase.
+
+        Raises:
+            ConfigError: The old passphrase is wrong, or the new one is empty.
+        """
+        key = self.load_key()
+        passphrase = self.ask_passphrase("a new passphrase for the authority's key")
+        if not passphrase:
             raise ConfigError(
                 "an empty passphrase protects nothing; nothing was changed"
             )
-        self.stored = _pem_of(key, BestAvailableEncryption(new))
+        self.stored_key = _encode_key(key, BestAvailableEncryption(passphrase))
 
-    # ---- what it signs ---------------------------------------------------------------
+    # ---- certificates ----------------------------------------------------------------
 
     def certify(
         self,
         kit: str,
         key: bytes,
+        *,
         name: str,
         org: str,
         right: str | None,
         hosts: Sequence[str],
     ) -> bytes:
-        """A new certificate for a key of a kit, as PEM. right: NVFlare's name for a
-        person's.
+        """Return a new certificate for a key of a kit.
 
-        hosts: names and addresses by which its owner is reached, its name among them.
+        Args:
+            kit: The kit's name.
+            key: The private key, in PEM.
+            name: The name of the certificate's owner.
+            org: The owner's organisation.
+            right: NVFlare's name for the rights of a person; None for a machine.
+            hosts: Names and addresses by which the owner is reached, with `name`.
+
+        Returns:
+            The certificate, and the bridges to it, in PEM.
         """
-        parts = {NameOID.COMMON_NAME: name, NameOID.ORGANIZATION_NAME: org}
+        attributes = {NameOID.COMMON_NAME: name, NameOID.ORGANIZATION_NAME: org}
         if right:
-            parts[NameOID.UNSTRUCTURED_NAME] = right
+            attributes[NameOID.UNSTRUCTURED_NAME] = right
         subject = x509.Name(
-            [x509.NameAttribute(oid, text) for oid, text in parts.items()]
+            [x509.NameAttribute(oid, text) for oid, text in attributes.items()]
         )
-        public = load_pem_private_key(key, None).public_key()
-        names = x509.SubjectAlternativeName(
-            [_host(host) for host in dict.fromkeys(hosts)]
+        public_key = load_pem_private_key(key, None).public_key()
+        host_names = x509.SubjectAlternativeName(
+            [_host_name(host) for host in dict.fromkeys(hosts)]
         )
-        return self._issue(kit, subject, public, names)
+        return self._issue(kit, subject, public_key=public_key, host_names=host_names)
 
-    def _issue(self, kit: str, subject: Any, public_key: Any, names: Any) -> bytes:
-        """With the bridge to it where one leads there."""
-        end = min(datetime.now(UTC) + timedelta(DAYS), self.root.not_valid_after_utc)
-        certificate = self._signed(subject, public_key, end, (names, False))
+    def _issue(
+        self,
+        kit: str,
+        subject: x509.Name,
+        *,
+        public_key: Any,
+        host_names: x509.SubjectAlternativeName,
+    ) -> bytes:
+        """Return a kit's new certificate and the bridges to it, and note its number."""
+        end = min(
+            datetime.now(UTC) + timedelta(days=CERTIFICATE_DAYS),
+            self.root.not_valid_after_utc,
+        )
+        certificate = self._sign(
+            subject, public_key, end=end, extensions=[(host_names, False)]
+        )
         self.serials.setdefault(kit, []).append(f"{certificate.serial_number:x}")
         bridges = [
-            bridge for bridge in self.said.bridges if issued(certificate, bridge)
+            bridge
+            for bridge in self.trust_list.bridges
+            if is_issued_by(certificate, bridge)
         ]
-        return to_pem((certificate, *bridges))
+        return encode_pem((certificate, *bridges))
 
-    def _signed(
+    def _sign(
         self,
-        subject: Any,
+        subject: x509.Name,
         public_key: Any,
+        *,
         end: datetime,
-        *extensions: Any,
+        extensions: Iterable[_Extension],
         key: Any = None,
-    ) -> Any:
-        """A certificate of this project's root, by its key or another. It begins some
-        minutes ago: clocks differ."""
-        signs, issuer = key or self.key, self.root.subject if self.root else subject
+    ) -> x509.Certificate:
+        """Return a new certificate in the name of this project's root.
+
+        It is valid from some minutes ago, because the clocks of machines differ.
+
+        Args:
+            subject: The owner.
+            public_key: The owner's public key.
+            end: When the certificate expires.
+            extensions: Further extensions.
+            key: The private key that signs; None for the root's.
+        """
+        signing_key = key or self.load_key()
+        issuer = self.root.subject if self.root else subject
         builder = (
             x509.CertificateBuilder(issuer, subject, public_key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(datetime.now(UTC) - TOLERANCE)
+            .not_valid_before(datetime.now(UTC) - CLOCK_TOLERANCE)
             .not_valid_after(end)
         )
-        own = x509.SubjectKeyIdentifier.from_public_key(public_key)
-        of = x509.AuthorityKeyIdentifier.from_issuer_public_key(signs.public_key())
-        for extension, critical in (*extensions, (own, False), (of, False)):
-            builder = builder.add_extension(extension, critical)
-        return builder.sign(signs, hashes.SHA256())
+        key_ids: list[_Extension] = [
+            (x509.SubjectKeyIdentifier.from_public_key(public_key), False),
+            (
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(
+                    signing_key.public_key()
+                ),
+                False,
+            ),
+        ]
+        for extension, is_critical in (*extensions, *key_ids):
+            builder = builder.add_extension(extension, is_critical)
+        return builder.sign(signing_key, hashes.SHA256())
 
-    def revoke(self, kits: Mapping[str, Path]) -> None:
-        """Say that these kits count no more. kits: name → its folder, if that is still
-        at hand.
-
-        Raises ConfigError where a kit's certificate is not known.
-        """
-        serials: list[int] = []
-        for kit, folder in kits.items():
-            known = {int(text, 16) for text in self.serials.get(kit, ())}
-            # not all below: a job's folder has the certificate of the admin who handed
-            # it in
-            at_hand = (
-                *folder.glob("startup/*.crt"),
-                *folder.glob(f"{WATCH}/startup/*.crt"),
-            )
-            known |= {
-                certificate_of(path.with_suffix("")).serial_number for path in at_hand
-            }
-            if not known:
-                raise ConfigError(
-                    f"{kit}: its certificate is not on record, for an earlier version made it; "
-                    "replace the root instead (--new-root), and renew the other kits"
-                )
-            serials += sorted(known)
-        self._say(serials)
-
-    def replace(self, overlap: int) -> None:
-        """Make a new root and key; kits of the old one count for `overlap` days more.
-
-        Raises ConfigError while an earlier replacement is under way.
-        """
-        if len(self.roots) > 1:
-            end = Trust(self.former, self.said.bridges).end(self.former[-1])
-            raise ConfigError(
-                f"{self.folder}: its root is being replaced until {end:%Y-%m-%d}; wait until then"
-            )
-        old, old_key, protected = self.root, self.key, "ENCRYPTED" in self.stored
-        before = self.said.listed
-        end = min(datetime.now(UTC) + timedelta(overlap), old.not_valid_after_utc)
-        self._begin()
-        bridge = self._signed(
-            old.subject, self.key.public_key(), end, *_SIGNS, key=old_key
+    def _create_root(self) -> None:
+        """Make a new key and a root of it."""
+        self._key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
+        self.stored_key = _encode_key(self._key, NoEncryption())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.project)])
+        self.root = self._sign(
+            name,
+            self._key.public_key(),
+            end=datetime.now(UTC) + timedelta(days=ROOT_DAYS),
+            extensions=_AUTHORITY_EXTENSIONS,
         )
-        self.former, self.said = (old,), Trust((), (), before)
-        self._say((), (bridge,))
-        if protected:
+
+    def replace_root(self, overlap: int) -> None:
+        """Make a new root and key.
+
+        Args:
+            overlap: Days for which the kits of the old root stay valid.
+
+        Raises:
+            ConfigError: An earlier replacement is still under way.
+        """
+        if len(self.valid_roots()) > 1:
+            known = Trust(self.former_roots, self.trust_list.bridges)
+            end = known.expiry_of_root(self.former_roots[-1])
+            raise ConfigError(
+                f"{self.folder}: its root is being replaced until {end:%Y-%m-%d}; wait "
+                "until then"
+            )
+        old_root = self.root
+        old_key = self.load_key()
+        was_encrypted = self._is_encrypted()
+        end = min(
+            datetime.now(UTC) + timedelta(days=overlap), old_root.not_valid_after_utc
+        )
+
+        self._create_root()
+        bridge = self._sign(
+            old_root.subject,
+            self.load_key().public_key(),
+            end=end,
+            extensions=_AUTHORITY_EXTENSIONS,
+            key=old_key,
+        )
+        self.former_roots = (old_root,)
+        self._update_trust_list(bridges=(bridge,))
+        if was_encrypted:
             self.protect()
 
-    def renew(self, request: bytes, kit_of: Callable[[str], str]) -> bytes:
-        """Sign the requests of a kit that shows that it is the holder's
-        (`certificates.request`).
+    # ---- revocation ------------------------------------------------------------------
 
-        kit_of: name in a certificate → kit. Raises RefusedError, and signs nothing,
-        where a request is not signed by a key whose certificate counts now.
+    def revoke(self, kits: Mapping[str, Path]) -> None:
+        """Revoke kits.
+
+        Args:
+            kits: The name of each kit, with the kit's folder, which need not exist.
+
+        Raises:
+            ConfigError: The certificate of a kit is not known.
         """
-        if len(request) > MOST_BYTES:
-            raise RefusedError("too long for the request of a kit")
-        trust, signed = Trust(self.roots, self.said.bridges, self.said.listed), []
-        form = (
-            b"-----BEGIN CERTIFICATE REQUEST-----.*?-----END CERTIFICATE REQUEST-----"
+        revoked: list[int] = []
+        for kit, folder in kits.items():
+            serials = {int(text, 16) for text in self.serials.get(kit, ())}
+            # Only these folders: the folder of a job in the kit holds the certificate
+            # of the admin who submitted it.
+            for startup in (folder / "startup", folder / WATCH / "startup"):
+                for path in startup.glob("*.crt"):
+                    certificate = read_certificate(path.with_suffix(""))
+                    serials.add(certificate.serial_number)
+            if not serials:
+                raise ConfigError(
+                    f"{kit}: its certificate is not on record, because an earlier "
+                    "version made it; replace the root instead (--new-root), and renew "
+                    "the other kits"
+                )
+            revoked += sorted(serials)
+        self._update_trust_list(revoked)
+
+    def _update_trust_list(
+        self, serials: Iterable[int] = (), bridges: tuple[Any, ...] | None = None
+    ) -> None:
+        """Make a new trust list.
+
+        It also revokes what the present list revokes, as far as that has not expired.
+
+        Args:
+            serials: Serial numbers of further certificates to revoke.
+            bridges: The bridges to the present root; None for those of the present
+                list.
+
+        Raises:
+            ConfigError: The list would be too long.
+        """
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder(self.root.subject)
+            .last_update(now - CLOCK_TOLERANCE)
+            .next_update(self.root.not_valid_after_utc)
+            .add_extension(x509.CRLNumber(self.trust_list.number + 1), critical=False)
         )
-        for block in re.findall(form, request, re.DOTALL):
-            try:
-                asked = x509.load_pem_x509_csr(block)
-                public = asked.public_key()
-                value = asked.attributes.get_attribute_for_oid(
-                    AttributeOID.UNSTRUCTURED_NAME
-                ).value
-                text = public.public_bytes(
-                    Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-                )
-                shown = signer(
-                    trust, text, base64.b64decode(value, validate=True), RENEWAL
-                )
-            except (ValueError, TypeError, x509.AttributeNotFound) as error:
-                raise RefusedError("no request of a kit can be read") from error
-            if (
-                shown is None
-                or shown.subject != asked.subject
-                or not asked.is_signature_valid
-            ):
-                raise RefusedError("the request is not signed by a kit that counts now")
-            signed.append((shown, public))
-        if not signed:
-            raise RefusedError("no request of a kit can be read")
+        earlier = {
+            entry.serial_number: entry.revocation_date_utc
+            for entry in self.trust_list.revocations or ()
+        }
+        dates = dict.fromkeys(serials, now) | earlier
+        for serial, date in dates.items():
+            # After that time the certificate has expired in any case.
+            if now - date < timedelta(days=CERTIFICATE_DAYS + 1):
+                entry = x509.RevokedCertificateBuilder(serial, date).build()
+                builder = builder.add_revoked_certificate(entry)
+        revocations = builder.sign(self.load_key(), hashes.SHA256())
+
+        if bridges is None:
+            bridges = tuple(
+                bridge
+                for bridge in self.trust_list.bridges
+                if now < bridge.not_valid_after_utc
+            )
+        trust_list = Trust((self.root,), bridges, revocations)
+        if len(trust_list.encode()) > MAX_BYTES:
+            raise ConfigError(
+                "more kits are revoked than a trust list can hold; replace the root "
+                "instead (--new-root)"
+            )
+        self.trust_list = trust_list
+
+    # ---- renewal ---------------------------------------------------------------------
+
+    def sign_requests(self, data: bytes, kit_of: Callable[[str], str]) -> bytes:
+        """Sign a kit's requests for new certificates (`renewal.request_renewal`).
+
+        Args:
+            data: The requests, in PEM.
+            kit_of: Returns the kit, given the name in its certificate.
+
+        Returns:
+            The new certificates, and the newest trust list, in PEM.
+
+        Raises:
+            RefusedError: A request is not signed by a key whose certificate is valid.
+                Nothing was signed.
+        """
+        if len(data) > MAX_BYTES:
+            raise RefusedError("too long for the request of a kit")
+        trust = Trust(
+            self.valid_roots(), self.trust_list.bridges, self.trust_list.revocations
+        )
+        requests = [_verify_request(block, trust) for block in _REQUEST.findall(data)]
+        if not requests:
+            raise RefusedError("not a readable request of a kit")
+
         answer = b""
-        for shown, public in signed:
-            hosts = shown.extensions.get_extension_for_class(
+        for certificate, public_key in requests:
+            host_names = certificate.extensions.get_extension_for_class(
                 x509.SubjectAlternativeName
             ).value
             answer += self._issue(
-                kit_of(names_of(shown)[0]), shown.subject, public, hosts
+                kit_of(names_of(certificate)[0]),
+                certificate.subject,
+                public_key=public_key,
+                host_names=host_names,
             )
-        return answer + self.said.pem()
+        return answer + self.trust_list.encode()
 
-    # ---- its own ---------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """A key, and a root of it."""
-        self._key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
-        self.stored = _pem_of(self._key, NoEncryption())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.project)])
-        end = datetime.now(UTC) + timedelta(ROOT_DAYS)
-        self.root = self._signed(name, self._key.public_key(), end, *_SIGNS)
+def _verify_request(block: bytes, trust: Trust) -> tuple[x509.Certificate, Any]:
+    """Verify a request for a new certificate.
 
-    def _say(
-        self, serials: Iterable[int], bridges: tuple[Any, ...] | None = None
-    ) -> None:
-        """Make a new list, of what was revoked before and could still be in use, and
-        these."""
-        now = datetime.now(UTC)
-        builder = x509.CertificateRevocationListBuilder(self.root.subject)
-        builder = builder.last_update(now - TOLERANCE).next_update(
-            self.root.not_valid_after_utc
+    Args:
+        block: The request, in PEM.
+        trust: What the authority trusts.
+
+    Returns:
+        The present certificate of the kit's holder, and the public key of the request.
+
+    Raises:
+        RefusedError: The request is not signed by a key whose certificate is valid.
+    """
+    try:
+        request = x509.load_pem_x509_csr(block)
+        public_key = request.public_key()
+        proof = request.attributes.get_attribute_for_oid(AttributeOID.UNSTRUCTURED_NAME)
+        certificate = find_signer(
+            trust,
+            public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
+            base64.b64decode(proof.value, validate=True),
+            purpose=RENEWAL_PURPOSE,
         )
-        builder = builder.add_extension(
-            x509.CRLNumber(self.said.number + 1), critical=False
-        )
-        before = {
-            e.serial_number: e.revocation_date_utc for e in self.said.listed or ()
-        }
-        dates = dict.fromkeys(serials, now) | before
-        for serial, when in dates.items():
-            if now - when < timedelta(DAYS + 1):  # later its certificate is over anyhow
-                entry = x509.RevokedCertificateBuilder(serial, when)
-                builder = builder.add_revoked_certificate(entry.build())
-        listed = builder.sign(self.key, hashes.SHA256())
-        if bridges is None:
-            bridges = tuple(b for b in self.said.bridges if now < b.not_valid_after_utc)
-        said = Trust((self.root,), bridges, listed)
-        if len(said.pem()) > MOST_BYTES:
-            raise ConfigError(
-                "more kits are revoked than a list holds; replace the root instead"
-            )
-        self.said = said
+    except (ValueError, TypeError, x509.AttributeNotFound) as error:
+        raise RefusedError("not a readable request of a kit") from error
+    if (
+        certificate is None
+        or certificate.subject != request.subject
+        or not request.is_signature_valid
+    ):
+        raise RefusedError("the request is not signed by a kit that is valid now")
+    return certificate, public_key
 
 
-def _host(name: str) -> Any:
+def _host_name(name: str) -> x509.GeneralName:
+    """Return a host name or an IP address as a certificate has it."""
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def _pem_of(key: Any, encryption: Any) -> str:
-    return str(
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), "ascii"
-    )
+def _encode_key(key: Any, encryption: KeySerializationEncryption) -> str:
+    """Return a private key in PEM."""
+    pem: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    return pem.decode("ascii")
 
 
-# ---- a project, and its kits ---------------------------------------------------------
+# ---- a project -----------------------------------------------------------------------
 
 
 @checked(frozen=True)
 class ProjectConfig:
     """A network of sites.
 
-    name: of the project. server: the host name by which sites reach the server. port:
-    its one port. sites: their names, in any order. hosts: further names of the server.
-    admin: e-mail address of who submits jobs. organisations: site → organisation; of
-    "server" too, which is also the admin's.
+    Attributes:
+        name: The project's name.
+        server: The host name by which sites reach the server.
+        sites: The names of the sites, in any order.
+        port: The server's only port.
+        hosts: Further names of the server.
+        admin: The e-mail address of whoever submits jobs.
+        organisations: The organisation of each site; "server" names that of the server
+            and the admin.
     """
 
     name: str
@@ -458,87 +631,117 @@ class ProjectConfig:
     organisations: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        for what, name in (("name", self.name), *(("site", s) for s in self.sites)):
-            if not NAME.fullmatch(name) or (what == "site" and "." in name):
-                # NVFlare takes what follows for a job
-                dot = ", '.'" if what == "name" else ""
-                raise ConfigError(
-                    f"{what} {name!r}: letters, digits, '_'{dot} and '-' only"
-                )
-        # a certificate each, known by its name
-        taken = _RESERVED | {self.server, self.name}
-        wrong = sorted({s for s in self.sites if s in taken or self.sites.count(s) > 1})
-        if not self.sites or wrong:
+        self._check_names()
+        self._check_addresses()
+        self._check_organisations()
+
+    def _check_names(self) -> None:
+        """Raise ConfigError unless the project and each site have a usable name."""
+        if not NAME.fullmatch(self.name):
             raise ConfigError(
-                f"sites {wrong or 'are missing'}: each needs a name of its own"
+                f"name {self.name!r}: letters, digits, '_', '.' and '-' only"
             )
-        _require_apart(self.sites)
-        for what, host in (
-            ("server", self.server),
-            *(("hosts", h) for h in self.hosts),
-        ):
-            # a certificate's name is no longer
-            if not _HOST.fullmatch(host) or len(host) > 64:
+        for site in self.sites:
+            # NVFlare takes what follows a dot for a job.
+            if not NAME.fullmatch(site) or "." in site:
+                raise ConfigError(f"site {site!r}: letters, digits, '_' and '-' only")
+        if not self.sites:
+            raise ConfigError("sites are missing: name at least one")
+        # Each participant has a certificate and is known by the name in it.
+        used = _RESERVED_NAMES | {self.server, self.name}
+        unusable = sorted(
+            {site for site in self.sites if site in used or self.sites.count(site) > 1}
+        )
+        if unusable:
+            raise ConfigError(
+                f"sites {unusable}: expected names that nothing else in the project has"
+            )
+        _require_distinguishable(self.sites)
+
+    def _check_addresses(self) -> None:
+        """Raise ConfigError unless the hosts, the port and the admin are possible."""
+        hosts = [("server", self.server), *(("hosts", host) for host in self.hosts)]
+        for key, host in hosts:
+            if not _HOST.fullmatch(host) or len(host) > _MAX_HOST:
                 raise ConfigError(
-                    f"{what} {host!r}: expected a host name, such as fl.hospital.org, or an "
-                    "IPv4 address, by which sites reach the server"
+                    f"{key} {host!r}: expected a host name, such as fl.hospital.org, "
+                    "or an IPv4 address, by which sites reach the server"
                 )
         if not 0 < self.port < 65536:
             raise ConfigError(f"port {self.port}: expected 1 to 65535")
         if not _EMAIL.fullmatch(self.admin):
             raise ConfigError(f"admin {self.admin!r}: expected an e-mail address")
+
+    def _check_organisations(self) -> None:
+        """Raise ConfigError unless the organisations are those of participants."""
+        known = (*self.sites, SERVER)
         for place, organisation in (self.organisations or {}).items():
-            if place not in (*self.sites, "server"):
-                known = (*self.sites, "server")
+            if place not in known:
                 raise ConfigError(
                     f"organisations: unknown site {place!r}; {nearest(place, known)}"
                 )
             if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
-                said = f"organisations: {place} = {organisation!r}"
-                raise ConfigError(f"{said}: letters, digits and '_' only")
+                raise ConfigError(
+                    f"organisations: {place} = {organisation!r}: letters, digits and "
+                    "'_' only"
+                )
 
     @property
     def watch(self) -> str:
-        """The identity by which the server's machine asks the server how it stands, and
-        no more."""
+        """The identity with which the server's machine queries the server."""
         return "watch@" + self.admin.partition("@")[2]
 
-    def kit_of(self, person: str) -> str:
-        """The kit whose certificate bears a name."""
-        ours = {self.server: SERVER, self.watch: SERVER, self.admin: ADMIN}
-        return ours.get(person, person)
+    def kit_of(self, owner: str) -> str:
+        """Return the kit whose certificate has this owner's name."""
+        kits = {self.server: SERVER, self.watch: SERVER, self.admin: ADMIN}
+        return kits.get(owner, owner)
 
-    def organisation(self, site: str) -> str:
-        """Whose a site is; the server and the admin are one organisation's, the
-        project's own."""
-        place, own = (site, site) if site in self.sites else (SERVER, self.name)
-        return (self.organisations or {}).get(place, re.sub(r"\W", "_", own))
+    def organisation_of(self, kit: str) -> str:
+        """Return the organisation of a kit's owner.
+
+        The server and the admin have one organisation; by default it is the project.
+        """
+        place = kit if kit in self.sites else SERVER
+        default = kit if kit in self.sites else self.name
+        organisations = self.organisations or {}
+        return organisations.get(place, re.sub(r"\W", "_", default))
 
 
-def _require_apart(sites: Iterable[str]) -> None:
-    """Refuse names of which one is the beginning of another, and the rest may begin a
-    token.
+def _require_distinguishable(sites: Iterable[str]) -> None:
+    """Refuse two names where one is the other and characters that may begin a token.
 
     NVFlare's server signs a site's name and its token (lower-case hexadecimal digits
-    and '-') with nothing between: the signature for `h1` and a token `0e…` is one for
-    `h10` and `e…`.
+    and '-') without a separator. The signature for `h1` with the token `0e…` would
+    therefore be valid for `h10` with the token `e…`.
+
+    Raises:
+        ConfigError: There are such names.
     """
     for name in sites:
         for other in sites:
-            rest = other[len(name) :]
-            if (
-                rest
-                and other.startswith(name)
-                and set(rest) <= set("0123456789abcdef-")
-            ):
+            ending = other.removeprefix(name)
+            if ending in ("", other):
+                continue
+            if set(ending) <= set("0123456789abcdef-"):
                 raise ConfigError(
-                    f"sites {name!r} and {other!r} could be taken for one another: choose names of "
-                    "one length, such as h01 and h10"
+                    f"sites {name!r} and {other!r} could be taken for one another: "
+                    "choose names of one length, such as h01 and h10"
                 )
 
 
-def folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
-    """Where the kits of a project are made: "server", "admin" and one per site."""
+# ---- the kits of a project -----------------------------------------------------------
+
+
+def kit_folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
+    """Return the folders in which a project's kits are made.
+
+    Args:
+        project: The project.
+        out: The folder of all kits.
+
+    Returns:
+        The folder of each kit, by its name: "server", "admin" or a site's.
+    """
     sites = {site: out / "sites" / site for site in project.sites}
     return {SERVER: out / SERVER, ADMIN: out / ADMIN, **sites}
 
@@ -546,132 +749,253 @@ def folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
 def provision(
     project: ProjectConfig,
     out: Path,
+    *,
     again: Sequence[str] = (),
     revoke: Sequence[str] = (),
-    secret: Secret = no_secret,
+    ask_passphrase: AskPassphrase = refuse_passphrase,
 ) -> dict[str, Path]:
-    """Make the kits that `out` never had; kits that are there stay as they are.
+    """Make the kits of a project that were never made; keep those that exist.
 
-    again: kits that were lost; each is revoked and gets a new key. revoke: kits that
-    count no more; the list of them is `out/trust.pem`. secret: asked for the passphrase
-    of the authority's key, if it has one and signs something. Returns `folders`; the
-    folder of a kit that was handed over does not exist. `out/authority` keeps the key
-    that signs, and no other.
-    Raises ConfigError if `out` has kits that do not fit the project, or a site whose
-    name a new one's could be taken for.
+    The authority in `out`/authority has no private key but its own.
+
+    Args:
+        project: The project.
+        out: The folder of all kits.
+        again: Kits that were lost. Each is revoked and made again, with a new key.
+        revoke: Kits to revoke. The new trust list is `out`/trust.pem.
+        ask_passphrase: Returns the passphrase of the authority's key, if the key has
+            one and signs something.
+
+    Returns:
+        The folder of each kit, by its name. The folder of a kit that was handed over
+        does not exist.
+
+    Raises:
+        ConfigError: The existing kits do not fit the project, a new site's name could
+            be taken for another's, or a kit to revoke or to make again is unknown.
     """
-    kits, place = folders(project, out), out / "authority"
-    record = _record(project, place)
-    known = set(record["kits"])
-    _require_apart(sorted({*project.sites, *known} - {SERVER, ADMIN}))
-    for name in (*again, *revoke):
-        there = {*kits} if name in again else known
-        if name not in there:
-            raise ConfigError(
-                f"{name!r} is no kit of this project; {nearest(name, there)}"
-            )
-        if name in again and kits[name].exists():
-            raise ConfigError(f"{kits[name]}: is there; move it away to make it anew")
-    there = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
+    kits = kit_folders(project, out)
+    folder = out / AUTHORITY_FOLDER
+    record = _read_record(project, folder)
+    recorded = set(record["kits"])
+    _require_distinguishable(sorted({*project.sites, *recorded} - {SERVER, ADMIN}))
+    _require_can_make_again(again, kits)
+    _require_known(set(revoke) - set(again), recorded)
+    existing = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
     new = [
         name
         for name in kits
-        if name not in there and (name not in known or name in again)
+        if name not in existing and (name not in recorded or name in again)
     ]
-    private_folder(place)
-    if closed := make_private(place):  # it holds the key that signs new kits
-        logger.warning(
-            "%s: other users of this machine could open %d files and folders until now; if there "
-            "are such users, make all kits anew in another folder",
-            place,
-            len(closed),
-        )
-    authority = Authority.of(place, project.name, secret)
+
+    private_folder(folder)
+    _make_authority_private(folder)
+    authority = Authority.open(folder, project.name, ask_passphrase)
     lost = [name for name in again if authority.serials.get(name)]
     for name in set(again) - set(lost):
         logger.warning(
-            "%s: what was made before is not on record, and counts on: --new-root", name
+            "%s: its earlier certificate is not on record, so it is still valid; to "
+            "end it, replace the root (--new-root)",
+            name,
         )
     if revoke or lost:
-        places = {
+        to_revoke = {
             name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)
         }
-        authority.revoke(places)
-    authority.keep()  # what is revoked is so before a kit is made anew
-    write_json(place / _RECORD, {**record, "kits": sorted({*known, *there})})
+        authority.revoke(to_revoke)
+    authority.save()  # a lost kit is revoked before it is made again
+    write_json(
+        folder / _RECORD_FILE, {**record, "kits": sorted({*recorded, *existing})}
+    )
     for name in new:
-        _make(project, name, kits[name], authority)
-        authority.keep()
-    make_private(place)
-    write_json(place / _RECORD, {**record, "kits": sorted({*known, *there, *new})})
+        _make_kit(project, name, kits[name], authority=authority)
+        authority.save()
+    make_private(folder)
+    write_json(
+        folder / _RECORD_FILE, {**record, "kits": sorted({*recorded, *existing, *new})}
+    )
     return kits
 
 
-def authority_of(
-    project: ProjectConfig, out: Path, secret: Secret = no_secret
+def _require_can_make_again(again: Iterable[str], kits: Mapping[str, Path]) -> None:
+    """Raise ConfigError if a lost kit is unknown, or still exists."""
+    _require_known(again, kits)
+    for name in again:
+        if kits[name].exists():
+            raise ConfigError(
+                f"{kits[name]}: exists; move it away to make the kit again"
+            )
+
+
+def _require_known(names: Iterable[str], kits: Iterable[str]) -> None:
+    """Raise ConfigError if a name is not that of a kit."""
+    known = set(kits)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{name!r} is not a kit of this project; {nearest(name, known)}"
+            )
+
+
+def _make_authority_private(folder: Path) -> None:
+    """Close the authority's folder to others; warn if they could open it."""
+    closed = make_private(folder)
+    if closed:
+        logger.warning(
+            "%s: other users of this machine could open %d files and folders until "
+            "now; the key that signs kits is here, so if there are such users, make "
+            "all kits again in another folder",
+            folder,
+            len(closed),
+        )
+
+
+def open_authority(
+    project: ProjectConfig, out: Path, ask_passphrase: AskPassphrase = refuse_passphrase
 ) -> Authority:
-    """What signs the kits of `out`: `renew`, `replace`, `protect`, and `keep` at the
-    end.
+    """Return the authority that signs the kits in a folder.
 
-    Raises ConfigError if there is none, or it is another project's.
+    Args:
+        project: The project.
+        out: The folder of all kits.
+        ask_passphrase: Returns the passphrase of the authority's key, if it has one.
+
+    Raises:
+        ConfigError: There is none, or it belongs to another project.
     """
-    _record(project, out / "authority")
-    return Authority.of(out / "authority", project.name, secret, make=False)
+    folder = out / AUTHORITY_FOLDER
+    _read_record(project, folder)
+    return Authority.open(folder, project.name, ask_passphrase, create=False)
 
 
-def _made_with(project: ProjectConfig) -> dict[str, Any]:
-    """What all the kits of a project are made with."""
-    facts = {key: getattr(project, key) for key in ("name", "server", "port", "admin")}
-    names = {name: project.organisation(name) for name in folders(project, Path())}
-    return {**facts, "hosts": list(project.hosts), "organisations": names}
+def _common_settings(project: ProjectConfig) -> dict[str, Any]:
+    """Return the settings with which all kits of a project are made."""
+    organisations = {
+        name: project.organisation_of(name) for name in kit_folders(project, Path())
+    }
+    return {
+        "name": project.name,
+        "server": project.server,
+        "port": project.port,
+        "admin": project.admin,
+        "hosts": list(project.hosts),
+        "organisations": organisations,
+    }
 
 
-def _record(project: ProjectConfig, authority: Path) -> dict[str, Any]:
-    """What an authority keeps of the kits that were made, with their names under
-    "kits".
+def _read_record(project: ProjectConfig, folder: Path) -> dict[str, Any]:
+    """Return an authority's record of the kits that it has made.
 
-    Raises ConfigError where they keep what they were made with, and new ones would not
-    go with them.
+    Args:
+        project: The project.
+        folder: The authority's folder.
+
+    Returns:
+        The kits' common settings, and their names under "kits".
+
+    Raises:
+        ConfigError: The record cannot be read, or its kits were made with other
+            settings than the project's.
     """
+    record: dict[str, Any] = {}
     try:
-        there, ours = dict(read_json(authority / _RECORD)), _made_with(project)
+        record = dict(read_json(folder / _RECORD_FILE))
     except FileNotFoundError:
-        there, ours = {}, _made_with(project)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{authority / _RECORD}: cannot be read") from error
-    there.setdefault("organisations", {})
-    both = there["organisations"], ours["organisations"]
-    for places, before, now in (("", there, ours), ("organisations.", *both)):
-        for key in now.keys() & before.keys() - {"organisations"}:
-            if before[key] != now[key]:
-                raise ConfigError(
-                    f"{authority.parent}: its kits were made with {places}{key} = "
-                    f"{json.dumps(before[key])}, the project says {json.dumps(now[key])}: set it "
-                    "back, or choose another folder and hand all kits out anew"
-                )
-    state = authority / project.name / "state" / STATE
-    if not there.get("kits") and state.exists():  # as earlier versions kept it
-        kept = read_json(state)
-        signed = {name for name, value in kept.items() if isinstance(value, dict)} - {
-            "serials"
-        }
-        names = {name for name in signed if "@" not in name and name != project.server}
-        there["kits"] = sorted(names | ({SERVER, ADMIN} if signed else set()))
-    organisations = {**there["organisations"], **ours["organisations"]}
-    return {**ours, "organisations": organisations, "kits": there.get("kits", [])}
+        pass
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder / _RECORD_FILE}: cannot be read") from error
+
+    settings = _common_settings(project)
+    organisations = record.get("organisations", {})
+    _require_equal(folder.parent, "", recorded=record, present=settings)
+    _require_equal(
+        folder.parent,
+        "organisations.",
+        recorded=organisations,
+        present=settings["organisations"],
+    )
+    kits = record.get("kits") or _kits_of_earlier_version(project, folder)
+    return {
+        **settings,
+        "organisations": {**organisations, **settings["organisations"]},
+        "kits": kits,
+    }
 
 
-def _make(project: ProjectConfig, name: str, kit: Path, authority: Authority) -> None:
-    """A kit, with keys that are nowhere else, and the rules in its `local` folder."""
-    role: Any = name if name in (SERVER, ADMIN) else SITE
+def _require_equal(
+    out: Path,
+    prefix: str,
+    *,
+    recorded: Mapping[str, Any],
+    present: Mapping[str, Any],
+) -> None:
+    """Require that settings have the values with which kits were made.
+
+    Args:
+        out: The folder of the kits.
+        prefix: The beginning of the settings' names in a message.
+        recorded: The settings with which the kits were made.
+        present: The settings of the project.
+
+    Raises:
+        ConfigError: A setting has another value.
+    """
+    for key in sorted(present.keys() & recorded.keys() - {"organisations"}):
+        if recorded[key] != present[key]:
+            raise ConfigError(
+                f"{out}: its kits were made with {prefix}{key} = "
+                f"{json.dumps(recorded[key])}, the project says "
+                f"{json.dumps(present[key])}: set it back, or choose another folder "
+                "and hand out all kits again"
+            )
+
+
+def _kits_of_earlier_version(project: ProjectConfig, folder: Path) -> list[str]:
+    """Return the kits of an authority that an earlier version made.
+
+    Its state holds a table for each participant.
+    """
+    state_file = folder / project.name / "state" / STATE_FILE
+    participants = {
+        name
+        for name, value in read_json_table(state_file).items()
+        if isinstance(value, dict) and name != "serials"
+    }
+    if not participants:
+        return []
+    sites = {
+        name for name in participants if "@" not in name and name != project.server
+    }
+    return sorted(sites | {SERVER, ADMIN})
+
+
+def _make_kit(
+    project: ProjectConfig, name: str, kit: Path, *, authority: Authority
+) -> None:
+    """Make a kit, with keys that are nowhere else.
+
+    Args:
+        project: The project.
+        name: The kit's name.
+        kit: The kit's folder.
+        authority: The authority that signs its certificates.
+    """
+    role: Literal["server", "site", "admin"] = "site"
+    person = ""
+    if name == SERVER:
+        role = "server"
+        person = project.watch
+    elif name == ADMIN:
+        role = "admin"
+        person = project.admin
     facts = Kit(
         name=name,
         role=role,
         project=project.name,
         server=project.server,
         port=project.port,
-        person={ADMIN: project.admin, SERVER: project.watch}.get(role, ""),
-        org=project.organisation(name),
+        person=person,
+        org=project.organisation_of(name),
     )
     rights = {project.admin: "project_admin", project.watch: "lead"}
 
@@ -679,17 +1003,24 @@ def _make(project: ProjectConfig, name: str, kit: Path, authority: Authority) ->
         for path, table in build_kit_files(facts, kit.resolve()).items():
             write_json(folder / path, table)
         write_json(folder / KIT_FILE, facts.model_dump())
-        for stem, who in stems(folder).items():
-            key = new_key_pem()
-            stem.with_suffix(".key").write_bytes(key)
-            hosts = (who, *project.hosts) if stem.name == SERVER else (who,)
+        for stem, owner in find_stems(folder).items():
+            key = create_key_pem()
+            hosts = (owner, *project.hosts) if stem.name == SERVER else (owner,)
             certificate = authority.certify(
-                name, key, who, facts.org, rights.get(who), hosts
+                name,
+                key,
+                name=owner,
+                org=facts.org,
+                right=rights.get(owner),
+                hosts=hosts,
             )
+            stem.with_suffix(".key").write_bytes(key)
             stem.with_suffix(".crt").write_bytes(certificate)
-            stem.with_name(ROOTS).write_bytes(Trust(authority.roots).pem())
-            stem.with_name(TRUST).write_bytes(authority.said.pem())
-        for place in (folder, folder / WATCH) if role == SERVER else (folder,):
-            (place / "transfer").mkdir()  # NVFlare's, for what is handed in and fetched
+            stem.with_name(ROOTS_FILE).write_bytes(encode_pem(authority.valid_roots()))
+            stem.with_name(TRUST_FILE).write_bytes(authority.trust_list.encode())
+        # NVFlare's folder for what is submitted and fetched.
+        (folder / "transfer").mkdir()
+        if role == SERVER:
+            (folder / WATCH / "transfer").mkdir()
 
     write_folder(kit, fill)

@@ -1,23 +1,24 @@
-"""Who may speak, and say what, to a kit's processes: NVFlare itself is content with
-less.
+"""Closes what NVFlare leaves open: who may speak to a kit's processes, and say what.
 
-- It knows one root, and no certificate that counts no more: `check_certificates` makes
-  it judge as `certificates.py` does, `Connections` keeps the server's port shut to who
-  counts no more, also where he came in before, and `TrustCourier` brings what the
-  authority says from one process to another.
-- Its server takes whoever bears a token for its owner, hands on what one member sends
-  another, and tests the network with as many messages as any member says: `ServerGate`.
-- Its site obeys whoever asks. The server itself may read any file of a site, delete
-  folders of its kit and silence its log, for rights are checked only where the server
-  asks a site to: `SiteGate` refuses every request of other members, and of the server's
-  those that no run needs.
-- To it the signature of any certificate of the project is a submitter's, the server's
-  and each site's too: `require_admins_signature`.
-- The processes of a kit are connected by a port on loopback, in clear, at which every
-  user of the machine may speak in whoever's name. Here it is `KIT/inside/socket`, in a
-  folder that is closed to others; and who connects is judged by the account that the
-  system tells of him. NVFlare finds the driver by its scheme, which `comm_config.json`
-  in the kit names.
+- **Certificates.** NVFlare knows one root and no revocation.
+  `install_certificate_check` makes it judge certificates as `trust.py` does.
+  `Connections` closes the server's connections of withdrawn certificates, also those
+  that were accepted before. `TrustCourier` passes trust lists from one process to
+  another.
+- **The server.** NVFlare's server accepts a token from anyone who has it. It also
+  passes messages between members, and tests the network with as many messages as a
+  member requests. `ServerGate` drops such messages.
+- **A site.** NVFlare's site obeys everyone, and checks rights only where the server
+  asks it to. A server could therefore read any file of a site, delete folders of its
+  kit and silence its log. `SiteGate` refuses all requests of other members, and those
+  of the server that no run needs.
+- **Jobs.** NVFlare accepts the signature of any certificate of the project, also that
+  of the server or of a site. `require_admins_signature` accepts the admin's alone.
+- **Inside a kit.** NVFlare connects a kit's processes by an unencrypted port on
+  loopback, where every user of the machine may speak in any name. fednotes uses the
+  socket `KIT/inside/socket` instead, in a folder that is closed to others. The system
+  says which account connects. NVFlare finds the driver by its scheme, which
+  `comm_config.json` in the kit names.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
-from fednotes.apps.deployment.nvflare.certificates import Trust, names_of, settle, take
+from fednotes.apps.deployment.nvflare.certificates import names_of
 from fednotes.apps.deployment.nvflare.kit import INSIDE
 from fednotes.apps.deployment.nvflare.processes import JOB_ID, KIT_VARIABLE
+from fednotes.apps.deployment.nvflare.trust import (
+    Trust,
+    drop_expired_roots,
+    install_trust,
+)
 from fednotes.core.errors import FednotesError, RefusedError, needs
 
 with needs("nvflare", "deploy"):
@@ -62,251 +68,306 @@ with needs("nvflare", "deploy"):
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
     from nvflare.private.fed.utils import identity_utils
 
-NUMBER, SAID = "fednotes_trust_number", "fednotes_trust"  # headers
+# Headers of messages: the number of the sender's trust list, and a trust list.
+NUMBER_HEADER = "fednotes_trust_number"
+TRUST_HEADER = "fednotes_trust"
 SUBMITTER = "project_admin"  # the role in a certificate whose signature a job needs
-ORDERS = frozenset(  # of the server to a site's main process
+# The orders that a site's main process obeys.
+ORDERS = frozenset(
     {
-        *(
-            TrainingTopic.CHECK_STATUS,
-            TrainingTopic.CHECK_RESOURCE,
-            TrainingTopic.CANCEL_RESOURCE,
-        ),
-        *(TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.ABORT),
+        TrainingTopic.CHECK_STATUS,
+        TrainingTopic.CHECK_RESOURCE,
+        TrainingTopic.CANCEL_RESOURCE,
+        TrainingTopic.DEPLOY,
+        TrainingTopic.START_JOB,
+        TrainingTopic.ABORT,
         TrainingTopic.NOTIFY_JOB_STATUS,
     }
 )
-# to a job's process
+# The orders that a job's process obeys.
 JOB_ORDERS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
-NAMED = 100  # at most as many strangers are named in the log, each once
+MAX_LOGGED_STRANGERS = 100  # each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
-_LONGEST = 100  # bytes of a socket's path; some systems take no more
-_BY_NVFLARE = utils.verify_cert_chain
-# root → the folder that says which of its certificates count
+_MAX_SOCKET_PATH = 100  # bytes; some systems accept no longer path of a socket
+_verify_by_nvflare = utils.verify_cert_chain
+# Each root whose certificates are checked, with the folder that says what is trusted.
 _checked_roots: dict[Any, Path] = {}
 logger = logging.getLogger("fednotes.gate")
 _header = cells.MessageHeaderKey
 
 
-def _refused(why: str) -> Message:
-    """The reply that ends a message here."""
-    return make_reply(cells.ReturnCode.UNAUTHENTICATED, error=why)
+def _refuse(reason: str) -> Message:
+    """Return the reply that ends a message here."""
+    return make_reply(cells.ReturnCode.UNAUTHENTICATED, error=reason)
 
 
-# ---- which certificates count --------------------------------------------------------
+# ---- certificates --------------------------------------------------------------------
 
 
-def check_certificates(startup: Path) -> None:
-    """Let NVFlare, in this process, take a certificate of a kit's roots only while it
-    counts.
+def install_certificate_check(startup: Path) -> None:
+    """Let NVFlare in this process accept only certificates that are valid now.
 
-    startup: the kit's folder. Roots that count no more are left out of it for good.
+    Roots that have ended are removed from the kit.
+
+    Args:
+        startup: The folder of a kit that says what the kit trusts.
     """
-    settle(startup.parent)
-    for root in Trust.of(startup).roots:
+    drop_expired_roots(startup.parent)
+    for root in Trust.read(startup).roots:
         _checked_roots[root] = startup.resolve()
-    utils.verify_cert_chain = identity_utils.verify_cert_chain = _verify
+    utils.verify_cert_chain = _verify_certificate
+    identity_utils.verify_cert_chain = _verify_certificate
 
 
-def _verify(
+def _verify_certificate(
     leaf_cert: Any,
     intermediate_certs: Sequence[Any] | None,
     root_ca_cert: Any,
     now: Any = None,
 ) -> None:
-    """In the place of NVFlare's function of the same arguments. Raises ValueError."""
+    """Verify a certificate, in place of NVFlare's function with the same arguments.
+
+    Raises:
+        ValueError: The certificate is not accepted.
+    """
     startup = _checked_roots.get(root_ca_cert)
     if startup is None:
-        _BY_NVFLARE(leaf_cert, intermediate_certs, root_ca_cert, now)
-    elif problem := Trust.of(startup).problem(leaf_cert, intermediate_certs or ()):
-        logger.error(
-            "the certificate of %s %s", ", ".join(names_of(leaf_cert)), problem
-        )
+        _verify_by_nvflare(leaf_cert, intermediate_certs, root_ca_cert, now)
+        return
+    problem = Trust.read(startup).find_problem(leaf_cert, intermediate_certs or ())
+    if problem is not None:
+        names = ", ".join(names_of(leaf_cert))
+        logger.error("the certificate of %s %s", names, problem)
         raise ValueError(f"the certificate {problem}")
 
 
-_certificate = lru_cache(maxsize=256)(load_pem_x509_certificate)
+_parse_certificate = lru_cache(maxsize=256)(load_pem_x509_certificate)
 
 
 class Connections:
-    """The connections of the server's main process, less those whose certificates are
-    over."""
+    """Closes the server's connections whose certificates were withdrawn.
+
+    Args:
+        startup: The folder of the server's kit that says what it trusts.
+        core: NVFlare's core of the server's main process.
+    """
 
     def __init__(self, startup: Path, core: CoreCell) -> None:
-        self._startup, self._manager = startup, core.communicator.conn_manager
-        self._hand_on = self._manager.state_change
-        self._manager.state_change = self._changed
+        self._startup = startup
+        self._manager = core.communicator.conn_manager
+        self._pass_on = self._manager.state_change
+        self._manager.state_change = self._on_state_change
         core.add_incoming_filter("*", "*", self.judge)
-        self.look()
+        self.close_withdrawn()
 
-    def look(self) -> None:
-        """Close the connections of certificates that counted when they came in."""
+    def close_withdrawn(self) -> None:
+        """Close the connections whose certificates were withdrawn since they opened."""
         for name in list(self._manager.sfm_endpoints):
-            # a connection that ends meanwhile; the looks go on
+            # A connection may end meanwhile; the others are still checked.
             with suppress(Exception):
-                self._shut(name)
+                self._close_withdrawn_of(name)
 
     def judge(self, message: Message) -> Message | None:
-        """The reply that ends a message of a certificate that counts no more; None for
-        others."""
+        """Return a refusal for a message with a withdrawn certificate; else None."""
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
-        if self._shut(getattr(endpoint, "name", "")):
-            return _refused("counts no more")
+        if self._close_withdrawn_of(getattr(endpoint, "name", "")):
+            return _refuse("the certificate was withdrawn")
         return None
 
-    def _shut(self, name: str) -> bool:
-        found = [
-            c.conn
-            for c in self._manager.get_connections(name) or ()
-            if self._ended(c.conn)
+    def _close_withdrawn_of(self, name: str) -> bool:
+        """Close the withdrawn connections of an endpoint; return whether there were."""
+        withdrawn = [
+            each.conn
+            for each in self._manager.get_connections(name) or ()
+            if self._is_withdrawn(each.conn)
         ]
-        for connection in found:
+        for connection in withdrawn:
             connection.close()
-        return bool(found)
+        return bool(withdrawn)
 
-    def _changed(self, connection: Connection) -> None:
-        """A connection came or went."""
-        if connection.state == ConnState.CONNECTED and self._ended(connection):
+    def _on_state_change(self, connection: Connection) -> None:
+        """Close a new connection with a withdrawn certificate; pass on all others."""
+        if connection.state == ConnState.CONNECTED and self._is_withdrawn(connection):
             connection.close()
         else:
-            self._hand_on(connection)
+            self._pass_on(connection)
 
-    def _ended(self, connection: Connection) -> bool:
-        """Whether TLS took a certificate that counts no more; who has none is on this
-        machine."""
-        context = getattr(connection, "context", None)
-        shown = (context.auth_context().get("x509_pem_cert") if context else None) or [
-            b""
-        ]
-        if not shown[0]:
+    def _is_withdrawn(self, connection: Connection) -> bool:
+        """Return whether a connection has a withdrawn certificate.
+
+        TLS accepts such certificates. A connection without a certificate comes from
+        this machine.
+        """
+        pem = _shown_certificate(connection)
+        if not pem:
             return False
-        certificate = _certificate(bytes(shown[0]))
+        certificate = _parse_certificate(pem)
         try:
-            problem = Trust.of(self._startup).ended(certificate)
-        except FednotesError as error:  # who counts is not known: nobody does
-            problem = f"cannot be judged: {error}"
-        if problem:
-            logger.error(
-                "a connection of %s was closed: its certificate %s",
-                ", ".join(names_of(certificate)),
-                problem,
-            )
-        return bool(problem)
+            problem = Trust.read(self._startup).find_withdrawal(certificate)
+        except FednotesError as error:
+            # Without a readable trust list, nobody is accepted.
+            reason = f"cannot be judged: {error}"
+        else:
+            if problem is None:
+                return False
+            reason = str(problem)
+        names = ", ".join(names_of(certificate))
+        logger.error("a connection of %s was closed: its certificate %s", names, reason)
+        return True
+
+
+def _shown_certificate(connection: Connection) -> bytes:
+    """Return the certificate that a peer showed by TLS, in PEM; b"" if it has none."""
+    context = getattr(connection, "context", None)
+    if not context:
+        return b""
+    shown = context.auth_context().get("x509_pem_cert")
+    return bytes(shown[0]) if shown else b""
 
 
 class TrustCourier:
-    """Tells another process which number this kit's trust has, and gives it what it
-    lacks."""
+    """Passes trust lists between a kit's process and others.
+
+    Each message says which list its sender has. Whoever has a newer one answers with
+    it.
+
+    Args:
+        kit: The kit's folder.
+    """
 
     def __init__(self, kit: Path) -> None:
-        self._kit, self._theirs = kit, dict[str, int]()
+        self._kit = kit
+        self._numbers: dict[str, int] = {}  # participant -> number of its newest list
 
-    def give(self, message: Message, to: str) -> None:
-        """Add it to a message that leaves. to: a participant."""
+    def attach(self, message: Message, receiver: str) -> None:
+        """Add to a message the number of this kit's list, and the list if needed.
+
+        Args:
+            message: A message that is about to leave.
+            receiver: The participant that receives it.
+        """
         try:
-            own = Trust.of(self._kit / "startup")
+            trust = Trust.read(self._kit / "startup")
         except FednotesError:
             return
-        message.set_header(NUMBER, own.number)
-        if self._theirs.get(to, own.number) < own.number:
-            root = own.roots[-1:]
-            message.set_header(SAID, Trust(root, own.bridges, own.listed).pem())
+        message.set_header(NUMBER_HEADER, trust.number)
+        if self._numbers.get(receiver, trust.number) < trust.number:
+            newest_root = trust.roots[-1:]
+            trust_list = Trust(newest_root, trust.bridges, trust.revocations)
+            message.set_header(TRUST_HEADER, trust_list.encode())
 
-    def hear(self, message: Message, of: str) -> None:
-        """Read it from a message that came. of: a participant, by its certificate."""
-        number, said = message.get_header(NUMBER), message.get_header(SAID)
+    def receive(self, message: Message, sender: str) -> None:
+        """Note the number in a message, and install the list in it if that is newer.
+
+        Args:
+            message: A message that has arrived.
+            sender: The participant that sent it, by its certificate.
+        """
+        number = message.get_header(NUMBER_HEADER)
+        trust_list = message.get_header(TRUST_HEADER)
         if not isinstance(number, int):
             return
-        self._theirs[of] = number
+        self._numbers[sender] = number
         try:
-            newer = number > Trust.of(self._kit / "startup").number
-            if newer and isinstance(said, bytes) and take(self._kit, said):
-                logger.info("what the authority says now was brought by %s", of)
+            is_newer = number > Trust.read(self._kit / "startup").number
+            if not is_newer or not isinstance(trust_list, bytes):
+                return
+            if install_trust(self._kit, trust_list):
+                logger.info("installed a newer trust list, which %s sent", sender)
         except Exception as error:
-            logger.warning("what %s says of the authority was not taken: %s", of, error)
+            logger.warning(
+                "the trust list that %s sent was not installed: %s", sender, error
+            )
 
 
-# ---- who says what -------------------------------------------------------------------
+# ---- messages of members -------------------------------------------------------------
 
 
 class ServerGate(FLComponent):
-    """Makes the server's main process drop what a member sends in another's name, or
-    tests with.
+    """Makes the server's main process drop messages that a member may not send.
 
-    NVFlare takes whoever bears a token for its owner, and the server's own token is in
-    messages that every member gets. Its tests of the network send as many messages as
-    any member says.
+    A member may not send a message in another's name: NVFlare takes whoever has a token
+    for its owner, and the server's own token is in messages that every member receives.
+    Nor may it start NVFlare's tests of the network, which send as many messages as the
+    member says.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Install the filter when the server starts."""
         if event_type == EventType.SYSTEM_START:
-            fl_ctx.get_engine().get_cell().core_cell.add_incoming_filter(
-                "*", "*", self.judge
-            )
+            core = fl_ctx.get_engine().get_cell().core_cell
+            core.add_incoming_filter("*", "*", self.judge)
 
     def judge(self, message: Message) -> Message | None:
-        """The reply that ends a message here; None for one that may go on.
+        """Return a refusal for a message that its sender may not send; else None.
 
-        A connection from outside has the name in its certificate, by TLS. An admin's
+        TLS gives the name in the certificate of a connection from outside. An admin's
         session has a name of its own, which NVFlare lets no site take.
         """
         certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
         if certified in (None, "", "N/A"):
-            # from a job's process, by the kit's own socket (`KitSocketDriver`)
+            # A job's process sent it, by the kit's own socket (`KitSocketDriver`).
             return None
         origin = str(message.get_header(_header.ORIGIN) or "")
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
-        own = is_valid_admin_client_name(origin) and origin == getattr(
-            endpoint, "name", None
+        is_session_of_sender = is_valid_admin_client_name(origin) and (
+            origin == getattr(endpoint, "name", None)
         )
+        is_sender = is_session_of_sender or origin.partition(".")[0] == certified
         channel = str(message.get_header(_header.CHANNEL) or "")
-        if (own or origin.partition(".")[0] == certified) and channel != "_net_manager":
+        if is_sender and channel != "_net_manager":
             return None
         logger.error(
             "a message of %s in the name of %.80r was dropped", certified, origin
         )
-        return _refused("not a member's to say")
+        return _refuse("a member may not send this")
 
 
-def obey_the_server_only(fl_ctx: FLContext) -> None:
-    """Let this process refuse every request that another member of the network sends
-    it.
+def obey_only_the_server(fl_ctx: FLContext) -> None:
+    """Let this site's process refuse every request of another member.
 
-    The origin is the sender's own word, but the server has compared it with the
-    sender's certificate before it hands a message on (`ServerGate`).
+    The sender itself states its name (the origin of the message). The server compares
+    this name with the sender's certificate before it passes a message on
+    (`ServerGate`).
     """
-    own, strangers = str(fl_ctx.get_identity_name()), set[str]()
+    site = str(fl_ctx.get_identity_name())
+    strangers: set[str] = set()
 
     def judge(message: Message) -> Message | None:
         origin = str(message.get_header(_header.ORIGIN) or "")
-        # they, and the processes of their jobs
-        if origin.partition(".")[0] in ("server", own):
+        # The server and this site, and the processes of their jobs, may send requests.
+        if origin.partition(".")[0] in ("server", site):
             return None
-        if origin not in strangers and len(strangers) < NAMED:
+        if origin not in strangers and len(strangers) < MAX_LOGGED_STRANGERS:
             strangers.add(origin)
             logger.error(
                 "a request of %.80r was refused: only the server gives orders", origin
             )
-        return _refused("only the server gives orders")
+        return _refuse("only the server gives orders")
 
-    fl_ctx.get_engine().get_cell().core_cell.add_incoming_request_filter(
-        "*", "*", judge
-    )
+    core = fl_ctx.get_engine().get_cell().core_cell
+    core.add_incoming_request_filter("*", "*", judge)
 
 
-class _OfAJob(RequestProcessor):
-    """NVFlare's answer to an order, where that names a job as NVFlare does: its folder
-    in the kit is deleted before a job comes, and so would be `rules`, `state` or
-    `startup` by their names."""
+class _JobIdCheck(RequestProcessor):
+    """Passes an order on to NVFlare only if it names a job by a proper id.
+
+    NVFlare deletes the folder of a job in the kit before the job is deployed. Without
+    this check, a server could have it delete the folder `rules`, `state` or `startup`.
+
+    Args:
+        inner: NVFlare's processor of the order.
+    """
 
     def __init__(self, inner: RequestProcessor) -> None:
         self._inner = inner
 
     def get_topics(self) -> list[str]:
-        """Of what it is the answer to."""
+        """Return the topics of the orders that are processed."""
         return list(self._inner.get_topics())
 
     def process(self, req: Order, app_ctx: Any) -> Order:
-        """What is done, or why nothing is."""
+        """Process an order, or return why it is refused."""
         job = req.get_header(RequestHeader.JOB_ID)
         if job is not None and not JOB_ID.fullmatch(str(job)):
             logger.error(
@@ -316,47 +377,55 @@ class _OfAJob(RequestProcessor):
         return self._inner.process(req, app_ctx)
 
 
-def take_few_orders() -> None:
-    """Let this process obey orders that a run needs, and no other, whoever gives them."""
-    known = ClientRequestProcessors.request_processors
-    kept = [each for each in known if ORDERS.issuperset(each.get_topics())]
-    known[:] = [each if isinstance(each, _OfAJob) else _OfAJob(each) for each in kept]
+def limit_orders() -> None:
+    """Let this process obey only the orders that a run needs, whoever gives them."""
+    processors = ClientRequestProcessors.request_processors
+    permitted = [each for each in processors if ORDERS.issuperset(each.get_topics())]
+    processors[:] = [
+        each if isinstance(each, _JobIdCheck) else _JobIdCheck(each)
+        for each in permitted
+    ]
     commands = AdminCommands.commands
     commands[:] = [each for each in commands if each.get_command_name() in JOB_ORDERS]
 
 
 class SiteGate(FLComponent):
-    """Makes a site's main process refuse other members' requests, and of the server's
-    those that no run needs; of its local resources."""
+    """Makes a site's main process obey only the server, and only what a run needs."""
 
     def __init__(self) -> None:
         super().__init__()
-        take_few_orders()
+        limit_orders()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Install the filter when the site starts."""
         if event_type == EventType.SYSTEM_START:
-            obey_the_server_only(fl_ctx)
+            obey_only_the_server(fl_ctx)
 
 
 def require_admins_signature(app: Path, root: Path) -> None:
-    """Raise RefusedError unless the project's admin signed every file of a job's
-    folder.
+    """Require that the project's admin signed every file of a job's folder.
 
-    root: the certificate of the project's authority. A run that the watch hands in
-    again keeps the signature of its first submission.
+    A run that the watch resubmits keeps the signature of its first submission.
+
+    Args:
+        app: The job's folder.
+        root: The file of the project's roots in the kit.
+
+    Raises:
+        RefusedError: A signature is missing, is not valid, or is not the admin's.
     """
-    check_certificates(root.parent)
-    verified, signers = utils.verify_folder_signature_and_get_signers(
+    install_certificate_check(root.parent)
+    is_signed, signers = utils.verify_folder_signature_and_get_signers(
         str(app), str(root)
     )
-    if not verified or not signers:
+    if not is_signed or not signers:
         raise RefusedError(
-            "the job's signature is not valid: it must be handed in again"
+            "the job's signature is not valid: it must be submitted again"
         )
     for name, _, role in signers:
         if role != SUBMITTER:
             raise RefusedError(
-                f"the job was signed by {name!r}, who is no admin of the project"
+                f"the job was signed by {name!r}, who is not an admin of the project"
             )
 
 
@@ -364,43 +433,60 @@ def require_admins_signature(app: Path, root: Path) -> None:
 
 
 @contextmanager
-def address_in(folder: Path) -> Iterator[str]:
-    """A path of the socket in a folder, short enough for the system however deep that
-    lies."""
+def socket_address(folder: Path) -> Iterator[str]:
+    """Yield a path of the socket in a folder that is short enough for the system."""
     path = str(folder / SOCKET)
-    if len(os.fsencode(path)) <= _LONGEST:
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         yield path
         return
-    held = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        yield f"/proc/self/fd/{held}/{SOCKET}"
+        yield f"/proc/self/fd/{descriptor}/{SOCKET}"
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 class _Listener(ThreadingUnixStreamServer):
-    """The main process's end. ssl_context: none, which NVFlare's handler asks for."""
+    """The main process's end of the socket.
+
+    Attributes:
+        ssl_context: None; NVFlare's handler reads it.
+
+    Args:
+        driver: The driver that gets the connections.
+        connector: What NVFlare knows of the driver.
+        folder: The folder of the socket.
+    """
 
     ssl_context = None
 
     def __init__(
         self, driver: KitSocketDriver, connector: ConnectorInfo, folder: Path
     ) -> None:
-        self.driver, self.connector = driver, connector
+        self.driver = driver
+        self.connector = connector
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
-        (folder / SOCKET).unlink(missing_ok=True)  # of a process that was killed
-        with address_in(folder) as address:
+        # A process that was killed leaves its socket.
+        (folder / SOCKET).unlink(missing_ok=True)
+        with socket_address(folder) as address:
             super().__init__(address, ConnectionHandler)
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether the peer is of this process's own account, where the system tells."""
+    def verify_request(
+        self,
+        request: Any,
+        client_address: Any,  # noqa: ARG002 - the base class's signature
+    ) -> bool:
+        """Return whether the peer has this process's account.
+
+        Where the system does not say so, the permissions of the folder have to do.
+        """
         if not hasattr(socket, "SO_PEERCRED"):
             return True
-        told = request.getsockopt(
+        credentials = request.getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
         )
-        _, user, _ = struct.unpack("3i", told)
+        _, user, _ = struct.unpack("3i", credentials)
         if user != os.getuid():
             logger.error(
                 "user %d of this machine was refused at the inner socket", user
@@ -413,41 +499,45 @@ class KitSocketDriver(TcpDriver):
 
     @staticmethod
     def supported_transports() -> list[str]:
-        """The scheme of its address."""
+        """Return the scheme of the driver's addresses."""
         return [INSIDE]
 
     @staticmethod
     def capabilities() -> dict[str, Any]:
-        """As of any connection that is there until a process ends."""
+        """Return what the driver can do: it sends signs of life, and has no TLS."""
         return {
             DriverCap.SEND_HEARTBEAT.value: True,
             DriverCap.SUPPORT_SSL.value: False,
         }
 
     @staticmethod
-    def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:
-        """One address for both ends: a kit's processes know which kit is theirs."""
+    def get_urls(
+        scheme: str,
+        resources: dict[str, Any],  # noqa: ARG004 - NVFlare's signature
+    ) -> tuple[str, str]:
+        """Return the addresses of both ends, which are equal: a process has one kit."""
         return f"{scheme}://kit", f"{scheme}://kit"
 
     def listen(self, connector: ConnectorInfo) -> None:
         """Serve the kit's socket until `shutdown`."""
         self.connector = connector
-        self.server = _Listener(self, connector, _folder())
+        self.server = _Listener(self, connector, _socket_folder())
         self.server.serve_forever()
 
     def connect(self, connector: ConnectorInfo) -> None:
-        """One connection to the kit's main process, until it ends."""
+        """Connect to the kit's main process, and read until the connection ends."""
         self.connector = connector
-        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with address_in(_folder()) as address:
-            plain.connect(address)
-        connection = SocketConnection(plain, connector)
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with socket_address(_socket_folder()) as address:
+            stream.connect(address)
+        connection = SocketConnection(stream, connector)
         self.add_connection(connection)
         connection.read_loop()
         self.close_connection(connection)
 
 
-def _folder() -> Path:
+def _socket_folder() -> Path:
+    """Return the folder of the socket in the kit of this process."""
     return Path(os.environ[KIT_VARIABLE]) / INSIDE
 
 

@@ -38,7 +38,7 @@ from nvflare.fuel.sec.audit import AuditService
 from fednotes.apps.deployment.nvflare.gate import (
     Connections,
     TrustCourier,
-    check_certificates,
+    install_certificate_check,
 )
 from fednotes.apps.deployment.nvflare.processes import (
     CONTACT_FILE,
@@ -237,7 +237,7 @@ class SitePresence(FLComponent):
         self._contact = Contact(kit)
         self._place = hash_place(kit)
         self._courier = TrustCourier(kit)
-        check_certificates(kit / "startup")
+        install_certificate_check(kit / "startup")
         core = fl_ctx.get_engine().get_cell().core_cell
         # These filters are for all channels, because a filter for one channel would
         # replace NVFlare's own.
@@ -249,13 +249,13 @@ class SitePresence(FLComponent):
         """Say in a request to the server where this process is."""
         if _topic(message):
             message.set_header(PLACE, self._place)
-            self._courier.give(message, "server")
+            self._courier.attach(message, "server")
 
     def read_reply(self, message: Message) -> None:
         """Note from a reply of the server whether it lets this process in."""
         topic = _topic(message)
         if topic:
-            self._courier.hear(message, "server")
+            self._courier.receive(message, "server")
         code = message.get_header(cells.MessageHeaderKey.RETURN_CODE)
         if topic == _TOPICS.Register and code == cells.ReturnCode.UNAUTHENTICATED:
             reason = message.get_header(cells.MessageHeaderKey.ERROR)
@@ -280,14 +280,14 @@ class ServerPresence(FLComponent):
         engine = fl_ctx.get_engine()
         core = engine.get_cell().core_cell
         self._kit = Path(engine.args.workspace)
-        check_certificates(self._kit / "startup")
+        install_certificate_check(self._kit / "startup")
         self._courier = TrustCourier(self._kit)
         connections = Connections(self._kit / "startup", core)
         core.add_incoming_request_filter("*", "*", self.admit)
         core.add_outgoing_reply_filter("*", "*", self.add_trust)
         watch = Watch(self._kit / "state")
         call_repeatedly(self._liveness.check_silence)
-        call_repeatedly(connections.look)
+        call_repeatedly(connections.close_withdrawn)
         if not os.environ.get(UNWATCHED):
             call_repeatedly(lambda: watch.look(ServerJobs(engine)))
         skip_queries_in_audit()
@@ -299,7 +299,7 @@ class ServerPresence(FLComponent):
         topic = _topic(message)
         if not place:
             return None  # the message is of a local process or an earlier version
-        self._courier.hear(message, site)
+        self._courier.receive(message, site)
         is_elsewhere = self._liveness.is_elsewhere(site, place)
         if topic == _TOPICS.Register:
             if is_elsewhere:
@@ -315,10 +315,10 @@ class ServerPresence(FLComponent):
         return None
 
     def add_trust(self, message: Message) -> None:
-        """Add to a reply what a site lacks of the authority's announcements."""
+        """Add to a reply the newest trust list, if a site lacks it."""
         if _topic(message) == _TOPICS.HEART_BEAT:
             to = str(message.get_header(cells.MessageHeaderKey.DESTINATION) or "")
-            self._courier.give(message, to.partition(".")[0])
+            self._courier.attach(message, to.partition(".")[0])
 
     def _note_refused(self, site: str) -> None:
         logger.warning(

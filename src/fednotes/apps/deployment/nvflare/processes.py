@@ -35,7 +35,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fednotes.apps.deployment.nvflare.certificates import check_kit, settle
+from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
     HEARTBEAT_SECONDS,
@@ -46,6 +46,7 @@ from fednotes.apps.deployment.nvflare.kit import (
     build_kit_files,
     read_kit,
 )
+from fednotes.apps.deployment.nvflare.trust import drop_expired_roots
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, needs, on_disk
 from fednotes.core.parsing import read_json_table
@@ -199,7 +200,7 @@ def _prepare(kit: Path, *, check: bool = True) -> tuple[list[str], dict[str, str
         )
 
     (kit / "transfer").mkdir(exist_ok=True)
-    settle(kit)
+    drop_expired_roots(kit)
     files = build_kit_files(facts, kit)
     for name in REWRITTEN_FILES:
         write_json(kit / name, files[name])

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fednotes.apps.deployment.nvflare.gate import check_certificates
+from fednotes.apps.deployment.nvflare.gate import install_certificate_check
 from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
@@ -530,7 +530,7 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    check_certificates(kit / "startup")
+    install_certificate_check(kit / "startup")
     nvflare_logger = logging.getLogger("nvflare")
     nvflare_logger.addHandler(logging.NullHandler())
     nvflare_logger.propagate = False

@@ -22,13 +22,14 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
-from fednotes.apps.deployment.nvflare.certificates import ROOTS, CertificateIdentity
+from fednotes.apps.deployment.nvflare.certificates import CertificateIdentity
 from fednotes.apps.deployment.nvflare.gate import (
-    obey_the_server_only,
+    limit_orders,
+    obey_only_the_server,
     require_admins_signature,
-    take_few_orders,
 )
 from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
+from fednotes.apps.deployment.nvflare.trust import ROOTS_FILE
 from fednotes.apps.deployment.rules.ledger import Entry, ledger_of, plain
 from fednotes.core.errors import FednotesError
 from fednotes.engines import launch
@@ -45,7 +46,7 @@ class FednotesExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        take_few_orders()
+        limit_orders()
         self._host: Host | None = None
         self._held = ExitStack()  # holds the run's state as long as the host lives
         self._refusal = ""  # why the host did not start
@@ -125,7 +126,7 @@ class FednotesExecutor(Executor):
         self._kit = kit
         self._site = str(fl_ctx.get_identity_name())
         self._run = str(fl_ctx.get_job_id())
-        require_admins_signature(app, kit / "startup" / ROOTS)
+        require_admins_signature(app, kit / "startup" / ROOTS_FILE)
         setup = launch.read_setup(
             app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id()
         )
@@ -143,7 +144,7 @@ class FednotesExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Prepare the process when a run starts; close the host when the run ends."""
         if event_type == EventType.START_RUN:
-            obey_the_server_only(fl_ctx)
+            obey_only_the_server(fl_ctx)
             AuditService.close()  # NVFlare's audit file; the ledger records what left
         if event_type == EventType.END_RUN and self._host is not None:
             host = self._host

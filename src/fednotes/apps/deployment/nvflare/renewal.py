@@ -1,0 +1,150 @@
+"""Renew a kit's certificates; no private key leaves the kit.
+
+    KIT/renewal/STEM.key      new keys, until their certificates arrive
+
+The kit makes new keys and a request for their certificates (`request_renewal`). The
+authority signs it (`Authority.sign_requests`), and the kit installs the answer
+(`install_renewal`).
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from pathlib import Path
+
+from fednotes.apps.deployment.nvflare.certificates import (
+    RENEWAL_PURPOSE,
+    CertificateIdentity,
+    find_stems,
+    read_certificate,
+    read_key,
+)
+from fednotes.apps.deployment.nvflare.trust import (
+    Trust,
+    encode_pem,
+    install_trust,
+    is_issued_by,
+)
+from fednotes.core.errors import ConfigError, RefusedError, needs
+from fednotes.core.store import replace_file
+
+with needs("cryptography", "deploy"):
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+    from cryptography.x509.oid import AttributeOID
+
+RENEWAL_FOLDER = "renewal"  # in the kit
+
+
+def request_renewal(kit: Path) -> bytes:
+    """Make new keys, which stay in the kit, and request certificates for them.
+
+    Each request is signed by the new key. It is also signed by the kit's present key,
+    which proves to the authority that the kit's holder made it. A second call before
+    the certificates arrive requests them for the same keys.
+
+    Returns:
+        A request for each certificate of the kit, in one PEM file.
+
+    Raises:
+        ConfigError: The kit's present certificates or keys cannot be read.
+    """
+    requests = []
+    for stem in find_stems(kit):
+        present = CertificateIdentity.of_kit(kit, str(stem.relative_to(kit)))
+        pending = _pending_stem(kit, stem)
+        key_file = pending.with_suffix(".key")
+        if not key_file.exists():
+            key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(key_file, create_key_pem())
+        key = read_key(pending)
+        public_key = key.public_key().public_bytes(
+            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        )
+        proof = base64.b64encode(present.sign(public_key, RENEWAL_PURPOSE))
+        builder = x509.CertificateSigningRequestBuilder(present.certificate.subject)
+        builder = builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, proof)
+        requests.append(builder.sign(key, SHA256()).public_bytes(Encoding.PEM))
+    return b"".join(requests)
+
+
+def install_renewal(kit: Path, answer: bytes) -> None:
+    """Replace a kit's certificates and keys by the ones that it requested.
+
+    The present ones stay until the entire answer was checked. If the installation is
+    interrupted, the next call finishes it.
+
+    Args:
+        kit: The kit's folder.
+        answer: The authority's answer: certificates and the newest trust list.
+
+    Raises:
+        ConfigError: The kit has not requested anything.
+        RefusedError: The answer is not to the kit's request, or its certificates are
+            not valid.
+    """
+    received = Trust.parse(answer)
+    certificates = _match_certificates(kit, received)
+    is_newer = received.number > Trust.read(kit / "startup").number
+    if received.revocations is not None and is_newer:
+        trust_list = Trust(received.roots, received.bridges, received.revocations)
+        install_trust(kit, trust_list.encode())
+    for stem, certificate in certificates.items():
+        problem = Trust.read(stem.parent).find_problem(certificate)
+        if problem is not None:
+            raise RefusedError(f"its certificate {problem}")
+
+    for stem, certificate in certificates.items():
+        bridges = [
+            bridge for bridge in received.bridges if is_issued_by(certificate, bridge)
+        ]
+        key = _pending_stem(kit, stem).with_suffix(".key").read_bytes()
+        path = stem.with_suffix(".crt")
+        replace_file(stem.with_suffix(".key"), key)
+        replace_file(
+            path,
+            encode_pem((certificate, *bridges)),
+            mode=path.stat().st_mode & 0o777,
+        )
+    shutil.rmtree(kit / RENEWAL_FOLDER)
+
+
+def _match_certificates(kit: Path, received: Trust) -> dict[Path, x509.Certificate]:
+    """Return the new certificate for each stem of a kit.
+
+    Raises:
+        ConfigError: The kit has not requested anything.
+        RefusedError: A certificate for one of its new keys is missing.
+    """
+    certificates = {}
+    for stem in find_stems(kit):
+        pending = _pending_stem(kit, stem)
+        if not pending.with_suffix(".key").exists():
+            raise ConfigError(
+                f"{kit}: no request is under way: fednotes kit renew {kit} makes one"
+            )
+        public_key = read_key(pending).public_key()
+        matches = [leaf for leaf in received.leaves if leaf.public_key() == public_key]
+        if not matches or matches[0].subject != read_certificate(stem).subject:
+            raise RefusedError("holds no certificate for the request of this kit")
+        certificates[stem] = matches[0]
+    return certificates
+
+
+def create_key_pem() -> bytes:
+    """Return a new private key of a kit, as a PEM file."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _pending_stem(kit: Path, stem: Path) -> Path:
+    """Return the path of a new key without its ending, for the stem of an old one."""
+    return kit / RENEWAL_FOLDER / stem.relative_to(kit)

@@ -1,0 +1,388 @@
+"""What a kit trusts: its project's roots, and the newest trust list of the authority.
+
+    KIT/startup/rootCA.pem    one root, or two while a new root replaces the old one
+    KIT/startup/trust.pem     the newest trust list
+
+A trust list holds the authority's root, the bridges to it, and a numbered list of the
+revoked certificates. A bridge is a certificate of a new root's key that the root before
+it signed; it ends with the replaced root. With a bridge, a kit that knows only the old
+root accepts certificates of the new one.
+
+The root signs each trust list, and each list has a higher number than the one before.
+It therefore does not matter who delivers a list. The server and the sites give each
+other what the other lacks, and a participant that is offline installs it from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from fednotes.apps.deployment.nvflare.kit import WATCH
+from fednotes.core.errors import ConfigError, RefusedError, needs, readable
+from fednotes.core.store import write_text
+
+with needs("cryptography", "deploy"):
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+T = TypeVar("T")
+ROOTS_FILE = "rootCA.pem"
+TRUST_FILE = "trust.pem"
+REMEDY = "ask for a new kit"
+CLOCK_TOLERANCE = timedelta(minutes=5)  # by which the clocks of machines may differ
+# Maximum size of a trust list, which holds some 800 revoked certificates. A list must
+# fit into the header of a message.
+MAX_BYTES = 48_000
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateProblem:
+    """Why a certificate is not accepted; as text, the end of "the certificate …".
+
+    Attributes:
+        kind: Whether no trusted root signed it, its time has not come or is over, or
+            the authority withdrew it.
+        text: The problem.
+    """
+
+    kind: Literal["unsigned", "early", "expired", "withdrawn"]
+    text: str
+
+    def __str__(self) -> str:
+        if self.kind == "early":
+            return f"{self.text}: is this machine's clock right?"
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Certificates and a revocation list, which a kit trusts or a file holds.
+
+    Attributes:
+        roots: The roots, the newest last.
+        bridges: Certificates of newer roots' keys, signed by older roots.
+        revocations: The list of revoked certificates; None if there is none.
+        leaves: The certificates of participants.
+    """
+
+    roots: tuple[x509.Certificate, ...]
+    bridges: tuple[x509.Certificate, ...] = ()
+    revocations: x509.CertificateRevocationList | None = None
+    leaves: tuple[x509.Certificate, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The number of the revocation list; 0 without one."""
+        return 0 if self.revocations is None else _number_of(self.revocations)
+
+    @staticmethod
+    def read(startup: Path) -> Trust:
+        """Return what a kit trusts.
+
+        Args:
+            startup: The kit's folder `startup`, or `watch/startup`.
+
+        Raises:
+            ConfigError: A file is missing or cannot be read.
+        """
+        stamps = (_stamp(startup / ROOTS_FILE), _stamp(startup / TRUST_FILE))
+        return _read_trust(startup, stamps)
+
+    @staticmethod
+    def parse(data: bytes) -> Trust:
+        """Return the certificates and the revocation list in a PEM file.
+
+        Nothing is verified: anybody can have written the file.
+
+        Raises:
+            RefusedError: It holds anything else, or is too long.
+        """
+        if len(data) > MAX_BYTES:
+            raise RefusedError(
+                f"{len(data):,} bytes are too many: expected at most {MAX_BYTES:,}"
+            )
+        roots = []
+        bridges = []
+        leaves = []
+        try:
+            for certificate in x509.load_pem_x509_certificates(data):
+                if not _is_authority(certificate):
+                    leaves.append(certificate)
+                elif is_issued_by(certificate, certificate):
+                    roots.append(certificate)
+                else:
+                    bridges.append(certificate)
+            revocations = None
+            if b"-----BEGIN X509 CRL" in data:
+                revocations = x509.load_pem_x509_crl(data)
+                _number_of(revocations)  # a list without a number is refused
+        except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+            raise RefusedError(
+                "not the certificates of an authority, or cut short"
+            ) from error
+        return Trust(tuple(roots), tuple(bridges), revocations, tuple(leaves))
+
+    def encode(self) -> bytes:
+        """Return the trust list as a PEM file: roots, bridges and revocations."""
+        revocations = () if self.revocations is None else (self.revocations,)
+        return encode_pem((*self.roots, *self.bridges, *revocations))
+
+    def expiry_of_root(self, root: x509.Certificate) -> datetime:
+        """Return when a root ends: by its own dates, or because it was replaced."""
+        ends = [
+            bridge.not_valid_after_utc
+            for bridge in self.bridges
+            if is_issued_by(bridge, root)
+        ]
+        return min([root.not_valid_after_utc, *ends])
+
+    def has_expired(self, root: x509.Certificate) -> bool:
+        """Return whether a root has ended, even if this machine's clock is fast."""
+        return datetime.now(UTC) - CLOCK_TOLERANCE > self.expiry_of_root(root)
+
+    def expiry_of(self, certificate: x509.Certificate) -> datetime:
+        """Return when a certificate ends, by its own dates or with its root."""
+        ends = [
+            self.expiry_of_root(root)
+            for root in self.roots
+            if is_issued_by(certificate, root)
+        ]
+        return min([certificate.not_valid_after_utc, *ends])
+
+    def find_withdrawal(
+        self, certificate: x509.Certificate
+    ) -> CertificateProblem | None:
+        """Return why the authority withdrew a certificate; None if it did not.
+
+        It may have revoked the certificate, or replaced the root that signed it. TLS
+        checks neither.
+        """
+        if self.revocations is not None:
+            revoked = self.revocations.get_revoked_certificate_by_serial_number(
+                certificate.serial_number
+            )
+            if revoked is not None:
+                day = f"{revoked.revocation_date_utc:%Y-%m-%d}"
+                return CertificateProblem("withdrawn", f"was revoked on {day}")
+        for root in self.roots:
+            if is_issued_by(certificate, root) and self.has_expired(root):
+                day = f"{self.expiry_of_root(root):%Y-%m-%d}"
+                return CertificateProblem(
+                    "withdrawn", f"is of a replaced root, which was valid until {day}"
+                )
+        return None
+
+    def find_problem(
+        self,
+        certificate: x509.Certificate,
+        intermediates: Iterable[x509.Certificate] = (),
+    ) -> CertificateProblem | None:
+        """Return why a certificate is not accepted; None if it is.
+
+        Args:
+            certificate: The certificate of a participant.
+            intermediates: Certificates that its owner shows with it. Only bridges from
+                a trusted root are used.
+        """
+        bridges = [
+            bridge
+            for bridge in intermediates
+            if _is_authority(bridge) and self.find_problem(bridge) is None
+        ]
+        issuers = (*self.roots, *bridges)
+        if not any(is_issued_by(certificate, issuer) for issuer in issuers):
+            return CertificateProblem("unsigned", f"is not signed by {ROOTS_FILE}")
+
+        now = datetime.now(UTC)
+        begin = certificate.not_valid_before_utc
+        end = certificate.not_valid_after_utc
+        if now + CLOCK_TOLERANCE < begin:
+            return CertificateProblem(
+                "early", f"is not valid before {begin:%Y-%m-%d %H:%M} UTC"
+            )
+        if now - CLOCK_TOLERANCE > end:
+            return CertificateProblem("expired", f"expired on {end:%Y-%m-%d}")
+        return self.find_withdrawal(certificate)
+
+
+def install_trust(kit: Path, data: bytes) -> bool:
+    """Install a trust list in a kit, whoever delivers it.
+
+    Args:
+        kit: The kit's folder.
+        data: The trust list.
+
+    Returns:
+        Whether the list is newer than the kit's own.
+
+    Raises:
+        RefusedError: No root that the kit trusts signed the list, the list is older
+            than the kit's own, or it was cut short. The kit is unchanged.
+    """
+    new = Trust.parse(data)
+    known = Trust.read(kit / "startup")
+    root = _require_signed(new, known)
+    if new.number < known.number or (
+        new.number == known.number and new.revocations != known.revocations
+    ):
+        raise RefusedError(
+            f"its number, {new.number}, is not higher than {known.number}, the number "
+            "of this kit's list"
+        )
+    if new.number == known.number:
+        return False
+
+    roots = known.roots if root in known.roots else (*known.roots, root)
+    # In this order, an installation that was interrupted can be repeated.
+    for startup in _startup_folders(kit):
+        write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
+        write_text(startup / TRUST_FILE, new.encode().decode())
+    return True
+
+
+def _require_signed(new: Trust, known: Trust) -> x509.Certificate:
+    """Return the root of a trust list.
+
+    Args:
+        new: The trust list.
+        known: What the kit trusts.
+
+    Raises:
+        RefusedError: It is no trust list, or the kit does not trust its root.
+    """
+    if new.revocations is None or len(new.roots) != 1 or new.leaves:
+        raise RefusedError(
+            "not a trust list: expected one root and one list of revoked certificates"
+        )
+    stranger = RefusedError("not signed by the authority of this kit's project")
+    (root,) = new.roots
+    if root not in known.roots:
+        bridges = [
+            bridge for bridge in new.bridges if bridge.public_key() == root.public_key()
+        ]
+        if all(known.find_problem(bridge) for bridge in bridges):
+            raise stranger
+    elif any(is_issued_by(bridge, root) for bridge in known.bridges):
+        raise RefusedError("signed by a root that another has replaced")
+    key: Any = root.public_key()
+    if not new.revocations.is_signature_valid(key):
+        raise stranger
+    return root
+
+
+def drop_expired_roots(kit: Path) -> None:
+    """Remove roots that have ended from a kit, before a process reads them.
+
+    One root always remains.
+    """
+    for startup in _startup_folders(kit):
+        known = Trust.read(startup)
+        roots = tuple(root for root in known.roots if not known.has_expired(root))
+        if roots and roots != known.roots:
+            write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
+
+
+def _startup_folders(kit: Path) -> list[Path]:
+    """Return a kit's folders of certificates; a server's kit has one for its watch."""
+    folders = (kit / "startup", kit / WATCH / "startup")
+    return [folder for folder in folders if folder.is_dir()]
+
+
+# ---- files ---------------------------------------------------------------------------
+
+
+def load_kit_file(path: Path, load: Callable[[bytes], T]) -> T:
+    """Read a file of a kit and return what `load` makes of it.
+
+    Raises:
+        ConfigError: The file is missing, or `load` does not accept it.
+    """
+    try:
+        return load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the kit is not complete ({error.strerror}): {REMEDY}"
+        ) from error
+    except (ValueError, TypeError, RefusedError) as error:
+        # The message of the error may quote the key.
+        raise ConfigError(
+            f"{path}: not a certificate or key of a kit: {REMEDY}"
+        ) from error
+
+
+def read_bounded_file(path: Path) -> bytes:
+    """Read a file that an authority or a kit wrote.
+
+    At most one byte more than `MAX_BYTES` is read, so that whoever parses it refuses a
+    longer file.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    with readable(path, ConfigError), path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def encode_pem(
+    parts: Iterable[x509.Certificate | x509.CertificateRevocationList],
+) -> bytes:
+    """Return certificates and lists one after the other, as in a PEM file."""
+    return b"".join(part.public_bytes(Encoding.PEM) for part in parts)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return numbers that change when a file changes; zeros if it does not exist."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
+
+
+@lru_cache(maxsize=32)
+def _read_trust(startup: Path, stamps: object) -> Trust:  # noqa: ARG001 - for the cache
+    """Return what a kit trusts; files with other stamps are read again."""
+    roots = load_kit_file(startup / ROOTS_FILE, x509.load_pem_x509_certificates)
+    trust_list = Trust(())
+    if (startup / TRUST_FILE).exists():
+        trust_list = load_kit_file(startup / TRUST_FILE, Trust.parse)
+    return Trust(tuple(roots), trust_list.bridges, trust_list.revocations)
+
+
+# ---- certificates --------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)  # the server asks this for each message
+def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Return whether the key of `issuer` signed a certificate in its name."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except Exception:  # another issuer, a wrong signature, or another kind of key
+        return False
+    return True
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    """Return whether a certificate says that its holder may sign others'."""
+    try:
+        constraints = certificate.extensions.get_extension_for_class(
+            x509.BasicConstraints
+        )
+    except x509.ExtensionNotFound:
+        return False
+    return bool(constraints.value.ca)
+
+
+def _number_of(revocations: x509.CertificateRevocationList) -> int:
+    """Return the number of a revocation list.
+
+    Raises:
+        x509.ExtensionNotFound: It has none.
+    """
+    extension = revocations.extensions.get_extension_for_class(x509.CRLNumber)
+    return int(extension.value.crl_number)
