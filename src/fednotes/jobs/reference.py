@@ -24,7 +24,13 @@ from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import Mark, adapter, marked_fields
 from fednotes.jobs import kinds
-from fednotes.jobs.job import ConfigTable, FederationConfig, SilosConfig, SiteKind
+from fednotes.jobs.job import (
+    ConfigTable,
+    FederationConfig,
+    ListsTable,
+    SilosConfig,
+    SiteKind,
+)
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
     TopConfig,
@@ -124,27 +130,55 @@ def _default_of(field: Field[Any]) -> Any:
 def known_key(method: str, key: str) -> bool:
     """Return whether a job of a method may have a key such as "training.epochs".
 
-    A key below a table of a table counts if the outer one is known. Raises ConfigError
-    for a method that there is none of.
+    Raises:
+        ConfigError: There is no such method.
     """
-    top, *rest = key.split(".")
-    found = methods.find(method)
-    kind = kinds.find(found.holds)
-    if top == "training":
-        filled_in = marked_fields(found.config_class, Mark.FILLED_IN)
-        known = {f.name for f in fields(found.config_class)} - filled_in
-    elif top == "model":
-        known = {"kind"}.union(
-            *({f.name for f in fields(c)} for c in _model_classes(method).values())
-        )
-    elif top == "sites":
-        rest = rest[1:]
-        known = {f.name for f in fields(kind.site_config)}
-    elif top == "synthetic":
-        known = {f.name for f in fields(kind.synthetic_config)}
-    else:
-        return top in {f.name for f in fields(TopConfig)} | {*kind.tables, *SHARED}
-    return not rest or rest[0] in known
+    top, *parts = key.split(".")
+    kind = kinds.find(methods.find(method).holds)
+    if top in {field.name for field in fields(TopConfig)}:
+        return not parts
+    if top == "sites":
+        parts = parts[1:]  # without the site's name
+    table = kind.tables.get(top)
+    if isinstance(table, ListsTable):
+        return True  # its keys are free names
+    if top == "model" and parts == ["kind"]:
+        return True
+    return any(_has_key(cls, parts) for cls in _classes_of(top, method, kind))
+
+
+def _classes_of(table: str, method: str, kind: SiteKind) -> Sequence[type[Any]]:
+    """Return the classes that may read a table of a job; none if it is unknown."""
+    if table == "training":
+        return [methods.find(method).config_class]
+    if table == "model":
+        return list(_model_classes(method).values())
+    if table == "sites":
+        return [kind.site_config]
+    if table == "synthetic":
+        return [kind.synthetic_config]
+    if table in SHARED:
+        return [SHARED[table]]
+    of_kind = kind.tables.get(table)
+    return [of_kind.config] if isinstance(of_kind, ConfigTable) else []
+
+
+def _has_key(cls: type[Any], parts: Sequence[str]) -> bool:
+    """Return whether a table has a key, such as ["lora", "rank"] for one inside a key.
+
+    Below a key whose value is no table of settings, such as a mapping, all keys are
+    free.
+
+    cls: the class that reads the table.
+    """
+    if not parts:
+        return True
+    first, *inner = parts
+    keys = {field.name for field in fields(cls)} - marked_fields(cls, Mark.FILLED_IN)
+    if first not in keys:
+        return False
+    hint: Any = get_type_hints(cls)[first]
+    return not is_dataclass(hint) or _has_key(hint, inner)
 
 
 def _model_classes(method: str) -> Mapping[str, type[Any]]:
