@@ -32,7 +32,7 @@ from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.data_kind import KIND
 from fednotes.apps.phenotyping.hints import score_hints
 from fednotes.cli import display
-from fednotes.cli.display import RichDisplay, count_tables
+from fednotes.cli.display import RichDisplay, count_tables, runs_bar
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
@@ -626,3 +626,31 @@ def test_labels_of_test_patients() -> None:
     assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(
         count_tables(KIND.tabulate_counts(sites))[0]
     )
+
+
+def test_a_bar_over_runs_shows_planning_and_then_the_runs() -> None:
+    """Only the runs are left on the terminal when all have ended."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120)
+    with runs_bar(console, "tiny") as bar:
+        bar.show_planning("first, alone", 0, 2)
+        bar.show_planning("second, alone", 1, 2)
+        bar.show_planning("", 2, 2)
+        bar("first, alone, seed 1", 1, 4)
+    last_frame = output.getvalue().rpartition("tiny")[2]
+    assert "1/4" in last_frame
+    assert "first, alone, seed 1" in last_frame
+    assert "planning" not in last_frame
+
+
+def test_output_that_is_no_terminal_has_one_line_for_planning() -> None:
+    output = io.StringIO()
+    with runs_bar(Console(file=output, width=120), "tiny") as bar:
+        bar.show_planning("first, alone", 0, 2)
+        bar.show_planning("second, alone", 1, 2)
+        bar.show_planning("", 2, 2)
+        bar("first, alone, seed 1", 1, 4)
+    assert output.getvalue().splitlines() == [
+        "tiny: planning the runs",
+        "tiny: 1/4 first, alone, seed 1",
+    ]

@@ -16,6 +16,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -708,13 +709,34 @@ def audit_table(audit: Audit) -> Table:
 
 
 class RunsBar:
-    """Shows how many of several runs are done; it is called after each one."""
+    """Shows how many of several runs are done; it is called after each one.
+
+    If the output is no terminal, it prints a line for each run instead.
+
+    Args:
+        console: Where to print.
+        name: What the runs are for.
+        bar: The bar.
+    """
 
     def __init__(self, console: Console, name: str, bar: Progress) -> None:
         self._console = console
         self._name = name
         self._bar = bar
+        self._planning: TaskID | None = None
         self._task = bar.add_task(name, total=None, line="")
+
+    def show_planning(self, run: str, done: int, total: int) -> None:
+        """Show which run is planned next; with `done` equal to `total`, none is."""
+        if self._planning is None:
+            if not self._console.is_terminal:
+                self._console.print(f"{self._name}: planning the runs", highlight=False)
+            self._bar.update(self._task, visible=False)
+            self._planning = self._bar.add_task("planning", total=total, line=run)
+        self._bar.update(self._planning, completed=done, line=run)
+        if done == total:
+            self._bar.update(self._planning, visible=False)
+            self._bar.reset(self._task, visible=True)
 
     def __call__(self, run: str, done: int, total: int) -> None:
         """Show that a run has ended."""
