@@ -177,8 +177,10 @@ def _has_key(cls: type[Any], parts: Sequence[str]) -> bool:
     keys = {field.name for field in fields(cls)} - marked_fields(cls, Mark.FILLED_IN)
     if first not in keys:
         return False
-    hint: Any = get_type_hints(cls)[first]
-    return not is_dataclass(hint) or _has_key(hint, inner)
+    hints = get_type_hints(cls)
+    if not is_dataclass(hints[first]):
+        return True
+    return _has_key(hints[first], inner)
 
 
 def _model_classes(method: str) -> Mapping[str, type[Any]]:

@@ -1,4 +1,4 @@
-"""Grids in place of the real ones, whose runs are made up."""
+"""An experiment in place of the real ones, whose runs are made up."""
 
 from __future__ import annotations
 
@@ -8,54 +8,62 @@ from typing import Any
 
 import pytest
 
-from fednotes.apps.experiments import reproduce as module
-from fednotes.apps.experiments.grids import GridRun
+from fednotes.apps.experiments import grids, work
 from fednotes.apps.experiments.planning import Rehearsal
+from fednotes.apps.experiments.reproduce import reproduce
+from fednotes.apps.experiments.runs import GridRun
 from fednotes.core.store import write_json
 from fednotes.jobs.job import Job
 
 
 class Tiny:
-    """The one grid "FOLDER-tiny"; `summary` makes a run's, `asked` are those that ran."""
+    """The only experiment, "FOLDER-tiny".
+
+    Attributes:
+        place: The folder of its files.
+        executed: The runs that were carried out.
+        summary: Makes the summary of a run.
+        refusal: Returns why a rehearsal refuses a job; "" if it does not.
+    """
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.place, self._patch = place, monkeypatch
-        self.asked: list[GridRun] = []
+        self.place = place
+        self._patch = monkeypatch
+        self.executed: list[GridRun] = []
         self.summary: Callable[[GridRun], dict[str, Any]] = lambda run: {}
-        # why a rehearsal refuses a job
-        self.refused: Callable[[Job], str] = lambda job: ""
-        monkeypatch.setattr(module, "_run", self._run)
-        monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: self.refused(job))
+        self.refusal: Callable[[Job], str] = lambda job: ""
+        monkeypatch.setattr(work, "execute", self._execute)
+        monkeypatch.setattr(
+            Rehearsal, "try_job", lambda rehearsal, job: self.refusal(job)
+        )
 
-    def _run(self, run: GridRun) -> str:
-        if not run.done:
-            self.asked.append(run)
-        spent = {"seconds": 1.0, "bytes_up": 0, "bytes_down": 0}
-        write_json(run.folder / "summary.json", spent | self.summary(run))
-        return run.row.label
+    def _execute(self, run: GridRun) -> None:
+        if not run.is_done():
+            self.executed.append(run)
+        costs = {"seconds": 1.0, "bytes_up": 0, "bytes_down": 0}
+        write_json(run.folder / "summary.json", costs | self.summary(run))
 
     def write(self, text: str, folder: str = "fedner") -> None:
         """Put a grid in place of the one before."""
-        self.name, path = f"{folder}-tiny", self.place / folder / "tiny.toml"
+        self.name = f"{folder}-tiny"
+        path = self.place / folder / "tiny.toml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        self._patch.setattr(module, "grids", lambda: {self.name: path})
+        self._patch.setattr(grids, "grid_files", lambda: {self.name: path})
 
     def table(self, text: str = "", **options: Any) -> dict[str, Any]:
-        """What `reproduce` makes of a grid."""
+        """Return the table that `reproduce` makes of a grid, or of the one before."""
         if text:
             self.write(text)
-        return module.reproduce(
-            self.name, self.place / "out", **{"workers": 1} | options
-        )
+        return reproduce(self.name, self.place / "out", **{"workers": 1} | options)
 
     def lines(self, name: str = "") -> list[str]:
-        """The page of results."""
+        """Return the lines of the page of results."""
         path = self.place / "out" / (name or self.name) / "results.md"
         return path.read_text(encoding="utf-8").splitlines()
 
     def cells(self) -> list[list[str]]:
-        """The rows of all its tables."""
+        """Return the rows of all tables of the page."""
         rows = [line[1:-1].split("|") for line in self.lines() if line.startswith("| ")]
         return [[cell.strip() for cell in row] for row in rows]
 

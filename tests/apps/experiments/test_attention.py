@@ -22,23 +22,23 @@ from scipy.stats import entropy as scipy_entropy
 from scipy.stats import spearmanr
 from tiny_models import WORDS, save_bert
 
-from fednotes.apps.experiments import attention
-from fednotes.apps.experiments.attention import (
+from fednotes.apps.experiments import attention_maps as maps_module
+from fednotes.apps.experiments.attention import analyse, parse_models, run_attention
+from fednotes.apps.experiments.attention_maps import (
     AttentionModel,
     Traits,
-    analyse,
     attention_maps,
-    compared,
-    matrix_distance,
-    measure,
-    named_models,
     open_attention_model,
     require_comparable,
-    run_attention,
-    spearman,
-    stretches,
     token_ids,
 )
+from fednotes.apps.experiments.head_measures import (
+    compare_models,
+    matrix_distance,
+    measure,
+    spearman,
+)
+from fednotes.apps.experiments.passages import draw_passages
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
 
 transformers = pytest.importorskip("transformers")
@@ -115,7 +115,7 @@ def test_equals_transformers(
         path, attn_implementation="eager"
     ).eval()
     expected = one_by_one(model, tokenizer, 20)
-    monkeypatch.setattr(attention, "_FLOATS", batch * 2 * 4 * 20 * 20)
+    monkeypatch.setattr(maps_module, "_NUMBERS_AT_ONCE", batch * 2 * 4 * 20 * 20)
     found = list(attention_maps(open_attention_model(path), TEXTS, 20))
     assert max(len(lengths) for _, lengths in found) == batch
     pairs = [
@@ -160,8 +160,8 @@ def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
     number."""
     opened = open_attention_model(models["base"])
     for length, message in (
-        (0, "length=0"),
-        (25, "length=25"),
+        (0, "`length` 0"),
+        (25, "`length` 25"),
         (2, "no room beside the 2 marks"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -195,7 +195,7 @@ def test_models_that_cannot_be_read(save: Callable[..., Path]) -> None:
         vocab_size=160, hidden_size=16, num_hidden_layers=1, intermediate_size=16
     )
     transformers.FNetModel(config).save_pretrained(path)
-    with pytest.raises(ModelError, match="gives no attention maps"):
+    with pytest.raises(ModelError, match="returns no attention maps"):
         open_attention_model(path)
 
 
@@ -219,7 +219,7 @@ ENTRIES = 5 + 44 + 44 + len(set(WORDS))  # of the vocabulary
         ({"seed": 1, "hidden_size": 16}, ""),  # heads are compared on the tokens alone
     ],
 )
-def test_models_that_can_be_compared(
+def test_models_that_can_be_compare_models(
     models: dict[str, Path],
     save: Callable[..., Path],
     changes: dict[str, Any],
@@ -252,7 +252,7 @@ def test_numbers_of_the_table(models: dict[str, Path]) -> None:
     told: list[tuple[str, int, int]] = []
     heads = analyse(models, FEW, length=20, progress=lambda *event: told.append(event))
     assert told == [(name, 3, 3) for name in models]
-    found = compared(heads)
+    found = compare_models(heads)
     alone = {
         name: measure(attention_maps(open_attention_model(path), FEW, 20))
         for name, path in models.items()
@@ -270,13 +270,13 @@ def test_numbers_of_the_table(models: dict[str, Path]) -> None:
     for name, each in alone.items():
         assert (heads[name].positions, heads[name].texts) == (TOKENS, 3)
         trend = spearmanr([0] * 4 + [1] * 4, each.entropy.ravel()).statistic
-        assert heads[name].trend == pytest.approx(trend)
+        assert heads[name].depth_trend() == pytest.approx(trend)
 
 
 def test_a_model_and_itself(models: dict[str, Path]) -> None:
     """Correlation 1 and distance 0, exactly; another model has neither."""
     named = {"one": models["base"], "two": models["base"], "other": models["central"]}
-    found = compared(analyse(named, FEW, length=20))
+    found = compare_models(analyse(named, FEW, length=20))
     assert found["spearman"][:2, :2].tolist() == [[1, 1], [1, 1]]
     assert not found["distance_mean"][:2, :2].any()
     assert not found["distance_sum"][:2, :2].any()
@@ -363,7 +363,7 @@ def test_run_refuses(models: dict[str, Path], notes: Path, tmp_path: Path) -> No
         (DataError, r"no note with text in .*empty.txt", base, empty, {}),
         (DataError, r"no note with text in .*ruled.txt", base, ruled, {}),
         (DataError, "no such file", base, tmp_path / "absent", {}),
-        (ConfigError, "sample=0", base, notes, {"sample": 0}),
+        (ConfigError, "`sample` 0", base, notes, {"sample": 0}),
         (ConfigError, "reads 1 to 24 tokens", base, notes, {"length": 25}),
     ):
         with pytest.raises(error, match=message):
@@ -390,15 +390,15 @@ def test_run_refuses(models: dict[str, Path], notes: Path, tmp_path: Path) -> No
 )
 def test_models_named_wrongly(pairs: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        named_models(pairs)
-    assert named_models(["a=minilm", " b c = d=e "]) == {"a": "minilm", "b c": "d=e"}
+        parse_models(pairs)
+    assert parse_models(["a=minilm", " b c = d=e "]) == {"a": "minilm", "b c": "d=e"}
 
 
-def test_stretches_are_consecutive_sentences(notes: Path) -> None:
+def test_passages_are_consecutive_sentences(notes: Path) -> None:
     """Each holds consecutive numbers of one note; none comes twice; no note before its
     turn."""
     texts = [path.read_text() for path in sorted(notes.iterdir())]
-    drawn = stretches(texts, 30, 25, seed=1)
+    drawn = draw_passages(texts, 30, 25, seed=1)
     assert len(set(drawn)) == 30
     owners = []
     for text in drawn:
@@ -412,9 +412,9 @@ def test_stretches_are_consecutive_sentences(notes: Path) -> None:
         assert places == [places[0], places[0] + 1, places[0] + 2]
         owners.append(int(marks[0][0]))
     assert sorted(owners[:12]) == sorted(owners[12:24]) == list(range(12))
-    assert stretches(texts, 30, 25, seed=1) == drawn
-    assert stretches(texts, 30, 25, seed=2) != drawn
-    assert len(stretches(texts, 10_000, 25, seed=1)) == 12 * 13
+    assert draw_passages(texts, 30, 25, seed=1) == drawn
+    assert draw_passages(texts, 30, 25, seed=2) != drawn
+    assert len(draw_passages(texts, 10_000, 25, seed=1)) == 12 * 13
 
 
 def test_every_note_is_as_likely() -> None:
@@ -422,7 +422,7 @@ def test_every_note_is_as_likely() -> None:
     80)."""
     texts = [f"word{number}" for number in range(20)]
     drawn = [
-        text for seed in range(2000) for text in stretches(iter(texts), 3, 5, seed)
+        text for seed in range(2000) for text in draw_passages(iter(texts), 3, 5, seed)
     ]
     counts = [drawn.count(text) for text in texts]
     assert sum(counts) == 6000
@@ -432,9 +432,9 @@ def test_every_note_is_as_likely() -> None:
 def test_short_rest_is_left_out() -> None:
     """By hand: 4 + 4 words, then a rest of 2 (dropped) or of 4 (kept); alone it stays."""
     four, two = "He has severe pain", "No pain"
-    assert stretches([f"{four}.\n{four}.\n{two}."], 9, 9, 1) == [f"{four}. {four}."]
-    assert len(stretches([f"{four}.\n{four}.\n{four}."], 9, 9, 1)) == 2
-    assert stretches([f"{two}."], 9, 9, 1) == [f"{two}."]
+    assert draw_passages([f"{four}.\n{four}.\n{two}."], 9, 9, 1) == [f"{four}. {four}."]
+    assert len(draw_passages([f"{four}.\n{four}.\n{four}."], 9, 9, 1)) == 2
+    assert draw_passages([f"{two}."], 9, 9, 1) == [f"{two}."]
 
 
 # measures, of maps that are made up
@@ -494,7 +494,9 @@ def test_against_a_loop_over_positions() -> None:
     np.testing.assert_allclose(both.entropy, expected_entropy, atol=1e-6)
     np.testing.assert_allclose(both.divergence, expected_js, atol=1e-6)
     assert (both.positions, both.texts) == (21, 4)
-    np.testing.assert_allclose(both.by_depth, expected_entropy.mean(1), atol=1e-6)
+    np.testing.assert_allclose(
+        both.mean_by_layer(), expected_entropy.mean(1), atol=1e-6
+    )
 
 
 def test_long_texts_are_cut_in_blocks() -> None:

@@ -18,9 +18,17 @@ import pytest
 from paper_corpora import PAPERS, write_all
 
 from fednotes.apps.experiments import reproduce as module
-from fednotes.apps.experiments.grids import Grid, Request, own_jobs, rows_of
+from fednotes.apps.experiments import work
+from fednotes.apps.experiments.grids import (
+    Grid,
+    choose_jobs,
+    grid_files,
+    load_grid,
+    select_rows,
+)
 from fednotes.apps.experiments.planning import refuse_settings
-from fednotes.apps.experiments.reproduce import grids, load_grid, reproduce
+from fednotes.apps.experiments.reproduce import reproduce
+from fednotes.apps.experiments.runs import Request
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.encoders import pretrained
 from fednotes.jobs.job_file import load_job
@@ -29,22 +37,22 @@ from fednotes.jobs.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
-# As small as can be. A key that a job's method lacks, or that a row sets itself, is not
-# for it.
+# The smallest possible training. A key that a job's method does not have, or that a row
+# sets itself, does not reach it.
 TINY = (
-    *(
-        "training.epochs=1",
-        "training.rounds=2",
-        "training.warmup=0",
-        "training.cycles=1",
-    ),
-    *("training.keep_cycle=0", "training.long_cycles=0", "training.min_tokens=0"),
-    *(
-        "training.min_steps=0",
-        "training.classifier_cycles=1",
-        "training.local_epochs=1",
-    ),
-    *("training.minimum=1", "training.least_occurrences=1", "training.min_patients=0"),
+    "training.epochs=1",
+    "training.rounds=2",
+    "training.warmup=0",
+    "training.cycles=1",
+    "training.keep_cycle=0",
+    "training.long_cycles=0",
+    "training.min_tokens=0",
+    "training.min_steps=0",
+    "training.classifier_cycles=1",
+    "training.local_epochs=1",
+    "training.minimum=1",
+    "training.least_occurrences=1",
+    "training.min_patients=0",
 )
 # Rows that are about the length of training or the number of patients set these
 # themselves.
@@ -89,23 +97,25 @@ def in_this_process(command: Sequence[str], stdout: IO[str], **others: Any) -> i
     return 0
 
 
-@pytest.mark.parametrize("name", grids())
+@pytest.mark.parametrize("name", grid_files())
 def test_every_experiment_runs_to_its_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "call", in_this_process)
+    monkeypatch.setattr(work, "call", in_this_process)
     grid, path = load_grid(name)
     monkeypatch.setattr(module, "load_grid", lambda name: (shrunk(grid), path))
     jobs = PAPERS[path.parent.name]
     base = [
-        f"{job}={jobs[job]}" for job in grid.jobs if grid.base in jobs and job in jobs
+        f"{job}={jobs[job]}"
+        for job in grid.job_names()
+        if grid.base in jobs and job in jobs
     ]
     lines: list[str] = []
     table = reproduce(
         name,
         tmp_path / "out",
         full=True,
-        seeds=(1,),
+        seed=(1,),
         base=base,
         settings=settings_of(name, base),
         workers=1,
@@ -142,15 +152,17 @@ def shorter(setting: str) -> str:
 def settings_of(name: str, base: Sequence[str]) -> tuple[str, ...]:
     """Return the settings of TINY that reach a run of this experiment."""
     grid, path = load_grid(name)
-    jobs = own_jobs(grid, path.parent.name, base)
-    rows, _ = rows_of(grid, jobs, full=True)
-    found = []
+    jobs = choose_jobs(grid, path.parent.name, base)
+    rows, _ = select_rows(grid, jobs, full=True)
+    accepted = []
     for setting in TINY:
-        request = Request(jobs, grid.full, True, Path(), (setting,))
+        request = Request(
+            jobs=jobs, size=grid.full, full=True, out=Path(), settings=(setting,)
+        )
         with suppress(ConfigError):
             refuse_settings(rows, grid, request)
-            found.append(setting)
-    return tuple(found)
+            accepted.append(setting)
+    return tuple(accepted)
 
 
 def test_a_search_on_the_papers_split_says_what_was_held_out(
@@ -161,7 +173,7 @@ def test_a_search_on_the_papers_split_says_what_was_held_out(
 
     Each trial has validation scores, and no run of the table has any.
     """
-    monkeypatch.setattr(module, "call", in_this_process)
+    monkeypatch.setattr(work, "call", in_this_process)
     grid, path = load_grid("fedner-table2")
     few = replace(grid, runs=tuple(row for row in grid.runs if row.search))
     monkeypatch.setattr(module, "load_grid", lambda name: (few, path))
@@ -172,7 +184,7 @@ def test_a_search_on_the_papers_split_says_what_was_held_out(
         name,
         out,
         full=True,
-        seeds=(1,),
+        seed=(1,),
         base=["fedner/paper"],
         settings=settings,
         workers=1,
@@ -201,12 +213,12 @@ def test_pretraining_within_the_budget_is_not_refused(
 ) -> None:
     """At the budget's size a silo has few steps; the federated run after the pooled one
     goes on."""
-    monkeypatch.setattr(module, "call", in_this_process)
+    monkeypatch.setattr(work, "call", in_this_process)
     base = ["bert/i2b2-2010", "bc5cdr=bert/i2b2-2012", "pretrain=bert/mimic"]
     settings = ("training.cycles=1", "training.long_cycles=0")
     out = tmp_path / "out"
     table = reproduce(
-        "bert-table1", out, seeds=(1,), base=base, settings=settings, workers=1
+        "bert-table1", out, seed=(1,), base=base, settings=settings, workers=1
     )
     assert table["left_out"] == []
     assert len(table["rows"]) == 12

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from fednotes.apps.experiments import reproduce as module
+from fednotes.apps.experiments.figures import plot_results
 from fednotes.apps.experiments.grids import (
-    GridRun,
     Jobs,
-    Request,
-    plan,
-    rows_of,
-    seeds_of,
+    grid_files,
+    load_grid,
+    select_rows,
 )
-from fednotes.apps.experiments.reproduce import column, grids, load_grid, reproduce
-from fednotes.apps.experiments.tables import plot
+from fednotes.apps.experiments.reproduce import reproduce
+from fednotes.apps.experiments.runs import GridRun, Request, plan_row
+from fednotes.apps.experiments.scores import read_column
+from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job_file import load_job
 
@@ -29,24 +31,30 @@ NAMES = ("fedner-fig3", "fedner-fig4", "fedner-fig5", "fedner-fig6", "fedner-tab
 BERT = ("bert-table1", "bert-table2", "bert-silos", "bert-sent", "bert-steps")
 
 
-def planned(name: str, full: bool, out: Path) -> list[GridRun]:
+def request_of(name: str, full: bool, out: Path) -> Request:
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
-    jobs = Jobs(path.parent.name)
-    request = Request(jobs, size, full, out)
+    return Request(jobs=Jobs(path.parent.name), size=size, full=full, out=out)
+
+
+def plan_runs(name: str, full: bool, out: Path) -> list[GridRun]:
+    """Return all runs of an experiment on its own jobs."""
+    grid, _ = load_grid(name)
+    request = request_of(name, full, out)
+    rows, _ = select_rows(grid, request.jobs, full=full)
     return [
         run
-        for row in rows_of(grid, jobs, full)[0]
+        for row in rows
         for condition in row.conditions
-        for run in plan(row, condition, request)
+        for run in plan_row(row, condition, request)
     ]
 
 
-def test_every_grid_is_known() -> None:
-    assert {*NAMES, *BERT} <= set(grids())
+def test_every_grid_is_found_and_consistent() -> None:
+    assert {*NAMES, *BERT} <= set(grid_files())
     with pytest.raises(ConfigError, match="did you mean 'fedner-fig3'"):
         load_grid("fedner-fig33")
-    for name in grids():
+    for name in grid_files():
         grid, _ = load_grid(name)  # one heading fits every row of the paper's
         assert len({tuple(figures) for figures in grid.paper.values()}) <= 1
         known = {
@@ -66,18 +74,21 @@ def test_every_grid_is_known() -> None:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("tiny")
-def test_every_grid_plans(name: str, full: bool, tmp_path: Path) -> None:
+def test_each_planned_command_reads_back_as_its_job(
+    name: str, full: bool, tmp_path: Path
+) -> None:
     """A run for each row, condition, seed and setting that is tried; each command, read
     again, is the job it names."""
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget
     rows = [row for row in grid.runs if full or not row.full]
-    runs = planned(name, full, tmp_path)
+    request = request_of(name, full, tmp_path)
+    runs = plan_runs(name, full, tmp_path)
     expected: Counter[tuple[str, str]] = Counter()
     for row in rows:
         tried = math.prod(len(values) for values in row.search.values())
         for condition in row.conditions:
-            expected[row.label, condition] += tried * len(seeds_of(row, size, full))
+            expected[row.label, condition] += tried * len(request.seeds_for(row))
     assert Counter((r.row.label, r.condition) for r in runs) == expected
     if name == "fedner-table2" and not full:
         assert len({run.folder for run in runs}) == len(runs)
@@ -92,7 +103,7 @@ def test_every_grid_plans(name: str, full: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", BERT)
-def test_grids_of_models_plan(
+def test_grids_that_train_models_plan_every_run(
     name: str, full: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every run is asked for with settings that its job takes; attention gets real
@@ -108,10 +119,12 @@ def test_grids_of_models_plan(
     heads: list[Any] = []
     tiny.summary = summary
     monkeypatch.setattr(
-        module, "_attention", lambda *given: heads.append(given) or {"markdown": ""}
+        module,
+        "compare_attention",
+        lambda *args, **options: heads.append(args) or {"markdown": ""},
     )
     # there are no corpora
-    monkeypatch.setattr(module, "require_notes", lambda *given: None)
+    monkeypatch.setattr(module, "require_notes", lambda *args: None)
     reproduce(name, tmp_path / "out", full=full, workers=1)
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget
@@ -120,24 +133,24 @@ def test_grids_of_models_plan(
         len(row.conditions) * (len(size.seeds) - 1 + len(list(row.choices())))
         for row in grid.runs
     ]
-    assert len(tiny.asked) == len(grid.before) + sum(numbers)
+    assert len(tiny.executed) == len(grid.before) + sum(numbers)
     assert bool(heads) == (grid.attention is not None)
 
 
 @pytest.mark.usefixtures("tiny")
-def test_grids_share_runs(tmp_path: Path) -> None:
+def test_two_figures_share_a_run_with_the_same_settings(tmp_path: Path) -> None:
     """Fig. 4's split of the paper and Fig. 3's tenth of the sentences are one run."""
     fig3, fig4 = (
         {
             (r.row.label, r.condition, r.seed): r.folder
-            for r in planned(name, False, tmp_path)
+            for r in plan_runs(name, False, tmp_path)
         }
         for name in ("fedner-fig3", "fedner-fig4")
     )
     for seed in (1, 2, 3):
-        here = fig3["10 %", "federated", seed]
-        assert here == fig4["CNN too (the paper's split)", "federated", seed]
-        assert here != fig4["LSTM too", "federated", seed]
+        folder = fig3["10 %", "federated", seed]
+        assert folder == fig4["CNN too (the paper's split)", "federated", seed]
+        assert folder != fig4["LSTM too", "federated", seed]
         assert fig3["10 %", "alone", seed] == fig4["nothing shared", "alone", seed]
 
 
@@ -209,17 +222,17 @@ def cell(values: list[float]) -> str:
     return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
-def test_a_grid_to_its_table(tiny: Any) -> None:
+def test_a_table_has_means_and_deviations_over_seeds(tiny: Any) -> None:
     """Cells from the made-up scores."""
-    told: list[Any] = []
+    progress: list[Any] = []
     tiny.summary = of_sites
-    table = tiny.table(GRID, tell=lambda *line: told.append(line))
+    table = tiny.table(GRID, on_run=lambda *line: progress.append(line))
     # "again" is "first, federated" under another name: run once, under either
     ran = [("first", "alone"), ("again", "federated"), ("second", "federated")]
-    assert [(r.row.label, r.condition, r.seed) for r in tiny.asked] == [
+    assert [(r.row.label, r.condition, r.seed) for r in tiny.executed] == [
         (*each, seed) for each in ran for seed in (1, 2, 3)
     ]
-    assert [line[1:] for line in told] == [(n, 9) for n in range(1, 10)]
+    assert [line[1:] for line in progress] == [(n, 9) for n in range(1, 10)]
     text = (tiny.place / "out" / "fedner-tiny" / "results.json").read_text(
         encoding="utf-8"
     )
@@ -228,55 +241,55 @@ def test_a_grid_to_its_table(tiny: Any) -> None:
 
     rows = tiny.cells()
     assert rows[0] == ["run", "condition", *PLACES]
-    runs = {(r.row.label, r.condition, r.seed): r for r in tiny.asked}
+    runs = {(r.row.label, r.condition, r.seed): r for r in tiny.executed}
     labels = [ran[0], ("first", "federated"), *ran[1:]]
     known_as = [ran[0], ran[1], ran[1], ran[2]]
     for row, (label, condition), known in zip(rows[1:5], labels, known_as, strict=True):
         # preset best has it
         assert row[:2] == [label, f"{condition} + local fine-tuning"]
-        for site, found in zip(PLACES, row[2:], strict=True):
+        for site, text in zip(PLACES, row[2:], strict=True):
             each = (
                 cell([score(runs[*known, seed], site, kind) for seed in (1, 2, 3)])
                 for kind in ("strict", "relaxed")
             )
-            assert found == " / ".join(each)
+            assert text == " / ".join(each)
     assert rows[5:] == [["run", "A strict", "A relaxed"], ["FedNER", "12.25", "50.00"]]
     page = "\n".join(tiny.lines())
     assert "Small." in page
     assert "seeds 1, 2, 3" in page
 
 
-def test_sizes_and_seeds(tiny: Any) -> None:
+def test_the_full_size_has_rows_and_seeds_of_its_own(tiny: Any) -> None:
     """The full size has its own rows and seeds; chosen seeds take the place of the
     grid's; and a deviation of one number is unknown, not zero."""
     tiny.summary = of_sites
     few = GRID.replace('label = "large"', 'label = "large"\nseeds = [2]')
     table = tiny.table(few, full=True)
-    assert {run.seed for run in tiny.asked if run.row.label == "large"} == {2}
+    assert {run.seed for run in tiny.executed if run.row.label == "large"} == {2}
     assert {row["label"] for row in table["rows"]} == {
         "first",
         "again",
         "second",
         "large",
     }
-    assert {run.seed for run in tiny.asked} == {1, 2}
-    assert not any("training.epochs=2" in run.arguments for run in tiny.asked)
-    tiny.asked.clear()
-    assert tiny.table(seeds=(3,))["seeds"] == [3]
-    assert {run.seed for run in tiny.asked} == {3}
+    assert {run.seed for run in tiny.executed} == {1, 2}
+    assert not any("training.epochs=2" in run.arguments for run in tiny.executed)
+    tiny.executed.clear()
+    assert tiny.table(seed=(3,))["seeds"] == [3]
+    assert {run.seed for run in tiny.executed} == {3}
     row = next(line for line in tiny.lines() if line.startswith("| second"))
-    strict = 100 * score(tiny.asked[-1], "psytar", "strict")
+    strict = 100 * score(tiny.executed[-1], "psytar", "strict")
     assert "±" not in row
     assert f"| {strict:.1f} / {strict + 20:.1f} |" in row
 
 
-def test_a_wrong_setting_shows_before_any_run(tiny: Any) -> None:
+def test_a_misspelt_setting_is_refused_before_any_run(tiny: Any) -> None:
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
         tiny.table(GRID, settings=("training.epoch=1",))
-    assert tiny.asked == []
+    assert tiny.executed == []
 
 
-def test_f1_at_equal_bytes_and_seconds(tiny: Any) -> None:
+def test_a_table_can_show_f1_within_a_cost(tiny: Any) -> None:
     """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s
     the first."""
 
@@ -373,19 +386,21 @@ def of_a_model(run: GridRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_models_come_first_and_once(tiny: Any) -> None:
+def test_models_are_trained_once_before_the_rows_that_start_from_them(
+    tiny: Any,
+) -> None:
     """And the table's own columns: means and deviations by `statistics`."""
     tiny.summary = of_a_model
     tiny.write(MODELS, "bert")
     tiny.table()
-    assert [(r.row.label, r.condition, r.seed) for r in tiny.asked] == [
+    assert [(r.row.label, r.condition, r.seed) for r in tiny.executed] == [
         ("central", "pooled", 1),
         ("one place", "pooled", 1),
         ("one place", "pooled", 2),
         ("from a model", "federated", 1),
         ("from a model", "federated", 2),
     ]
-    first, *_, last = tiny.asked
+    first, *_, last = tiny.executed
     assert first.arguments[1] == "bert/pretrain"
     assert "training.cycles=2" in first.arguments
     assert "sites.*.max_sentences=50" not in first.arguments
@@ -400,16 +415,18 @@ def test_models_come_first_and_once(tiny: Any) -> None:
     ]
     rows = tiny.cells()
     assert rows[0][2:] == heads
-    for found, start in zip(rows[2][2:4], (0.33, 0.53), strict=True):
-        assert found == cell([start + 0.03 * seed for seed in (1, 2)])
+    for text, start in zip(rows[2][2:4], (0.33, 0.53), strict=True):
+        assert text == cell([start + 0.03 * seed for seed in (1, 2)])
     assert rows[2][4:6] == ["3.00 ± 0.00", "10 ± 0"]
     with pytest.raises(
         ConfigError, match="'mean masked loss': this job has no such score"
     ):
-        column(of_a_model(last), last.condition, "mean masked loss")
+        read_column(of_a_model(last), last.condition, "mean masked loss")
 
 
-def test_how_far_rows_fall_behind(tiny: Any, tmp_path: Path) -> None:
+def test_a_column_says_how_far_rows_fall_behind_another(
+    tiny: Any, tmp_path: Path
+) -> None:
     tiny.summary = of_a_model
     tiny.write(
         MODELS.replace('"micro strict f1", "MB up", "s"', '"micro strict f1"'), "bert"
@@ -417,7 +434,7 @@ def test_how_far_rows_fall_behind(tiny: Any, tmp_path: Path) -> None:
     table = tiny.table()
     lines = [line for line in tiny.lines() if line.startswith("| from a model")]
     assert lines[0].endswith("| 7.0 |")
-    assert plot(table, tmp_path / "figure.png")
+    assert plot_results(table, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -473,7 +490,9 @@ def of_diseases(run: GridRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_row_a_disease_with_the_paper_beside(tiny: Any, tmp_path: Path) -> None:
+def test_diseases_are_rows_with_the_papers_figures_beside_them(
+    tiny: Any, tmp_path: Path
+) -> None:
     """A disease of the paper alone has dashes; other jobs have no diseases."""
     tiny.summary = of_diseases
     table = tiny.table("by_output = true\n" + DISEASES + ALONE + PAPER)
@@ -507,13 +526,13 @@ def test_a_row_a_disease_with_the_paper_beside(tiny: Any, tmp_path: Path) -> Non
     assert rows[4][3] == f"{100 * statistics.fmean(each):.1f}"
     assert rows[4][7:] == ["80.0", "70.0", "72.6"]
     assert len(rows) == 5
-    assert not plot(table, tmp_path / "figure.png")
+    assert not plot_results(table, tmp_path / "figure.png")
     tiny.summary = lambda run: of_diseases(run) | {"mean": {run.condition: {}}}
     with pytest.raises(ConfigError, match="no scores of diseases"):
         tiny.table()
 
 
-def test_one_run_needs_no_name_and_other_diseases_no_columns(tiny: Any) -> None:
+def test_figures_of_other_diseases_are_a_table_of_their_own(tiny: Any) -> None:
     """Where the paper's diseases are others, its figures are a table of their own."""
     tiny.summary = of_diseases
     tiny.table("by_output = true\n" + DISEASES + PAPER.replace("Asthma", "CAD"))
@@ -524,7 +543,7 @@ def test_one_run_needs_no_name_and_other_diseases_no_columns(tiny: Any) -> None:
     assert rows[5] == ["CAD", "93.90", "91.00", "92.40"]
 
 
-def test_a_number_that_does_not_exist_is_a_dash(tiny: Any, tmp_path: Path) -> None:
+def test_a_number_that_no_run_has_is_a_dash(tiny: Any, tmp_path: Path) -> None:
     """Alone has no AUROC at all; federated has it in two of three seeds.
 
     A Brier is no percent.
@@ -537,4 +556,46 @@ def test_a_number_that_does_not_exist_is_a_dash(tiny: Any, tmp_path: Path) -> No
         ["alone", "alone", "55.0 ± 0.0", "0.123 ± 0.000", "–", ""],
     ]
     assert table["rows"][0]["columns"]["mean ranking auroc"]["n"] == 2
-    assert plot(table, tmp_path / "figure.png") == (tmp_path / "figure.png").exists()
+    assert (
+        plot_results(table, tmp_path / "figure.png")
+        == (tmp_path / "figure.png").exists()
+    )
+
+
+def test_progress_covers_every_row_that_is_planned(tiny: Any) -> None:
+    """Three rows of GRID belong to the budget size, the first with two conditions."""
+    events: list[tuple[str, int, int]] = []
+    tiny.summary = of_sites
+    tiny.table(GRID, on_plan=lambda *event: events.append(event))
+    assert events == [
+        ("first, alone", 0, 4),
+        ("first, federated", 1, 4),
+        ("again, federated", 2, 4),
+        ("second, federated", 3, 4),
+        ("", 4, 4),
+    ]
+
+
+def test_the_command_says_once_that_it_plans(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output that is no terminal has one line for all of the planning."""
+    tiny.write(GRID)
+    tiny.summary = of_sites
+    options = ["--out", str(tiny.place / "out"), "--workers", "1", "--seed", "1"]
+    result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert [line for line in lines if "plan" in line] == [
+        "fedner-tiny: planning the runs"
+    ]
+    assert lines[1] == "3 runs: 0 done, 0 begun, 3 to begin"
+
+
+def test_the_command_names_options_in_place_of_parameters(tiny: Any) -> None:
+    tiny.write(GRID)
+    tiny.summary = of_sites
+    options = ["--out", str(tiny.place / "out"), "--set", "training.epochs=3"]
+    result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
+    assert "--set training.epochs=3 does not reach 'first', 'again'" in result.output
+    assert "`settings`" not in result.output

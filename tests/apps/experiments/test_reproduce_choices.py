@@ -14,11 +14,19 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from fednotes.apps.experiments import reproduce as module
-from fednotes.apps.experiments.grids import GridRun, Row, sets_itself
+from fednotes.apps.experiments import work
+from fednotes.apps.experiments.grids import (
+    Row,
+    grid_files,
+    list_experiments,
+    load_grid,
+)
 from fednotes.apps.experiments.planning import Rehearsal
-from fednotes.apps.experiments.reproduce import experiments, grids, load_grid, reproduce
+from fednotes.apps.experiments.reproduce import reproduce
+from fednotes.apps.experiments.runs import GridRun, has_key, is_set_by
 from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.jobs.job_file import load_job
 from fednotes.metrics.paired_tests import paired_t
 
 GRID = """\
@@ -76,7 +84,7 @@ def test_validation_decides_not_test(tiny: Any) -> None:
     """Each condition its own setting, on the first seed; on the other seeds that one
     alone."""
     table = tiny.table(GRID)
-    of = [run for run in tiny.asked if run.row.label == "searched"]
+    of = [run for run in tiny.executed if run.row.label == "searched"]
     assert len(of) == 2 * (4 + 4)
     assert {setting(r) for r in of if r.seed == 1 and r.condition == "alone"} == {
         (rate, private) for rate in (0.001, 0.003) for private in ("crf", "")
@@ -111,13 +119,13 @@ def test_what_is_done_is_not_done_again(tiny: Any) -> None:
     tiny.table(say=told.append)
     assert told[0] == "21 runs: 0 done, 0 begun, 21 to begin"
     assert "for 20 more runs" in told[1]
-    first, count = tiny.asked[-1].folder, len(tiny.asked)
+    first, count = tiny.executed[-1].folder, len(tiny.executed)
     (first / "summary.json").unlink()
     (first / "job.json").write_text("{}")
     told.clear()
     tiny.table(say=told.append)
     assert told == ["21 runs: 20 done, 1 begun, 0 to begin"]
-    assert [run.folder for run in tiny.asked[count:]] == [first]
+    assert [run.folder for run in tiny.executed[count:]] == [first]
 
 
 def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
@@ -140,7 +148,7 @@ def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
 
 
 def test_few_seeds_claim_nothing(tiny: Any) -> None:
-    table = tiny.table(GRID, seeds=(1, 2, 3, 4))
+    table = tiny.table(GRID, seed=(1, 2, 3, 4))
     assert all(pair["differences"] == {} for pair in table["pairs"])
     assert "4 seeds: no difference is claimed." in tiny.lines()
     assert not any("interval" in line for line in tiny.lines())
@@ -217,13 +225,13 @@ def test_a_grid_on_a_job_of_ones_own(tiny: Any, tmp_path: Path) -> None:
     """Every run is of that job; the results have a folder of their own."""
     tiny.write(GRID)
     path = own_job(tmp_path / "jobs")
-    tiny.table(base=(str(path),), seeds=(1,))
-    assert {run.arguments[1] for run in tiny.asked} == {str(path)}
+    tiny.table(base=(str(path),), seed=(1,))
+    assert {run.arguments[1] for run in tiny.executed} == {str(path)}
     assert (tmp_path / "out" / "fedner-tiny-mine" / "results.md").is_file()
     again = own_job(tmp_path / "elsewhere")  # as that one, and other notes
-    before = {run.folder for run in tiny.asked}
-    tiny.table(base=(str(again),), seeds=(1,))
-    assert len({run.folder for run in tiny.asked}) == 2 * len(before)
+    before = {run.folder for run in tiny.executed}
+    tiny.table(base=(str(again),), seed=(1,))
+    assert len({run.folder for run in tiny.executed}) == 2 * len(before)
 
 
 def test_the_note_of_the_budget_fits_the_job(tiny: Any, tmp_path: Path) -> None:
@@ -233,9 +241,9 @@ def test_the_note_of_the_budget_fits_the_job(tiny: Any, tmp_path: Path) -> None:
             "[full]", 'note = "Of the corpora."\nown_note = "Of any job."\n[full]'
         )
     )
-    tiny.table(seeds=(1,))
+    tiny.table(seed=(1,))
     assert "Of the corpora." in tiny.lines()
-    tiny.table(base=(str(own_job(tmp_path / "jobs")),), seeds=(1,))
+    tiny.table(base=(str(own_job(tmp_path / "jobs")),), seed=(1,))
     page = tiny.lines("fedner-tiny-mine")
     assert "Of any job." in page
     assert "Of the corpora." not in page
@@ -244,10 +252,10 @@ def test_the_note_of_the_budget_fits_the_job(tiny: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("{distill}",), "is of method 'distill', the experiment of 'fedner'"),
+        (("{distill}",), "method is 'distill', and .* needs a job of method 'fedner'"),
         (("{fedner}.no",), "no such job file, nor a built-in job"),
         (("other={fedner}",), "this experiment has no job 'other'"),
-        (("{fedner}", "real={fedner}"), "'real' has .*mine.toml already"),
+        (("{fedner}", "real={fedner}"), "mine.toml replaces 'real' already"),
     ],
 )
 def test_a_job_that_does_not_fit(
@@ -280,10 +288,10 @@ def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
     grid = GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1)
     told: list[str] = []
     base = (job or str(own_job(tmp_path / "jobs")),)
-    table = tiny.table(grid, base=base, seeds=(1,), say=told.append)
+    table = tiny.table(grid, base=base, seed=(1,), say=told.append)
     assert re.search(f"^left out: plain, federated: .*{reason}", told[0])
     assert {row["label"] for row in table["rows"]} == {"searched"}
-    assert {run.row.label for run in tiny.asked} == {"searched"}
+    assert {run.row.label for run in tiny.executed} == {"searched"}
     name = f"fedner-tiny-{table['base']['real'].rsplit('/')[-1].removesuffix('.toml')}"
     page = "\n".join(tiny.lines(name))
     assert re.search(f"(?m)^- plain, federated: .*{reason}", page)
@@ -300,7 +308,7 @@ def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> Non
     )
     with pytest.raises(ConfigError, match=expected):
         tiny.table(base=(str(path),))
-    assert tiny.asked == []
+    assert tiny.executed == []
 
 
 def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
@@ -313,23 +321,23 @@ def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
         own_job(tmp_path / "task", "finetune"),
         own_job(tmp_path / "notes", "pretrain"),
     )
-    tiny.refused = lambda job: (
+    tiny.refusal = lambda job: (
         "site 'north': too few steps" if job.method == "pretrain" else ""
     )
     told: list[str] = []
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
     assert told[0] == (
         "left out: mine, pre-trained, federated: it starts from the model 'central', which cannot "
-        "be made: site 'north': too few steps"
+        "be trained: site 'north': too few steps"
     )
-    assert [run.arguments[1] for run in tiny.asked] == [str(task)]
+    assert [run.arguments[1] for run in tiny.executed] == [str(task)]
     assert [row["label"] for row in table["rows"]] == ["mine, base"]
 
-    tiny.refused = lambda job: f"no {job.method}"
+    tiny.refusal = lambda job: f"no {job.method}"
     with pytest.raises(
         ConfigError, match=r"can run: \(1\) it starts .*; \(2\) no finetune$"
     ):
-        tiny.table(base=(str(task), f"pretrain={notes}"), seeds=(2,))
+        tiny.table(base=(str(task), f"pretrain={notes}"), seed=(2,))
 
 
 def test_a_search_without_validation_data_holds_training_data_out(
@@ -349,7 +357,7 @@ def test_a_search_without_validation_data_holds_training_data_out(
         text.replace('path = "south"\n', 'path = "south"\nvalid_fraction = 0\n')
     )
     table = tiny.table(GRID, base=(str(path),))
-    searched = [run for run in tiny.asked if run.row.label == "searched"]
+    searched = [run for run in tiny.executed if run.row.label == "searched"]
     for condition in ("alone", "federated"):
         own = [run for run in searched if run.condition == condition]
         trials = [run for run in own if "sites.*.hold_out=0.15" in run.arguments]
@@ -359,7 +367,7 @@ def test_a_search_without_validation_data_holds_training_data_out(
         assert {setting(run) for run in finals} == {BEST[condition]}
     assert not any(
         "hold_out" in word
-        for run in tiny.asked
+        for run in tiny.executed
         if run not in searched
         for word in run.arguments
     )
@@ -367,29 +375,29 @@ def test_a_search_without_validation_data_holds_training_data_out(
     assert "For the search alone, 15% of the training sentences were held out" in page
 
 
-def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:
+def test_a_row_keeps_what_it_is_set_by(tiny: Any) -> None:
     """`--set` reaches the other rows and is named; a searched key is the row's own,
     too."""
     other = '[[runs]]\nlabel = "other"\nconditions = ["federated"]\n'
     told: list[str] = []
     given = ("preset=best", "training.learning_rate=0.01", "training.epochs=7")
-    tiny.table(GRID + other, settings=given, say=told.append, seeds=(1,))
-    for run in tiny.asked:
+    tiny.table(GRID + other, settings=given, say=told.append, seed=(1,))
+    for run in tiny.executed:
         assert "training.epochs=7" in run.arguments
         assert ("preset=best" in run.arguments) == (run.row.label == "other")
         assert ("training.learning_rate=0.01" in run.arguments) == (
             run.row.label != "searched"
         )
     assert told[:2] == [
-        "--set preset=best does not reach 'plain', 'searched': they set it themselves",
-        "--set training.learning_rate=0.01 does not reach 'searched': they set it themselves",
+        "`settings` preset=best does not reach 'plain', 'searched': they set it themselves",
+        "`settings` training.learning_rate=0.01 does not reach 'searched': they set it themselves",
     ]
     page = "\n".join(tiny.lines())
     assert (
         "`preset=best` does not reach 'plain', 'searched': they set it themselves."
         in page
     )
-    assert "Changed by `--set`: `preset=best`, `training.learning_rate=0.01`" in page
+    assert "Changed settings: `preset=best`, `training.learning_rate=0.01`" in page
 
 
 @pytest.mark.parametrize(
@@ -406,15 +414,49 @@ def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:
     ],
 )
 def test_which_keys_a_row_sets(own: str, key: str, expected: bool) -> None:
-    assert sets_itself((own,), key) is expected
+    assert is_set_by((own,), key) is expected
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("seed", True),
+        ("seed.number", False),
+        ("training.epochs", True),
+        ("training.epoch", False),
+        ("training.tags", False),  # the job fills it in
+        ("model.kind", True),
+        ("model.kinds", False),
+        ("sites.north.fraction", True),
+        ("sites.*.fractions", False),
+        ("privacy.epsilon", True),
+        ("privacy.epsilons", False),
+        ("federation.min_sites", True),
+        ("federation.sites", False),
+        ("silos.number", True),
+        ("silos.numbers", False),
+        ("tags.a", False),
+        ("anything", False),
+    ],
+)
+def test_every_part_of_a_key_must_be_known(key: str, expected: bool) -> None:
+    assert has_key("fedner/real", key) is expected
+
+
+def test_keys_below_a_table_of_free_names_are_known() -> None:
+    assert has_key("phenotype/demo", "phenotypes.anything")
+    assert has_key("phenotype/demo", "concepts.vectors")
+    assert not has_key("phenotype/demo", "concepts.vector")
+    assert not has_key("fedner/real", "phenotypes.anything")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ("privacy.epsilons=8", "did you mean 'epsilon'"),
         ("preset=best", "every row of this experiment sets preset itself"),
-        ("seed=3", "give --seed instead"),
-        ("conditions=['alone']", "say their conditions"),
+        ("seed=3", "give `seed` instead"),
+        ("conditions=['alone']", "set their conditions"),
         ("training.epoch=1", "did you mean 'epochs'"),
         ("training.cycles=1", "unknown key 'cycles'"),
     ],
@@ -424,7 +466,7 @@ def test_a_setting_that_reaches_no_run_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny.table(GRID, settings=(given,))
-    assert tiny.asked == []
+    assert tiny.executed == []
 
 
 def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> None:
@@ -441,8 +483,8 @@ def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> 
     base = (str(task), f"pretrain={notes}")
     given = ("training.cycles=5", "training.masked=0.2", "model.encoder=x")
     tiny.table(base=base, settings=given, device="cpu:0")
-    first, last = tiny.asked
-    for run in tiny.asked:
+    first, last = tiny.executed
+    for run in tiny.executed:
         assert "training.cycles=5" in run.arguments
         assert run.arguments[-2:] == ("--device", "cpu:0")
     assert "training.masked=0.2" in first.arguments
@@ -460,8 +502,8 @@ def of_finetuning(run: GridRun) -> dict[str, Any]:
 
 def test_every_experiment_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """`fednotes reproduce` without a name lists them and ends well."""
-    listed = experiments()
-    assert list(listed) == list(grids())
+    listed = list_experiments()
+    assert list(listed) == list(grid_files())
     assert all(title and "\n" not in title for title in listed.values())
     found = CliRunner().invoke(app, ["reproduce"], env={"COLUMNS": "200"})
     assert found.exit_code == 0
@@ -470,7 +512,7 @@ def test_every_experiment_has_a_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_f1_has_its_precision_and_recall_beside_it() -> None:
-    for name in grids():
+    for name in grid_files():
         columns = load_grid(name)[0].columns
         for column in columns:
             if column.endswith(" f1"):
@@ -491,7 +533,7 @@ def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
     tiny.summary = rates
     tiny.table(
         GRID[: GRID.rindex("[[runs]]")].replace('pairs = [["', 'x = ""\n# [["'),
-        seeds=(1, 2),
+        seed=(1, 2),
     )
     rows = tiny.cells()
     cells = [row[2:] for row in rows if row[:2] == ["plain", "federated"]]
@@ -512,12 +554,12 @@ def test_all_tables_of_a_page_name_a_condition_alike(tiny: Any) -> None:
         return {"sites": {"a": both}, "mean": both}
 
     tiny.summary = rates
-    tiny.table(GRID[: GRID.rindex("[[runs]]")].replace("paper", "best"), seeds=(1,))
+    tiny.table(GRID[: GRID.rindex("[[runs]]")].replace("paper", "best"), seed=(1,))
     conditions = [row[1] for row in tiny.cells() if row[0] == "plain"]
     assert conditions == ["federated + local fine-tuning"] * 3
 
 
-RUN = module._run  # itself, not what a fixture has put there
+execute = work.execute  # itself, not what a fixture puts in its place
 
 
 def test_a_run_that_fails_says_its_first_error(
@@ -536,12 +578,12 @@ def test_a_run_that_fails_says_its_first_error(
         stdout.write(next(said))
         return 2
 
-    monkeypatch.setattr(module, "call", call)
+    monkeypatch.setattr(work, "call", call)
     several = "a note\nerror: f:1: bad\nerror: f:2: bad\nerror: a hint\n"
     said = iter(("error: old\n", several, "x\n"))
     for expected in ("old", "f:1: bad", "x"):
         with pytest.raises(FednotesError) as found:
-            RUN(run)
+            execute(run)
         assert str(found.value) == f"{expected} (in: fednotes simulate job.toml)"
 
 
@@ -590,21 +632,21 @@ def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
         own_job(tmp_path / "notes", "pretrain"),
     )
     with pytest.raises(
-        ConfigError, match=r"--base pretrain=JOB, or .* --base pretrain=bert/pret"
+        ConfigError, match=r"`base` as pretrain=JOB, or that one as pretrain=bert/pret"
     ):
         tiny.table(base=(str(task),))
-    assert tiny.asked == []
+    assert tiny.executed == []
     with pytest.raises(ConfigError, match="the experiment's own job is missing"):
         tiny.table(base=(f"pretrain={notes}",))
     told: list[str] = []
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
     assert (
         told[0]
-        == "rows of the job 'bc5cdr' are left out: give yours with --base bc5cdr=JOB"
+        == "rows of the job 'bc5cdr' are left out: add yours to `base` as bc5cdr=JOB"
     )
-    assert [run.arguments[1] for run in tiny.asked] == [str(notes), str(task)]
-    assert "sites.*.max_notes=9" in tiny.asked[0].arguments
-    assert not any("codiesp" in word for word in tiny.asked[0].arguments)
+    assert [run.arguments[1] for run in tiny.executed] == [str(notes), str(task)]
+    assert "sites.*.max_notes=9" in tiny.executed[0].arguments
+    assert not any("codiesp" in word for word in tiny.executed[0].arguments)
     assert [row["label"] for row in table["rows"]] == ["mine, pre-trained"]
 
 
@@ -644,7 +686,7 @@ class Planned(Exception):
 def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run raises Planned."""
 
-    def stop(run: GridRun) -> str:
+    def stop(run: GridRun) -> None:
         raise Planned
 
     folders = (
@@ -663,13 +705,13 @@ def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "ONTONOTES",
     ):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(module, "_run", stop)
-    monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: "")
-    monkeypatch.setattr(module, "require_notes", lambda *given: None)
+    monkeypatch.setattr(work, "execute", stop)
+    monkeypatch.setattr(Rehearsal, "try_job", lambda rehearsal, job: "")
+    monkeypatch.setattr(module, "require_notes", lambda *args: None)
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", grids())
+@pytest.mark.parametrize("name", grid_files())
 @pytest.mark.usefixtures("no_run")
 def test_every_experiment_plans_on_the_papers_corpora(
     name: str, full: bool, tmp_path: Path
@@ -677,14 +719,16 @@ def test_every_experiment_plans_on_the_papers_corpora(
     grid, path = load_grid(name)
     jobs = PAPERS[path.parent.name]
     # those of no paper are run as they are
-    own = grid.jobs if grid.base in jobs else ()
+    own = grid.job_names() if grid.base in jobs else ()
     given = [f"{job}={jobs[job]}" for job in own if job in jobs]
     with pytest.raises(Planned):
-        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
+        reproduce(name, tmp_path / "out", full=full, seed=(1,), base=given)
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", [n for n in grids() if not n.startswith("phenotype")])
+@pytest.mark.parametrize(
+    "name", [n for n in grid_files() if not n.startswith("phenotype")]
+)
 @pytest.mark.usefixtures("no_run")
 def test_every_experiment_plans_on_other_sites(
     name: str, full: bool, tmp_path: Path
@@ -692,12 +736,12 @@ def test_every_experiment_plans_on_other_sites(
     """All rows' settings fit a job of the same method."""
     grid, path = load_grid(name)
     given = []
-    for job in grid.jobs:
-        made = module.load_job(f"{path.parent.name}/{job}")
-        own = own_job(tmp_path / job, made.method, CORPORA[made.method])
+    for job in grid.job_names():
+        method = load_job(f"{path.parent.name}/{job}").method
+        own = own_job(tmp_path / job, method, CORPORA[method])
         given.append(f"{job}={own}")
     with pytest.raises(Planned):
-        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
+        reproduce(name, tmp_path / "out", full=full, seed=(1,), base=given)
 
 
 def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -705,7 +749,7 @@ def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> No
     begins."""
     tiny.write(GRID)
     clock = iter(range(0, 10**6, 7200))
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(work.time, "monotonic", lambda: float(next(clock)))
     questions: list[str] = []
 
     def no(line: str) -> None:
@@ -713,8 +757,8 @@ def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> No
         raise FednotesError("no")
 
     with pytest.raises(FednotesError, match="no"):
-        tiny.table(workers=2, agree=no)
-    assert len(tiny.asked) == 1
+        tiny.table(workers=2, confirm=no)
+    assert len(tiny.executed) == 1
     assert questions[0].startswith(
         "about 20 h 00 min at most for 20 more runs, if each takes as long"
     )

@@ -1,0 +1,1 @@
+"""Repeat the tables and figures of the papers, and compare attention heads."""

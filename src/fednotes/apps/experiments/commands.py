@@ -11,7 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednotes.cli.all_commands import TRAIN, in_panel
-from fednotes.cli.shared import Device, Settings, Yes, can_ask, console, say
+from fednotes.cli.shared import (
+    Device,
+    Settings,
+    Yes,
+    can_ask,
+    console,
+    say,
+    with_options,
+)
 from fednotes.core.stopping import resumable
 
 
@@ -37,7 +45,8 @@ def reproduce(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]JOB",
-            help="Your own job in place of the experiment's; NAME: of another that it uses.",
+            help="Your job in place of the experiment's own; NAME= replaces another "
+            "job that it uses.",
         ),
     ] = None,
     settings: Settings = None,
@@ -54,37 +63,44 @@ def reproduce(
     """Repeat a paper's table or figure; resume if interrupted."""
     from rich.markdown import Markdown
 
-    from fednotes.apps.experiments.reproduce import experiments
+    from fednotes.apps.experiments.figures import plot_results
+    from fednotes.apps.experiments.grids import list_experiments
     from fednotes.apps.experiments.reproduce import reproduce as run
-    from fednotes.apps.experiments.tables import markdown, plot
+    from fednotes.apps.experiments.tables import results_page
     from fednotes.cli.display import runs_bar
 
     if not name:
-        console.print(_listed(experiments()))
+        console.print(_experiments_table(list_experiments()))
         return
-    folder = out or Path("runs") / "reproduce"
-    with runs_bar(console, name) as shown, resumable("the same command"):
+    out = out or Path("runs") / "reproduce"
+    with runs_bar(console, name) as bar, resumable("the same command"):
         table = run(
             name,
-            folder,
+            out,
             full=not budget,
             settings=tuple(settings or ()),
-            seeds=tuple(seed or ()),
-            base=tuple(base or ()),
+            seed=seed or (),
+            base=base or (),
             workers=workers,
             device=device,
-            tell=shown,
-            say=say,
-            agree=shown.confirm if can_ask(yes) else None,
+            on_plan=bar.show_planning,
+            on_run=bar,
+            say=lambda line: say(with_options(line)),
+            confirm=bar.confirm if can_ask(yes) else None,
         )
-    console.print(Markdown(markdown(table)))
-    folder /= table["name"]
-    drawn = f", {folder / 'figure.png'}" if plot(table, folder / "figure.png") else ""
-    say(f"results: {folder / 'results.md'}{drawn}")
+    console.print(Markdown(results_page(table)))
+    folder = out / table["name"]
+    places = [str(folder / "results.md")]
+    if plot_results(table, folder / "figure.png"):
+        places.append(str(folder / "figure.png"))
+    say(f"results: {', '.join(places)}")
 
 
-def _listed(titles: Mapping[str, str]) -> Table:
-    """Return a table of the experiments that `reproduce` knows, by name."""
+def _experiments_table(titles: Mapping[str, str]) -> Table:
+    """Return a table of the experiments that `reproduce` knows.
+
+    titles: the title of each experiment by its name.
+    """
     table = Table("experiment", "what it shows", box=None, pad_edge=False)
     for name, title in titles.items():
         table.add_row(escape(name), escape(title))
@@ -110,13 +126,19 @@ def attention(
     """Compare the attention heads of several encoders."""
     from rich.markdown import Markdown
 
-    from fednotes.apps.experiments.attention import markdown, run_attention
+    from fednotes.apps.experiments.attention import attention_page, run_attention
     from fednotes.cli.display import runs_bar
 
-    chosen = tuple(category or ())
-    with runs_bar(console, "attention") as tell:
+    with runs_bar(console, "attention") as bar:
         facts = run_attention(
-            model, notes, out, sample, length, seed, categories=chosen, progress=tell
+            model,
+            notes,
+            out,
+            sample=sample,
+            length=length,
+            seed=seed,
+            categories=category or (),
+            progress=bar,
         )
-    console.print(Markdown(markdown(facts)))
+    console.print(Markdown(attention_page(facts)))
     say(f"results: {out / 'attention.md'}")

@@ -1,42 +1,53 @@
-"""What a grid file says (rows of runs over jobs, at two sizes), and the runs that it
-stands for."""
+"""Grid files, which describe the tables and figures of the papers.
+
+A grid is a TOML file beside the job files. `base` names its job. Each `[[runs]]` is a
+row of the table with the settings that it changes, and `[budget]` and `[full]` are the
+two sizes at which it can be run. Each `[[before]]` is a run that trains a model from
+which rows start: `{name}` in a row's settings stands for the folder of that model.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Len
 
-from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.settings import checked
-from fednotes.core.types import POOLED
-from fednotes.jobs.job import Job
-from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
-from fednotes.jobs.reference import known_key
+from fednotes.core.errors import ConfigError, ParameterError, nearest
+from fednotes.core.settings import build, checked, read_toml
+from fednotes.jobs.job_file import load_table
 
-HELD_OUT = 0.15  # of the training sentences, where a search needs validation data
+Settings = tuple[str, ...]  # assignments such as "training.epochs=3"
 
-Settings = tuple[str, ...]  # `--set` assignments
+
+# ---- what a grid file says -----------------------------------------------------------
 
 
 @checked(frozen=True)
 class Row:
-    """One row of a table or point of a curve.
+    """One row of a table, or one point of a curve.
 
-    label: in the table; `{job}` in it is the job's name. conditions: which of them this
-    row runs. base: its job, if not the grid's. set: `--set` assignments; budget:
-    further ones at the budget's size. full: only at the full size. seeds: in place of
-    the budget's, or with full of the full size's. x places it in a plot; where the
-    grid's x begins with η, the run's own η in percent does.
-    search: key → values to try, all combinations; each condition keeps the one with the
-    best mean validation score of its sites, never a test score, on the first seed. gap:
-    "LABEL/alone" and "LABEL/pooled", between which a further column places this row
-    (`metrics/gap.py`).
+    Attributes:
+        label: Its name in the table; "{job}" in it stands for the name of its job.
+        conditions: The conditions that it runs.
+        base: Its job, if not the grid's.
+        set: Its settings.
+        budget: Further settings at the budget size.
+        seeds: Seeds in place of those of the budget size; for a row with `full`, in
+            place of those of the full size.
+        full: Whether the row belongs to the full size only.
+        x: Its place in a plot. If the grid's `x` begins with η, the runs' own η in
+            percent is the place.
+        search: Values to try, by key, in all combinations. Each condition takes the
+            combination with the best mean validation score over its sites on the first
+            seed. Test scores choose nothing.
+        gap: "LABEL/alone" and "LABEL/pooled": a further column says how much of the gap
+            between these two the row closes (`metrics/gap.py`).
     """
 
     label: str
@@ -51,29 +62,44 @@ class Row:
     gap: Annotated[tuple[str, ...], Len(0, 2)] = ()
 
     def choices(self) -> Iterator[Settings]:
-        """The settings that are tried; the empty one alone where nothing is searched."""
+        """Yield each combination to try; an empty one if the row searches nothing."""
         for values in product(*self.search.values()):
             yield tuple(
-                f"{k}={_toml(v)}" for k, v in zip(self.search, values, strict=True)
+                f"{key}={_in_toml(value)}"
+                for key, value in zip(self.search, values, strict=True)
             )
 
+    def starts_from(self, model: str) -> bool:
+        """Return whether the row starts from the model of this name."""
+        settings = (*self.set, *self.budget)
+        return any(placeholder(model) in setting for setting in settings)
 
-def _toml(value: Any) -> str:
+
+def _in_toml(value: Any) -> str:
+    """Return a value as TOML writes it."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(_in_toml, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value)  # numbers; text in single quotes
 
 
+def placeholder(model: str) -> str:
+    """Return what stands for the folder of a model in a row's settings."""
+    return "{" + model + "}"
+
+
 @checked(frozen=True)
 class Size:
-    """How much of the grid is run.
+    """One of the two sizes of a grid.
 
-    note: Describes the size above the table.
-    own: Replaces `set` on a job of the user's own, where `set` names sites.
-    own_note: Replaces `note` on a job of the user's own, where `note` describes the
-        grid's own corpora.
+    Attributes:
+        seeds: The seeds of its rows.
+        set: Settings of every row.
+        note: What the size is, shown above the table.
+        own: Replaces `set` on a job of the user's own, for a `set` that names sites.
+        own_note: Replaces `note` on a job of the user's own, for a `note` that
+            describes the grid's own corpora.
     """
 
     seeds: tuple[int, ...]
@@ -84,11 +110,18 @@ class Size:
 
 
 @checked(frozen=True)
-class Before:
-    """A run whose model others start from: once for all seeds, or, where seed is 0, for
-    each.
+class ModelRun:
+    """A run that trains a model from which rows start.
 
-    own: in place of `budget` on a job of the user's own, where `budget` names sites.
+    Attributes:
+        name: The name of the model in the rows' settings.
+        base: Its job.
+        condition: The condition that it runs.
+        seed: The seed of its only run; 0 for one run for each seed of the rows.
+        set: Its settings.
+        budget: Further settings at the budget size.
+        own: Replaces `budget` on a job of the user's own, for a `budget` that names
+            sites.
     """
 
     name: str
@@ -102,7 +135,12 @@ class Before:
 
 @checked(frozen=True)
 class Attention:
-    """Models whose attention heads are compared (NAME=FOLDER), on notes of these paths."""
+    """Models whose attention heads are compared in place of a table of runs.
+
+    Attributes:
+        models: Each model as NAME=FOLDER.
+        notes: Paths of the notes that the models read.
+    """
 
     models: tuple[str, ...]
     notes: tuple[str, ...]
@@ -112,20 +150,34 @@ class Attention:
 class Grid:
     """A grid file.
 
-    columns: in place of one for each site: "micro strict f1" (all sites' mentions together),
-    "mean masked loss", "mean phenotypes f1", "mean ranking auroc" (over sites), "MB up", "MB
-    down" (all sites, a cycle), "MB a site" (up, a federated run), "s" (a run). by_output: a row
-    a disease in place of one a run, with precision, recall and F1 of each run, and the paper's
-    figures (disease → column) beside.
-    score: of which data the sites' columns are; "validation" shows nothing of test data, for
-    grids by which settings are chosen.
-    against: the label of a row; a further column has by how much others fall behind its last
-    score. pairs: "LABEL/CONDITION" twice, first minus second, tested over seeds; a row's
-    federated and alone, where it has both, are a pair by themselves.
-    attention: compared in place of runs.
-    paper: the paper's own figures, label → column → percent. megabytes, seconds: where they
-    are not 0, a further column each: the micro F1 of the last model within that cost, for jobs
-    whose training has trace = true.
+    A column of `columns` is one of "micro strict f1" (the mentions of all sites
+    together), "mean masked loss", "mean phenotypes f1", "mean ranking auroc" (means
+    over sites) and the like, "MB up" and "MB down" (all sites, a round), "MB a site"
+    (sent by one site in a federated run) and "s" (seconds of a run).
+
+    Attributes:
+        title: Title of the table.
+        base: Name of the job.
+        budget: The size for two cores and about an hour.
+        full: The size of the paper.
+        runs: The rows.
+        before: Runs that train the models from which rows start.
+        attention: Models to compare, in place of a table of runs.
+        columns: Columns in place of one for each site.
+        by_output: Whether the table has a row for each disease, with the precision,
+            recall and F1 of each run, and the paper's figures beside them.
+        score: The data that the columns of sites score. A "validation" table shows
+            nothing of the test data; settings are chosen by such tables.
+        against: Label of a row. A further column says by how much each row falls behind
+            its last score.
+        pairs: Pairs of "LABEL/CONDITION". The first minus the second is tested over
+            seeds. A row that runs federated and alone is a pair by itself.
+        x: What the x axis of the plot shows; without it the rows are its y axis.
+        megabytes: If not 0, a further column with the micro F1 of the last model that
+            cost at most so much. The job must have training.trace = true.
+        seconds: The same for time.
+        paper: The paper's own figures in percent, by label and column.
+        paper_note: A remark on them.
     """
 
     title: str
@@ -133,7 +185,7 @@ class Grid:
     budget: Size
     full: Size
     runs: tuple[Row, ...] = ()
-    before: tuple[Before, ...] = ()
+    before: tuple[ModelRun, ...] = ()
     attention: Attention | None = None
     columns: tuple[str, ...] = ()
     by_output: bool = False
@@ -146,405 +198,169 @@ class Grid:
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     paper_note: str = ""
 
-    @property
-    def jobs(self) -> tuple[str, ...]:
-        """The jobs that it names, its own first."""
-        others = (
-            *(row.base for row in self.runs),
-            *(each.base for each in self.before),
-        )
-        return tuple(dict.fromkeys(name for name in (self.base, *others) if name))
+    def job_names(self) -> tuple[str, ...]:
+        """Return the names of all its jobs, the grid's own first."""
+        names = [self.base]
+        names += [row.base for row in self.runs]
+        names += [model.base for model in self.before]
+        return tuple(dict.fromkeys(name for name in names if name))
 
 
-Models = Mapping[int, Mapping[str, str]]  # seed → name → folder
+# ---- which grids exist ---------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def grid_files() -> Mapping[str, Path]:
+    """Return the grid files by the name of the experiment, such as "fedner-table2"."""
+    root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
+    files = {}
+    for path in sorted(root.glob("*/*.toml")):
+        # a file without "base" is a job
+        if "base" in read_toml(path):
+            files[f"{path.parent.name}-{path.stem}"] = path
+    return files
+
+
+def load_grid(name: str) -> tuple[Grid, Path]:
+    """Return the grid of an experiment and its file.
+
+    Raises:
+        ConfigError: There is no such experiment.
+    """
+    files = grid_files()
+    if name not in files:
+        raise ConfigError(f"no experiment is called {name!r}; {nearest(name, files)}")
+    path = files[name]
+    return build(Grid, read_toml(path), path.name), path
+
+
+def list_experiments() -> dict[str, str]:
+    """Return the title of each experiment by its name."""
+    return {name: load_grid(name)[0].title for name in grid_files()}
+
+
+# ---- the jobs and rows of a run of a grid --------------------------------------------
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Which job stands for each that a grid names.
+    """The job behind each job name of a grid.
 
-    folder: of the grid's own jobs, such as fedner. own: the grid's name → the user's
-        job.
+    Attributes:
+        folder: The folder of the grid's own jobs, such as "fedner".
+        replacements: The user's jobs, by the name of the job that each replaces.
     """
 
     folder: str
-    own: Mapping[str, str] = field(default_factory=dict)
+    replacements: Mapping[str, str] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> str:
-        """A job file, or the name of a built-in job."""
-        return self.own.get(name, f"{self.folder}/{name}")
+    def find(self, name: str) -> str:
+        """Return the path of a job file, or the name of a built-in job."""
+        return self.replacements.get(name, f"{self.folder}/{name}")
 
-    def named(self, name: str) -> str:
-        """How tables call it."""
-        return Path(self[name]).stem
+    def short_name(self, name: str) -> str:
+        """Return what tables call the job."""
+        return Path(self.find(name)).stem
 
+    def has_replaced(self, name: str) -> bool:
+        """Return whether the user has replaced this job."""
+        return name in self.replacements
 
-@dataclass(frozen=True)
-class GridRun:
-    """One row, condition and seed; its folder is named by what it runs, so grids share
-    runs.
+    def is_missing(self, name: str) -> bool:
+        """Return whether the user has replaced other jobs, but not this one.
 
-    choice: the settings that it tries, where its row searches. beyond: what the run
-    adds to the published method. is_trial: whether it serves the search alone, because
-    it holds out training data that the row's other runs train on. job: what a rehearsal
-    makes. skipped: the user's settings that it does not take, with the reason.
-    """
-
-    row: Row
-    condition: str
-    seed: int
-    folder: Path
-    arguments: tuple[str, ...]
-    choice: Settings = ()
-    beyond: str = ""
-    is_trial: bool = False
-    job: Job | None = field(default=None, repr=False, compare=False)
-    skipped: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def done(self) -> bool:
-        """Whether it ran to its end."""
-        return (self.folder / "summary.json").exists()
-
-    @property
-    def begun(self) -> bool:
-        """Whether something is there to go on with."""
-        return (self.folder / "job.json").exists()
-
-
-def own_jobs(grid: Grid, folder: str, given: Sequence[str]) -> Jobs:
-    """`--base JOB` in place of the grid's own job, `--base NAME=JOB` of another that it
-    names.
-
-    Raises ConfigError for a name that the grid has not, a job that there is none of, a
-    job of another method, and where the grid's own job is missing.
-    """
-    own: dict[str, str] = {}
-    for text in given:
-        name, equals, job = text.partition("=")
-        if not equals or (name not in grid.jobs and Path(text).is_file()):
-            name, job = grid.base, text
-        if name not in grid.jobs:
-            raise ConfigError(
-                f"--base {text}: this experiment has no job {name!r}; {nearest(name, grid.jobs)}"
-            )
-        if name in own:
-            raise ConfigError(f"--base {text}: {name!r} has {own[name]} already")
-        asked, found = (
-            load_table(each)[0].get("method") for each in (f"{folder}/{name}", job)
-        )
-        if asked != found:
-            raise ConfigError(
-                f"--base {job}: is of method {found!r}, the experiment of {asked!r}"
-            )
-        own[name] = job
-    if own and grid.base not in own:
-        raise ConfigError(
-            f"--base {given[0]}: the experiment's own job is missing: --base JOB"
-        )
-    return Jobs(folder, own)
-
-
-def rows_of(grid: Grid, jobs: Jobs, full: bool) -> tuple[list[Row], list[str]]:
-    """The rows that are run, with their jobs; and the jobs whose rows are left out.
-
-    On jobs of the user's own, rows of a job that was not given would mix corpora.
-    """
-    rows = [
-        replace(row, base=row.base or grid.base)
-        for row in grid.runs
-        if full or not row.full
-    ]
-    kept = [row for row in rows if not jobs.own or row.base in jobs.own]
-    left = dict.fromkeys(row.base for row in rows if row not in kept)
-    named = []
-    for row in kept:
-        job = jobs.named(row.base)
-        label, *gap = (text.replace("{job}", job) for text in (row.label, *row.gap))
-        named.append(replace(row, label=label, gap=tuple(gap)))
-    return named, list(left)
-
-
-def befores_of(grid: Grid, rows: Sequence[Row]) -> tuple[Before, ...]:
-    """Return the models that these rows, or the attention analysis, start from."""
-    read = " ".join(setting for row in rows for setting in (*row.set, *row.budget))
-    read += " ".join(grid.attention.models if grid.attention else ())
-    return tuple(each for each in grid.before if "{" + each.name + "}" in read)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What holds for all runs of a grid.
-
-    size: the grid's, with the seeds that are asked for. settings: the user's `--set`.
-    device: of each run.
-    """
-
-    jobs: Jobs
-    size: Size
-    full: bool
-    out: Path
-    settings: Settings = ()
-    device: str = "cpu"
-
-    def size_settings(self, row: Row) -> Settings:
-        """Return the settings of the grid's size for a row's job; the user may change
-        them."""
-        if row.base in self.jobs.own and self.size.own is not None:
-            return self.size.own
-        return self.size.set
-
-    def own_settings(self, row: Row) -> Settings:
-        """Return what makes a row what it is, with the keys that it searches."""
-        searched = tuple(f"{key}=" for key in row.search)
-        return (*row.set, *(() if self.full else row.budget), *searched)
-
-    def settings_before(self, before: Before) -> Settings:
-        """Return what makes the run of a model what it is."""
-        return before.set
-
-    def budget_before(self, before: Before) -> Settings:
-        """Return the settings of a model's run that only make it small."""
-        if self.full:
-            return ()
-        if before.base in self.jobs.own and before.own is not None:
-            return before.own
-        return before.budget
-
-
-def plan_before(
-    before: Before, request: Request, seeds: Sequence[int]
-) -> list[GridRun]:
-    """Return the runs of a model that others start from; the grid's own size is not for
-    them.
-
-    Raises:
-        ConfigError: A setting does not fit the job.
-    """
-    row = Row(before.name, (before.condition,), before.base, before.set)
-    size = replace(
-        request.size,
-        seeds=(before.seed,) if before.seed else tuple(seeds),
-        set=request.budget_before(before),
-        own=None,
-    )
-    return plan(row, before.condition, replace(request, size=size, full=True))
-
-
-def plan(
-    row: Row,
-    condition: str,
-    request: Request,
-    *,
-    models: Models | None = None,
-    stand_ins: Models | None = None,
-    needs_validation: bool = False,
-) -> list[GridRun]:
-    """Return the runs of one row and condition, for each seed and each setting that is
-    tried.
-
-    A row that searches settings on a job that holds nothing out gets further runs for
-    the search, in which HELD_OUT of the training sentences are validation data. The
-    test data stay the same.
-
-    Args:
-        row: The row.
-        condition: One of the row's.
-        request: What holds for all runs.
-        models: Seed → name → folder of the models that `{name}` in the row's settings stands for.
-        stand_ins: The same, of what stands for them in a rehearsal.
-        needs_validation: Whether all runs are judged by validation data.
-
-    Raises:
-        ConfigError: A setting does not fit the row's job.
-    """
-    job = request.jobs[row.base]
-    size_settings = request.size_settings(row)
-    taken, skipped = settings_for(job, request.own_settings(row), request.settings)
-    of_row = (*row.set, *(() if request.full else row.budget))
-    common = (*size_settings, *taken, *of_row)
-    _require_sites(row, job, common)
-    maker = _Maker(row, condition, request, skipped, models or {}, stand_ins or {})
-    seeds = seeds_of(row, request.size, request.full)
-
-    holding_out: Settings = ()
-    searches = len(list(row.choices())) > 1
-    if searches or needs_validation:
-        first = next(iter(row.choices()))
-        holding_out = _holding_out(row, maker.parsed((*common, *first), seeds[0]))
-
-    runs = []
-    for choice in row.choices():
-        if searches and holding_out:
-            runs.append(
-                maker.run(
-                    (*common, *choice, *holding_out), seeds[0], choice, trial=True
-                )
-            )
-        extra = holding_out if needs_validation else ()
-        runs += [maker.run((*common, *choice, *extra), seed, choice) for seed in seeds]
-    return runs
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """Makes the runs of one row and condition."""
-
-    row: Row
-    condition: str
-    request: Request
-    skipped: Mapping[str, str]
-    models: Models
-    stand_ins: Models
-
-    def parsed(self, settings: Settings, seed: int) -> Job:
-        """Return the job with these settings.
-
-        Raises ConfigError, which names the row's job.
+        A table over jobs of the user's own and of the grid's would mix corpora.
         """
-        return self._job(self._complete(settings, seed, self.stand_ins))
-
-    def run(
-        self, settings: Settings, seed: int, choice: Settings, trial: bool = False
-    ) -> GridRun:
-        """Return one run."""
-        name = self.request.jobs[self.row.base]
-        chosen = self._complete(settings, seed, self.models)
-        job = self._job(chosen)
-        is_built_in = name in built_in_jobs()
-        folder = self.request.out / "runs" / _digest(job, is_built_in)
-        sets = [word for setting in chosen for word in ("--set", setting)]
-        device = self.request.device
-        on_device = () if device == "cpu" else ("--device", device)
-        # one model for all has nothing beyond the published method
-        beyond = (
-            "" if self.condition == POOLED else job.module.name_extension(job.config)
-        )
-        return GridRun(
-            self.row,
-            self.condition,
-            seed,
-            folder,
-            ("simulate", name, "--out", str(folder), *sets, *on_device),
-            choice=choice,
-            beyond=beyond,
-            is_trial=trial,
-            job=self.parsed(settings, seed),
-            skipped=self.skipped,
-        )
-
-    def _complete(self, settings: Settings, seed: int, models: Models) -> Settings:
-        chosen = (*settings, f"seed={seed}", f"conditions=['{self.condition}']")
-        for model, folder in models.get(seed, {}).items():
-            chosen = tuple(each.replace("{" + model + "}", folder) for each in chosen)
-        return chosen
-
-    def _job(self, settings: Settings) -> Job:
-        name = self.request.jobs[self.row.base]
-        return load_job(built_in_jobs().get(name) or name, settings)
+        return bool(self.replacements) and name not in self.replacements
 
 
-def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
-    """A row's own, if it has some: at the budget's size, and where it is of the full
-    size alone."""
-    return row.seeds if row.seeds and (row.full or not full) else size.seeds
-
-
-def settings_for(
-    job: str, own: Settings, settings: Settings
-) -> tuple[Settings, dict[str, str]]:
-    """Divide the user's settings into those that a run takes and the others, with the
-    reason.
+def choose_jobs(grid: Grid, folder: str, base: Sequence[str]) -> Jobs:
+    """Return the jobs of a grid, with the user's in place of its own.
 
     Args:
-        job: The run's job.
-        own: What the row sets itself, which the user does not change.
-        settings: The user's.
-    """
-    method = next(
-        (
-            text.partition("=")[2].strip(" '\"")
-            for text in own
-            if text.startswith("method=")
-        ),
-        "",
-    )
-    taken = []
-    skipped = {}
-    for setting in settings:
-        key = setting.partition("=")[0].strip()
-        if sets_itself(own, key):
-            skipped[setting] = "they set it themselves"
-        elif not has_key(job, key, method):
-            skipped[setting] = "their method has no such key"
-        else:
-            taken.append(setting)
-    return tuple(taken), skipped
-
-
-def sets_itself(own: Settings, key: str) -> bool:
-    """Return whether one of these settings sets the key, a table that holds it or a
-    part of it."""
-    asked = key.split(".")
-    for setting in own:
-        parts = setting.partition("=")[0].strip().split(".")
-        if all(a == b or "*" in (a, b) for a, b in zip(parts, asked, strict=False)):
-            return True
-    return False
-
-
-def has_key(job: str, key: str, method: str = "") -> bool:
-    """Return whether a job's tables know a key such as "training.epochs".
-
-    Args:
-        job: A job file or the name of a built-in job.
-        key: As before the equals sign of `--set`.
-        method: In place of the job's own method.
-    """
-    return known_key(method or str(load_table(job)[0].get("method", "")), key)
-
-
-def _holding_out(row: Row, job: Job) -> Settings:
-    """Return the setting that makes validation data, empty where the job has some.
+        grid: The grid.
+        folder: The folder of its own jobs.
+        base: JOB replaces the grid's own job, NAME=JOB another one that it names.
 
     Raises:
-        ConfigError: The job has none, and none can be taken from its training data.
+        ParameterError: The grid has no job of a name, a job is replaced twice or by one
+            of another method, or the grid's own job is not replaced.
+        ConfigError: There is no such job.
     """
-    if job.synthetic is not None:
-        return ()
-    for site in job.sites.values():
-        if (
-            getattr(site, "valid", "")
-            or site.valid_fraction
-            or getattr(site, "hold_out", 0)
-        ):
-            return ()
-    if job.data != "documents":
-        raise ConfigError(
-            f"row {row.label!r} chooses by validation data, but no site of {job.name} holds any "
-            "out: give its sites a valid_fraction"
-        )
-    return (f"sites.*.hold_out={HELD_OUT}",)
-
-
-def _require_sites(row: Row, job: str, settings: Settings) -> None:
-    """Refuse a setting of a site that is not there, since it would make one."""
-    sites = load_table(job)[0].get("sites", {})
-    for setting in settings:
-        top, *rest = setting.partition("=")[0].strip().split(".")
-        if (
-            top == "sites"
-            and len(rest) > 1
-            and (not sites or rest[0] not in {"*", *sites})
-        ):
-            raise ConfigError(
-                f"row {row.label!r} sets {setting}, but {job} has "
-                + (f"no site {rest[0]!r}" if sites else "no [sites.NAME] tables")
+    replacements: dict[str, str] = {}
+    for text in base:
+        name, job = _split_base(grid, text)
+        if name not in grid.job_names():
+            raise ParameterError(
+                f"`base` {text}: this experiment has no job {name!r}; "
+                f"{nearest(name, grid.job_names())}"
             )
+        if name in replacements:
+            raise ParameterError(
+                f"`base` {text}: {replacements[name]} replaces {name!r} already: give "
+                "one job for each name"
+            )
+        _require_same_method(f"{folder}/{name}", job)
+        replacements[name] = job
+
+    if replacements and grid.base not in replacements:
+        raise ParameterError(
+            f"`base` {base[0]}: the experiment's own job is missing: give `base` JOB, "
+            "too"
+        )
+    return Jobs(folder, replacements)
 
 
-def _digest(job: Job, built_in: bool) -> str:
-    """Of what is run; paths in a file of the user's own are relative to its folder."""
-    if built_in:
-        return job.fingerprint[:16]
-    return hashlib.sha256(f"{job.folder}\n{job.fingerprint}".encode()).hexdigest()[:16]
+def _split_base(grid: Grid, text: str) -> tuple[str, str]:
+    """Return the name of the job that is replaced, and the job that replaces it."""
+    name, sign, job = text.partition("=")
+    # the name of a file may hold "="
+    is_path = name not in grid.job_names() and Path(text).is_file()
+    if not sign or is_path:
+        return grid.base, text
+    return name, job
+
+
+def _require_same_method(replaced: str, job: str) -> None:
+    expected = load_table(replaced)[0].get("method")
+    method = load_table(job)[0].get("method")
+    if method != expected:
+        raise ParameterError(
+            f"`base` {job}: its method is {method!r}, and the experiment needs a job "
+            f"of method {expected!r}"
+        )
+
+
+def select_rows(grid: Grid, jobs: Jobs, *, full: bool) -> tuple[list[Row], list[str]]:
+    """Return the rows to run, with their jobs, and the jobs whose rows are left out.
+
+    Args:
+        grid: The grid.
+        jobs: Its jobs. Rows of a job that is missing are left out.
+        full: Whether to run the full size.
+    """
+    rows = []
+    missing = []
+    for row in grid.runs:
+        name = row.base or grid.base
+        if row.full and not full:
+            continue
+        if jobs.is_missing(name):
+            missing.append(name)
+            continue
+        job = jobs.short_name(name)
+        label = row.label.replace("{job}", job)
+        gap = tuple(text.replace("{job}", job) for text in row.gap)
+        rows.append(replace(row, base=name, label=label, gap=gap))
+    return rows, list(dict.fromkeys(missing))
+
+
+def select_models(grid: Grid, rows: Sequence[Row]) -> tuple[ModelRun, ...]:
+    """Return the models from which these rows start, or whose attention is compared."""
+    compared = grid.attention.models if grid.attention else ()
+    return tuple(
+        model
+        for model in grid.before
+        if any(row.starts_from(model.name) for row in rows)
+        or any(placeholder(model.name) in text for text in compared)
+    )

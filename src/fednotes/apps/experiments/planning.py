@@ -1,42 +1,44 @@
-"""Everything that a grid will run, and what of it cannot run here, found before
-anything trains.
+"""Plan everything that a grid will run, and find out what of it cannot run here.
 
-A run is refused if its settings do not fit its job, if a file, a model's weights or an
-extra is missing, or if its site or method refuses to take part. Most of this shows only
-when the sites and their models are made, so the runs are rehearsed: they are made as
-`simulate` makes them, and none is trained. What is refused is left out by name, and the
-rest runs.
+A run is refused if its settings do not fit its job, if a file, a model's weights or a
+package is missing, or if a site or the method refuses to take part. Most of this shows
+only when the sites and their models are made. So the runs are rehearsed before the
+first one trains: they are made as `simulate` makes them, and not trained. What is
+refused is left out by name, and the rest runs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fednotes.apps.experiments.grids import (
-    Before,
     Grid,
+    ModelRun,
+    Row,
+    Settings,
+    select_models,
+)
+from fednotes.apps.experiments.runs import (
     GridRun,
     Models,
     Request,
-    Row,
-    befores_of,
     has_key,
-    plan,
-    plan_before,
-    seeds_of,
-    sets_itself,
+    is_set_by,
+    key_of,
+    plan_model,
+    plan_row,
 )
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import ConfigError, FednotesError, ParameterError
 from fednotes.jobs.checking import rehearse
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import some_of
 from fednotes.jobs.simulate import parts_of
 
-_KEPT = 2  # jobs' data in memory, so that rows of one corpus read it once
+_JOBS_IN_MEMORY = 2  # whose data stay, so that rows over one corpus read it once
 _NOT_DATA = {
     "training",
     "model",
@@ -48,22 +50,47 @@ _NOT_DATA = {
     "method",
 }
 
+# What is planned next, how much has been planned, and how much there is; the last call
+# has no name and says that all has been planned.
+PlanProgress = Callable[[str, int, int], None]
+
+
+def ignore_progress(name: str, done: int, total: int) -> None:
+    """Do nothing."""
+
+
+def ignore_line(line: str) -> None:
+    """Do nothing."""
+
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row and condition that cannot run, and why."""
+    """Something that cannot run.
+
+    Attributes:
+        label: Label of the row, or name of the model.
+        condition: The condition; "" for a model.
+        reason: Why it cannot run.
+    """
 
     label: str
     condition: str
     reason: str
 
+    def describe(self) -> str:
+        """Return the label and condition for people."""
+        return f"{self.label}, {self.condition}" if self.condition else self.label
+
 
 @dataclass
-class Planned:
+class Plan:
     """The runs of a grid.
 
-    first: the runs that make the models from which rows start. groups: the runs of each row and
-    condition. models: seed → name → the folder of each such model. left_out: what cannot run.
+    Attributes:
+        first: The runs that train the models from which rows start.
+        groups: The runs of each row and condition.
+        models: The folders of these models by seed and name.
+        left_out: What cannot run.
     """
 
     first: list[GridRun] = field(default_factory=list)
@@ -77,27 +104,25 @@ class Rehearsal:
 
     def __init__(self) -> None:
         self._sites: dict[str, Sites] = {}
-        self._seen: dict[Path, str] = {}
+        self._reasons: dict[Path, str] = {}
 
-    def refusal(self, runs: Iterable[GridRun]) -> str:
-        """Return why these runs of one row and condition cannot run; empty if they can.
+    def reason_against(self, runs: Sequence[GridRun]) -> str:
+        """Return why the runs of one row and condition cannot run; "" if they can.
 
-        Of runs that differ in the seed alone the first one stands for all.
+        Of runs that differ only in the seed, the first one stands for all.
         """
-        runs = list(runs)
-        if not runs:
-            return ""
-        first_seed = runs[0].seed
         for run in runs:
-            if run.seed != first_seed or run.done or run.job is None:
+            if run.seed != runs[0].seed or run.job is None or run.is_done():
                 continue
-            if run.folder not in self._seen:
-                self._seen[run.folder] = self._why(run.job)
-            if reason := self._seen[run.folder]:
+            if run.folder not in self._reasons:
+                self._reasons[run.folder] = self.try_job(run.job)
+            reason = self._reasons[run.folder]
+            if reason:
                 return reason
         return ""
 
-    def _why(self, job: Job) -> str:
+    def try_job(self, job: Job) -> str:
+        """Return why a job cannot run; "" if it can."""
         try:
             sites = self._load(job)
             config = job.module.configure(job.config, sites.data)
@@ -107,14 +132,15 @@ class Rehearsal:
         return ""
 
     def _load(self, job: Job) -> Sites:
-        """Return the job's data, read once for jobs that read the same."""
+        """Return a job's data, which is read once for jobs with the same data."""
         table = {key: value for key, value in job.table.items() if key not in _NOT_DATA}
         key = json.dumps(
             [job.data, str(job.folder), table], sort_keys=True, default=str
         )
         if key not in self._sites:
-            while len(self._sites) >= _KEPT:
-                del self._sites[next(iter(self._sites))]
+            while len(self._sites) >= _JOBS_IN_MEMORY:
+                oldest = next(iter(self._sites))
+                del self._sites[oldest]
             self._sites[key] = load_sites(job)
         return self._sites[key]
 
@@ -124,214 +150,270 @@ def plan_grid(
     rows: Sequence[Row],
     request: Request,
     rehearsal: Rehearsal,
-    say: Callable[[str], None] = lambda line: None,
-) -> Planned:
-    """Plan a grid's runs and leave out those that cannot run.
+    *,
+    on_plan: PlanProgress = ignore_progress,
+    say: Callable[[str], None] = ignore_line,
+) -> Plan:
+    """Plan the runs of a grid, and leave out those that cannot run.
 
     Args:
         grid: The grid.
-        rows: Those of its rows that are asked for.
-        request: Jobs, size, settings and device of all runs.
+        rows: The rows to run.
+        request: The jobs, size, settings and device of all runs.
         rehearsal: Makes the sites and models of each run.
-        say: Receives a line for each reason why rows or settings are left out.
+        on_plan: Called before each row and condition is planned, and at the end.
+        say: Receives a line for each reason why rows are left out or settings skipped.
 
     Raises:
-        ConfigError: A setting fits no run at all, or nothing can run.
+        ParameterError: A setting fits no run, or nothing can run.
     """
-    planned = Planned()
     refuse_settings(rows, grid, request)
-    seeds = [seed for row in rows for seed in seeds_of(row, request.size, request.full)]
-    seeds = list(dict.fromkeys((*request.size.seeds, *seeds)))
-    befores = befores_of(grid, rows)
-    before_runs, refused = _plan_befores(befores, request, seeds, rehearsal)
-    models = {seed: _folders(before_runs, seed) for seed in seeds}
-    stand_ins = {seed: _stand_ins(before_runs, seed) for seed in seeds}
+    models = select_models(grid, rows)
+    cells = [(row, condition) for row in rows for condition in row.conditions]
+    total = len(models) + len(cells)
 
+    planner = _Planner(grid, request, rehearsal, _all_seeds(rows, request))
+    for done, model in enumerate(models):
+        on_plan(model.name, done, total)
+        planner.add_model(model)
+    for done, (row, condition) in enumerate(cells, len(models)):
+        on_plan(f"{row.label}, {condition}", done, total)
+        planner.add_row(row, condition)
+    on_plan("", total, total)
+
+    plan = planner.finish()
+    _require_runs(plan, grid)
+    for reason, names in by_reason(plan.left_out):
+        say(f"left out: {'; '.join(names)}: {reason}")
+    for setting, place in skipped_settings(plan):
+        say(f"`settings` {setting} does not reach {place}")
+    return plan
+
+
+def _all_seeds(rows: Sequence[Row], request: Request) -> list[int]:
+    """Return the seeds of the size, then the further seeds of rows, each once."""
+    seeds = list(request.size.seeds)
     for row in rows:
-        for condition in row.conditions:
-            reason = _missing_model(row, refused)
-            runs: list[GridRun] = []
-            if not reason:
-                try:
-                    runs = plan(
-                        row,
-                        condition,
-                        request,
-                        models=models,
-                        stand_ins=stand_ins,
-                        needs_validation=grid.score == "validation",
-                    )
-                except ConfigError as error:
-                    reason = str(error)
-            reason = reason or rehearsal.refusal(runs)
-            if reason:
-                planned.left_out.append(LeftOut(row.label, condition, reason))
-            else:
-                planned.groups.append(runs)
-
-    used = {
-        name for runs in planned.groups for name in _named_models(runs[0].row, befores)
-    }
-    if grid.attention is not None:
-        used = {each.name for each in befores}
-        for name, reason in refused.items():
-            planned.left_out.append(LeftOut(name, "", reason))
-    planned.first = [
-        run for name in before_runs if name in used for run in before_runs[name]
-    ]
-    planned.models = models
-    _require_something(planned, grid)
-    _say_left_out(planned.left_out, say)
-    _say_settings(planned, request, say)
-    return planned
+        seeds += request.seeds_for(row)
+    return list(dict.fromkeys(seeds))
 
 
-def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
-    """Raise ConfigError for a setting of the user's that can reach no run of the grid."""
-    befores = befores_of(grid, rows)
-    for setting in request.settings:
-        key = setting.partition("=")[0].strip()
-        if key == "seed":
-            raise ConfigError(
-                f"--set {setting}: the rows say their seeds: give --seed instead"
-            )
-        if key == "conditions":
-            raise ConfigError(
-                f"--set {setting}: the rows of an experiment say their conditions"
-            )
-        jobs = {row.base for row in rows} | {each.base for each in befores}
-        if not any(has_key(request.jobs[job], key) for job in jobs):
-            load_job(request.jobs[grid.base], (setting,))  # raises with the nearest key
-            raise ConfigError(
-                f"--set {setting}: no job of this experiment has the key {key!r}"
-            )
-        takes = [
-            has_key(request.jobs[row.base], key)
-            and not sets_itself(request.own_settings(row), key)
-            for row in rows
-        ]
-        takes += [
-            has_key(request.jobs[each.base], key)
-            and not sets_itself(request.settings_before(each), key)
-            for each in befores
-        ]
-        if not any(takes):
-            raise ConfigError(
-                f"--set {setting}: every row of this experiment sets {key} itself, so the setting "
-                "would reach no run: leave it out"
-            )
+class _Planner:
+    """Plans the runs of models, then those of rows.
 
+    Args:
+        grid: The grid.
+        request: What holds for all runs.
+        rehearsal: Makes the sites and models of each run.
+        seeds: The seeds of all rows.
+    """
 
-def _plan_befores(
-    befores: Sequence[Before],
-    request: Request,
-    seeds: Sequence[int],
-    rehearsal: Rehearsal,
-) -> tuple[dict[str, list[GridRun]], dict[str, str]]:
-    """Return the runs by the name of their model, and the models that cannot be made,
-    with why."""
-    runs: dict[str, list[GridRun]] = {}
-    refused: dict[str, str] = {}
-    for before in befores:
-        if request.jobs.own and before.base not in request.jobs.own:
-            job = request.jobs[before.base]
-            refused[before.name] = (
-                f"it is of the job {job!r}: name yours with --base {before.base}=JOB, or take "
-                f"that one: --base {before.base}={job}"
-            )
-            continue
-        try:
-            planned = plan_before(before, request, seeds)
-        except ConfigError as error:
-            refused[before.name] = str(error)
-            continue
-        if reason := rehearsal.refusal(planned):
-            refused[before.name] = reason
+    def __init__(
+        self, grid: Grid, request: Request, rehearsal: Rehearsal, seeds: Sequence[int]
+    ) -> None:
+        self._grid = grid
+        self._request = request
+        self._rehearsal = rehearsal
+        self._seeds = seeds
+        self._model_runs: dict[str, list[GridRun]] = {}
+        self._refused_models: dict[str, str] = {}
+        self._groups: list[list[GridRun]] = []
+        self._left_out: list[LeftOut] = []
+
+    def add_model(self, model: ModelRun) -> None:
+        """Plan the runs that train a model, or note why they cannot run."""
+        reason, runs = self._plan_model(model)
+        if reason:
+            self._refused_models[model.name] = reason
         else:
-            runs[before.name] = planned
-    return runs, refused
+            self._model_runs[model.name] = runs
+
+    def _plan_model(self, model: ModelRun) -> tuple[str, list[GridRun]]:
+        """Return why a model cannot be trained, and its runs."""
+        jobs = self._request.jobs
+        if jobs.is_missing(model.base):
+            job = jobs.find(model.base)
+            reason = (
+                f"it is trained by the job {job!r}: add yours to `base` as "
+                f"{model.base}=JOB, or that one as {model.base}={job}"
+            )
+            return reason, []
+        try:
+            runs = plan_model(model, self._request, self._seeds)
+        except ConfigError as error:
+            return str(error), []
+        return self._rehearsal.reason_against(runs), runs
+
+    def add_row(self, row: Row, condition: str) -> None:
+        """Plan the runs of a row and condition, or note why they cannot run."""
+        reason, runs = self._plan_row(row, condition)
+        if reason:
+            self._left_out.append(LeftOut(row.label, condition, reason))
+        else:
+            self._groups.append(runs)
+
+    def _plan_row(self, row: Row, condition: str) -> tuple[str, list[GridRun]]:
+        """Return why a row and condition cannot run, and its runs."""
+        for name, reason in self._refused_models.items():
+            if row.starts_from(name):
+                return (
+                    f"it starts from the model {name!r}, which cannot be trained: "
+                    f"{reason}",
+                    [],
+                )
+        try:
+            runs = plan_row(
+                row,
+                condition,
+                self._request,
+                models=self._folders_by_seed(),
+                stand_ins=self._stand_ins_by_seed(),
+                needs_validation=self._grid.score == "validation",
+            )
+        except ConfigError as error:
+            return str(error), []
+        return self._rehearsal.reason_against(runs), runs
+
+    def finish(self) -> Plan:
+        """Return the plan. A model from which no planned row starts is not trained."""
+        planned_rows = [runs[0].row for runs in self._groups]
+        first = []
+        for name, runs in self._model_runs.items():
+            is_compared = self._grid.attention is not None
+            if is_compared or any(row.starts_from(name) for row in planned_rows):
+                first += runs
+        left_out = list(self._left_out)
+        if self._grid.attention is not None:
+            for name, reason in self._refused_models.items():
+                left_out.append(LeftOut(name, "", reason))
+        return Plan(first, self._groups, self._folders_by_seed(), left_out)
+
+    def _folders_by_seed(self) -> dict[int, dict[str, str]]:
+        """Return the folders of the models by seed and name."""
+        return {seed: _model_folders(self._model_runs, seed) for seed in self._seeds}
+
+    def _stand_ins_by_seed(self) -> dict[int, dict[str, str]]:
+        """Return what stands for the models in a rehearsal, by seed and name."""
+        return {seed: _stand_ins(self._model_runs, seed) for seed in self._seeds}
 
 
-def _folders(before_runs: Mapping[str, Sequence[GridRun]], seed: int) -> dict[str, str]:
-    """Return the folder of the model that each run ends with, for the rows of a seed."""
+def _model_folders(
+    model_runs: Mapping[str, Sequence[GridRun]], seed: int
+) -> dict[str, str]:
+    """Return the folder of each model for the rows of a seed."""
     return {
         name: str(run.folder / run.condition / "model")
-        for name, runs in before_runs.items()
+        for name, runs in model_runs.items()
         for run in runs
         if run.seed == seed or len(runs) == 1
     }
 
 
 def _stand_ins(
-    before_runs: Mapping[str, Sequence[GridRun]], seed: int
+    model_runs: Mapping[str, Sequence[GridRun]], seed: int
 ) -> dict[str, str]:
-    """Return what stands for each model in a rehearsal: itself, or what its run starts
-    from."""
-    found = _folders(before_runs, seed)
-    for name, folder in found.items():
+    """Return what stands for each model in a rehearsal.
+
+    It is the model itself if it has been trained, else the encoder from which its
+    training starts.
+    """
+    folders = _model_folders(model_runs, seed)
+    for name, folder in folders.items():
         if Path(folder).is_dir():
             continue
-        job = before_runs[name][0].job
+        job = model_runs[name][0].job
+        # only configs of methods on transformers have an encoder
         model = getattr(job.config, "model", None) if job is not None else None
-        found[name] = getattr(model, "encoder", "") or "none"
-    return found
+        folders[name] = getattr(model, "encoder", "") or "none"
+    return folders
 
 
-def _named_models(row: Row, befores: Sequence[Before]) -> list[str]:
-    text = " ".join((*row.set, *row.budget))
-    return [each.name for each in befores if "{" + each.name + "}" in text]
-
-
-def _missing_model(row: Row, refused: Mapping[str, str]) -> str:
-    text = " ".join((*row.set, *row.budget))
-    for name, reason in refused.items():
-        if "{" + name + "}" in text:
-            return f"it starts from the model {name!r}, which cannot be made: {reason}"
-    return ""
-
-
-def _require_something(planned: Planned, grid: Grid) -> None:
-    """Raise one ConfigError if nothing, or not what an analysis needs, can run."""
-    enough = planned.groups if grid.attention is None else not planned.left_out
-    if enough:
+def _require_runs(plan: Plan, grid: Grid) -> None:
+    """Raise ParameterError if nothing can run, or if a compared model is missing."""
+    if grid.attention is None:
+        is_enough = bool(plan.groups)
+    else:
+        is_enough = not plan.left_out
+    if is_enough:
         return
-    reasons = list(dict.fromkeys(each.reason for each in planned.left_out))
+    reasons = [reason for reason, _ in by_reason(plan.left_out)]
     if len(reasons) > 1:
         reasons = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
-    raise ConfigError(f"nothing of this experiment can run: {'; '.join(reasons)}")
+    raise ParameterError(f"nothing of this experiment can run: {'; '.join(reasons)}")
 
 
 def by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
-    """Return each reason with the rows and conditions that it holds for."""
-    found: dict[str, list[str]] = {}
+    """Return each reason with the names of what is left out for it."""
+    names: dict[str, list[str]] = {}
     for each in left_out:
-        name = f"{each.label}, {each.condition}" if each.condition else each.label
-        found.setdefault(each.reason, []).append(name)
-    return list(found.items())
+        names.setdefault(each.reason, []).append(each.describe())
+    return list(names.items())
 
 
-def _say_left_out(left_out: Sequence[LeftOut], say: Callable[[str], None]) -> None:
-    for reason, rows in by_reason(left_out):
-        say(f"left out: {'; '.join(rows)}: {reason}")
+# ---- the user's settings -------------------------------------------------------------
 
 
-def _say_settings(
-    planned: Planned, request: Request, say: Callable[[str], None]
+def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
+    """Raise an error for a setting of the user's that can reach no run of the grid.
+
+    Args:
+        rows: The rows to run.
+        grid: The grid.
+        request: The jobs, size and settings of all runs.
+
+    Raises:
+        ConfigError: No job of the grid has a key; the message names the nearest key.
+        ParameterError: The rows set a key themselves.
+    """
+    # the job of each row and model with the settings that the user may not change
+    fixed = [(request.jobs.find(row.base), request.fixed_settings(row)) for row in rows]
+    fixed += [
+        (request.jobs.find(model.base), model.set)
+        for model in select_models(grid, rows)
+    ]
+    for setting in request.settings:
+        _refuse_setting(setting, fixed, request.jobs.find(grid.base))
+
+
+def _refuse_setting(
+    setting: str, fixed: Sequence[tuple[str, Settings]], grid_job: str
 ) -> None:
-    for setting, reason in skipped_settings(planned, request):
-        say(f"--set {setting} does not reach {reason}")
+    key = key_of(setting)
+    if key == "seed":
+        raise ParameterError(
+            f"`settings` {setting}: the rows of an experiment set their seeds: give "
+            "`seed` instead"
+        )
+    if key == "conditions":
+        raise ParameterError(
+            f"`settings` {setting}: the rows of an experiment set their conditions: "
+            "leave it out"
+        )
+    with_key = [(job, settings) for job, settings in fixed if has_key(job, key)]
+    if not with_key:
+        load_job(
+            grid_job, (setting,)
+        )  # raises ConfigError, which names the nearest key
+        raise ParameterError(
+            f"`settings` {setting}: no job of this experiment has the key {key!r}"
+        )
+    if all(is_set_by(settings, key) for _, settings in with_key):
+        raise ParameterError(
+            f"`settings` {setting}: every row of this experiment sets {key} itself, so "
+            "the setting would reach no run: leave it out"
+        )
 
 
-def skipped_settings(planned: Planned, request: Request) -> list[tuple[str, str]]:
-    """Return each setting of the user's that some runs do not take, and which and why."""
-    found: dict[tuple[str, str], list[str]] = {}
-    one_of_each = [*planned.first, *(runs[0] for runs in planned.groups)]
+def skipped_settings(plan: Plan) -> list[tuple[str, str]]:
+    """Return (setting, rows and reason) for each user setting that some rows skip."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    one_of_each = [*plan.first, *(runs[0] for runs in plan.groups)]
     for run in one_of_each:
         for setting, reason in run.skipped.items():
-            labels = found.setdefault((setting, reason), [])
-            if run.row.label not in labels:
-                labels.append(run.row.label)
+            group = labels.setdefault((setting, reason), [])
+            if run.row.label not in group:
+                group.append(run.row.label)
     return [
-        (setting, f"{some_of(list(map(repr, labels)))}: {reason}")
-        for (setting, reason), labels in found.items()
+        (setting, f"{some_of(list(map(repr, group)))}: {reason}")
+        for (setting, reason), group in labels.items()
     ]

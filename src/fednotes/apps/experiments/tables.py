@@ -1,373 +1,443 @@
-"""The numbers of a grid as Markdown and as a picture."""
+"""Write the table of a grid as a Markdown page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from fednotes.apps.experiments.grids import HELD_OUT
+from fednotes.apps.experiments.runs import HELD_OUT
 from fednotes.metrics.paired_tests import FEWEST_SEEDS
+
+Table = Mapping[str, Any]  # what results.json holds
+TableRow = Mapping[str, Any]  # one row and condition of it
+Number = Mapping[str, float | None]  # "mean" and "std" over seeds
 
 KINDS = ("strict", "relaxed")
 RATES = ("precision", "recall", "f1")
-MISSING = {"mean": None, "std": None, "n": 0}  # of a number that exists in no run
-_OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
+MISSING = {"mean": None, "std": None, "n": 0}  # a number that no run has
+
+_PERCENT = 100.0  # factor of fractions
+_NONE = "–"  # stands for a number that does not exist
+_DISEASE_COLUMNS = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
+# Last words of the columns whose numbers are no fractions.
+_PLAIN_COLUMNS = ("up", "down", "site", "s", "loss", "perplexity", "brier")
 
 
-def markdown(table: Mapping[str, Any]) -> str:
-    """The table as Markdown: F1 in percent, mean ± standard deviation over seeds."""
-    return table["markdown"] if "markdown" in table else page(_parts(table))
+# ---- the page ------------------------------------------------------------------------
 
 
-def page(parts: Iterable[str]) -> str:
-    """Markdown of paragraphs and tables."""
-    return "\n\n".join(parts) + "\n"
+def results_page(table: Table) -> str:
+    """Return a table as Markdown: percent, mean ± standard deviation over seeds."""
+    if "markdown" in table:
+        return str(table["markdown"])
+    return join_paragraphs(_paragraphs(table))
 
 
-def grid_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
+def join_paragraphs(paragraphs: Iterable[str]) -> str:
+    """Return a Markdown page of paragraphs and tables."""
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def markdown_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1
 ) -> str:
-    """A table of Markdown; `left` columns are names, the others numbers."""
-    ruler = "---|" * left + "---:|" * (len(heads) - left)
-    lines = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join((f"| {' | '.join(heads)} |", f"|{ruler}", *lines))
+    """Return a table in Markdown.
+
+    Args:
+        heads: The headings.
+        rows: The cells of each row.
+        names: Number of columns with names, which are aligned left; the others hold
+            numbers.
+    """
+    ruler = "|" + "---|" * names + "---:|" * (len(heads) - names)
+    lines = [_table_line(heads), ruler]
+    lines += [_table_line(row) for row in rows]
+    return "\n".join(lines)
 
 
-def _parts(table: Mapping[str, Any]) -> Iterator[str]:
+def _table_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _paragraphs(table: Table) -> Iterator[str]:
     yield f"### {table['title']}"
-    if changed := table.get("settings"):
-        yield f"Changed by `--set`: {_settings(changed)}."
-    for setting, rows in table.get("skipped_settings", ()):
-        yield f"`{setting}` does not reach {rows}."
-    yield from _of_left_out(table)
-    yield from _of_diseases(table) if table.get("by_output") else _of_runs(table)
-    searched = [row for row in table["rows"] if row["tried"]]
-    if searched:
-        yield "Chosen by the mean of the sites' validation scores:"
-        yield "\n".join(map(_choice, searched))
-    if any(each["held_out"] for row in searched for each in row["tried"]):
-        yield (
-            f"The job holds no validation data out. For the search alone, {HELD_OUT:.0%} of the "
-            "training sentences were held out; the runs of the table train on all of them. Test "
-            "data choose nothing."
-        )
-    yield from _of_pairs(table)
+    if table.get("settings"):
+        yield f"Changed settings: {_join_settings(table['settings'])}."
+    for setting, place in table.get("skipped_settings", ()):
+        yield f"`{setting}` does not reach {place}."
+    yield from _left_out(table)
+    if table.get("by_output"):
+        yield from _disease_tables(table)
+    else:
+        yield from _run_tables(table)
+    yield from _searches(table)
+    yield from _pairs(table)
     if table["paper"] and not table.get("by_output"):
-        yield from _of_paper(table)
+        yield from _paper_table(table)
 
 
-def _of_left_out(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the rows that could not run, with the reason."""
+def _left_out(table: Table) -> Iterator[str]:
+    """Yield what could not run, with the reason."""
     left_out = table.get("left_out", ())
     if left_out:
         yield "Left out, because it cannot run here:"
-        yield "\n".join(f"- {'; '.join(rows)}: {reason}" for reason, rows in left_out)
+        yield "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in left_out)
 
 
-def _choice(row: Mapping[str, Any]) -> str:
-    """The settings that validation data chose, among which."""
+def _searches(table: Table) -> Iterator[str]:
+    """Yield the settings that validation data chose, and what was tried."""
+    searching = [row for row in table["rows"] if row["tried"]]
+    if not searching:
+        return
+    yield "Chosen by the mean of the sites' validation scores:"
+    yield "\n".join(_search(row) for row in searching)
+    if any(tried["held_out"] for row in searching for tried in row["tried"]):
+        yield (
+            "The job holds no validation data out. For the search alone, "
+            f"{HELD_OUT:.0%} of the training sentences were held out; the runs of the "
+            "table train on all of them. Test data choose nothing."
+        )
+
+
+def _search(row: TableRow) -> str:
+    """Return the settings that a row chose, and the score of each that it tried."""
     tried = "; ".join(
-        f"{_settings(each['set'])}: {100 * each['validation']:.1f}"
+        f"{_join_settings(each['set'])}: {_PERCENT * each['validation']:.1f}"
         for each in row["tried"]
     )
-    return f"- {row['label']}, {row['condition']}: {_settings(row['chosen'])} ({tried})"
+    chosen = _join_settings(row["chosen"])
+    return f"- {row['label']}, {row['condition']}: {chosen} ({tried})"
 
 
-def _settings(chosen: list[str]) -> str:
-    return ", ".join(f"`{each}`" for each in chosen)
+def _join_settings(settings: Sequence[str]) -> str:
+    return ", ".join(f"`{setting}`" for setting in settings)
 
 
-def _of_pairs(table: Mapping[str, Any]) -> Iterator[str]:
-    """Paired tests over seeds; where seeds are few, that nothing is claimed."""
+def _paper_table(table: Table) -> Iterator[str]:
+    """Yield the paper's own figures."""
+    heads = list(next(iter(table["paper"].values())))
+    yield f"The paper's own figures. {table['paper_note']}"
+    rows = []
+    for name, figures in table["paper"].items():
+        rows.append([name, *(f"{figures[head]:.2f}" for head in heads)])
+    yield markdown_table(("run", *heads), rows)
+
+
+def _describe_seeds(table: Table) -> str:
+    """Return the seeds of all rows or, if rows differ, each list of seeds."""
+    seed_lists = {tuple(row["seeds"]) for row in table["rows"]}
+    if len(seed_lists) == 1:
+        return f"seeds {_join_numbers(table['seeds'])}"
+    return "seeds " + " or ".join(map(_join_numbers, sorted(seed_lists, key=len)))
+
+
+def _join_numbers(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+# ---- tests over seeds ----------------------------------------------------------------
+
+
+def _pairs(table: Table) -> Iterator[str]:
+    """Yield the paired tests over seeds, or that too few seeds claim nothing."""
     tested = [pair for pair in table["pairs"] if pair["differences"]]
     if tested:
-        columns = list(
-            dict.fromkeys(name for pair in tested for name in pair["differences"])
-        )
         yield (
-            "Differences in points, with 95 % intervals and p of a paired t test over seeds "
-            "(each p is of a single test):"
+            "Differences in points, with 95 % intervals and p of a paired t test over "
+            "seeds (each p is of a single test):"
         )
-        rows = (
-            (
-                f"{pair['first']} − {pair['second']}",
-                str(len(pair["seeds"])),
-                *(_difference(pair["differences"].get(name)) for name in columns),
-            )
-            for pair in tested
-        )
-        yield grid_table(("first minus second", "seeds", *columns), rows)
-    few = {
-        len(row["seeds"]) for row in table["rows"] if len(row["seeds"]) < FEWEST_SEEDS
-    }
-    if few and table["score"] == "test":
-        yield (
-            f"{' or '.join(map(str, sorted(few)))} seed{'s' * (few != {1})}: no difference is "
-            + ("claimed between the other rows." if tested else "claimed.")
-        )
+        yield _test_table(tested)
+
+    numbers = {len(row["seeds"]) for row in table["rows"]}
+    too_few = sorted(number for number in numbers if number < FEWEST_SEEDS)
+    if too_few and table["score"] == "test":
+        noun = "seed" if too_few == [1] else "seeds"
+        claim = "claimed between the other rows" if tested else "claimed"
+        yield f"{' or '.join(map(str, too_few))} {noun}: no difference is {claim}."
     if "untested" in table:
         yield f"No test over seeds: {table['untested']}."
+
+
+def _test_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+    columns = list(
+        dict.fromkeys(name for pair in pairs for name in pair["differences"])
+    )
+    rows = []
+    for pair in pairs:
+        cells = [f"{pair['first']} − {pair['second']}", str(len(pair["seeds"]))]
+        cells += [_difference(pair["differences"].get(name)) for name in columns]
+        rows.append(cells)
+    return markdown_table(("first minus second", "seeds", *columns), rows)
 
 
 def _difference(test: Mapping[str, float] | None) -> str:
     if test is None:
         return ""
-    mean, low, high = (100 * test[key] for key in ("mean", "low", "high"))
+    mean = _PERCENT * test["mean"]
+    low = _PERCENT * test["low"]
+    high = _PERCENT * test["high"]
     p = "p < 0.001" if test["p_value"] < 0.001 else f"p = {test['p_value']:.3f}"
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {p})"
 
 
-def _seeds(table: Mapping[str, Any]) -> str:
-    """Those of all rows, or of each number of them."""
-    by_row = {tuple(row["seeds"]) for row in table["rows"]}
-    if len(by_row) == 1:
-        return f"seeds {', '.join(map(str, table['seeds']))}"
-    return "seeds " + " or ".join(
-        ", ".join(map(str, seeds)) for seeds in sorted(by_row, key=len)
-    )
+# ---- a row for each run --------------------------------------------------------------
 
 
-def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
-    """A row a run: the grid's own columns, or strict and relaxed F1 of each site."""
-    of = {"test": "Test F1 in percent, strict / relaxed"}
+def _run_tables(table: Table) -> Iterator[str]:
+    """Yield a table with a row for each run, then precision and recall of sites.
+
+    Its columns are the grid's own, or strict and relaxed F1 of each site.
+    """
+    seeds = _describe_seeds(table)
     if table["columns"]:
-        yield f"Shares in percent; {_seeds(table)}. {table['note']}"
+        yield f"Shares in percent; {seeds}. {table['note']}"
+        yield _own_columns_table(table)
+        return
+    if table["score"] == "test":
+        scores = "Test F1 in percent, strict / relaxed"
     else:
-        shown = of.get(table["score"], "Validation F1 in percent, strict")
-        yield f"{shown}; {_seeds(table)}.\n{table['note']}".rstrip()
-    sites = not table["columns"]
-    cells = _site_cells if sites else _own_cells
-    found = [cells(table, row) for row in table["rows"]]
-    uneven = len({tuple(row["seeds"]) for row in table["rows"]}) > 1 and sites
+        scores = "Validation F1 in percent, strict"
+    yield f"{scores}; {seeds}.\n{table['note']}".rstrip()
+    yield _site_table(table)
+    yield from _precision_recall_tables(table)
+
+
+def _own_columns_table(table: Table) -> str:
+    """Return the table of a grid that names its columns."""
+    cells = [_own_cells(table, row) for row in table["rows"]]
     rows = [
-        (
-            row["label"],
-            _condition(row) if sites else row["condition"],
-            *([str(len(row["seeds"]))] if uneven else []),
-            *each.values(),
-        )
-        for row, each in zip(table["rows"], found, strict=True)
+        [row["label"], row["condition"], *of_row.values()]
+        for row, of_row in zip(table["rows"], cells, strict=True)
     ]
-    heads = ("run", "condition", *(["seeds"] if uneven else []), *found[0])
-    yield grid_table(heads, rows, left=2)
-    if sites:
-        yield from _of_rates(table)
+    return markdown_table(("run", "condition", *cells[0]), rows, names=2)
 
 
-def _condition(row: Mapping[str, Any]) -> str:
-    """Return how a row's model was trained, with what the run adds to the method."""
+def _site_table(table: Table) -> str:
+    """Return the table of a grid with a column for each site."""
+    cells = [_site_cells(table, row) for row in table["rows"]]
+    has_uneven_seeds = len({tuple(row["seeds"]) for row in table["rows"]}) > 1
+    heads = ["run", "condition"]
+    if has_uneven_seeds:
+        heads.append("seeds")
+    rows = []
+    for row, of_row in zip(table["rows"], cells, strict=True):
+        line = [row["label"], _describe_condition(row)]
+        if has_uneven_seeds:
+            line.append(str(len(row["seeds"])))
+        rows.append([*line, *of_row.values()])
+    return markdown_table([*heads, *cells[0]], rows, names=2)
+
+
+def _describe_condition(row: TableRow) -> str:
+    """Return how a row's model was trained, and what the run adds to the method."""
     if not row["beyond"]:
-        return row["condition"]
+        return str(row["condition"])
     return f"{row['condition']} + {row['beyond']}"
 
 
-def _of_rates(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield precision and recall of each site, a table for strict and one for relaxed
-    mentions."""
+def _precision_recall_tables(table: Table) -> Iterator[str]:
+    """Yield a table for strict mentions and one for relaxed ones."""
     for kind in KINDS:
-        places = [
-            name
-            for name, score in table["rows"][0]["scores"].items()
-            if "precision" in score.get(kind, {})
+        sites = [
+            site
+            for site, scores in table["rows"][0]["scores"].items()
+            if "precision" in scores.get(kind, {})
         ]
-        if not places:
+        if not sites:
             continue
-        rows = [
-            (
-                row["label"],
-                _condition(row),
-                *(
-                    _precision_recall(row["scores"].get(name, {}).get(kind, {}))
-                    for name in places
-                ),
-            )
-            for row in table["rows"]
-        ]
+        rows = []
+        for row in table["rows"]:
+            scores = [row["scores"].get(site, {}).get(kind, {}) for site in sites]
+            cells = [_precision_recall(of_site) for of_site in scores]
+            rows.append([row["label"], _describe_condition(row), *cells])
         yield f"Precision / recall in percent, {kind}:"
-        yield grid_table(("run", "condition", *places), rows, left=2)
+        yield markdown_table(("run", "condition", *sites), rows, names=2)
 
 
-def _precision_recall(score: Mapping[str, Any]) -> str:
-    return " / ".join(
-        _cell(score.get(rate, MISSING)) for rate in ("precision", "recall")
-    )
+def _precision_recall(scores: Mapping[str, Number]) -> str:
+    precision = _cell(scores.get("precision", MISSING))
+    recall = _cell(scores.get("recall", MISSING))
+    return f"{precision} / {recall}"
 
 
-def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
-    """By heading, where the grid says what its columns are."""
-    cells = {name: _number(name, row["columns"][name]) for name in table["columns"]}
-    if table["against"]:
-        best = next((r for r in table["rows"] if r["label"] == table["against"]), row)
-        ends = [each["columns"][table["columns"][-1]]["mean"] for each in (best, row)]
-        known = row is not best and None not in ends
-        cells[f"behind {table['against']}"] = (
-            f"{100 * (ends[0] - ends[1]):.1f}" if known else ""
-        )
-    return cells | _foreign_cells(table, row) | _gap_cells(table, row)
+# ---- cells by heading ----------------------------------------------------------------
 
 
-def _foreign_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
-    """F1 of types that a site does not annotate, where any row has it."""
-    if not any(each["not_annotated"] for each in table["rows"]):
-        return {}
-    foreign = row["not_annotated"]
-    return {"types not annotated": _cell(foreign["f1"]) if foreign else ""}
-
-
-def _gap_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
-    """The share of pooled - alone that a row closes, where any row says so."""
-    if not any(each.get("gap") for each in table["rows"]):
-        return {}
-    gap = row.get("gap") or {"why": ""}
-    return {"gap closed": gap["why"] if "why" in gap else _cell(gap, 2, 1)}
-
-
-def _site_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
-    """By heading: each site's scores, those of types it does not annotate, and within a
-    cost."""
+def _own_cells(table: Table, row: TableRow) -> dict[str, str]:
+    """Return the cells of a grid that names its columns."""
     cells = {
-        name: " / ".join(_cell(f1["f1"]) for kind in KINDS if (f1 := score.get(kind)))
-        for name, score in row["scores"].items()
+        name: _column_cell(name, row["columns"][name]) for name in table["columns"]
     }
-    cells |= _foreign_cells(table, row)
-    spent = row["within"]
+    if table["against"]:
+        cells[f"behind {table['against']}"] = _behind(table, row)
+    cells |= _not_annotated_cell(table, row)
+    cells |= _gap_cell(table, row)
+    return cells
+
+
+def _behind(table: Table, row: TableRow) -> str:
+    """Return by how much a row falls behind another one in the last column."""
+    best = row
+    for other in table["rows"]:
+        if other["label"] == table["against"]:
+            best = other
+            break
+    if row is best:
+        return ""
+    column = table["columns"][-1]
+    best_mean = best["columns"][column]["mean"]
+    mean = row["columns"][column]["mean"]
+    if best_mean is None or mean is None:
+        return ""
+    return f"{_PERCENT * (best_mean - mean):.1f}"
+
+
+def _site_cells(table: Table, row: TableRow) -> dict[str, str]:
+    """Return each site's scores, those of types it does not annotate, and the costs."""
+    cells = {}
+    for site, scores in row["scores"].items():
+        f1 = [scores[kind]["f1"] for kind in KINDS if scores.get(kind)]
+        cells[site] = " / ".join(map(_cell, f1))
+    cells |= _not_annotated_cell(table, row)
+    cells |= _cost_cells(table, row)
+    cells |= _gap_cell(table, row)
+    return cells
+
+
+def _cost_cells(table: Table, row: TableRow) -> dict[str, str]:
+    """Return the scores within the grid's costs, and the costs of the whole run."""
+    within = row["within"]
+    cells = {}
     for name, unit in (("megabytes", "MB"), ("seconds", "s")):
         if table[name]:
             head = f"micro strict within {table[name]:g} {unit}"
-            cells[head] = _cell(spent[name]) if spent else ""
-    if table["megabytes"] or table["seconds"]:
-        cells["MB"] = f"{row['megabytes']:.1f}" if spent else ""
+            cells[head] = _cell(within[name]) if within else ""
+    if cells:
+        cells["MB"] = f"{row['megabytes']:.1f}" if within else ""
         cells["s"] = f"{row['seconds']:.0f}"
-    return cells | _gap_cells(table, row)
+    return cells
 
 
-def _number(name: str, score: Mapping[str, float | None]) -> str:
-    """A share in percent, another number as it is."""
+def _not_annotated_cell(table: Table, row: TableRow) -> dict[str, str]:
+    """Return F1 of types that a site does not annotate, if any row has it."""
+    if not any(each["not_annotated"] for each in table["rows"]):
+        return {}
+    score = row["not_annotated"]
+    return {"types not annotated": _cell(score["f1"]) if score else ""}
+
+
+def _gap_cell(table: Table, row: TableRow) -> dict[str, str]:
+    """Return the share of pooled - alone that a row closes, if any row has one."""
+    if not any(each.get("gap") for each in table["rows"]):
+        return {}
+    gap = row.get("gap")
+    if not gap:
+        text = ""
+    elif "why" in gap:
+        text = gap["why"]
+    else:
+        text = _cell(gap, digits=2, factor=1)
+    return {"gap closed": text}
+
+
+def _column_cell(name: str, number: Number) -> str:
+    """Return a number of a column: a fraction in percent, another one as it is."""
     if not is_plain(name):
-        return _cell(score)
-    return _cell(
-        score, 3 if name.endswith(("loss", "brier")) else 0 if name == "s" else 2, 1
-    )
+        return _cell(number)
+    if name.endswith(("loss", "brier")):
+        digits = 3
+    elif name == "s":
+        digits = 0
+    else:
+        digits = 2
+    return _cell(number, digits=digits, factor=1)
 
 
 def is_plain(column: str) -> bool:
-    """Whether a column's numbers are shown as they are: bytes, seconds, errors; not
-    shares."""
-    kind = column.rsplit(" ", 1)[-1]
-    return kind in ("up", "down", "site", "s", "loss", "perplexity", "brier")
+    """Return whether a column shows numbers as they are: bytes, seconds or errors."""
+    return column.rsplit(" ", 1)[-1] in _PLAIN_COLUMNS
 
 
-def _of_diseases(table: Mapping[str, Any]) -> Iterator[str]:
-    """A row a disease, then the average; three columns a run, and the paper's figures
-    beside."""
-    rows, paper = table["rows"], table["paper"]
-    yield f"Percent; {_seeds(table)}. {table['note']}".rstrip()
+def _cell(number: Number, *, digits: int = 1, factor: float = _PERCENT) -> str:
+    """Return mean ± standard deviation."""
+    mean = number["mean"]
+    std = number["std"]
+    if mean is None:
+        return _NONE
+    text = f"{factor * mean:.{digits}f}"
+    if std is None:
+        return text
+    return f"{text} ± {factor * std:.{digits}f}"
+
+
+# ---- a row for each disease ----------------------------------------------------------
+
+
+def _disease_tables(table: Table) -> Iterator[str]:
+    """Yield a table with a row for each disease and three columns for each run.
+
+    The paper's figures stand beside them if the diseases are the same.
+    """
+    rows = table["rows"]
+    paper = table["paper"]
+    yield f"Percent; {_describe_seeds(table)}. {table['note']}".rstrip()
     diseases = list(dict.fromkeys(name for row in rows for name in row["by_output"]))
-    beside = any(name in paper for name in diseases)
-    figures = list(next(iter(paper.values()))) if beside else []
-    named = [
-        f"{row['label']}, {row['condition']}: " if len(rows) > 1 else "" for row in rows
-    ]
-    heads = [f"{name}{head}" for name in named for _, head in _OF_A_DISEASE]
-    heads += [f"paper: {head}" for head in figures]
-    shown = {}
-    for name in [
-        *diseases,
-        *(p for p in paper if beside and p not in {*diseases, "average"}),
-    ]:
-        shown[name] = [
-            _cell(row["by_output"].get(name, {}).get(key, MISSING))
-            for row in rows
-            for key, _ in _OF_A_DISEASE
-        ]
-    shown["average"] = [_average(row, key) for row in rows for key, _ in _OF_A_DISEASE]
-    for name, cells in shown.items():
-        given = paper.get(name, {})
-        cells += [f"{given[head]:.1f}" if head in given else "" for head in figures]
-    yield grid_table(
-        ("disease", *heads), ([name, *cells] for name, cells in shown.items())
-    )
-    if paper and not beside:
-        yield from _of_paper(table)
+    is_beside = any(name in paper for name in diseases)
+    yield _disease_table(table, diseases, paper=paper if is_beside else {})
+    if paper and not is_beside:
+        yield from _paper_table(table)
     elif table["paper_note"]:
         yield table["paper_note"]
 
 
-def _average(row: Mapping[str, Any], key: str) -> str:
-    """The plain mean over diseases of their means over seeds."""
-    means = [s[key]["mean"] for s in row["by_output"].values() if key in s]
-    return f"{100 * sum(means) / len(means):.1f}" if means else "–"
-
-
-def _of_paper(table: Mapping[str, Any]) -> Iterator[str]:
-    heads = list(next(iter(table["paper"].values())))
-    yield f"The paper's own figures. {table['paper_note']}"
-    rows = (
-        [name, *(f"{of[h]:.2f}" for h in heads)] for name, of in table["paper"].items()
-    )
-    yield grid_table(("run", *heads), rows)
-
-
-def _cell(
-    score: Mapping[str, float | None], digits: int = 1, factor: float = 100
+def _disease_table(
+    table: Table,
+    diseases: Sequence[str],
+    *,
+    paper: Mapping[str, Mapping[str, float]],
 ) -> str:
-    mean, std = score["mean"], score["std"]
-    if mean is None:
-        return "–"
-    found = f"{factor * mean:.{digits}f}"
-    return found if std is None else f"{found} ± {factor * std:.{digits}f}"
+    """Return the table of all diseases and their average."""
+    rows = table["rows"]
+    cells = {name: _disease_cells(rows, name) for name in diseases}
+    for name in paper:
+        if name != "average" and name not in cells:
+            cells[name] = _disease_cells(rows, name)
+    cells["average"] = [
+        _average(row, key) for row in rows for key, _ in _DISEASE_COLUMNS
+    ]
+
+    heads = ["disease"]
+    for row in rows:
+        # a single run needs no name
+        prefix = f"{row['label']}, {row['condition']}: " if len(rows) > 1 else ""
+        heads += [prefix + head for _, head in _DISEASE_COLUMNS]
+    paper_heads = list(next(iter(paper.values()))) if paper else []
+    heads += [f"paper: {head}" for head in paper_heads]
+
+    lines = []
+    for name, of_disease in cells.items():
+        figures = paper.get(name, {})
+        of_paper = [
+            f"{figures[head]:.1f}" if head in figures else "" for head in paper_heads
+        ]
+        lines.append([name, *of_disease, *of_paper])
+    return markdown_table(heads, lines)
 
 
-def plot(table: Mapping[str, Any], path: Path) -> bool:
-    """Strict F1 of each site, or the table's own columns, with standard deviations: a
-    panel each.
+def _disease_cells(rows: Sequence[TableRow], disease: str) -> list[str]:
+    """Return the scores of a disease, three for each row."""
+    cells = []
+    for row in rows:
+        scores = row["by_output"].get(disease, {})
+        cells += [_cell(scores.get(key, MISSING)) for key, _ in _DISEASE_COLUMNS]
+    return cells
 
-    False where matplotlib (the extra "plot") is not installed, or the table has no rows
-    or has one a disease.
-    """
-    if not table.get("rows") or table.get("by_output"):
-        return False
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        return False
-    columns = table["columns"] or list(table["rows"][0]["scores"])
-    labels = list(dict.fromkeys(row["label"] for row in table["rows"]))
-    height = 3.0 if table["x"] else 1.2 + 0.32 * len(labels)
-    figure = Figure(figsize=(2.9 * len(columns), height), layout="constrained")
-    panels = figure.subplots(1, len(columns), sharey=not table["x"], squeeze=False)
-    for panel, column in zip(panels[0], columns, strict=True):
-        for condition in dict.fromkeys(row["condition"] for row in table["rows"]):
-            rows = [row for row in table["rows"] if row["condition"] == condition]
-            scores = [
-                row["columns"][column]
-                if table["columns"]
-                else row["scores"][column]["strict"]["f1"]
-                for row in rows
-            ]
-            factor = 1 if is_plain(column) else 100
-            means = [
-                float("nan") if s["mean"] is None else factor * s["mean"]
-                for s in scores
-            ]
-            spread = [factor * (score["std"] or 0) for score in scores]
-            if table["x"]:
-                places = [row["x"] for row in rows]
-                panel.errorbar(
-                    places, means, spread, marker="o", capsize=3, label=condition
-                )
-            else:
-                heights = [-labels.index(row["label"]) for row in rows]
-                panel.errorbar(
-                    means, heights, xerr=spread, fmt="o", capsize=3, label=condition
-                )
-        panel.set_title(column)
-        panel.set_xlabel(table["x"] or ("" if table["columns"] else "strict F1 (%)"))
-        if not table["x"]:
-            panel.set_yticks([-i for i in range(len(labels))], labels)
-    if table["x"] and not table["columns"]:
-        panels[0][0].set_ylabel("strict F1 (%)")
-    panels[0][-1].legend()
-    figure.savefig(path, dpi=110)
-    return True
+
+def _average(row: TableRow, key: str) -> str:
+    """Return the mean over diseases of their means over seeds."""
+    means = [
+        scores[key]["mean"] for scores in row["by_output"].values() if key in scores
+    ]
+    if not means:
+        return _NONE
+    return f"{_PERCENT * sum(means) / len(means):.1f}"

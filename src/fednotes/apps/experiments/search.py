@@ -1,0 +1,93 @@
+"""Choose the setting of a row by validation data. Test data choose nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fednotes.apps.experiments.grids import Settings
+from fednotes.apps.experiments.runs import GridRun
+from fednotes.core.errors import ConfigError
+from fednotes.jobs.results import read_result
+
+
+class Cell(NamedTuple):
+    """What a table shows of one row and condition.
+
+    Attributes:
+        runs: The runs of the chosen setting, one for each seed.
+        tried: The settings that were tried with their validation scores; empty if the
+            row searches nothing.
+    """
+
+    runs: list[GridRun]
+    tried: list[dict[str, Any]]
+
+
+def choose_runs(runs: Sequence[GridRun]) -> Cell:
+    """Return the runs of one row and condition that have the chosen setting.
+
+    Args:
+        runs: All runs of the row and condition; those of the search have ended.
+
+    Raises:
+        ConfigError: A run of the search has no validation score.
+    """
+    searching = search_runs(runs)
+    choice = runs[0].choice
+    tried: list[dict[str, Any]] = []
+    if searching:
+        choice, tried = choose_setting(searching)
+    chosen = [run for run in runs if run.choice == choice and not run.is_trial]
+    return Cell(chosen, tried)
+
+
+def search_runs(runs: Sequence[GridRun]) -> list[GridRun]:
+    """Return the runs of one row and condition by which its setting is chosen.
+
+    They are the trials or, where the job has validation data, the runs on the first
+    seed. There are none if the row searches nothing.
+    """
+    trials = [run for run in runs if run.is_trial]
+    if trials:
+        return trials
+    is_search = len({run.choice for run in runs}) > 1
+    if not is_search:
+        return []
+    return [run for run in runs if run.seed == runs[0].seed]
+
+
+def choose_setting(
+    runs: Sequence[GridRun],
+) -> tuple[Settings, list[dict[str, Any]]]:
+    """Return the setting with the best validation score, and all settings with theirs.
+
+    A setting's score is the mean over its seeds of the mean over sites. The first of
+    equal ones is chosen.
+
+    Args:
+        runs: Runs of one row and condition, each setting on the same seeds.
+
+    Raises:
+        ConfigError: A run has no validation score.
+    """
+    scores: dict[Settings, list[float]] = {}
+    for run in runs:
+        score = read_result(run.folder).valid.get(run.condition, {}).get("mean")
+        if score is None:
+            raise ConfigError(
+                f"row {run.row.label!r} chooses by validation data, but {run.folder} "
+                "has no validation score: give the job's sites valid or a "
+                "valid_fraction"
+            )
+        scores.setdefault(run.choice, []).append(float(score))
+
+    means = {choice: fmean(of_choice) for choice, of_choice in scores.items()}
+    best = max(means, key=lambda choice: means[choice])
+    is_held_out = any(run.is_trial for run in runs)
+    tried = [
+        {"set": list(choice), "validation": mean, "held_out": is_held_out}
+        for choice, mean in means.items()
+    ]
+    return best, tried

@@ -1,0 +1,170 @@
+"""Carry out the runs of a grid, each by a `fednotes simulate` command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fednotes.apps.experiments.runs import GridRun
+from fednotes.apps.experiments.search import search_runs
+from fednotes.core.errors import FednotesError
+from fednotes.core.stopping import call
+from fednotes.jobs.results import duration
+from fednotes.jobs.simulate import LONG
+
+# The run that has ended, how many have ended, and how many there are.
+RunProgress = Callable[[str, int, int], None]
+
+
+class Work:
+    """Carries out runs, each once and several at a time, and reports on them.
+
+    Args:
+        workers: Number of concurrent runs.
+        on_run: Called after each run.
+        say: Receives lines about the state and the time of the runs.
+        confirm: Called with an estimate once the first run has ended, if the others
+            will take long; raises an exception to stop. If it is given, the first run
+            has no others beside it, so that these can be stopped.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        on_run: RunProgress,
+        say: Callable[[str], None],
+        confirm: Callable[[str], None] | None,
+    ) -> None:
+        self._workers = workers
+        self._on_run = on_run
+        self._say = say
+        self._confirm = confirm
+        self._folders: set[Path] = set()  # of the runs that were carried out
+        self._total = 0
+        self._ended = 0
+        self._remaining = 0  # runs that do not yet have a result
+        self._is_time_announced = False
+
+    def announce(
+        self, first: Sequence[GridRun], groups: Sequence[Sequence[GridRun]]
+    ) -> None:
+        """Say how many runs are done, begun and still to begin.
+
+        Args:
+            first: Runs that train models.
+            groups: The runs of each row and condition.
+        """
+        needed = [*first]
+        every = [*first]
+        for group in groups:
+            every += group
+            needed += search_runs(group)
+            # whichever setting the search chooses runs on all seeds
+            choice = group[0].choice
+            needed += [
+                run for run in group if run.choice == choice and not run.is_trial
+            ]
+        self._total = len({run.folder for run in needed})
+
+        by_folder = {run.folder: run for run in every}
+        done = sum(run.is_done() for run in by_folder.values())
+        begun = sum(run.is_begun() and not run.is_done() for run in by_folder.values())
+        self._remaining = max(0, self._total - done)
+        to_begin = max(0, self._remaining - begun)
+        self._say(
+            f"{self._total} runs: {done} done, {begun} begun, {to_begin} to begin"
+        )
+
+    def carry_out(self, runs: Sequence[GridRun]) -> None:
+        """Carry out the runs that were not carried out before.
+
+        Raises:
+            FednotesError: A run failed.
+        """
+        by_folder = {run.folder: run for run in runs}
+        new = [run for run in by_folder.values() if run.folder not in self._folders]
+        self._folders |= {run.folder for run in new}
+
+        if self._confirm is not None and not self._is_time_announced:
+            first = next((run for run in new if not run.is_done()), None)
+            if first is not None:
+                self._report(first, _timed(first))
+                new.remove(first)
+        with ThreadPoolExecutor(max_workers=self._workers) as pool:
+            for run, seconds in zip(new, pool.map(_timed, new), strict=True):
+                self._report(run, seconds)
+
+    def _report(self, run: GridRun, seconds: float) -> None:
+        """Report on a run that has ended; 0 seconds if it had ended before."""
+        self._ended += 1
+        self._on_run(run.describe(), self._ended, self._total)
+        if not seconds:
+            return
+        self._remaining -= 1
+        if self._remaining and not self._is_time_announced:
+            self._is_time_announced = True
+            self._announce_time(seconds)
+
+    def _announce_time(self, seconds: float) -> None:
+        """Say how long the remaining runs take at most, by the first one's seconds."""
+        estimate = seconds * self._remaining / self._workers
+        line = (
+            f"about {duration(estimate)} at most for {self._remaining} more runs, if "
+            f"each takes as long as the first ({duration(seconds)}) and "
+            f"{self._workers} run at a time"
+        )
+        self._say(line)
+        if self._confirm is not None and estimate > LONG:
+            self._confirm(line)
+
+
+def _timed(run: GridRun) -> float:
+    """Carry out a run; return its seconds, 0 if it was done before."""
+    was_done = run.is_done()
+    started = time.monotonic()
+    execute(run)
+    return 0.0 if was_done else time.monotonic() - started
+
+
+def execute(run: GridRun) -> None:
+    """Run a `fednotes simulate` command, unless it is done.
+
+    Its output goes into a log beside the run's folder.
+
+    Raises:
+        FednotesError: The command failed; the message is its own.
+    """
+    if run.is_done():
+        return
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    resume = ["--resume"] if run.is_begun() else []
+    log = run.folder.with_suffix(".log")
+    with log.open("a", encoding="utf-8") as file:
+        start = file.tell()
+        code = call(
+            [sys.executable, "-m", "fednotes", *run.arguments, *resume],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    if code:
+        output = log.read_bytes()[start:].decode("utf-8", "replace")
+        raise FednotesError(
+            f"{_first_error(output)} (in: fednotes {shlex.join(run.arguments)})"
+        )
+
+
+def _first_error(output: str) -> str:
+    """Return the first error in a command's output, or else its last line."""
+    lines = output.strip().splitlines() or ["no output"]
+    for line in lines:
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+    return lines[-1]
