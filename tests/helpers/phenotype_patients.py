@@ -144,8 +144,8 @@ def cut(
 
 def classifiers_of(member: Site) -> Classifiers:
     """Stage 2 at a site that was trained."""
-    assert member._classifiers is not None
-    return member._classifiers
+    assert member.classifiers is not None
+    return member.classifiers
 
 
 def relabelled(

@@ -21,9 +21,9 @@ from tiny_taggers import assert_same, resumed
 
 from fednotes.apps.phenotyping.classifiers import SvmConfig
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
+from fednotes.apps.phenotyping.counting import count_patient, sizes_of_counts
 from fednotes.apps.phenotyping.dan import KNOWN, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
-from fednotes.apps.phenotyping.stages import counted, own_counts
 from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
 from fednotes.apps.phenotyping.two_stage import Config
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
@@ -77,7 +77,11 @@ def by_hand(site: Any, config: Any) -> list[np.ndarray]:
     found = []
     for row in np.flatnonzero(of_use(site, config.model.representation)).tolist():
         own = {code[:8] for code in site.codes.get(site.train.patients[row], ())}
-        codes = [float(c in own) for c in config.candidates] if config.learns else []
+        codes = (
+            [float(c in own) for c in config.list_candidates()]
+            if config.has_stage_1
+            else []
+        )
         labels = site.train.labels[row]
         classes = [*(labels == ABSENT), *(labels == PRESENT)]
         found.append(np.array([*codes, *rows[row], 1.0, *classes], float))
@@ -128,14 +132,16 @@ def test_a_patient_of_several_rows_has_each_thing_once() -> None:
     labels[:2] = -1
     labels[0, :2], labels[1, 1:3] = (PRESENT, ABSENT), (PRESENT, PRESENT)
     data = replace(data, train=replace(data.train, labels=labels))
-    places = {name: place for place, name in enumerate(config.candidates)}
-    own, ones = own_counts(data, config, np.array([0, 1]), places)
+    places = {name: place for place, name in enumerate(config.list_candidates())}
+    own, ones = count_patient(data, config, np.array([0, 1]), places)
     assert (ones == 1).all()
     assert len(set(own.tolist())) == len(own)
-    found = np.zeros(sum(counted(config).values()))
+    found = np.zeros(sum(sizes_of_counts(config).values()))
     found[own] = 1
-    starts = np.cumsum([0, *counted(config).values()])
-    parts = dict(zip(counted(config), np.split(found, starts[1:-1]), strict=True))
+    starts = np.cumsum([0, *sizes_of_counts(config).values()])
+    parts = dict(
+        zip(sizes_of_counts(config), np.split(found, starts[1:-1]), strict=True)
+    )
     concepts = (table_of(data.train.bags)[:2] > 0).any(0)
     assert np.array_equal(parts["concepts"], concepts)
     assert np.flatnonzero(parts["present"]).tolist() == [0, 1, 2]
@@ -146,9 +152,9 @@ def test_a_patient_of_several_rows_has_each_thing_once() -> None:
         for at in (0, 1)
         for code in data.codes.get(data.train.patients[at], ())
     }
-    assert {config.candidates[at] for at in np.flatnonzero(parts["codes"])} == codes & {
-        *places
-    }
+    assert {
+        config.list_candidates()[at] for at in np.flatnonzero(parts["codes"])
+    } == codes & {*places}
 
 
 def test_each_answer_has_noise_of_its_own() -> None:
@@ -198,7 +204,9 @@ def test_what_is_agreed_is_of_all_sites_counts(
         )
         wanted = sorted(name for name, count in names.items() if count >= OFTEN)
         assert 0 < len(wanted) < len(names)
-        assert [config.candidates[at] for at in sent["chosen"].tolist()] == wanted
+        assert [
+            config.list_candidates()[at] for at in sent["chosen"].tolist()
+        ] == wanted
         frequent = np.flatnonzero((bags > 0).sum(0) >= FREQUENT)
         assert 0 < len(frequent) < bags.shape[1]
         assert sent[KNOWN].tolist() == frequent.tolist()
@@ -232,7 +240,7 @@ def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent()
 def test_nothing_frequent_is_an_error() -> None:
     config = config_of()
     counts = np.zeros(PHENOTYPE.dp.count_size(config))
-    counts[: len(config.candidates)] = OFTEN
+    counts[: len(config.list_candidates())] = OFTEN
     with pytest.raises(TrainingError, match="no concept occurs 60 times"):
         PHENOTYPE.dp.agree(config, counts, 1.0)
 
@@ -293,7 +301,7 @@ def test_a_run_is_the_same_however_it_is_run(
     whole = run(config, tmp_path / "kept")
     saved = load_phenotyper(tmp_path / "kept" / "model")
     if representation == "learn":
-        names = [config.candidates[at] for at in whole["agreed.chosen"].tolist()]
+        names = [config.list_candidates()[at] for at in whole["agreed.chosen"].tolist()]
         assert [*saved.code_names] == names
         assert whole["shared.network.output_bias"].shape == (len(names),)
         assert len(whole["shared.network.embedding"]) == len(whole["agreed.known"]) + 1
@@ -345,7 +353,9 @@ def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) 
         del given["weights"]
     for data in (SITES[0], without):
         site = PRIVATE.make_site(data, config, secret=bytes(32))
-        with pytest.raises(RefusedError, match="not what noisy counts of this job say"):
+        with pytest.raises(
+            RefusedError, match="does not follow from noisy counts of this job"
+        ):
             site.begin(given)
 
 

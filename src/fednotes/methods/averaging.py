@@ -270,9 +270,9 @@ class AveragingWithDP(DPSupport):
         }
     )
 
-    def count_rounds(self, config: Any, epoch: int) -> int:
-        """Return the local steps of a run, with `epoch` of them to an epoch."""
-        steps: float = config.local_steps or config.local_epochs * epoch
+    def count_rounds(self, config: Any, sums_per_epoch: int) -> int:
+        """Return the local steps of a run, at `sums_per_epoch` of them an epoch."""
+        steps: float = config.local_steps or config.local_epochs * sums_per_epoch
         cycles: int = config.cycles
         return math.ceil(cycles * steps)
 

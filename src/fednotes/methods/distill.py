@@ -859,9 +859,9 @@ class DistillWithDP(DPSupport):
         loss, _, _ = weighted_loss(losses, np.ones(len(indices)), how)
         return loss
 
-    def count_rounds(self, config: Config, epoch: int) -> int:
-        """Return the number of noisy sums, with `epoch` of them to an epoch."""
-        return config.rounds * _sums_in_round(config, epoch)
+    def count_rounds(self, config: Config, sums_per_epoch: int) -> int:
+        """Return the number of noisy sums, at `sums_per_epoch` of them an epoch."""
+        return config.rounds * _sums_in_round(config, sums_per_epoch)
 
     def prepare_round(self, site: Site, round: int, memory: Tensors) -> Tensors:
         """Keep θ_t: what came with the first answer in this round of the method."""

@@ -620,9 +620,9 @@ class FedNERWithDP(DPSupport):
         """Return the mean loss of some sentences."""
         return site.model.loss(site.train_set, indices)
 
-    def count_rounds(self, config: Config, epoch: int) -> int:
-        """Return the number of rounds, with `epoch` rounds to an epoch."""
-        return config.rounds or config.epochs * epoch
+    def count_rounds(self, config: Config, sums_per_epoch: int) -> int:
+        """Return the number of rounds, at `sums_per_epoch` rounds an epoch."""
+        return config.rounds or config.epochs * sums_per_epoch
 
 
 class FedNER(Method):

@@ -100,8 +100,8 @@ class DPSupport(ABC):
         """Return the mean loss, (), of some sentences, or of what `units` numbers."""
 
     @abstractmethod
-    def count_rounds(self, config: Any, epoch: int) -> int:
-        """Return the largest number of rounds, with `epoch` rounds to an epoch."""
+    def count_rounds(self, config: Any, sums_per_epoch: int) -> int:
+        """Return the largest number of rounds, at `sums_per_epoch` rounds an epoch."""
 
     def units(self, site: Any, unit: Unit) -> list[np.ndarray]:
         """Return the numbers of each unit's sentences, as `loss` takes them."""

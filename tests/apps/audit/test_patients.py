@@ -114,7 +114,7 @@ def test_a_shared_row_of_rare_concepts_is_no_target() -> None:
     known = {"least_occurrences": 5}
     found = told("concepts' vectors", training=known)
     scene = _scene(json.dumps({"training": known}))
-    names = scene.audited_site()._codes.known["known"].numpy()
+    names = scene.audited_site().code_learner.known["known"].numpy()
     site = at_site(training=known)
     coded = [p in site.codes for p in site.train.patients]
     own = np.intersect1d(names, site.train.take(coded).bags.concepts)
@@ -281,7 +281,7 @@ def test_noise_hides_concepts_in_both_stages() -> None:
     """The last rounds, which belong to the second stage, are observed, too."""
     plain = _scene("{}")
     assert plain.observe()
-    outputs = [*plain.audited_site()._codes.outputs[:8]]
+    outputs = [*plain.audited_site().code_learner.outputs[:8]]
     tables = {"training": {"outputs": outputs}, "privacy": PRIVATE["privacy"]}
     found = told("concepts' vectors", **tables)
     assert found.control == 1.0

@@ -489,9 +489,7 @@ def test_a_run_takes_its_penalty(C: float) -> None:
     _, (member,) = trained((site,), phenotype.METHOD.configure(config, (site,)))
     told = classifiers_of(member)
     wanted = LinearSVMs(told.machines.classes, len(told.machines.weight), CONVERGED)
-    train = LabelledPatients(told._features, told._train.labels)
-    held_out = LabelledPatients(told._held_out, told._valid.labels)
-    fit(wanted, train, held_out, weights=told._weights, C=C)
+    fit(wanted, told.train_data, told.held_out_data, weights=told.weights, C=C)
     assert np.array_equal(told.machines.weight, wanted.weight.astype(np.float32))
 
 

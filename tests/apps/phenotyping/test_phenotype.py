@@ -57,7 +57,12 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
-from fednotes.apps.phenotyping.two_stage import METHOD, Config, Site, averaged
+from fednotes.apps.phenotyping.two_stage import (
+    METHOD,
+    Config,
+    Site,
+    average_classifiers,
+)
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Tensors, Total, Update
@@ -118,7 +123,7 @@ def test_a_site_shows_no_category_of_its_own() -> None:
     (site,) = sites_of(1)
     config = phenotype.METHOD.configure(config_of(), (site,))
     update = Site(site, config).count_codes({})
-    assert update.tensors["patients"].shape == (len(config.candidates),)
+    assert update.tensors["patients"].shape == (len(config.list_candidates()),)
     assert not update.metrics
 
 
@@ -187,7 +192,7 @@ def test_the_mean_over_nobody_is_not_zero(patients: float, ends: float) -> None:
         "svm.intercept": torch.tensor([0.0, 8.0]).double(),
         "patients": torch.tensor([0.0, patients]).double(),
     }
-    mean = averaged(shared, Total.of([Update(sent)]))
+    mean = average_classifiers(shared, Total.of([Update(sent)]))
     assert mean["svm.weight"].tolist() == [[3.0, ends]]
     assert mean["svm.intercept"].tolist() == [2.0, ends]
 
@@ -423,7 +428,7 @@ PADDED = PhenotypeConfig(network=DanConfig(length=20))
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_patients": 10_000}, "min_patients = 10000 is asked"),
+        ({"min_patients": 10_000}, "fewer than min_patients = 10000"),
         ({"minimum": 10_000}, r"lower \[training\] minimum, or give more patients"),
         ({"cycles": 0}, "cycles = 0"),
         ({"classifier_cycles": 0}, "classifier_cycles = 0"),
@@ -608,10 +613,12 @@ def test_whole_causes_are_counted_and_learnt(whole: bool, outputs: list[str]) ->
     assert state.facts["outputs"] == outputs
     wanted = code_labels(site.train, site.codes, outputs)
     given = member.count_codes({}).tensors["patients"].tolist()
-    counts = {name: n for name, n in zip(config.candidates, given, strict=True) if n}
+    counts = {
+        name: n for name, n in zip(config.list_candidates(), given, strict=True) if n
+    }
     assert counts == dict(zip(outputs, wanted.sum(axis=0).tolist(), strict=True))
-    assert member._codes is not None
-    assert np.array_equal(member._codes._labels, wanted)
+    assert member.code_learner is not None
+    assert np.array_equal(member.code_learner.train_data.labels, wanted)
 
 
 def stage_1(

@@ -305,8 +305,8 @@ def test_stage_1_is_the_program_of_2018() -> None:
     assert state.tensors["network.known"].tolist() == known
     wanted, patients = keras_program(site, config, outputs, known)
     coded = sum(p in site.codes for p in site.train.patients)
-    assert member._codes is not None
-    assert member._codes.weight == patients < coded
+    assert member.code_learner is not None
+    assert member.code_learner.weight == patients < coded
     for name, value in wanted.items():
         ours = state.tensors[f"network.{name}"].numpy()
         np.testing.assert_allclose(ours, value, rtol=1e-3, atol=2e-5, err_msg=name)
@@ -396,8 +396,8 @@ def test_patients_without_an_output_count_against_the_least_number() -> None:
     (site,) = sites_of(1)
     config = phenotype.METHOD.configure(paper_config(min_patients=0), (site,))
     _, (member,) = trained((site,), config)
-    assert member._codes is not None
-    left = member._codes.patients
+    assert member.code_learner is not None
+    left = member.code_learner.patients
     coded = sum(p in site.codes for p in site.train.patients)
     assert 0 < left < coded
     trained((site,), replace(config, min_patients=left))

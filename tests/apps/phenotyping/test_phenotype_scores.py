@@ -137,9 +137,9 @@ def test_nothing_is_dropped_while_judging() -> None:
     labels, chances = pairs(state, site, site.valid)
     wanted = log_loss(labels.ravel(), chances.ravel())
     assert told[1].metrics["valid_loss"] == pytest.approx(wanted, rel=1e-5)
-    learner = member._codes
+    learner = member.code_learner
     assert learner is not None
-    sent = {n: v.clone() for n, v in learner.told.items()}
+    sent = {n: v.clone() for n, v in learner.received_tensors().items()}
     before = learner.evaluate(sent, cycle=1).metrics
     learner.train(sent, cycle=2)  # leaves the network as training does
     assert learner.evaluate(sent, cycle=1).metrics == before

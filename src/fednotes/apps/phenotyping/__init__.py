@@ -26,12 +26,15 @@ From patients to models:
 
     dan            the deep averaging network of stage 1
     classifiers    the linear classifiers of stage 2
+    config         the settings
+    counting       what sites agree on before training
     stages         what a site computes in each stage
+    site           the tasks of a site
     two_stage      the method: Algorithm 1 of the paper
     phenotyper     the saved model
     predict        predictions and scores of a saved model
     model          the same, as fednotes' other commands use it
 
 Around a run: `agreement` (what sites tell each other), `site_counts`, `hints`,
-`compare`, `shadow` (the audit) and `sklearn_export`.
+`compare_patients`, `shadow` (the audit) and `sklearn_export`.
 """

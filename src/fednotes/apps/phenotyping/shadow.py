@@ -83,7 +83,7 @@ class Patients:
         control_of: str,
     ) -> None:
         self.job = _job(scene, control_of)
-        learns_codes = scene.training.config.learns
+        learns_codes = scene.training.config.has_stage_1
         has_codes = [patient in data.codes for patient in data.train.patients]
         has_labels = (data.train.labels >= 0).any(1)
         is_usable = has_labels | (np.array(has_codes, bool) & learns_codes)
@@ -120,7 +120,7 @@ class Patients:
         """Return (judged,) log-likelihoods of codes and of labels, if predicted."""
         cohort = self._cohort
         scores: dict[str, np.ndarray] = {}
-        learner = site._codes
+        learner = site.code_learner
         if learner is not None:
             labels = output_matrix(
                 cohort.patients,
@@ -131,7 +131,7 @@ class Patients:
             signs = (labels == PRESENT) * 1 - (labels == ABSENT)
             logits = learner.network.eval()(cohort.bags).numpy()
             scores["codes"] = _log_likelihood(logits, signs)
-        classifiers = site._classifiers
+        classifiers = site.classifiers
         if classifiers is not None:
             machines = classifiers.machines
             margins = machines.scores(classifiers.model.features(cohort.bags))
@@ -158,9 +158,9 @@ def _job(scene: Any, control_of: str) -> Job:
     config = scene.training.config
     job: Job = scene.job
     settings: dict[str, Any] = {"least_occurrences": min(1, config.least_occurrences)}
-    if config.learns and scene.observe():
+    if config.has_stage_1 and scene.observe():
         # The codes that all sites agreed on, which are public by now.
-        settings["outputs"] = scene.audited_site()._codes.outputs
+        settings["outputs"] = scene.audited_site().code_learner.outputs
         settings["minimum"] = 1
     if scene.is_control:
         model: dict[str, Any] = {

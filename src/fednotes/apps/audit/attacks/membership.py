@@ -41,7 +41,7 @@ def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
         NotApplicable: The job trains no model of them.
     """
     config = scene.training.config
-    if judged_by == "codes" and not config.learns:
+    if judged_by == "codes" and not config.has_stage_1:
         raise NotApplicable("the job trains no model of codes")
     if judged_by == "labels" and not config.phenotypes:
         raise NotApplicable("the job trains no model of labels")

@@ -104,11 +104,10 @@ def _concepts(scene: Scene, *, name: str) -> Scores:
 def _has_concepts(site: Any, name: str) -> np.ndarray:
     """Return (rows,) whether a training patient has the concept of each row."""
     if name == EMBEDDING:
-        bags = site._codes._read
-        rows = site._codes.network.table_rows
-        shared = len(
-            site._codes.known
-        )  # a first row, of all concepts without their own
+        learner = site.code_learner
+        bags = learner.train_data.network_input
+        rows = learner.network.table_rows
+        shared = len(learner.known)  # a first row, of all concepts without their own
     else:
         bags = site.data.train.labelled().bags
         rows = bags.width
@@ -152,10 +151,10 @@ def _outputs(scene: Scene, *, name: str) -> Scores:
         return NO_SCORES
     site = scene.audited_site()
     if name == OUTPUT_BIAS:
-        labels = site._codes._labels
+        labels = site.code_learner.train_data.labels
         signs = (labels == PRESENT) * 1 - (labels == ABSENT)
     else:
-        signs = site._classifiers._targets
+        signs = site.classifiers.targets
     if not scene.is_control:
         is_present = (signs > 0).any(0)
         return Scores(step[is_present], step[~is_present])
@@ -172,17 +171,17 @@ def _outputs(scene: Scene, *, name: str) -> Scores:
 def _bias_gradient(site: Any, name: str, patient: int) -> Tensor:
     """Return (outputs,) the gradient of a bias for one training patient."""
     if name == OUTPUT_BIAS:
-        part = site._codes.some(np.array([patient]))
+        part = site.code_learner.select(np.array([patient]))
         bias = part.network.output_bias
         loss = part.loss([part])
     else:
-        classifiers = site._classifiers
+        classifiers = site.classifiers
         weights = {
             key: torch.zeros_like(value)
             for key, value in classifiers.machines.to_float32().items()
         }
         bias = weights[name].requires_grad_()
-        loss = classifiers.loss(weights, patient)
+        loss = classifiers.patient_loss(weights, patient)
     gradient: Tensor = torch.autograd.grad(loss, bias)[0]
     return gradient
 

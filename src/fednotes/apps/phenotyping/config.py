@@ -1,0 +1,191 @@
+"""Settings of phenotyping, and what they mean for a run."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import field
+from importlib.resources import files
+from typing import Any, Final, Literal
+
+from fednotes.apps.phenotyping.codes import categories_of_job, public_categories
+from fednotes.apps.phenotyping.cohort import FeatureSpace
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
+from fednotes.core.errors import ConfigError
+from fednotes.core.settings import FilledIn, checked
+from fednotes.methods.averaging import Averaging
+from fednotes.privacy.promise import Privacy
+from fednotes.training.sites import Count, Number, Part, Rate, Size
+
+_PRESET_FILE = files("fednotes.apps.phenotyping").joinpath("phenotype.toml")
+PRESETS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+    _PRESET_FILE.read_text("utf-8")
+)
+
+
+@checked(frozen=True)
+class Config(Averaging):
+    """Settings of phenotyping. Cycles, batches and learning rates are those of stage 1.
+
+    Attributes:
+        classifier_cycles: T', the number of cycles of stage 2.
+        classifier_epochs: Epochs of every classifier at each site in a cycle of stage
+            2.
+        systems: Coding systems whose categories are candidates for the outputs of stage
+            1.
+        outputs: Categories of codes that are the outputs of stage 1, in place of
+            `systems` and `minimum`. OMOP concepts need it, because they have no public
+            list.
+        minimum: Number of patients over all sites from which a category of codes
+            becomes an output.
+        whole_causes: Whether categories of ICD-9 external causes have four characters,
+            as in the code book, in place of three (`apps/phenotyping/codes.py`).
+        least_questionable: Number of patients over all sites from which "questionable"
+            is a class of a disease.
+        calibrate: Whether probabilities are fitted to held-out patients (Platt scaling,
+            by sums alone).
+        least_occurrences: Number of occurrences in the training notes of all sites from
+            which a concept has a vector of its own; all other concepts share one. 0
+            gives each concept of the dictionary its own. Under [privacy] it counts
+            patients who have the concept, with noise.
+        require_output: Whether patients without any output are left out of stage 1.
+        optimizer: Optimizer of stage 1 at the sites; "rmsprop" is that of Keras and
+            needs model.network.updates = "dense".
+        min_patients: Smallest number of patients behind an update of the concepts'
+            vectors, or of classifiers of the concepts themselves, since such an update
+            tells which concepts the patients have.
+        model: The model's settings.
+        space, phenotypes: What the sites hold. A job fills them in.
+        questionable: Phenotypes for which the sites together make "questionable" a
+            class, as far as that is known before training. A job fills it in.
+        vectors: Whether the sites have public vectors of concepts, from which stage 1
+            starts. A job fills it in.
+        privacy, min_sites: As in the job's tables. A job fills them in.
+    """
+
+    cycles: Count = 10
+    batch_size: Count = 50
+    learning_rate: Rate = 1e-3
+    warmup: Part = 0.0
+    decay: Literal["linear", "constant"] = "constant"
+    weight_decay: Size = 0.0
+    clip: Size = 0.0
+    classifier_cycles: Count = 20
+    classifier_epochs: Count = 1
+    systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt")
+    outputs: tuple[str, ...] = ()
+    minimum: Count = 1001
+    whole_causes: bool = False
+    least_questionable: Number = 20
+    calibrate: bool = False
+    least_occurrences: Number = 0
+    require_output: bool = False
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    min_patients: Number = 50
+    model: FilledIn[PhenotypeConfig] = field(default_factory=PhenotypeConfig)
+    space: FilledIn[FeatureSpace] = field(default_factory=lambda: FeatureSpace(0))
+    phenotypes: FilledIn[tuple[str, ...]] = ()
+    questionable: FilledIn[tuple[str, ...]] = ()
+    vectors: FilledIn[bool] = False
+    privacy: FilledIn[Privacy | None] = None
+    min_sites: FilledIn[int] = 0
+
+    def __post_init__(self) -> None:
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
+        super().__post_init__()
+        if self.privacy is not None:
+            self._check_privacy(self.privacy)
+        self._check_updates()
+        self.list_candidates()  # raises ConfigError for unknown codes or systems
+
+    def _check_privacy(self, privacy: Privacy) -> None:
+        """Check what training with differential privacy needs.
+
+        Raises:
+            ConfigError: It does not support a setting.
+        """
+        classifier = self.model.classifier
+        if privacy.unit != "patient":
+            raise ConfigError(
+                f'[privacy] unit = "{privacy.unit}": phenotyping protects patients, '
+                'whose notes are one example: set unit = "patient"'
+            )
+
+        starts_elsewhere = self.model.representation not in ("learn", "none")
+        fills_up = bool(self.model.network.length) or self.vectors
+        takes_steps = classifier.solver == "sgd"
+        if not takes_steps or starts_elsewhere or (self.has_stage_1 and fills_up):
+            raise ConfigError(
+                "[privacy] supports neither a representation from elsewhere nor "
+                'training to convergence: set model.representation = "learn" or '
+                '"none", model.classifier.solver = "sgd" and model.network.length = 0, '
+                "and leave out [concepts] vectors"
+            )
+
+        agrees_on_network = self.has_stage_1 and (
+            self.least_occurrences > 0 or not self.outputs
+        )
+        if (
+            agrees_on_network or classifier.class_weights != "none"
+        ) and not privacy.counts:
+            raise ConfigError(
+                "[privacy]: exact counts of patients would reveal which codes are "
+                "predicted, which concepts have a vector and what a class weighs: set "
+                "privacy.counts, which adds noise to the counts; or give "
+                "training.outputs, the categories of codes, and set "
+                "training.least_occurrences = 0 and "
+                'model.classifier.class_weights = "none"'
+            )
+
+    def _check_updates(self) -> None:
+        """Check the optimizer and the settings that concern the concepts' vectors.
+
+        Raises:
+            ConfigError: Two settings contradict each other.
+        """
+        network = self.model.network
+        steps_over_rows = network.updates == "rows"
+        if steps_over_rows and (self.proximal or self.weight_decay):
+            raise ConfigError(
+                "proximal and weight_decay pull on every concept in each step: set "
+                'model.network.updates = "dense", which steps over the whole table'
+            )
+        if self.optimizer == "rmsprop" and (self.weight_decay or steps_over_rows):
+            raise ConfigError(
+                'optimizer = "rmsprop" has no weight_decay, and moves the whole table: '
+                'set weight_decay = 0 and model.network.updates = "dense"'
+            )
+        needs_unknown = bool(network.length) or self.vectors
+        if needs_unknown and not self.least_occurrences:
+            raise ConfigError(
+                "network.length and [concepts] vectors need a vector for unknown "
+                "concepts: set training.least_occurrences to 1 or more"
+            )
+
+    @property
+    def has_stage_1(self) -> bool:
+        """Whether stage 1 trains a network."""
+        return self.model.representation == "learn"
+
+    @property
+    def has_stage_2(self) -> bool:
+        """Whether stage 2 runs; True as long as it is not known what the sites hold."""
+        return bool(self.phenotypes) or not self.space.width
+
+    @property
+    def stage_1_cycles(self) -> int:
+        """The number of cycles of stage 1."""
+        return self.last_cycle if self.has_stage_1 else 0
+
+    def list_candidates(self) -> tuple[str, ...]:
+        """Return the categories of codes that may become outputs; they are public.
+
+        Raises:
+            ConfigError: A code or a coding system is unknown.
+        """
+        if self.outputs:
+            return categories_of_job(self.outputs, whole_causes=self.whole_causes)
+        return public_categories(self.systems, whole_causes=self.whole_causes)

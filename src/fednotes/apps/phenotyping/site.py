@@ -1,0 +1,640 @@
+"""The site side of two-stage phenotyping: the tasks that a server may ask for.
+
+The tasks come in this order:
+
+    count_codes, count_concepts     what the outputs and known concepts follow from
+    begin_codes, first_vectors      stage 1 begins
+    train, evaluate, keep, finish   its cycles and its end
+    count_labels                    what the classes and their weights follow from
+    prepare                         stage 2 begins
+    train, evaluate                 its cycles
+    calibrate, finish               its end
+
+What a site computes in each stage is in `stages.py`, and the server side of Algorithm 1
+in `two_stage.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fednotes.apps.phenotyping.classifiers import (
+    CLASSES,
+    LinearSVMs,
+    document_frequencies,
+)
+from fednotes.apps.phenotyping.codes import category_counts
+from fednotes.apps.phenotyping.cohort import (
+    ABSENT,
+    PRESENT,
+    Bags,
+    ConceptVectors,
+    SitePatients,
+)
+from fednotes.apps.phenotyping.config import Config
+from fednotes.apps.phenotyping.dan import KNOWN
+from fednotes.apps.phenotyping.phenotyper import Phenotyper, network_settings
+from fednotes.apps.phenotyping.stages import (
+    Classifiers,
+    CodeLearner,
+    get_shared_network,
+)
+from fednotes.core.counts import round_array, round_count
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.federation import MethodSite, State
+from fednotes.core.seeds import Draws
+from fednotes.core.tensors import below, load_into, require_tensor
+from fednotes.core.update import Tensors, Update
+from fednotes.methods.averaging import AveragingSite
+from fednotes.metrics.platt import MOST_PLATT_SUMS
+
+NETWORK: Final = "network."  # before the names of the network's tensors
+
+
+class Site(MethodSite):
+    """One hospital: its patients, and the tasks that the server may ask for.
+
+    Args:
+        data: The patients of the site.
+        config: The settings of the run.
+        directory: Where the finished model is written; nowhere if None.
+        device: As of torch.
+        cache: Not used: nothing is worth a cache.
+        progress: Not used: no step takes long.
+        draws: Of orders and dropout; they follow from the job's seed if None.
+        count_step: Weights and counts leave the site as multiples of it.
+
+    Attributes:
+        code_learner: Stage 1; None until the codes to predict are agreed.
+        classifiers: Stage 2; None until the classes are agreed.
+        model, shared, private: For training with differential privacy: the network,
+            what is shared, and what stays here (nothing).
+        stage: For training with differential privacy: 0 in stage 1, 1 in stage 2.
+        rows_by_stage: For training with differential privacy: (2, training patients)
+            the row of each training patient among those of a stage, or -1.
+
+    Raises:
+        ConfigError: An update of the concepts' vectors would cover too few patients, or
+            public vectors do not fit the network.
+    """
+
+    rounds_counts = True
+    tasks = AveragingSite.tasks | {
+        "count_codes",
+        "count_concepts",
+        "first_vectors",
+        "begin_codes",
+        "count_labels",
+        "prepare",
+        "calibrate",
+    }
+    read_only = frozenset({"count_codes", "count_concepts", "count_labels"})
+
+    def __init__(  # noqa: PLR0913 - what every method's site takes
+        self,
+        data: SitePatients,
+        config: Config,
+        *,
+        directory: Path | None = None,
+        device: str = "cpu",
+        cache: Path | None = None,  # noqa: ARG002 - other methods use it
+        progress: Callable[[int, int], None] | None = None,  # noqa: ARG002
+        draws: Draws | None = None,
+        count_step: int = 1,
+    ) -> None:
+        self.data = data
+        self.config = config
+        self.directory = directory
+        self.draws = draws or Draws(config.seed)
+        self.count_step = count_step
+        self._device = device
+        self.code_learner: CodeLearner | None = None
+        self.classifiers: Classifiers | None = None
+        self._network: Tensors = {}  # the representation, once it is fixed
+        # Steps of the classifiers before a restart, if there was one.
+        self._restored_steps = np.zeros(0, np.int64)
+        # The digest of the model that was calibrated, and how many sums were sent.
+        self._calibrated = ""
+        self._calibrations = 0
+        self._coded = data.coded(data.train)
+        self._labelled = data.train.labelled()
+        coded = len(self._coded) if config.has_stage_1 else 0
+        labelled = len(self._labelled) if config.phenotypes else 0
+        self.num_examples = max(coded, labelled)
+        self._require_covered(coded)
+        if config.has_stage_1 and config.vectors:
+            self._public_vectors()  # raises before training if they do not fit
+        self.scores: dict[str, Any] = {}
+
+        self.model = nn.Module()
+        self.shared: dict[str, nn.Parameter] = {}
+        self.private: dict[str, nn.Parameter] = {}
+        self.stage = 0
+        self.rows_by_stage = np.zeros((2, 0), np.int64)
+
+    @property
+    def id(self) -> str:
+        """The site's name in the job."""
+        return self.data.id
+
+    def described(self) -> str:
+        """Return how many numbers the site shares."""
+        of_network = sum(value.numel() for value in self._network.values())
+        of_classifiers = 0
+        if self.classifiers is not None:
+            of_classifiers = self.classifiers.machines.weight.size
+        return (
+            f"{of_network:,} numbers of the representation and {of_classifiers:,} of "
+            "the classifiers"
+        )
+
+    def covered(self, task: str) -> dict[str, int]:
+        """Return the number of patients behind an update of this task, and its steps.
+
+        A site's policy compares them with its limits. Platt scaling sums over held-out
+        patients, all other tasks over training patients. Only stage 1 has steps.
+        """
+        if task == "calibrate":
+            return {"patients": len(self.data.valid.labelled())}
+        if self.classifiers is not None or task in ("count_labels", "prepare"):
+            return {"patients": len(self._labelled)}
+        if self.code_learner is None:
+            return {"patients": len(self._coded)}
+        behind = self.code_learner.covered(task)
+        return {**behind, "patients": self.code_learner.patients}
+
+    def _require_covered(self, coded: int) -> None:
+        """Check that enough patients are behind an update that tells their concepts.
+
+        Args:
+            coded: The number of patients whom stage 1 is trained on.
+
+        Raises:
+            ConfigError: There are fewer than `min_patients`.
+        """
+        config = self.config
+        number, content, kind = coded, "concept vectors", "coded"
+        if config.model.representation == "none" and not config.space.dense:
+            number = len(self._labelled) if config.phenotypes else 0
+            content, kind = "a weight for each concept", "labelled"
+        if 0 < number < config.min_patients:
+            raise ConfigError(
+                f"site {self.id!r}: an update of {content} tells which concepts its "
+                f"{number} {kind} training patients have, and these are fewer than "
+                f"min_patients = {config.min_patients}: use more patients, or set a "
+                "smaller min_patients if these are public"
+            )
+
+    # Stage 1.
+
+    def count_codes(self, tensors: Tensors) -> Update:
+        """Return the number of patients of each candidate, over the public list."""
+        del tensors
+        codes = {patient: self.data.codes[patient] for patient in self._coded.patients}
+        counts = category_counts(
+            codes,
+            self.config.list_candidates(),
+            whole_causes=self.config.whole_causes,
+        )
+        return Update({"patients": self._reported(counts)}, 1.0)
+
+    def _reported(self, counts: np.ndarray) -> Tensor:
+        """Return an array of counts as it leaves the site."""
+        return torch.from_numpy(round_array(counts.astype(np.float64), self.count_step))
+
+    def count_concepts(self, tensors: Tensors) -> Update:
+        """Return how often each concept occurs in the notes of training patients."""
+        del tensors
+        bags = self.data.train.bags
+        assert isinstance(bags, Bags)  # a job on vectors counts no concepts
+        counts = np.bincount(bags.concepts, minlength=bags.vocabulary)
+        return Update({"occurrences": self._reported(counts)}, 1.0)
+
+    def first_vectors(self, tensors: Tensors) -> Update:
+        """Return the public vectors from which stage 1 starts.
+
+        They tell nothing about this site.
+
+        Args:
+            tensors: The known concepts.
+        """
+        table = self._public_vectors().start(self._read_known_concepts(tensors))
+        return Update({"embedding": torch.from_numpy(table)}, 1.0)
+
+    def _public_vectors(self) -> ConceptVectors:
+        """Return the site's public vectors.
+
+        Raises:
+            ConfigError: There are none, or they do not fit the network.
+        """
+        vectors = self.data.vectors
+        width = self.config.model.network.embedding
+        if vectors is None or vectors.values.shape[1] != width:
+            actual = "none"
+            if vectors is not None:
+                actual = f"vectors of {vectors.values.shape[1]} numbers"
+            raise ConfigError(
+                f"site {self.id!r}: [concepts] vectors: {actual} for "
+                f"model.network.embedding = {width}: set it to the width of the "
+                "vectors, or use other ones"
+            )
+        return vectors
+
+    def _read_known_concepts(self, tensors: Tensors) -> np.ndarray:
+        """Return (known,) int64 numbers of the concepts with a vector of their own.
+
+        Raises:
+            RefusedError: The server sent no such list.
+        """
+        known = _read_numbers(tensors, KNOWN)
+        size = self.data.space.width
+        is_list = (
+            known is not None
+            and len(known) > 0
+            and 0 <= known[0] <= known[-1] < size
+            and bool((np.diff(known) > 0).all())
+        )
+        if known is None or not is_list:
+            raise RefusedError(
+                f"site {self.id!r}: the concepts to know are not places in the "
+                f"dictionary's list of {size:,}, each at most once and in order"
+            )
+        return known.copy()  # in one process the tensor is the server's
+
+    def begin_codes(self, tensors: Tensors) -> Update:
+        """Begin stage 1 with the outputs and known concepts that the sites agreed on.
+
+        Args:
+            tensors: "chosen", the numbers of the outputs among the candidates, and
+                "known", those of concepts.
+        """
+        self.agree_on_codes(tensors)
+        return Update()
+
+    def agree_on_codes(self, tensors: Tensors) -> None:
+        """Make the network of stage 1; see `begin_codes`.
+
+        Raises:
+            RefusedError: The outputs or concepts are not those of the job.
+            ConfigError: Too few patients are left.
+        """
+        candidates = self.config.list_candidates()
+        chosen = _read_numbers(tensors, "chosen")
+        numbers = [] if chosen is None else chosen.tolist()
+        is_valid = all(0 <= number < len(candidates) for number in numbers)
+        is_distinct = len(set(numbers)) == len(numbers)
+        if chosen is None or not is_valid or not is_distinct:
+            raise RefusedError(
+                f"site {self.id!r}: the codes to predict are not places in the job's "
+                f"list of {len(candidates):,}, each at most once"
+            )
+        known = self._read_known_concepts(tensors) if KNOWN in tensors else None
+        self._make_code_learner([candidates[number] for number in numbers], known)
+
+    def _make_code_learner(
+        self, outputs: Sequence[str], known: np.ndarray | None
+    ) -> None:
+        """Make the network of stage 1.
+
+        Raises:
+            ConfigError: Too few patients are left.
+        """
+        self.code_learner = CodeLearner(
+            self.data,
+            self.config,
+            outputs,
+            known,
+            device=self._device,
+            draws=self.draws,
+            count_step=self.count_step,
+        )
+        self._require_covered(self.code_learner.patients)
+
+    def _require_code_learner(self) -> CodeLearner:
+        """Return stage 1.
+
+        Raises:
+            TrainingError: It has not begun.
+        """
+        if self.code_learner is None:
+            raise TrainingError(
+                f"site {self.id!r} does not know yet which codes to predict: start the "
+                "run again"
+            )
+        return self.code_learner
+
+    @cached_property
+    def candidate_numbers(self) -> dict[str, int]:
+        """The number of each candidate, a category of codes, by its name."""
+        return {name: k for k, name in enumerate(self.config.list_candidates())}
+
+    # The tasks of both stages.
+
+    def train(self, tensors: Tensors, *, cycle: int) -> Update:
+        """Run the local epochs of the present stage."""
+        return self._present_stage().train(tensors, cycle=cycle)
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        """Return held-out counts of the present stage."""
+        return self._present_stage().evaluate(tensors, cycle=cycle)
+
+    def _present_stage(self) -> CodeLearner | Classifiers:
+        """Return stage 2 if it has begun, else stage 1.
+
+        Raises:
+            TrainingError: Neither has begun.
+        """
+        return self.classifiers or self._require_code_learner()
+
+    def count(self, tensors: Tensors) -> Update:
+        """Return how many patients stage 1 is trained on."""
+        return self._require_code_learner().count(tensors)
+
+    def take_share(self, tensors: Tensors, *, examples: int) -> Update:
+        """Set this site's part of stage 1's mini-batch."""
+        return self._require_code_learner().take_share(tensors, examples=examples)
+
+    def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
+        """Return stage 1's change in an agreed code."""
+        return self._require_code_learner().send(tensors, weight=weight, sites=sites)
+
+    def keep(self, tensors: Tensors) -> Update:
+        """Keep the cycle of stage 1 that was just evaluated."""
+        return self._require_code_learner().keep(tensors)
+
+    def finish(self, tensors: Tensors) -> Update:
+        """End a stage: save the model so far, and score it on the test patients."""
+        if self.classifiers is not None:
+            self.classifiers.finish(tensors)
+            model = self.classifiers.model
+        else:
+            learner = self._require_code_learner()
+            learner.finish(below(tensors, NETWORK) or tensors)
+            self._network = learner.received_tensors()
+            model = Phenotyper(
+                self.data.space, learner.network, code_names=learner.outputs
+            )
+        if self.directory is not None:
+            model.save(self.directory / "model")
+        self.scores = self.scores_on(self.data)
+        return Update()
+
+    def scores_on(self, site: SitePatients) -> dict[str, Any]:
+        """Return the finished model's scores on the test patients of a site."""
+        scores: dict[str, Any] = {}
+        if self.code_learner is not None:
+            scores |= self.code_learner.scores_on(site)
+        if self.classifiers is not None:
+            scores |= self.classifiers.scores_on(site)
+        return scores
+
+    # Stage 2.
+
+    def count_labels(self, tensors: Tensors) -> Update:
+        """Return how many training patients have each label.
+
+        If concepts are weighted by TF-IDF, also return how many have each concept.
+        """
+        del tensors
+        cohort = self._labelled
+        counts = cohort.label_counts()
+        del counts["unlabelled"]
+        if self.config.model.representation == "none" and isinstance(cohort.bags, Bags):
+            counts["frequencies"] = document_frequencies(cohort.bags)
+        sums = {name: self._reported(of_label) for name, of_label in counts.items()}
+        patients = round_count(len(cohort), self.count_step)
+        return Update(sums, 1.0, {"patients": float(patients)})
+
+    def prepare(self, tensors: Tensors) -> Update:
+        """Begin stage 2: the representation is fixed, so compute the features.
+
+        Args:
+            tensors: "classes" that the sites agreed on; "weights" of classes and "idf"
+                of concepts if they are used; the network if the site does not have it.
+        """
+        self._network = below(tensors, NETWORK) or self._network
+        model = self._make_model(tensors)
+        phenotypes = len(self.config.phenotypes)
+        agreed = require_tensor(
+            tensors, "classes", torch.float32, phenotypes, len(CLASSES)
+        )
+        classes = [
+            [each for each in CLASSES if row[each]]
+            for row in agreed.to(torch.bool).tolist()
+        ]
+        machines = LinearSVMs(classes, model.width, self.config.model.classifier)
+        if len(self._restored_steps) == len(machines.steps):
+            machines.steps[:] = self._restored_steps
+        weights = None
+        if "weights" in tensors:
+            weights = require_tensor(
+                tensors, "weights", torch.float64, len(machines.machines), 2
+            ).numpy()
+        self.classifiers = Classifiers(
+            self.data,
+            self.config,
+            model,
+            machines,
+            weights=weights,
+            draws=self.draws,
+            count_step=self.count_step,
+        )
+        return Update()
+
+    def _make_model(self, tensors: Tensors) -> Phenotyper:
+        """Return the model with what represents patients, and without classifiers."""
+        config = self.config.model
+        space = self.data.space
+        names = () if self.code_learner is None else self.code_learner.outputs
+        model = Phenotyper(space, code_names=names, phenotypes=self.config.phenotypes)
+        if self._network:
+            shape = network_settings(self._network, config.network, space)
+            model.network = get_shared_network(
+                shape.config,
+                space,
+                shape.outputs,
+                known=shape.known,
+                device=self._device,
+            )
+            load_into(model.network.state(), self._network)
+            model.scale = config.scale
+        elif "idf" in tensors:
+            idf = require_tensor(tensors, "idf", torch.float64, space.width)
+            model.idf = idf.numpy()
+        return model
+
+    def calibrate(self, tensors: Tensors) -> Update:
+        """Return the sums of Platt scaling over held-out patients.
+
+        An honest run calibrates one model, at its end. A server that asks about several
+        could choose each so that it tells one held-out patient apart from the others.
+
+        Raises:
+            RefusedError: The request is about another model than an earlier one, or is
+                one more than a calibration needs.
+        """
+        if self.classifiers is None:
+            raise TrainingError(
+                f"site {self.id!r} has no classifiers to calibrate yet: start the run "
+                "again"
+            )
+        update = self.classifiers.calibrate(tensors)
+        model = self.classifiers.fingerprint()
+        if self._calibrated not in ("", model):
+            raise RefusedError(
+                f"site {self.id!r}: this run has calibrated other classifiers, and a "
+                "run calibrates one model: start a new run to calibrate another"
+            )
+        if self._calibrations == MOST_PLATT_SUMS:
+            raise RefusedError(
+                f"site {self.id!r}: a calibration needs at most {MOST_PLATT_SUMS} "
+                "sums, and this would be one more: start a new run to calibrate again"
+            )
+        self._calibrated = model
+        self._calibrations += 1
+        return update
+
+    def subject(self, task: str) -> str:
+        """Return a digest of the model that was calibrated; "" for all other tasks."""
+        return self._calibrated if task == "calibrate" else ""
+
+    # Training with differential privacy.
+
+    def begin_privately(self, initial: Tensors, agreed: Tensors) -> None:
+        """Make the network and the classifiers from what all sites have agreed on.
+
+        Args:
+            initial: What sites share before training.
+            agreed: What they agreed on by their noisy counts; empty if on nothing.
+        """
+        self.shared = {name: nn.Parameter(value) for name, value in initial.items()}
+        coded: tuple[str, ...] = ()
+        if self.config.has_stage_1:
+            candidates = torch.arange(len(self.config.list_candidates()))
+            self.agree_on_codes({"chosen": candidates, **agreed})
+            learner = self._require_code_learner()
+            coded = learner.cohort.patients
+            self.model = learner.network
+            for name, parameter in learner.network.trainable().items():
+                self.shared[f"{NETWORK}{name}"] = parameter
+        if self.config.phenotypes:
+            self.prepare(self._tensors_to_prepare(initial, agreed))
+            if self.config.has_stage_1:
+                # Features follow the network that is trained.
+                model = self._require_classifiers().model
+                model.network = self._require_code_learner().network
+
+        patients = self.data.train.patients
+        self.rows_by_stage = np.array(
+            [
+                _places_in(coded, patients),
+                _places_in(self._labelled.patients, patients),
+            ]
+        )
+
+    def _tensors_to_prepare(self, initial: Tensors, agreed: Tensors) -> Tensors:
+        """Return the tensors of the task `prepare`; see `begin_privately`.
+
+        Each disease has the classes "absent" and "present".
+        """
+        absent_and_present = [float(each in (ABSENT, PRESENT)) for each in CLASSES]
+        classes = [absent_and_present] * len(self.config.phenotypes)
+        tensors: dict[str, Tensor] = {"classes": torch.tensor(classes)}
+        space = self.data.space
+        if not space.dense:
+            tensors["idf"] = torch.ones(space.width).double()
+        tensors |= agreed
+        tensors |= initial
+        if KNOWN in agreed:
+            tensors[f"{NETWORK}{KNOWN}"] = agreed[KNOWN]
+        return tensors
+
+    def _require_classifiers(self) -> Classifiers:
+        """Return stage 2.
+
+        Raises:
+            TrainingError: It has not begun.
+        """
+        if self.classifiers is None:
+            raise TrainingError(
+                f"site {self.id!r} has no classifiers yet: start the run again"
+            )
+        return self.classifiers
+
+    def private_loss(self, indices: np.ndarray) -> Tensor:
+        """Return the mean loss, (), of one patient in the present stage.
+
+        Args:
+            indices: The patient's rows of the training patients.
+
+        Returns:
+            0 if the patient has no data of this stage.
+        """
+        rows = self.rows_by_stage[self.stage, indices]
+        rows = rows[rows >= 0]
+        if not len(rows):
+            return torch.zeros(())
+        if self.stage == 0:
+            batch = self._require_code_learner().select(rows)
+            return batch.loss([batch])
+        classifiers = self._require_classifiers()
+        losses = [classifiers.patient_loss(self.shared, row) for row in rows.tolist()]
+        return torch.stack(losses).mean()
+
+    # What a restart must not lose.
+
+    def state(self) -> State:
+        """Return stage 1's moments and outputs, or the steps of stage 2's machines."""
+        learner = self.code_learner
+        known: Tensors = {}
+        facts: dict[str, Any] = {}
+        if learner is not None:
+            known = learner.known
+            facts["outputs"] = [*learner.outputs]
+        if self._calibrated:
+            facts["calibrated"] = self._calibrated
+            facts["calibrations"] = self._calibrations
+        if self.classifiers is not None:
+            steps = torch.from_numpy(self.classifiers.machines.steps)
+            return State(0, {"steps": steps, **known}, facts)
+        of_learner = State(0) if learner is None else learner.state()
+        return State(
+            of_learner.round,
+            {**of_learner.tensors, **known},
+            {**of_learner.facts, **facts},
+        )
+
+    def restore(self, state: State) -> None:
+        """Go back to a saved state."""
+        self.classifiers = None
+        self._calibrated = state.facts.get("calibrated", "")
+        self._calibrations = state.facts.get("calibrations", 0)
+        if "outputs" in state.facts:
+            known = state.tensors[KNOWN].numpy() if KNOWN in state.tensors else None
+            self._make_code_learner(state.facts["outputs"], known)
+        if "steps" in state.tensors:
+            self._restored_steps = state.tensors["steps"].numpy()
+        elif self.code_learner is not None:
+            self.code_learner.restore(state)
+
+
+def _read_numbers(tensors: Tensors, name: str) -> np.ndarray | None:
+    """Return a flat int64 tensor as an array; None if there is no such tensor."""
+    tensor = tensors.get(name)
+    if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1:
+        return None
+    numbers: np.ndarray = tensor.numpy()
+    return numbers
+
+
+def _places_in(cohort: Sequence[str], patients: Sequence[str]) -> list[int]:
+    """Return each patient's place in a cohort, or -1."""
+    place_of = {patient: place for place, patient in enumerate(cohort)}
+    return [place_of.get(patient, -1) for patient in patients]
