@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.listeners import BatchListeners
 from fednotes.core.seeds import seed_of
-from fednotes.core.settings import build, checked
+from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.encoders.adapters import Changed, LoRA, targets
@@ -309,7 +309,7 @@ class LanguageModelConfig:
             queries and values ("attention").
     """
 
-    encoder: str = "minilm"
+    encoder: LocalFile = "minilm"
     objective: Literal["mlm", "mlm+nsp", "denoise"] = "mlm"
     fresh: bool = False
     layers: Annotated[int, Ge(0)] = 0

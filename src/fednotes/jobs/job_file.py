@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from importlib import resources
@@ -43,6 +43,7 @@ from fednotes.jobs.job import (
     SilosConfig,
     SiteKind,
 )
+from fednotes.jobs.local_files import model_file_keys
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.jobs.run_folder import JOB_RECORD, read_job_record
 from fednotes.methods.base import Method
@@ -55,17 +56,6 @@ DEFAULT_PRESET = "best"
 # Tables that a job on any kind of data can have.
 _COMMON_TABLES = frozenset(
     {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}
-)
-# Keys of [model] that name files, whose paths may be relative to the job file.
-_FILES = (
-    *(
-        "word_vectors",
-        "contextual",
-        "encoder",
-        "backbone",
-        "representation",
-        "concept_vectors",
-    ),
 )
 
 
@@ -379,7 +369,7 @@ def _config(
         **given,
         **filled,
     }
-    settings = _expand(table.get("model", {}), folder)
+    settings = _expand(table.get("model", {}), folder, model_file_keys(method))
     kinds_of_model = method.list_models()
     if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
         # the method has only this kind of model, so its table has no key `kind`
@@ -440,10 +430,12 @@ def model_preset(
     return values
 
 
-def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _expand(
+    table: Mapping[str, Any], folder: Path, file_keys: Collection[str]
+) -> dict[str, Any]:
     """Expand environment variables in [model], and resolve files beside the job."""
     found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
-    for key in _FILES:
+    for key in file_keys:
         value = found.get(key)
         if value and isinstance(value, str) and (folder / value).exists():
             found[key] = str(folder / value)

@@ -37,9 +37,9 @@ from fednotes.jobs.job_file import (
     model_preset,
     training_preset,
 )
+from fednotes.jobs.local_files import model_classes
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
-from fednotes.taggers import saving
 from fednotes.taggers.tagger import PRESETS as TAGGERS
 from fednotes.taggers.tagger import TaggerConfig
 
@@ -152,7 +152,7 @@ def _classes_of(table: str, method: str, kind: SiteKind) -> Sequence[type[Any]]:
     if table == "training":
         return [methods.find(method).config_class]
     if table == "model":
-        return list(_model_classes(method).values())
+        return list(model_classes(methods.find(method)).values())
     if table == "sites":
         return [kind.site_config]
     if table == "synthetic":
@@ -181,15 +181,6 @@ def _has_key(cls: type[Any], parts: Sequence[str]) -> bool:
     if not is_dataclass(hints[first]):
         return True
     return _has_key(hints[first], inner)
-
-
-def _model_classes(method: str) -> Mapping[str, type[Any]]:
-    """Return the classes that may read [model], by its `kind`; "" if it has no such
-    key."""
-    models = methods.find(method).list_models()
-    if models is not None:
-        return models
-    return {kind: saving.model_class(kind) for kind in saving.kinds()}
 
 
 def _model_values(method: Method, preset: str, kind: str) -> Values:
@@ -282,16 +273,20 @@ def _model_tables() -> Iterator[Table]:
     alone."""
     users: dict[str, list[str]] = {}
     for name in methods.names():
-        for kind in _model_classes(name):
+        for kind in model_classes(methods.find(name)):
             users.setdefault(kind or f"of {name}", []).append(name)
     for kind in sorted(users, key=lambda kind: kind.startswith("of ")):
         names = users[kind]
         if kind.startswith("of "):
-            heading, cls, kind_key = f"[model] {kind}", _model_classes(names[0])[""], ""
+            heading, cls, kind_key = (
+                f"[model] {kind}",
+                model_classes(methods.find(names[0]))[""],
+                "",
+            )
         else:
             heading, cls, kind_key = (
                 f'[model] kind = "{kind}"',
-                _model_classes(names[0])[kind],
+                model_classes(methods.find(names[0]))[kind],
                 kind,
             )
         by_preset = [
@@ -632,7 +627,7 @@ def _settings(name: str, preset: str) -> dict[str, Any]:
     method = methods.find(name)
     tables = method.presets[preset]
     models = []
-    for kind, cls in _model_classes(name).items():
+    for kind, cls in model_classes(methods.find(name)).items():
         models.append(_schema(cls, _model_values(method, preset, kind), kind=kind))
     training = training_preset(method, tables, private=False)
     found = {

@@ -32,7 +32,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.core.settings import checked
+from fednotes.core.settings import LocalFile, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
@@ -81,7 +81,7 @@ class EncoderTaggerConfig(ModelConfig):
     encodes: ClassVar[bool] = True
 
     kind: Literal["encoder-tagger"] = "encoder-tagger"
-    encoder: str = "minilm"
+    encoder: LocalFile = "minilm"
     layer: Annotated[int, Ge(0)] | None = None
     tuning: Literal["lora", "prompts", "none"] = "lora"
     rank: Annotated[int, Ge(1)] = 8

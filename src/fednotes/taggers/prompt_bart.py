@@ -33,7 +33,7 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.core.settings import checked
+from fednotes.core.settings import LocalFile, checked
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
 from fednotes.encoders.bart import (
@@ -95,7 +95,7 @@ class PromptBartConfig(ModelConfig):
     softens: ClassVar[bool] = False
 
     kind: Literal["prompt-bart"] = "prompt-bart"
-    backbone: str = ""
+    backbone: LocalFile = ""
     prompts: Annotated[int, Ge(1)] = 10
     prompt_hidden: Annotated[int, Ge(1)] = 400
     tune_cross_attention: bool = False

@@ -40,7 +40,7 @@ from fednotes.core import plugins
 from fednotes.core.allocation import OversizedModelError, bounded_allocation
 from fednotes.core.errors import ConfigError, ModelError, nearest, readable
 from fednotes.core.parsing import read_json
-from fednotes.core.settings import build
+from fednotes.core.settings import Mark, build, marked_fields
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.core.types import TagSet
@@ -52,8 +52,6 @@ FORMAT = 1
 DEFAULT = "tagger"
 # The names of a folder's two files: those of the default kind, and of all others.
 STEMS = (DEFAULT, "model")
-# The keys of specifications that name a frozen encoder.
-PLACES = ("contextual", "encoder", "backbone")
 
 
 # ---- by kind -------------------------------------------------------------------------
@@ -277,13 +275,19 @@ def _with_places(
     config: ModelConfig, backbone: str | None, word_vectors: str | Path | None
 ) -> ModelConfig:
     """Return a specification with places on this machine, if it has such keys."""
-    places = {"word_vectors": word_vectors, **dict.fromkeys(PLACES, backbone)}
+    places: dict[str, str | Path | None] = dict.fromkeys(encoder_keys(config), backbone)
+    places["word_vectors"] = word_vectors
     changed: dict[str, Any] = {
         key: str(place)
         for key, place in places.items()
         if place is not None and getattr(config, key, None)
     }
     return replace(config, **changed)
+
+
+def encoder_keys(config: ModelConfig) -> frozenset[str]:
+    """Return the keys of a specification that name a pretrained encoder."""
+    return marked_fields(type(config), Mark.LOCAL_FILE) - {"word_vectors"}
 
 
 def _build_described(

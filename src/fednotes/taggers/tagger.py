@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.kernels import dropout
-from fednotes.core.settings import build, checked
+from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.tensors import seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
@@ -91,7 +91,7 @@ class TaggerConfig(ModelConfig):
     """
 
     tagger: str = "elmoner"
-    word_vectors: str = ""
+    word_vectors: LocalFile = ""
     train_words: bool = False
     max_words: Annotated[int, Ge(0)] = 0
     hashed_words: Annotated[int, Ge(0)] = 0
@@ -101,7 +101,7 @@ class TaggerConfig(ModelConfig):
     char_filters: Annotated[int, Ge(1)] = 200
     char_width: Annotated[int, Ge(1)] = 3
     char_max: Annotated[int, Ge(3), Le(255)] = 25
-    contextual: str = ""
+    contextual: LocalFile = ""
     project: Annotated[int, Ge(0)] = 0
     cnn_filters: Annotated[int, Ge(0)] = 200
     cnn_widths: tuple[int, ...] = (3,)

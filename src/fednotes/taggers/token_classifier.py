@@ -47,7 +47,7 @@ from fednotes.core.errors import (
     within,
 )
 from fednotes.core.parsing import mapping, read_json
-from fednotes.core.settings import build, checked
+from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import encode_corpus
@@ -118,7 +118,7 @@ class TokenClassifierConfig(ModelConfig):
     encodes: ClassVar[bool] = True
 
     kind: Literal["token-classifier"] = "token-classifier"
-    encoder: str = "minilm"
+    encoder: LocalFile = "minilm"
     context: Literal["sentence", "document"] = "sentence"
     train: Literal["encoder", "all", "top", "lora"] = "encoder"
     top: Annotated[int, Ge(1)] = 2

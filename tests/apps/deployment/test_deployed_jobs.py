@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from fednotes.apps.deployment.site_file import job_of_site, read_site_file
+from fednotes.apps.deployment.site_file import (
+    job_of_site,
+    read_site_file,
+    with_local_files,
+)
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.declaration import load_declared
 
@@ -58,6 +62,32 @@ def test_a_job_opens_no_file_of_a_site(
     ) as told:
         job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert not {"hunter2", "jane", "passwd", place} & set(str(told.value).split())
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("model", "word_vectors"),
+        ("model", "contextual"),
+        ("model", "encoder"),
+        ("model", "backbone"),
+        ("model", "representation"),
+        ("concepts", "dictionary"),
+        ("concepts", "vectors"),
+        ("text", "encoder"),
+    ],
+)
+def test_no_key_of_any_table_names_a_file_of_a_site(
+    table: str, key: str, tmp_path: Path
+) -> None:
+    """Refused, unless the site's own file says where this machine keeps it."""
+    job = {"name": "j", "job": {**_table(NER), table: {key: "/etc/passwd"}}}
+    with pytest.raises(ConfigError, match=rf"\[{table}\]: names a file, {key}: say"):
+        job_of_site(job, "a", site_file(tmp_path))
+
+    (tmp_path / "own.txt").write_text("")
+    file = site_file(tmp_path, f'[files]\n{key} = "own.txt"\n')
+    assert with_local_files(file, job["job"])[table] == {key: str(tmp_path / "own.txt")}
 
 
 def test_other_values_of_a_job_are_taken_as_they_are(

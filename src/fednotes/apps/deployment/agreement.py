@@ -29,7 +29,7 @@ from fednotes.core.update import Tensors
 from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
-from fednotes.taggers.saving import PLACES
+from fednotes.taggers.saving import encoder_keys
 
 AGREE = "agree"
 DESCRIBE = "@describe"
@@ -110,7 +110,7 @@ def describe(job: Job, data: Any) -> Description:
         data: The site's notes.
     """
     facts = dict(job.kind.describe(job, data))
-    if job.kind.make_stub is None:  # models of patients begin from no encoder
+    if job.kind.make_stub is None:
         facts["encoder"] = encoder_of(job)
     return Description(**facts)
 
@@ -122,8 +122,10 @@ def encoder_of(job: Job) -> str:
         ModelError: This machine does not have it.
         MissingExtra: A package that reads it is missing.
     """
-    specs = [getattr(job.config.model, key, "") for key in PLACES]
-    spec = next(filter(None, specs), "")
+    if job.kind.make_stub is not None:  # models of patients begin from no encoder
+        return ""
+    model = job.config.model
+    spec = next(filter(None, (getattr(model, key) for key in encoder_keys(model))), "")
     if not spec:
         return ""
     is_folder = Path(spec).expanduser().is_dir()

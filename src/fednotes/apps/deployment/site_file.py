@@ -39,16 +39,9 @@ from fednotes.jobs.declaration import (
 )
 from fednotes.jobs.job import Job, NonNegativeInt, Progress, Sites, load_sites
 from fednotes.jobs.job_file import load_table, parse_job
+from fednotes.jobs.local_files import file_keys_by_table
 
 SITE_FILE = "site.toml"  # in a kit
-FILES = (
-    "word_vectors",
-    "contextual",
-    "encoder",
-    "backbone",
-    "representation",
-    "dictionary",
-)
 _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are not files
 
 
@@ -114,7 +107,8 @@ def read_site_file(path: Path) -> SiteFile:
     keys = build(_Keys, read_toml(path), str(path))
     folder = Path(keys.folder) if keys.folder else path.resolve().parent
     _check_data_keys(keys.data, path)
-    _require_known(keys.files, FILES, f"{path} [files]")
+    known = sorted(frozenset().union(*file_keys_by_table().values()))
+    _require_known(keys.files, known, f"{path} [files]")
 
     files = {
         key: _existing_path(value, folder, f"[files] {key}")
@@ -206,12 +200,11 @@ def read_policy(kit: Path) -> Policy:
 def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's table in which files that it names have this machine's paths."""
     changed: dict[str, Any] = dict(table)
-    for key, path in file.files.items():
-        name = "concepts" if key == "dictionary" else "model"
-        if key == "encoder" and "text" in table:
-            name = "text"
-        if key in changed.get(name, {}):
-            changed[name] = {**changed[name], key: path}
+    for name, keys in file_keys_by_table().items():
+        settings = changed.get(name)
+        if isinstance(settings, Mapping):
+            replaced = keys & settings.keys() & file.files.keys()
+            changed[name] = {**settings, **{key: file.files[key] for key in replaced}}
     return changed
 
 
@@ -327,15 +320,15 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
     """
     if not isinstance(table, Mapping):
         return
-    for name in ("model", "text", "concepts"):
+    for name, file_keys in file_keys_by_table().items():
         settings = table.get(name)
         if not isinstance(settings, Mapping):
             continue
         for key, value in settings.items():
-            is_replaced = key in FILES and key in file.files
+            is_replaced = key in file_keys and key in file.files
             if not isinstance(value, str) or is_replaced:
                 continue
-            if key in FILES and value.partition("#")[0] not in _BUILT_IN:
+            if key in file_keys and value.partition("#")[0] not in _BUILT_IN:
                 raise ConfigError(
                     f"{where} [{name}]: names a file, {key}: say where this machine "
                     f"keeps it, [files] {key} = … in {file.path}"

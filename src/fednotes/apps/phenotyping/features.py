@@ -38,7 +38,7 @@ from fednotes.apps.phenotyping.concepts import (
 from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.dictionary import read_dictionary
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
-from fednotes.core.settings import build, checked, expand
+from fednotes.core.settings import LocalFile, build, checked, expand
 from fednotes.core.types import Document
 from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
@@ -80,12 +80,12 @@ class ConceptsConfig:
             default, or by a kind of cross-reference such as "UMLS_CUI".
     """
 
-    dictionary: str = ""
+    dictionary: LocalFile = ""
     format: Literal["", "umls", "obo", "table"] = ""
     context: Option = "drop"
     most: Annotated[int, Ge(1)] = MAX_CONCEPTS
     processes: Annotated[int, Ge(1)] = 1
-    vectors: str = ""
+    vectors: LocalFile = ""
     language: str | None = None
     sources: tuple[str, ...] | None = None
     types: tuple[str, ...] | None = None
@@ -122,7 +122,7 @@ class TextConfig:
             names it.
     """
 
-    encoder: str = "minilm"
+    encoder: LocalFile = "minilm"
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
 from fednotes.core.allocation import bounded_allocation
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.parsing import read_json
-from fednotes.core.settings import build, checked
+from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import below, device_of, load_into, prefixed
 
@@ -57,7 +57,7 @@ class PhenotypeConfig:
         classifier: The classifiers of stage 2.
     """
 
-    representation: str = "learn"
+    representation: LocalFile = "learn"
     scale: Scale = "l2"
     network: DanConfig = field(default_factory=DanConfig)
     classifier: SvmConfig = field(default_factory=SvmConfig)

@@ -1,0 +1,49 @@
+"""Keys of a job file that name a file or folder of the machine that reads the job.
+
+Each such key is marked where it is declared, by the type `LocalFile`. A job may be
+written on one machine and run on others, so paths in these keys are resolved against
+the job file's folder, and between real sites each site has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fednotes import methods
+from fednotes.core.settings import Mark, marked_fields
+from fednotes.jobs import kinds
+from fednotes.jobs.job import ConfigTable
+from fednotes.methods.base import Method
+from fednotes.taggers import saving
+
+
+def model_classes(method: Method) -> Mapping[str, type[Any]]:
+    """Return the classes that may read [model], by its `kind`.
+
+    The kind is "" where the table has no such key.
+    """
+    classes = method.list_models()
+    if classes is not None:
+        return classes
+    return {kind: saving.model_class(kind) for kind in saving.kinds()}
+
+
+def model_file_keys(method: Method) -> frozenset[str]:
+    """Return the keys of a method's [model] that name a local file."""
+    marked = (
+        marked_fields(cls, Mark.LOCAL_FILE) for cls in model_classes(method).values()
+    )
+    return frozenset().union(*marked)
+
+
+def file_keys_by_table() -> dict[str, frozenset[str]]:
+    """Return the keys that name a local file, by table, over all methods and kinds."""
+    of_models = (model_file_keys(methods.find(name)) for name in methods.names())
+    by_table = {"model": frozenset[str]().union(*of_models)}
+    for kind in kinds.all_kinds():
+        for name, table in kind.tables.items():
+            if isinstance(table, ConfigTable):
+                keys = marked_fields(table.config, Mark.LOCAL_FILE)
+                by_table[name] = by_table.get(name, frozenset()) | keys
+    return {name: keys for name, keys in by_table.items() if keys}
