@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import re
+from pathlib import Path
 
 import pytest
-from papers import MARKER, PAGE, ROOT, Row, definition, markers, rows, source_of
+from papers import (
+    MARKER,
+    PAGE,
+    ROOT,
+    Row,
+    definition,
+    find_markers_outside,
+    lines_of,
+    markers,
+    rows,
+    source_of,
+)
 
 TEXT = PAGE.read_text("utf-8")
 ROWS = rows(TEXT)
@@ -32,15 +43,14 @@ def test_functions_carry_their_marker(row: Row) -> None:
         found = source_of(function)
         assert found, f"docs/papers.md: {row.marker}: no file in src holds {function}"
         path, names = found
-        node = definition(path, names)
         assert names, (
             f"docs/papers.md: {row.marker}: {function} is a module, not a function"
         )
-        assert node, (
+        place = lines_of(function)
+        assert place, (
             f"docs/papers.md: {row.marker}: {'.'.join(names)} is not in {path.name}"
         )
-        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
-        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        _, lines = place
         inside = [m for m, line in markers(path.read_text("utf-8")) if line in lines]
         assert row.marker in inside, (
             f"{function} has no comment `# {row.marker}`: put it at the line that computes it"
@@ -72,6 +82,48 @@ def test_every_marker_in_the_source_is_in_the_page() -> None:
         if marker not in listed
     ]
     assert not missing, f"not in docs/papers.md: {missing}"
+
+
+def test_every_marker_is_in_a_function_of_its_row() -> None:
+    """`make mutate` changes a marked line only there."""
+    outside = find_markers_outside(ROWS)
+    assert not outside, (
+        f"not in a function that docs/papers.md names for the marker: {outside}"
+    )
+
+
+def test_a_marker_outside_the_functions_of_its_row_is_found(tmp_path: Path) -> None:
+    """Line 4 is in the function, lines 1, 8 and 12 are not; line 13 has no row."""
+    lines = (
+        "x = 1  # [fedner eq 2]",
+        "",
+        "def mean(total, weight):",
+        "    return total / weight  # [fedner eq 2]",
+        "",
+        "class Server:",
+        "    def mean(self, total):",
+        "        return total  # [fedner eq 2]",
+        "",
+        "    def step(self, total):",
+        "        # [fedner eq 3]",
+        "        total = total + 1  # [fedner eq 2]",
+        "        return total  # [fedner eq 9]",
+    )
+    source = tmp_path / "src" / "fednotes" / "toy.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("\n".join(lines), "utf-8")
+    table = [
+        Row("[fedner eq 2]", ("fednotes.toy.mean",), ("tests/test_toy.py::test_mean",)),
+        Row(
+            "[fedner eq 3]",
+            ("fednotes.toy.Server.step",),
+            ("tests/test_toy.py::test_step",),
+        ),
+    ]
+    found = find_markers_outside(table, tmp_path)
+    assert found == [
+        f"{Path('src/fednotes/toy.py')}:{line}: [fedner eq 2]" for line in (1, 8, 12)
+    ]
 
 
 def test_markers_are_read_from_comments_only() -> None:

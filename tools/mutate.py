@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from mutations import marked, mutants
-from papers import ROOT, Row, definition, markers, rows, source_of
+from papers import ROOT, Row, lines_of, markers, rows
 from scratch import scratch
 
 SLOW = [  # to import
@@ -113,13 +113,13 @@ def of_rows(root: Path, table: Sequence[Row]) -> Iterator[Change]:
 
 
 def _places(root: Path, marker: str, function: str) -> Iterator[tuple[Path, int]]:
-    where = source_of(function, root)
-    node = definition(*where) if where else None
-    if where is None or not isinstance(node, ast.FunctionDef | ast.ClassDef):
+    place = lines_of(function, root)
+    if place is None:
         raise Wrong(f"docs/papers.md: {marker}: no function {function} in src")
-    for found, line in markers(where[0].read_text("utf-8")):
-        if found == marker and node.lineno <= line <= (node.end_lineno or node.lineno):
-            yield where[0].relative_to(root), line
+    path, lines = place
+    for found, line in markers(path.read_text("utf-8")):
+        if found == marker and line in lines:
+            yield path.relative_to(root), line
 
 
 def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:

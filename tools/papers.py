@@ -1,4 +1,4 @@
-"""docs/papers.md read: its rows, and the comments of the source that they name."""
+"""Read docs/papers.md: its rows, and the comments of the source that they name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -77,3 +78,49 @@ def definition(path: Path, names: list[str]) -> ast.AST | None:
             None,
         )
     return node
+
+
+def lines_of(function: str, root: Path = ROOT) -> tuple[Path, range] | None:
+    """Return the file and the lines of a function or class; None if there is none.
+
+    Args:
+        function: The dotted path, as docs/papers.md names it.
+        root: The root of the project.
+    """
+    source = source_of(function, root)
+    if source is None:
+        return None
+    node = definition(*source)
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return None
+    return source[0], range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def find_markers_outside(table: Sequence[Row], root: Path = ROOT) -> list[str]:
+    """Return the markers that are in none of the functions that their row names.
+
+    `tools/mutate.py` changes no such line. Markers without a row are not returned.
+
+    Args:
+        table: The rows of docs/papers.md.
+        root: The root of the project.
+
+    Returns:
+        "file:line: marker" of each.
+    """
+    places: dict[str, list[tuple[Path, range]]] = {row.marker: [] for row in table}
+    for row in table:
+        for function in row.functions:
+            place = lines_of(function, root)
+            if place is not None:
+                places[row.marker].append(place)
+
+    outside: list[str] = []
+    for path in sorted((root / "src").rglob("*.py")):
+        for marker, line in markers(path.read_text("utf-8")):
+            is_inside = any(
+                path == file and line in lines for file, lines in places.get(marker, ())
+            )
+            if marker in places and not is_inside:
+                outside.append(f"{path.relative_to(root)}:{line}: {marker}")
+    return outside
