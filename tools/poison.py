@@ -47,7 +47,7 @@ from fednotes.core.update import Tensors, Update
 from fednotes.data.text import tokenize
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import load_job
-from fednotes.jobs.simulate import members_of, prepare
+from fednotes.jobs.parts import make_method_sites, prepare
 from fednotes.methods.fedner import METHOD
 from fednotes.metrics.spans import SpanCounts
 
@@ -251,7 +251,7 @@ def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -
     sites, _, (part,) = prepare(made)
     data = tuple(poisoned(s, attack) if s.id == HOSTILE else s for s in sites.data)
     torch.set_num_threads(made.threads)
-    members = members_of(made, replace(part, sites=data), [None] * len(data))
+    members = make_method_sites(made, replace(part, sites=data), [None] * len(data))
     sent = [Hostile(m, 1.0) for m in members if m.id != HOSTILE]
     known = [each for each in sent if each.id in SITES] if attack == "hidden" else []
     (hostile,) = (m for m in members if m.id == HOSTILE)

@@ -19,7 +19,6 @@ from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.gathering import with_unique_ids
 from fednotes.data.formats.problems import OnError, refuses
-from fednotes.jobs import simulate as simulating
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
 from fednotes.jobs.evaluation import Evaluation
@@ -28,8 +27,10 @@ from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, parse_job
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
 from fednotes.jobs.predict import evaluate_documents, gold_of
+from fednotes.jobs.progress import AnyListener
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import SeedsResult, simulate_seeds
+from fednotes.jobs.simulate import simulate as simulate_job
 from fednotes.metrics.calibration import (
     Calibrated,
     Calibration,
@@ -184,7 +185,7 @@ def simulate(
     out: PathLike,
     *,
     seeds: None = None,
-    progress: simulating.Told = None,
+    progress: AnyListener = None,
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
@@ -196,7 +197,7 @@ def simulate(
     out: PathLike,
     *,
     seeds: Sequence[int],
-    progress: simulating.Told = None,
+    progress: AnyListener = None,
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
@@ -207,7 +208,7 @@ def simulate(
     out: PathLike,
     *,
     seeds: Sequence[int] | None = None,
-    progress: simulating.Told = None,
+    progress: AnyListener = None,
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
@@ -222,7 +223,7 @@ def simulate(
         seeds: Run the job once with each of these seeds, in `out/seed-1` and so on, and
             return means and standard deviations over them.
         progress: A function that is called with part (such as "federated") and round
-            after each round, or a `Display`.
+            after each round, or a `ProgressListener` (`jobs/progress.py`).
         resume: Resume an interrupted run.
         overwrite: Rename an earlier run in `out` to `OUT.previous`.
         device: Device to compute on, such as "cuda".
@@ -238,17 +239,17 @@ def simulate(
             parsed,
             folder,
             tuple(seeds),
-            display=progress,
+            listener=progress,
             after_run=write_cards,
             resume=resume,
             overwrite=overwrite,
             device=device,
             command=command,
         )
-    result = simulating.simulate(
+    result = simulate_job(
         parsed,
         folder,
-        display=progress,
+        listener=progress,
         resume=resume,
         overwrite=overwrite,
         device=device,

@@ -38,16 +38,15 @@ from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import never_right
-from fednotes.jobs.results import PairedDifference, RunResult
-from fednotes.jobs.simulate import (
-    LARGE,
-    Part,
-    Traffic,
-    marks,
-    nothing_found,
-    pooled_below_alone,
-    simulate,
+from fednotes.jobs.parts import Part, Traffic
+from fednotes.jobs.progress import LARGE_BYTES
+from fednotes.jobs.remarks import (
+    mark_conditions,
+    remark_on_empty_scores,
+    remark_on_pooled,
 )
+from fednotes.jobs.results import PairedDifference, RunResult
+from fednotes.jobs.simulate import simulate
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import SpanCounts
@@ -78,7 +77,9 @@ def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
     table = {**TABLE, "method": method, "conditions": ["federated"], **JOBS[method]}
     shown = Told(Console(quiet=True))
     summary = simulate(
-        parse_job(table, "tiny", tmp_path, "tiny.toml"), tmp_path / "run", display=shown
+        parse_job(table, "tiny", tmp_path, "tiny.toml"),
+        tmp_path / "run",
+        listener=shown,
     )
     assert summary.conditions["federated"]["rounds"] == shown.told.rounds
     assert 3 * shown.told.up == pytest.approx(summary.bytes_up, rel=0.05)
@@ -88,7 +89,7 @@ def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ask", "total", "asked"), [
-    (True, LARGE + 2, 1), (True, LARGE, 0), (False, LARGE + 2, 0)
+    (True, LARGE_BYTES + 2, 1), (True, LARGE_BYTES, 0), (False, LARGE_BYTES + 2, 0)
 ])  # fmt: skip
 def test_much_is_asked_about(
     ask: bool, total: float, asked: int, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +111,7 @@ def test_much_is_asked_about(
         RichDisplay(console, ask=ask).cost(traffic)
     assert len(questions) == asked
     assert (
-        "at most 10 rounds, in each about 500 MB up and 500 MB down a site: 10 GB a site"
+        "at most 10 rounds, each with about 500 MB up and 500 MB down per site; 10 GB per site"
         in (console.export_text())
     )
 
@@ -192,11 +193,11 @@ def mean(alone: float, pooled: float) -> dict[str, Any]:
             True,
             0,
             ROUNDS | {"pooled": {"rounds": 19}},
-            ["an output layer", "it took fewer rounds"],
+            ["an output layer", "pooled took fewer rounds"],
         ),
     ],
 )
-def test_pooled_below_alone(
+def test_a_pooled_model_below_the_sites_own_is_remarked_on(
     heads: bool, personal: int, rounds: dict[str, Any], said: list[str]
 ) -> None:
     """60 rounds of three sites are 20 at each; no reason is given but what the run
@@ -204,7 +205,7 @@ def test_pooled_below_alone(
     own = SimpleNamespace(personal_epochs=personal)
     sites = (1, 2, 3) if heads else (1,)
     parts = [Part("alone", (1,), own), Part("pooled", sites, SimpleNamespace())]
-    (line,) = pooled_below_alone(mean(0.7, 0.65), rounds, parts, 3)
+    (line,) = remark_on_pooled(mean(0.7, 0.65), rounds, parts, 3)
     assert "mean F1 65.0 against 70.0" in line
     assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
     every = ["an output layer", "one model serves", "personal epochs", "fewer rounds"]
@@ -212,7 +213,7 @@ def test_pooled_below_alone(
         what for what in every if any(what in each or each in what for each in said)
     ]
     for scores in (mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}):  # it is not below
-        assert list(pooled_below_alone(scores, ROUNDS, [], 3)) == []
+        assert list(remark_on_pooled(scores, ROUNDS, [], 3)) == []
 
 
 def site(name: str, *labels: str) -> SiteData:
@@ -463,7 +464,7 @@ def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
             Part("federated", tuple(sites), config),
         ]
         parts.append(Part("pooled", *FEDNER.configure_pooled(config, sites, None)))
-        found = marks(parts)
+        found = mark_conditions(parts)
         assert (
             "none of the 4 personal epochs that end alone and federated" in str(found)
         ) == (epochs > 0)
@@ -576,7 +577,7 @@ def test_hints_name_what_was_never_found() -> None:
     (never, lone) = score_hints({"north": {"federated": score}}, ())
     assert never.startswith("north, federated: predicts nobody to have asthma:")
     assert "all present or all absent for gout" in lone
-    assert list(nothing_found({"north": {"federated": score}})) == []
+    assert list(remark_on_empty_scores({"north": {"federated": score}})) == []
     assert list(score_hints({"north": {"federated": codes_alone(1)}}, ())) == []
 
 

@@ -8,7 +8,7 @@ from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.data.notes import Note
-from fednotes.jobs.simulate import Part
+from fednotes.jobs.parts import Part
 
 
 def test_what_holds_notes_shows_no_text_and_no_patient() -> None:

@@ -15,7 +15,8 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.compare import compare as compare_runs
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.simulate import Display, simulate
+from fednotes.jobs.progress import ProgressListener
+from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
 
 transformers = pytest.importorskip("transformers")
@@ -40,7 +41,7 @@ def job(bert: Path, method: str, **changes: Any) -> Job:
     return parse_job(given, "test", bert, "test.toml")
 
 
-class Stop(Display):
+class Stop(ProgressListener):
     """Stops a run after so many rounds, as an interrupt would."""
 
     def __init__(self, after: int) -> None:
@@ -193,7 +194,9 @@ def test_bytes_under_the_secure_sum_are_told(
         "federation": {"secure_sum": True},
     }
     display = Stop(0)
-    summary = simulate(job(bert, "finetune", **made), tmp_path / "run", display=display)
+    summary = simulate(
+        job(bert, "finetune", **made), tmp_path / "run", listener=display
+    )
     assert 0 < summary.bytes_up - 3 * display.traffic.up < 150_000
 
 
@@ -203,14 +206,14 @@ def test_a_stopped_run_goes_on_to_the_same_model(
 ) -> None:
     asked = job(bert, method, conditions=["federated"])
     display = Stop(0)
-    summary = simulate(asked, tmp_path / "whole", display=display)
+    summary = simulate(asked, tmp_path / "whole", listener=display)
     # what was told of its cost, against the engine's count of both sites
     assert summary.conditions["federated"]["rounds"] == display.traffic.rounds
     # counts travel too
     assert 2 * display.traffic.up == pytest.approx(summary.bytes_up, rel=0.05)
     assert 2 * display.traffic.down == pytest.approx(summary.bytes_down, rel=0.02)
     with pytest.raises(KeyboardInterrupt):
-        simulate(asked, tmp_path / "cut", display=Stop(2))
+        simulate(asked, tmp_path / "cut", listener=Stop(2))
     simulate(asked, tmp_path / "cut", resume=True)
     names = ("federated/model/model.safetensors", "federated/model/config.json")
     for name in names:
@@ -226,7 +229,7 @@ def test_sharing_everything_warns(bert: Path, tmp_path: Path) -> None:
     asked = job(
         bert, "pretrain", model=model, training=settings, conditions=["federated"]
     )
-    summary = simulate(asked, tmp_path / "run", display=display)
+    summary = simulate(asked, tmp_path / "run", listener=display)
     assert "tell which words" in display.warnings[0]
     assert display.warnings[0] in summary.notes
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from tiny_jobs import TABLE
 
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.simulate import Display, simulate
+from fednotes.jobs.progress import ProgressListener
+from fednotes.jobs.simulate import simulate
 from fednotes.methods import averaging, fedner, finetune
 
 
-class Warned(Display):
+class Warned(ProgressListener):
     """Keeps the warnings before training."""
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ def test_a_run_says_so_before_training_and_in_its_notes(tmp_path: Path) -> None:
     }
     shown = Warned()
     job = parse_job(table, "tiny", tmp_path, "tiny.toml")
-    result = simulate(job, tmp_path / "run", display=shown)
+    result = simulate(job, tmp_path / "run", listener=shown)
     told = [
         text
         for text in shown.texts

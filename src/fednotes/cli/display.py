@@ -26,6 +26,8 @@ from rich.text import Text
 from fednotes.cli.time_left import TimeLeft
 from fednotes.core.parsing import number
 from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.parts import Part, Traffic
+from fednotes.jobs.progress import LARGE_BYTES, LONG_SECONDS, ProgressListener
 from fednotes.jobs.results import (
     BASELINES,
     CONDITIONS,
@@ -34,7 +36,7 @@ from fednotes.jobs.results import (
     duration,
     size,
 )
-from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
+from fednotes.jobs.simulate import site_metrics
 from fednotes.metrics.gap import ALPHA, Gap
 from fednotes.metrics.spans import OVERLAP_POINTS, overlap_differs
 
@@ -70,7 +72,7 @@ _DISEASE_MEASURES = (
 )
 
 
-class RichDisplay(Display):
+class RichDisplay(ProgressListener):
     """Shows a progress bar for each part of a run.
 
     If the output is no terminal, it prints a line for each evaluation instead.
@@ -94,7 +96,7 @@ class RichDisplay(Display):
         Raises:
             typer.Abort: A person does not want it.
         """
-        is_large = traffic.up + traffic.down > LARGE
+        is_large = traffic.up + traffic.down > LARGE_BYTES
         self._announce(str(traffic), must_ask=is_large)
 
     def plan(self, work: Mapping[str, float]) -> None:
@@ -137,7 +139,7 @@ class RichDisplay(Display):
             if seconds_left > SHORT:
                 self._announce(
                     f"the whole run: {self._left_text(seconds_left)}",
-                    must_ask=seconds_left > LONG,
+                    must_ask=seconds_left > LONG_SECONDS,
                 )
 
     def _scores_text(self, result: RoundResult) -> str:
@@ -153,7 +155,7 @@ class RichDisplay(Display):
 
     def _loss_text(self, result: RoundResult) -> str:
         """Return loss and scores, or the spent ε of a private run, which sends none."""
-        if self._part.promised:
+        if self._part.is_private:
             epsilon = result.metrics.get("epsilon")
             return "" if epsilon is None else f"ε {epsilon:.2f}"
         return f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"

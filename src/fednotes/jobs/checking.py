@@ -34,7 +34,13 @@ from fednotes.data.tags import flatten
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.job_file import load_job
-from fednotes.jobs.simulate import Part, members_of, parts_of, prepare, summed_securely
+from fednotes.jobs.parts import (
+    Part,
+    is_summed_securely,
+    list_parts,
+    make_method_sites,
+    prepare,
+)
 from fednotes.metrics.spans import SpanCounts, token_kappa
 
 # kind of a problem with a path of which nothing can be read, whatever is left out
@@ -249,8 +255,10 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
             if little:
                 part = replace(part, sites=tuple(map(little, part.sites)))
             cache = Path(folder) if little else None
-            members = members_of(job, part, [None] * len(part.sites), cache=cache)
-            InProcess(members, secure=summed_securely(job, part))
+            members = make_method_sites(
+                job, part, [None] * len(part.sites), cache=cache
+            )
+            InProcess(members, secure=is_summed_securely(job, part))
 
 
 def _stand_in(job: Job) -> Iterable[FednotesError]:
@@ -260,7 +268,7 @@ def _stand_in(job: Job) -> Iterable[FednotesError]:
         return
     sites = tuple(job.kind.invent_site(name, site) for name, site in job.sites.items())
     try:
-        parts = parts_of(job, Sites(sites), job.module.configure(job.config, sites))
+        parts = list_parts(job, Sites(sites), job.module.configure(job.config, sites))
         rehearse(
             job, [part for part in parts if part.condition == "federated"] or parts[:1]
         )

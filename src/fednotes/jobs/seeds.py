@@ -19,6 +19,7 @@ from fednotes.core.stopping import resumable
 from fednotes.core.store import LOCK, hold_folder, write_json
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.progress import AnyListener, to_listener
 from fednotes.jobs.results import (
     BASELINES,
     SUMMARY,
@@ -30,7 +31,7 @@ from fednotes.jobs.results import (
     read_table,
 )
 from fednotes.jobs.run_folder import list_versions, require_same_job
-from fednotes.jobs.simulate import Told, displayed, simulate
+from fednotes.jobs.simulate import simulate
 from fednotes.metrics.gap import main_score
 from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
@@ -173,7 +174,7 @@ def simulate_seeds(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
-    display: Told = None,
+    listener: AnyListener = None,
     command: str = "",
     after_run: Callable[[Path], None] = lambda folder: None,
 ) -> SeedsResult:
@@ -188,7 +189,7 @@ def simulate_seeds(
         resume: Resume interrupted runs in `out`.
         overwrite: Move earlier runs in `out` to `OUT.previous`.
         device: As for `simulate`.
-        display: As for `simulate`.
+        listener: As for `simulate`.
         command: How a person repeats this call, for the report.
         after_run: Called with the folder of each run once it has ended.
 
@@ -199,7 +200,7 @@ def simulate_seeds(
         ConfigError: `out` holds other runs, or one with this seed of another job.
         BusyError: Another process runs there.
     """
-    seeds, shown = checked_seeds(seeds), displayed(display)
+    seeds, shown = checked_seeds(seeds), to_listener(listener)
     # all are checked before the first run
     jobs = {seed: with_seed(job, seed) for seed in seeds}
     _require_place(out)
@@ -227,7 +228,7 @@ def simulate_seeds(
                         folder,
                         resume=resume,
                         device=device,
-                        display=shown,
+                        listener=shown,
                         command=command,
                     )
                 after_run(folder)

@@ -18,7 +18,8 @@ from fednotes.apps.deployment.rules.guard import RULES
 from fednotes.apps.deployment.server import server_main
 from fednotes.core import store
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.simulate import Display, simulate
+from fednotes.jobs.progress import ProgressListener
+from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
 
 
@@ -35,7 +36,7 @@ def test_a_simulated_run(tmp_path: Path) -> None:
     shares."""
     out, seen = tmp_path / "new" / "run", list[str]()
 
-    class Watching(Display):
+    class Watching(ProgressListener):
         def round(self, result: Any) -> None:
             seen.extend(path.name for path in out.rglob("*"))
             assert opened(out) == []
@@ -44,7 +45,7 @@ def test_a_simulated_run(tmp_path: Path) -> None:
     # of a run that had not begun, by an earlier version
     (out / "job.json").write_text("{}")
     job = parse_job(TABLE, "tiny", tmp_path, "tiny.toml")
-    simulate(job, out, display=Watching())
+    simulate(job, out, listener=Watching())
     assert "tensors.safetensors" in seen
     assert {"summary.json", "metrics.jsonl"} <= {path.name for path in out.iterdir()}
     assert opened(out) == []

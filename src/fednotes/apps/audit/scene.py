@@ -17,7 +17,7 @@ from fednotes.apps.audit.listening import (
 )
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.jobs.job import Job, Sites
-from fednotes.jobs.simulate import Part, members_of
+from fednotes.jobs.parts import Part, make_method_sites
 from fednotes.training.word_rows import IDS
 
 
@@ -103,7 +103,7 @@ class Scene:
         """Return the method's sites, built at the first call; they write no files."""
         if self._method_sites is None:
             folders = [None] * len(self.training.sites)
-            self._method_sites = members_of(self.job, self.training, folders)
+            self._method_sites = make_method_sites(self.job, self.training, folders)
         return self._method_sites
 
     def audited_site(self) -> Any:

@@ -38,8 +38,9 @@ from fednotes.core.tables import table_fingerprint
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.declaration import MIN_SECURE_SITES, table_to_approve
 from fednotes.jobs.job import Job
+from fednotes.jobs.parts import Part
+from fednotes.jobs.progress import ProgressListener
 from fednotes.jobs.results import SUMMARY, RunResult, read_result
-from fednotes.jobs.simulate import Display, Part
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.server import Admin
@@ -373,7 +374,7 @@ class Follower:
 
     run: Run
     out: Path
-    display: Display
+    display: ProgressListener
     say: Callable[[str], None]
     fresh: bool = False
     now: Callable[[], float] = time.monotonic

@@ -35,8 +35,8 @@ from fednotes.core.errors import ConfigError, FednotesError, ParameterError
 from fednotes.jobs.checking import rehearse
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job
+from fednotes.jobs.parts import list_parts
 from fednotes.jobs.results import some_of
-from fednotes.jobs.simulate import parts_of
 
 _JOBS_IN_MEMORY = 2  # whose data stay, so that rows over one corpus read it once
 _NOT_DATA = {
@@ -126,7 +126,7 @@ class Rehearsal:
         try:
             sites = self._load(job)
             config = job.module.configure(job.config, sites.data)
-            rehearse(job, parts_of(job, sites, config))
+            rehearse(job, list_parts(job, sites, config))
         except FednotesError as error:
             return str(error)
         return ""

@@ -15,8 +15,8 @@ from fednotes.apps.experiments.runs import GridRun
 from fednotes.apps.experiments.search import search_runs
 from fednotes.core.errors import FednotesError
 from fednotes.core.stopping import call
+from fednotes.jobs.progress import LONG_SECONDS
 from fednotes.jobs.results import duration
-from fednotes.jobs.simulate import LONG
 
 # The run that has ended, how many have ended, and how many there are.
 RunProgress = Callable[[str, int, int], None]
@@ -121,7 +121,7 @@ class Work:
             f"{self._workers} run at a time"
         )
         self._say(line)
-        if self._confirm is not None and estimate > LONG:
+        if self._confirm is not None and estimate > LONG_SECONDS:
             self._confirm(line)
 
 

@@ -1,4 +1,4 @@
-"""Compare two runs on annotated documents by the mentions in the same test documents."""
+"""Compare two runs by the mentions that they find in the same test documents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def compare_documents(a: Side, b: Side, metric: str, samples: int) -> ComparedSi
     for site in a.sites:
         if texts_of_b.get(site.id) != _test_texts(site):
             raise DataError(
-                f"{a.run} and {b.run} do not have the same test data at site {site.id!r}"
+                f"{a.run} and {b.run} do not have the same test data at site "
+                f"{site.id!r}"
             )
         predicted_a = _predict(a.run, a.condition, site)
         predicted_b = _predict(b.run, b.condition, site)

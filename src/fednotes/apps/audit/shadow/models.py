@@ -34,7 +34,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.seeds import rng_of
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job
-from fednotes.jobs.simulate import Part, members_of
+from fednotes.jobs.parts import Part, make_method_sites
 
 MODELS = (
     8  # trained for the job, and as many for the control; of patients twice as many
@@ -141,7 +141,7 @@ def _train_alone(scene: Scene, job: Job, data: Any, *, seed: int, cache: Path) -
         job.module.configure(settings, (data,)), (data,)
     )
     part = Part("alone", (data,), config, scene.site)
-    site: Any = members_of(job, part, [None], cache=cache)[0]
+    site: Any = make_method_sites(job, part, [None], cache=cache)[0]
     job.module.train(InProcess([site]), config)
     require_gradients(site)
     return without_noise(site)

@@ -1,0 +1,193 @@
+"""The parts of a run: each condition, and each site alone, is one training run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.federation import MethodSite
+from fednotes.encoders.features import default_cache
+from fednotes.jobs.job import Job, Progress, Sites, load_sites
+from fednotes.jobs.results import OWN_MIX, size
+from fednotes.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Part:
+    """One training run of a job: a condition, and the site if it trains alone.
+
+    Attributes:
+        condition: "alone", "own-mix", "federated" or "pooled".
+        sites: Data of the sites that take part.
+        config: The method's config for this part.
+        site: Name of the site that trains alone; empty otherwise.
+        method: The method, in simulations, which observe the sites one by one.
+        unit: Short name of a training example, such as "sent".
+    """
+
+    condition: str
+    sites: tuple[Any, ...] = field(repr=False)
+    config: Any
+    site: str = ""
+    method: Method | None = None
+    unit: str = "sent"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the part is trained with differential privacy."""
+        # The configs of methods without differential privacy have no such field.
+        return getattr(self.config, "privacy", None) is not None
+
+    @property
+    def name(self) -> str:
+        """The part's folder, relative to the run's folder."""
+        return f"{self.condition}/{self.site}" if self.site else self.condition
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """An upper bound on the bytes that one site exchanges in federated training.
+
+    The larger numbers of a secure sum are included; its keys and the framing of the
+    transport are not.
+
+    Attributes:
+        rounds: Largest number of rounds.
+        up: Bytes from the site to the server in all rounds.
+        down: Bytes from the server to the site in all rounds.
+    """
+
+    rounds: int
+    up: int
+    down: int
+
+    def __str__(self) -> str:
+        """Return the bound as a sentence for people."""
+        rounds = max(1, self.rounds)
+        up = size(self.up / rounds)
+        down = size(self.down / rounds)
+        total = size(self.up + self.down)
+        return (
+            f"federated: at most {self.rounds:,} rounds, each with about {up} up and "
+            f"{down} down per site; {total} per site in total"
+        )
+
+
+def prepare(
+    job: Job, progress: Progress | None = None
+) -> tuple[Sites, Any, list[Part]]:
+    """Read a job's data, configure its method and list the parts, without training.
+
+    Args:
+        job: The job.
+        progress: Progress callback of `load_sites`.
+
+    Returns:
+        The sites, the method's config for them, and the parts of the run.
+
+    Raises:
+        FednotesError: The data cannot be read, or do not fit the job.
+    """
+    sites = load_sites(job, progress)
+    config = job.module.configure(job.config, sites.data)
+    return sites, config, list_parts(job, sites, config)
+
+
+def list_parts(job: Job, sites: Sites, config: Any) -> list[Part]:
+    """Return the parts of a run: one for each condition, and each site alone.
+
+    Args:
+        job: The job.
+        sites: Data of the job's sites.
+        config: The method's config, completed with the facts of all sites.
+    """
+    method = job.module
+    unit = job.kind.example_name
+    parts: list[Part] = []
+    if "alone" in job.conditions:
+        configs = method.configure_alone(config, sites.data)
+        parts += [
+            Part("alone", (data,), alone, data.id, method=method, unit=unit)
+            for data, alone in zip(sites.data, configs, strict=True)
+        ]
+    if OWN_MIX in job.conditions:
+        control = method.configure_control(config)
+        parts.append(Part(OWN_MIX, sites.data, control, method=method, unit=unit))
+    if "federated" in job.conditions:
+        parts.append(Part("federated", sites.data, config, method=method, unit=unit))
+    if "pooled" in job.conditions:
+        data, pooled = method.configure_pooled(config, sites.data, sites.complete)
+        parts.append(Part("pooled", data, pooled, method=method, unit=unit))
+    return parts
+
+
+def make_method_sites(
+    job: Job,
+    part: Part,
+    folders: Sequence[Path | None],
+    device: str = "cpu",
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> list[MethodSite]:
+    """Make the site side of the method for each site of a part, with model and data.
+
+    Args:
+        job: The job.
+        part: The part.
+        folders: Folder for each site's model; None for a site that saves no model.
+        device: PyTorch device.
+        cache: Folder in which encoded data are cached; None uses the default.
+        progress: Called with the features computed so far and their total.
+
+    Raises:
+        FednotesError: A site cannot be made from its data and config.
+    """
+    cache = cache or default_cache()
+    return [
+        job.module.make_site(
+            data,
+            part.config,
+            directory=folder,
+            device=device,
+            cache=cache,
+            progress=progress,
+        )
+        for data, folder in zip(part.sites, folders, strict=True)
+    ]
+
+
+def is_summed_securely(job: Job, part: Part) -> bool:
+    """Return whether the server adds up a part's updates by a secure sum."""
+    return job.federation.secure_sum and part.condition == "federated"
+
+
+def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
+    """Estimate the traffic of a job's federated part.
+
+    Args:
+        job: The job.
+        config: The method's config, completed with the facts of all sites.
+        sites: The sites' data.
+
+    Returns:
+        The traffic of one site; None if the job has no federated part or the method
+        cannot estimate it.
+    """
+    if "federated" not in job.conditions:
+        return None
+    sizes = [job.kind.count_examples(site) for site in sites]
+    estimate = job.module.estimate_traffic(config, sizes)
+    if estimate is None:
+        return None
+
+    up, down = estimate
+    # A secure sum sends eight bytes per number, which doubles floats of four bytes.
+    # Private and packed updates consist of integers, and their estimates include this.
+    is_packed = getattr(config, "compression", "") == "packed"
+    sends_floats = job.privacy is None and not is_packed
+    if job.federation.secure_sum and sends_floats:
+        up *= 2
+    rounds, _ = job.module.plan_rounds(config, sizes)
+    return Traffic(rounds, up, down)

@@ -1,0 +1,89 @@
+"""Events of a run, and who receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.parts import Part, Traffic
+
+# A person has to confirm a run that takes more seconds, or more bytes per site.
+LONG_SECONDS = 3600.0
+LARGE_BYTES = 10e9
+
+
+class ProgressListener:
+    """Receives the events of a run; this default ignores them."""
+
+    def cost(self, traffic: Traffic) -> None:
+        """Receive the traffic of federated training, once it is known."""
+
+    def plan(self, work: Mapping[str, float]) -> None:
+        """Receive the work of each part to train, by the part's name.
+
+        Args:
+            work: Examples that all rounds of a part read; 0 where it is unknown.
+        """
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        """Receive a part that starts or resumes.
+
+        Args:
+            part: The part.
+            rounds: Largest number of its rounds.
+            sentences: Training examples of all sites in a round; 0 if it is unknown.
+        """
+
+    def round(self, result: RoundResult) -> None:
+        """Receive a committed round."""
+
+    def end(self) -> None:
+        """Learn that the part is trained."""
+
+    def features(self, done: int, total: int) -> None:
+        """Receive how many texts have features, or how many notes have been read."""
+
+    def warn(self, text: str) -> None:
+        """Receive a warning to show before training."""
+
+    def seed(self, seed: int, place: int, total: int) -> None:
+        """Learn that the next of several runs starts.
+
+        Args:
+            seed: Seed of the run.
+            place: Its place among the runs, from 1.
+            total: Number of runs.
+        """
+
+
+# A listener, or a function of a part's name and each of its rounds.
+AnyListener = ProgressListener | Callable[[str, RoundResult], None] | None
+
+
+class _RoundListener(ProgressListener):
+    """Passes each round to a function, with the name of the part."""
+
+    def __init__(self, on_round: Callable[[str, RoundResult], None]) -> None:
+        self._on_round = on_round
+        self._part = ""
+        self._run = ""
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        del rounds, sentences
+        self._part = self._run + part.name
+
+    def seed(self, seed: int, place: int, total: int) -> None:
+        del place, total
+        self._run = f"seed-{seed}/"
+
+    def round(self, result: RoundResult) -> None:
+        self._on_round(self._part, result)
+
+
+def to_listener(listener: AnyListener) -> ProgressListener:
+    """Return a listener for a listener, a function or None."""
+    if listener is None:
+        return ProgressListener()
+    if isinstance(listener, ProgressListener):
+        return listener
+    return _RoundListener(listener)

@@ -1,0 +1,128 @@
+"""Remarks on the scores of a run: why a number may be low, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fednotes.core.parsing import number
+from fednotes.jobs.parts import Part
+from fednotes.jobs.results import Scores
+
+
+def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
+    """Return why a condition's scores are not comparable with the others', if so.
+
+    Args:
+        parts: Parts of the run.
+
+    Returns:
+        The reason, by condition.
+    """
+    epochs = _personal_epochs(parts)
+    longer = {
+        condition: count
+        for condition, count in epochs.items()
+        if count > epochs.get("pooled", count)
+    }
+    if not longer:
+        return {}
+    others = " and ".join(longer)
+    reason = (
+        f"The pooled model has none of the {max(longer.values())} personal epochs that "
+        f"end {others}, so federated may exceed it"
+    )
+    return {"pooled": reason}
+
+
+def _personal_epochs(parts: Sequence[Part]) -> dict[str, int]:
+    """Return the personal epochs that end each condition."""
+    # Only the configs of methods that can personalise have this field.
+    return {
+        part.condition: getattr(part.config, "personal_epochs", 0) for part in parts
+    }
+
+
+def remark_on_pooled(
+    mean: Mapping[str, Any],
+    conditions: Mapping[str, Mapping[str, float]],
+    parts: Sequence[Part],
+    sites: int,
+) -> Iterator[str]:
+    """Yield a remark if the pooled model scores below the sites' own models.
+
+    Args:
+        mean: Mean scores of each condition, as in the result.
+        conditions: Rounds and costs of each condition, as in the result.
+        parts: Parts of the run.
+        sites: Number of sites.
+    """
+    alone_f1 = _mean_f1(mean, "alone")
+    pooled_f1 = _mean_f1(mean, "pooled")
+    if alone_f1 is None or pooled_f1 is None or pooled_f1 >= alone_f1:
+        return
+
+    pooled_rounds = conditions["pooled"]["rounds"]
+    alone_rounds = conditions["alone"]["rounds"] / sites
+    epochs = _personal_epochs(parts)
+    personal_epochs = epochs.get("alone", 0) - epochs.get("pooled", 0)
+    has_output_layers = any(
+        part.condition == "pooled" and len(part.sites) > 1 for part in parts
+    )
+    reasons = []
+    if has_output_layers:
+        reasons.append(
+            "the sites annotate different types, so pooled is one trunk with an output "
+            "layer for each site, which is no upper bound"
+        )
+    elif sites > 1:
+        reasons.append("one model serves all sites, whose notes may differ in kind")
+    if personal_epochs > 0:
+        reasons.append(
+            f"alone ends with {personal_epochs} personal epochs, pooled has none"
+        )
+    if pooled_rounds < alone_rounds:
+        reasons.append("pooled took fewer rounds: raise epochs or patience")
+    yield (
+        f"pooled is below alone (mean F1 {100 * pooled_f1:.1f} against "
+        f"{100 * alone_f1:.1f}, {pooled_rounds:,.0f} rounds against "
+        f"{alone_rounds:,.0f} at a site): {'; '.join(reasons)}; a single seed cannot "
+        "tell a small difference from chance"
+    )
+
+
+def _mean_f1(mean: Mapping[str, Any], condition: str) -> float | None:
+    """Return a condition's mean F1 of mentions, or of phenotypes."""
+    for kind in ("strict", "phenotypes"):
+        if kind in mean.get("alone", {}):
+            return number(mean, condition, kind, "f1")
+    return None
+
+
+def remark_on_empty_scores(
+    scores: Mapping[str, Mapping[str, Scores]],
+) -> Iterator[str]:
+    """Yield a remark for each site without test data, mentions or correct predictions.
+
+    Args:
+        scores: Site → condition → scores on the site's test data.
+    """
+    for site, by_condition in scores.items():
+        for condition, score in by_condition.items():
+            if not score:
+                yield (
+                    f"{site}: no data are held out there, so it has no score and does "
+                    "not count in the means"
+                )
+                break
+            # The scores of patients have no mentions.
+            if "by_type" not in score:
+                continue
+            if not any(of_type["support"] for of_type in score["by_type"].values()):
+                yield f"{site}: no mention in its test data, so its scores say nothing"
+                break
+            if score["relaxed"]["f1"] == 0:
+                yield (
+                    f"{site}, {condition}: no mention found: train longer (epochs or "
+                    "rounds of [training]) or raise training.learning_rate"
+                )
