@@ -189,9 +189,10 @@ class Liveness:
 
     def is_elsewhere(self, site: str, place: str) -> bool:
         """Return whether another place has a living process of a site."""
-        if site not in self.contacts:
+        contact = self.contacts.get(site)
+        if contact is None:
             return False
-        known_place, last = self.contacts[site]
+        known_place, last = contact
         return known_place != place and self.now() - last < LOST_SECONDS
 
 
@@ -209,7 +210,7 @@ def _topic(message: Message) -> str:
 def skip_queries_in_audit() -> None:
     """Keep commands that change nothing out of NVFlare's audit.
 
-    A command that follows a run gives one each second, and `audit.log` has no limit.
+    A command that follows a run asks every second, and `audit.log` has no limit.
     """
     auditor = AuditService.get_auditor()
     if auditor is None:
@@ -230,7 +231,7 @@ class SitePresence(FLComponent):
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Begin when the process has started."""
+        """Install the filters when the process has started."""
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
         kit = Path(fl_ctx.get_engine().args.workspace)
@@ -265,7 +266,7 @@ class SitePresence(FLComponent):
 
 
 class ServerPresence(FLComponent):
-    """Lets sites in, in the server's main process, and starts the watch of its runs."""
+    """Admits sites in the server's main process, and starts the watch of its runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +275,7 @@ class ServerPresence(FLComponent):
         self._refused_at: dict[str, float] = {}  # site -> time of a second process
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Begin when the process has started."""
+        """Install the filters when the process has started, and start the watch."""
         if event_type != EventType.SYSTEM_START:
             return
         engine = fl_ctx.get_engine()
@@ -298,7 +299,8 @@ class ServerPresence(FLComponent):
         place = str(message.get_header(PLACE) or "")
         topic = _topic(message)
         if not place:
-            return None  # the message is of a local process or an earlier version
+            # The message comes from a local process or an earlier version.
+            return None
         self._courier.receive(message, site)
         is_elsewhere = self._liveness.is_elsewhere(site, place)
         if topic == _TOPICS.Register:

@@ -172,7 +172,7 @@ def run(kit: Path) -> NoReturn:
         ConfigError: As for `start`.
     """
     command, environment = _prepare(kit)
-    os.chdir(command[3])
+    os.chdir(kit.resolve())
     os.execve(command[0], command, {**environment, ECHO_VARIABLE: "1"})
 
 

@@ -208,16 +208,18 @@ class Watch:
         steps: dict[str, Step] = {}
         for run, job in newest.items():
             if run in aborted:
-                self._end_aborted(server, run, job, aborted[run])
+                self._end_aborted(server, run, job=job, job_id=aborted[run])
                 steps[run] = "done"
                 continue
             if job["status"] == "SUBMITTED":
-                self._explain_wait(run, job, in_progress, connected)
-            steps[run] = self._advance(server, run, job, connected)
+                self._explain_wait(
+                    run, job, in_progress=in_progress, connected=connected
+                )
+            steps[run] = self._advance(server, run, job=job, connected=connected)
         return steps
 
     def _end_aborted(
-        self, server: ServerJobs, run: str, job: Mapping[str, Any], job_id: str
+        self, server: ServerJobs, run: str, *, job: Mapping[str, Any], job_id: str
     ) -> None:
         """End a run that a person aborted, also a submission that came just then.
 
@@ -239,6 +241,7 @@ class Watch:
         self,
         run: str,
         job: Mapping[str, Any],
+        *,
         in_progress: Sequence[str],
         connected: frozenset[str],
     ) -> None:
@@ -275,6 +278,7 @@ class Watch:
         self,
         server: ServerJobs,
         run: str,
+        *,
         job: Mapping[str, Any],
         connected: frozenset[str],
     ) -> Step:
@@ -303,17 +307,17 @@ class Watch:
         if has_changed:
             return "wait"
         if step == "pause":
-            return self._pause(server, run, job_id, back)
+            return self._pause(server, run, job_id=job_id, back=back)
         if self.now() < watched.next_submission:
             return "wait"
         # After a restart of the server, the sites come back one by one.
         is_patient = self.now() < watched.changed_at + PATIENCE_SECONDS
         if step == "resubmit" and sites - connected and is_patient:
             return "wait"
-        return self._resubmit(server, run, job, step, outcome)
+        return self._resubmit(server, run, job=job, step=step, outcome=outcome)
 
     def _pause(
-        self, server: ServerJobs, run: str, job_id: str, back: frozenset[str]
+        self, server: ServerJobs, run: str, *, job_id: str, back: frozenset[str]
     ) -> Step:
         """Tell a job to pause, so that sites that returned can take part."""
         watched = self.runs[run]
@@ -330,6 +334,7 @@ class Watch:
         self,
         server: ServerJobs,
         run: str,
+        *,
         job: Mapping[str, Any],
         step: Step,
         outcome: Mapping[str, Any],
