@@ -92,24 +92,26 @@ def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def shared_kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The kits of `intruders.PROJECT`; tests only read them."""
     pytest.importorskip("nvflare")
     from intruders import PROJECT
 
     from fednotes.apps.deployment.nvflare.authority import provision
 
-    return provision(PROJECT, tmp_path_factory.mktemp("made") / "kits")
+    return provision(PROJECT, tmp_path_factory.mktemp("kits") / "kits")
 
 
 @pytest.fixture
-def kits(made: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
-    """A copy of the folder that these kits were made in, for a test that changes some."""
-    from intruders import PROJECT, copied
+def kits(shared_kits: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+    """A copy of the folder that these kits were shared_kits in, for a test that changes some."""
+    from intruders import PROJECT, copy_kit
 
     from fednotes.apps.deployment.nvflare.authority import kit_folders
 
-    return kit_folders(PROJECT, copied(made["server"].parent, tmp_path / "kits"))
+    return kit_folders(
+        PROJECT, copy_kit(shared_kits["server"].parent, tmp_path / "kits")
+    )
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Start-up kits that a network must not take, made from real ones, and their processes.
+"""False kits, made from real ones, and networks of processes that must refuse them.
 
-Every process that is started here ends with `Network.stop`, found by its kit's folder.
+`Network.stop` ends every process that is started here.
 """
 
 from __future__ import annotations
@@ -52,41 +52,49 @@ def project(port: int, *sites: str) -> ProjectConfig:
     return ProjectConfig("ward", "localhost", sites, port=port)
 
 
-# of the fixtures `made` and `kits`
+# The project of the fixtures `shared_kits` and `kits`.
 PROJECT = project(free_port(), "a", "b", "c", "d", "h1", "h2")
 
 
-def said(kits: Mapping[str, Path]) -> bytes:
-    """What the authority of these kits said last."""
+# ---- what an authority does ----------------------------------------------------------
+
+
+def trust_list_of(kits: Mapping[str, Path]) -> bytes:
+    """Return the newest trust list of the authority of these kits."""
     return (kits["server"].parent / "trust.pem").read_bytes()
 
 
-def revoked(
-    kits: Mapping[str, Path], *names: str, of: ProjectConfig = PROJECT
-) -> bytes:
-    """What it says once these count no more."""
+def revoke(kits: Mapping[str, Path], *names: str, of: ProjectConfig = PROJECT) -> bytes:
+    """Revoke some of these kits at the authority; return its new trust list."""
     provision(of, kits["server"].parent, revoke=names)
-    return said(kits)
+    return trust_list_of(kits)
 
 
-def replaced(kits: Mapping[str, Path], overlap: int) -> bytes:
-    """What it says once it has another root."""
+def replace_root(kits: Mapping[str, Path], overlap: int) -> bytes:
+    """Replace the authority's root; return the new trust list.
+
+    overlap: days for which the old root stays valid.
+    """
     authority = open_authority(PROJECT, kits["server"].parent)
     authority.replace_root(overlap)
     authority.save()
-    return said(kits)
+    return trust_list_of(kits)
 
 
-def certified(
+# ---- false kits ----------------------------------------------------------------------
+
+
+def reissue(
     issuer: x509.Certificate,
     signer: Any,
     old: x509.Certificate,
     key: Any,
     days: tuple[float, float],
 ) -> bytes:
-    """The old certificate for another key and time, in an issuer's name.
+    """Return a certificate as the old one is, for another key and other days.
 
-    signer: the key that signs. days: from and to, counted from now.
+    issuer: whose name it bears. signer: the key that signs. days: from and to, counted
+    from now.
     """
     now = datetime.datetime.now(datetime.UTC)
     builder = (
@@ -100,19 +108,18 @@ def certified(
     return builder.sign(signer, hashes.SHA256()).public_bytes(PEM)
 
 
-def copied(kit: Path, to: Path) -> Path:
-    """Another folder of the same participant; the socket of a running one cannot be
-    copied."""
+def copy_kit(kit: Path, to: Path) -> Path:
+    """Copy a kit, without the socket of a running process; return the copy."""
     shutil.copytree(kit, to, ignore=shutil.ignore_patterns(kit_files.INSIDE))
     return to
 
 
-def date(
+def redate(
     kit: Path, days: tuple[float, float], stem: str = "client", out: Path | None = None
 ) -> None:
-    """Give a kit a certificate of the right authority for other days, counted from now.
+    """Give a kit a certificate of its authority for other days, counted from now.
 
-    out: the folder of the authority's kits, if the kit is not there.
+    out: the folder of the authority's kits, if the kit is not in it.
     """
     path = kit / "startup" / stem
     out = out or next(
@@ -121,9 +128,14 @@ def date(
     authority = Authority.open(
         out / "authority", "ward", refuse_passphrase, create=False
     )
-    own, key = read_certificate(path), read_key(path)
-    dated = certified(authority.root, authority.load_key(), own, key, days)
-    path.with_suffix(".crt").write_bytes(dated)
+    certificate = reissue(
+        authority.root,
+        authority.load_key(),
+        read_certificate(path),
+        read_key(path),
+        days,
+    )
+    path.with_suffix(".crt").write_bytes(certificate)
 
 
 def take_identity(kit: Path, of: Path) -> None:
@@ -132,30 +144,38 @@ def take_identity(kit: Path, of: Path) -> None:
         shutil.copyfile(of / "startup" / name, kit / "startup" / name)
 
 
-def self_signed(kit: Path) -> None:
-    """Give a kit a key of its own and a certificate that no authority signed."""
+def self_sign(kit: Path) -> None:
+    """Give a kit a new key and a certificate that no authority signed."""
     path = kit / "startup/client"
     old = read_certificate(path)
     path.with_suffix(".key").write_bytes(create_key_pem())
     key = read_key(path)
-    path.with_suffix(".crt").write_bytes(certified(old, key, old, key, (-1, 100)))
+    path.with_suffix(".crt").write_bytes(reissue(old, key, old, key, (-1, 100)))
 
 
-def false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Path]:
-    """Kits in the name of a true one, each wrong in one way. member: another's of the
-    project."""
+def make_false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Path]:
+    """Make kits in the name of a true one, each wrong in one way.
+
+    member: the kit of another site of the project.
+    """
     other = provision(project(port, true.name), base / "other")[true.name]
-    made = {"other authority": other}
-    for name, source in (
-        *(("outsider", other), ("self-signed", other)),
-        *(("expired", true), ("swapped", true)),
-    ):
-        made[name] = copied(source, base / name)
-        shutil.copyfile(true / "startup/rootCA.pem", made[name] / "startup/rootCA.pem")
-    self_signed(made["self-signed"])
-    date(made["expired"], (-30, -1), out=true.parents[1])
-    take_identity(made["swapped"], member)
-    return made
+    false = {"other authority": other}
+    sources = {
+        "outsider": other,
+        "self-signed": other,
+        "expired": true,
+        "swapped": true,
+    }
+    for name, source in sources.items():
+        false[name] = copy_kit(source, base / name)
+        shutil.copyfile(true / "startup/rootCA.pem", false[name] / "startup/rootCA.pem")
+    self_sign(false["self-signed"])
+    redate(false["expired"], (-30, -1), out=true.parents[1])
+    take_identity(false["swapped"], member)
+    return false
+
+
+# ---- processes -----------------------------------------------------------------------
 
 
 UNTIL_FINISHED = """
@@ -167,10 +187,10 @@ print(json.dumps([found["status"], found.get("job_deploy_detail", [])]))
 SUBMIT = "job = server.submit(Path(sys.argv[1]))\n"
 
 
-def as_admin(
+def run_as_admin(
     kit: Path, code: str, *arguments: object, person: str = ADMIN, seconds: int = 30
 ) -> subprocess.CompletedProcess[str]:
-    """Run a few lines as the admin, in a process of their own as a command would."""
+    """Run a few lines as the admin, in a process of their own, as a command would."""
     program = (
         "import json, sys, time\nfrom pathlib import Path\n"
         "from fednotes.apps.deployment.nvflare.server import connect\n"
@@ -188,7 +208,7 @@ def as_admin(
 
 @dataclass
 class Network:
-    """The kits of one network, and everything that was started for it."""
+    """The kits of one network, and the processes that were started for it."""
 
     kits: dict[str, Path]
     project: ProjectConfig
@@ -199,8 +219,10 @@ class Network:
         return self.kits["server"]
 
     def start(self, *kits: Path, **variables: str) -> None:
-        """Begin the processes of these kits, unchecked. variables: of their
-        environment."""
+        """Start the processes of these kits without a check of their certificates.
+
+        variables: added to their environment.
+        """
         ours = {
             launch.SERVER_MAIN: "refusal_mains:server_main",
             launch.SITE_MAIN: "refusal_mains:site_main",
@@ -223,32 +245,35 @@ class Network:
         kit: Path | None = None,
         person: str = ADMIN,
     ) -> str:
-        """The last line that `as_admin` prints, or says of its failure."""
-        done = as_admin(
+        """Run a few lines as the admin; return the last line that they print.
+
+        If they fail, it is the last line of the error.
+        """
+        done = run_as_admin(
             kit or self.kits["admin"], code, *arguments, person=person, seconds=20
         )
         printed = done.stderr if done.returncode else done.stdout
         return printed.strip().splitlines()[-1]
 
     def run(self, folder: Path) -> tuple[str, list[str]]:
-        """Submit a job and wait for its end: its status and what the deployment says."""
+        """Submit a job and wait for its end; return its status and NVFlare's details."""
         status, detail = json.loads(self.admin(SUBMIT + UNTIL_FINISHED.strip(), folder))
         return status, list(detail)
 
     def run_until(self, done: Callable[[], bool], folder: Path) -> None:
-        """Submit a job, and end it once something has come."""
+        """Submit a job, and abort it as soon as something has happened."""
         job = self.admin(SUBMIT + "print(job)", folder)
-        came = until(done, 120)
+        has_happened = until(done, 120)
         self.admin("print(server.abort(sys.argv[1]))", job)
-        assert came
+        assert has_happened
 
 
-def answered(port: int, kit: Path) -> bool:
-    """Whether the server takes up a connection with a kit's certificate, by TLS alone.
+def accepts_connection(port: int, kit: Path) -> bool:
+    """Return whether the server accepts a connection with a kit's certificate.
 
-    With TLS 1.3 a server judges the certificate after the client's handshake: one that
-    is taken gets the first frame of HTTP/2, one that is not a closed connection. Raises
-    SSLError where the kit's authority did not sign the server.
+    With TLS 1.3 a server checks the certificate after the client's handshake. If it
+    accepts the certificate, it sends the first frame of HTTP/2; otherwise it closes the
+    connection. Raises SSLError if the kit's authority did not sign the server.
     """
     context = ssl.create_default_context(cafile=str(kit / "startup/rootCA.pem"))
     context.set_alpn_protocols(["h2"])
@@ -262,13 +287,13 @@ def answered(port: int, kit: Path) -> bool:
 
 
 def log_of(kit: Path) -> str:
-    """All that a kit's processes wrote for a person."""
+    """Return what a kit's processes wrote to the log and printed."""
     files = [*sorted(kit.rglob(kit_files.LOG_FILE)), *kit.glob(processes.OUTPUT_FILE)]
     return "\n".join(f.read_text(errors="replace") for f in files)
 
 
 def until(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait for something; whether it came."""
+    """Wait until something has happened, or for some seconds; return whether it has."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if done():
@@ -285,16 +310,16 @@ def ward_job(
     least: int = 2,
     **more: int,
 ) -> Path:
-    """A job for `refusal_mains`. more: of its settings."""
+    """Write a job for `refusal_mains`; return its folder. more: further settings."""
     job = {"rounds": rounds, **more}
     return kit_files.write_job_folder(out, job, run=run, sites=sites, min_sites=least)
 
 
 @contextmanager
 def network(out: Path, *sites: str) -> Iterator[Network]:
-    """New kits, and an end of what was started of them."""
-    made = project(free_port(), *sites)
-    net = Network(provision(made, out), made)
+    """Make the kits of a network; stop all its processes in the end."""
+    config = project(free_port(), *sites)
+    net = Network(provision(config, out), config)
     try:
         yield net
     finally:

@@ -91,7 +91,7 @@ def test_a_kit_is_renewed_by_two_files(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h1 = base / "kits/sites/h1"
-    intruders.date(h1, (-300, 59))
+    intruders.redate(h1, (-300, 59))
     assert f"fednotes kit renew {h1}" in given("site", "status", h1)
     told = given("kit", "renew", h1)
     assert "h1.request.pem: holds no secret" in told
@@ -124,8 +124,8 @@ def test_the_end_is_warned_of_sixty_days_before(
     """A kit's by its own time; all of them by the time of a root that is being
     replaced."""
     kits = base / "kits"
-    intruders.date(kits / "sites/h1", (-9, days))
-    intruders.date(kits / "server", (-9, days), "server")
+    intruders.redate(kits / "sites/h1", (-9, days))
+    intruders.redate(kits / "server", (-9, days), "server")
     for role, kit in (("site", kits / "sites/h1"), ("server", kits / "server")):
         assert ("the certificate expires on" in given(role, "status", kit)) is warned
         (found,) = [check for check in preflight(kit) if check.subject == "certificate"]

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from intruders import copied, free_port, project
+from intruders import copy_kit, free_port, project
 from places import Place, stopped, until
 
 from fednotes.apps.deployment.nvflare import processes
@@ -53,7 +53,7 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert processes.status(h1).pid == site.pid
     again = place.give("site", "run", "kits/sites/h1", code=2)
     assert f"h1 runs already (process {site.pid})" in again
-    copied(h1, place.folder / "copy")
+    copy_kit(h1, place.folder / "copy")
     second = place.begin("site", "run", "copy")
     told, _ = second.communicate(timeout=60)
     assert second.returncode not in (0, 2, 130)

@@ -42,8 +42,8 @@ TEXT = b"\x00keys\xff" * 9
 # a kit's certificate
 
 
-def test_new_kits_pass(made: dict[str, Path]) -> None:
-    assert [check_kit(kit) for kit in made.values()] == [[]] * 8
+def test_new_kits_pass(shared_kits: dict[str, Path]) -> None:
+    assert [check_kit(kit) for kit in shared_kits.values()] == [[]] * 8
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_certificate_out_of_its_time_is_refused(
     kits: dict[str, Path], kit: str, days: tuple[int, int], said: str
 ) -> None:
     name, _, watch = kit.partition("/")
-    intruders.date(kits[name] / watch, days)
+    intruders.redate(kits[name] / watch, days)
     with pytest.raises(ConfigError, match=said):
         check_kit(kits[name])
 
@@ -77,7 +77,7 @@ def test_a_false_kit_says_why(
 ) -> None:
     """NVFlare finds it out too, but in a thread whose error nobody prints, and waits
     for ever."""
-    false = intruders.false_kits(tmp_path, kits["h1"], kits["h2"], PROJECT.port)
+    false = intruders.make_false_kits(tmp_path, kits["h1"], kits["h2"], PROJECT.port)
     with pytest.raises(
         ConfigError, match=f"the certificate {said}.*: ask for a new kit"
     ):
@@ -103,15 +103,15 @@ def test_files_that_are_missing_or_damaged_are_named(
 
 
 def test_a_signature_is_what_openssl_verifies(
-    tmp_path: Path, made: dict[str, Path]
+    tmp_path: Path, shared_kits: dict[str, Path]
 ) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here")
-    signed = CertificateIdentity.of_kit(made["a"]).sign(TEXT)
+    signed = CertificateIdentity.of_kit(shared_kits["a"]).sign(TEXT)
     end = 4 + int.from_bytes(signed[:4], "big")
     shown = x509.load_der_x509_certificate(signed[4:end])
-    assert shown == read_certificate(made["a"] / "startup/client")
+    assert shown == read_certificate(shared_kits["a"] / "startup/client")
     public = shown.public_key().public_bytes(
         Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
     )
@@ -136,8 +136,10 @@ def test_a_signature_is_what_openssl_verifies(
         assert said in found.stdout + found.stderr
 
 
-def test_sites_know_each_other_by_the_authority_alone(made: dict[str, Path]) -> None:
-    a, b = (CertificateIdentity.of_kit(made[site]) for site in ("a", "b"))
+def test_sites_know_each_other_by_the_authority_alone(
+    shared_kits: dict[str, Path],
+) -> None:
+    a, b = (CertificateIdentity.of_kit(shared_kits[site]) for site in ("a", "b"))
     signed = a.sign(TEXT)
     assert b.verify("a", TEXT, signed)
     assert not b.verify("b", TEXT, signed)  # another's name
@@ -154,16 +156,21 @@ def test_a_false_certificate_signs_nothing(
 ) -> None:
     """Of another authority, and of none; expired ones are in `test_trust.py`."""
     other = provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
-    intruders.self_signed(kits["b"])
+    intruders.self_sign(kits["b"])
     for kit in (other, kits["b"]):
         signed = CertificateIdentity.of_kit(kit).sign(TEXT)
         assert not CertificateIdentity.of_kit(kits["a"]).verify("b", TEXT, signed)
 
 
-def test_what_else_the_authority_signed_is_no_site(made: dict[str, Path]) -> None:
+def test_what_else_the_authority_signed_is_no_site(
+    shared_kits: dict[str, Path],
+) -> None:
     """The server's certificate, and the admin's, are of other names than any site's."""
-    honest = CertificateIdentity.of_kit(made["a"])
-    for stem in (made["server"] / "startup/server", made["admin"] / "startup/client"):
+    honest = CertificateIdentity.of_kit(shared_kits["a"])
+    for stem in (
+        shared_kits["server"] / "startup/server",
+        shared_kits["admin"] / "startup/client",
+    ):
         signer = CertificateIdentity(
             read_certificate(stem), read_key(stem), honest.startup
         )
@@ -171,19 +178,19 @@ def test_what_else_the_authority_signed_is_no_site(made: dict[str, Path]) -> Non
 
 
 def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
-    tmp_path: Path, made: dict[str, Path]
+    tmp_path: Path, shared_kits: dict[str, Path]
 ) -> None:
-    """With each site's kit the sum is made; where b's keys are the server's, no site
+    """With each site's kit the sum is shared_kits; where b's keys are the server's, no site
     masks."""
     updates = random_updates(2)
-    identities = {site: CertificateIdentity.of_kit(made[site]) for site in SITES}
+    identities = {site: CertificateIdentity.of_kit(shared_kits[site]) for site in SITES}
     _, engine, _, _ = network(tmp_path / "1", updates, identities=identities)
     total = engine.sum("give")
     plain = sum(
         u.weight * u.tensors["layer.weight"] for u in (updates[s][0] for s in SITES)
     )
     assert (total.tensors["layer.weight"] - plain).abs().max() < 1e-4
-    stem = made["server"] / "startup/server"
+    stem = shared_kits["server"] / "startup/server"
     server = CertificateIdentity(
         read_certificate(stem), read_key(stem), identities["a"].startup
     )

@@ -136,9 +136,11 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
 
 
 @needs_root
-def test_another_users_process_is_no_process_of_a_kit(made: dict[str, Path]) -> None:
+def test_another_users_process_is_no_process_of_a_kit(
+    shared_kits: dict[str, Path],
+) -> None:
     """Whatever words it gives itself: the kit would not start, nor end, by them."""
-    kit = made["h1"].resolve()
+    kit = shared_kits["h1"].resolve()
     # `read` is a part of the shell: another process of these words would be found too.
     words = ["sh", "-c", "read line", f"{processes.JOB_MODULES}x", str(kit)]
     for user, found in ((NOBODY, False), (os.getuid(), True)):

@@ -81,10 +81,10 @@ def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path
 
 
 def test_a_kit_is_for_its_owner_alone(
-    made: dict[str, Path], kits: dict[str, Path], begun: list[dict[str, Any]]
+    shared_kits: dict[str, Path], kits: dict[str, Path], begun: list[dict[str, Any]]
 ) -> None:
-    """As it is made; and again when it starts, where an archive or a copy opened it."""
-    assert opened(made["server"].parent) == []  # with the authority
+    """As it is shared_kits; and again when it starts, where an archive or a copy opened it."""
+    assert opened(shared_kits["server"].parent) == []  # with the authority
     kit = kits["h1"]
     for path in (kit, *kit.rglob("*")):
         path.chmod(path.stat().st_mode | 0o055)
@@ -145,7 +145,7 @@ def test_a_start_warns_of_a_certificate_that_ends_soon(
     caplog.set_level(logging.WARNING)
     processes.start(kits["h1"])
     assert caplog.text == ""
-    intruders.date(kits["h1"], (-9, 59))
+    intruders.redate(kits["h1"], (-9, 59))
     processes.start(kits["h1"])
     assert "client.crt: the certificate expires on" in caplog.text
 
@@ -155,7 +155,7 @@ def test_a_start_warns_of_a_certificate_that_ends_soon(
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])
 def test_a_command_at_another_s_kit_does_nothing(
-    made: dict[str, Path],
+    shared_kits: dict[str, Path],
     started: list[Path],
     words: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,10 +163,8 @@ def test_a_command_at_another_s_kit_does_nothing(
     monkeypatch.setattr(processes, "stop", lambda kit: pytest.fail("stopped"))
     for group, wrong in (("server", "h1"), ("site", "server"), ("site", "admin")):
         role = {"h1": "site"}.get(wrong, wrong)
-        expected = (
-            f"error: {made[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
-        )
-        assert said(group, words, made[wrong]) == expected
+        expected = f"error: {shared_kits[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
+        assert said(group, words, shared_kits[wrong]) == expected
     assert not started
 
 

@@ -56,9 +56,9 @@ def local(kit: Path, name: str) -> dict[str, Any]:
     return json.loads((kit / "local" / name).read_text())
 
 
-def test_nobody_may_send_code(made: dict[str, Path]) -> None:
+def test_nobody_may_send_code(shared_kits: dict[str, Path]) -> None:
     for name in ("server", "h1"):
-        policy = local(made[name], "authorization.json")
+        policy = local(shared_kits[name], "authorization.json")
         for role in ROLES:
             for right in (
                 "byoc",
@@ -69,7 +69,7 @@ def test_nobody_may_send_code(made: dict[str, Path]) -> None:
             ):
                 assert not allowed(policy, role, right), (name, role, right)
         assert allowed(policy, "project_admin", "submit_job")
-    server = local(made["server"], "authorization.json")
+    server = local(shared_kits["server"], "authorization.json")
     assert allowed(server, "project_admin", "download_job")
     for right in ("submit_job", "clone_job", "abort_job", "download_job"):
         # the server's own identity looks and no more
@@ -77,9 +77,9 @@ def test_nobody_may_send_code(made: dict[str, Path]) -> None:
     assert allowed(server, "lead", "list_jobs")
 
 
-def test_a_kit_holds_its_owners_things_only(made: dict[str, Path]) -> None:
+def test_a_kit_holds_its_owners_things_only(shared_kits: dict[str, Path]) -> None:
     keys = list[bytes]()
-    for name, kit in made.items():
+    for name, kit in shared_kits.items():
         files = [p for p in kit.rglob("*") if p.is_file()]
         own = [p for p in files if p.suffix == ".key"]
         assert {p.name for p in own} <= {"server.key", "client.key"}
@@ -87,21 +87,21 @@ def test_a_kit_holds_its_owners_things_only(made: dict[str, Path]) -> None:
         assert not [p for p in files if p.suffix in (".sh", ".ipynb")]
         assert kit_files.read_kit(kit).name == name
         keys += [p.read_bytes() for p in own]
-    assert len(set(keys)) == len(keys) == len(made) + 1
+    assert len(set(keys)) == len(keys) == len(shared_kits) + 1
     for name in ("server", "h2"):
-        resources = local(made[name], "resources.json")
+        resources = local(shared_kits[name], "resources.json")
         (own_class,) = resources["class_allow_list"]
         assert own_class in json.dumps(kit_files._read_tables()["job"])
         module, _, cls = own_class.rpartition(".")
         assert hasattr(importlib.import_module(module), cls)
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert resources["allow_log_streaming"] is False
-        startup = next((made[name] / "startup").glob("fed_*.json"))
+        startup = next((shared_kits[name] / "startup").glob("fed_*.json"))
         assert json.loads(startup.read_text())["require_signed_jobs"] is True
         rules = {
             f"{part}.json" for part in ("authorization", "log_config", "resources")
         }
-        assert {p.name for p in (made[name] / "local").iterdir()} == rules
+        assert {p.name for p in (shared_kits[name] / "local").iterdir()} == rules
 
 
 def test_kits_are_added_and_those_that_are_there_stay(
@@ -144,12 +144,16 @@ def test_kits_are_added_and_those_that_are_there_stay(
     ],
 )
 def test_kits_that_would_not_go_together_are_not_made(
-    made: dict[str, Path], changes: dict[str, Any], message: str
+    shared_kits: dict[str, Path], changes: dict[str, Any], message: str
 ) -> None:
     sites = changes.pop("sites", (*PROJECT.sites, "h3"))
     with pytest.raises(ConfigError, match=message):
-        provision(replace(PROJECT, sites=sites, **changes), made["server"].parent)
-    assert {path.name for path in made["h1"].parent.iterdir()} == set(PROJECT.sites)
+        provision(
+            replace(PROJECT, sites=sites, **changes), shared_kits["server"].parent
+        )
+    assert {path.name for path in shared_kits["h1"].parent.iterdir()} == set(
+        PROJECT.sites
+    )
 
 
 def keys_in(folder: Path) -> int:
@@ -543,7 +547,7 @@ def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
 
 
 def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
-    """By NVFlare's own auditor, on the commands that a run made in three minutes."""
+    """By NVFlare's own auditor, on the commands that a run shared_kits in three minutes."""
     log = tmp_path / "audit.log"
     auditor = AuditService.initialize(str(log))
     try:

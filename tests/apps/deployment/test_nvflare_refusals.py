@@ -27,7 +27,7 @@ pytest.importorskip("nvflare")
 import dishonest
 import intruders
 import refusal_mains
-from intruders import Network, answered, log_of, until, ward_job
+from intruders import Network, accepts_connection, log_of, until, ward_job
 from nvflare.lighter.utils import verify_folder_signature
 from places import files_of
 
@@ -84,7 +84,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     )
     with intruders.network(base / "kits", "h1", "h2", "h3", "h4") as net:
         kits, port = net.kits, net.project.port
-        false = intruders.false_kits(base, kits["h3"], kits["h4"], port)
+        false = intruders.make_false_kits(base, kits["h3"], kits["h4"], port)
         net.start(
             kits["server"], PYTHONPATH=path, FEDNOTES_TEST_SERVER=str(kits["server"])
         )
@@ -140,20 +140,20 @@ def test_the_server_closes_the_connection_of_a_wrong_certificate(
     ward: Ward, wrong: str
 ) -> None:
     """By TLS alone, whatever program the other side runs."""
-    assert answered(ward.port, ward.net.kits["h1"])
-    assert not answered(ward.port, ward.false[wrong])
+    assert accepts_connection(ward.port, ward.net.kits["h1"])
+    assert not accepts_connection(ward.port, ward.false[wrong])
 
 
 def test_a_kit_of_another_authority_does_not_talk_to_this_server(ward: Ward) -> None:
     kit = ward.false["other authority"]
     with pytest.raises(ssl.SSLCertVerificationError):
-        answered(ward.port, kit)
+        accepts_connection(ward.port, kit)
     assert until(lambda: "CERTIFICATE_VERIFY_FAILED" in log_of(kit), 10)
 
 
 def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
     """h4's certificate with h3's configuration: TLS takes it, the name it is refused."""
-    assert answered(ward.port, ward.false["swapped"])
+    assert accepts_connection(ward.port, ward.false["swapped"])
     said = "authenticated as 'h4' but claimed endpoint 'h3' requires identity 'h3'"
     assert said in log_of(ward.net.server)
 
@@ -206,7 +206,7 @@ def test_only_the_admins_certificate_hands_in_jobs(
     """A site's key in the admin's kit; and the watch's own."""
     kit, person = ward.net.server / "watch", "watch@fednotes.org"
     if who == "h1":
-        kit, person = intruders.copied(ward.net.kits["admin"], tmp_path / "kit"), "h1"
+        kit, person = intruders.copy_kit(ward.net.kits["admin"], tmp_path / "kit"), "h1"
         intruders.take_identity(kit, ward.net.kits["h1"])
     folder = ward_job(tmp_path, f"of-{who}")
     said = ward.net.admin(
@@ -255,7 +255,7 @@ def test_each_site_refuses_what_the_server_signed_itself(
 def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> None:
     """NVFlare alone gives it the place of the first, which then gets no job."""
     copy, first = (
-        intruders.copied(ward.net.kits["h4"], tmp_path / "h4"),
+        intruders.copy_kit(ward.net.kits["h4"], tmp_path / "h4"),
         ward.net.kits["h4"],
     )
     there = processes.status(first).pid
@@ -299,10 +299,10 @@ def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
         dishonest.unsign,
     )
     for change in changes:
-        app = intruders.copied(signed, tmp_path / change.__name__)
+        app = intruders.copy_kit(signed, tmp_path / change.__name__)
         change(app)
         assert not verify_folder_signature(str(app), authority)
-    app = intruders.copied(signed, tmp_path / "other")
+    app = intruders.copy_kit(signed, tmp_path / "other")
     dishonest.sign(app, ward.false["other authority"])
     assert not verify_folder_signature(str(app), authority)
 

@@ -142,7 +142,7 @@ def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> 
     net.start(server, h1, h2)
     assert until(lambda: hears(h1) and hears(h2), 60)
     assert net.admin("print(sorted(server.sites()))") == "['h1', 'h2']"
-    assert install_trust(h1, intruders.revoked(net.kits, "h2", "admin", of=net.project))
+    assert install_trust(h1, intruders.revoke(net.kits, "h2", "admin", of=net.project))
     assert until(lambda: Trust.read(server / "startup").number == 2, 30)
     refused = time.time()
     said = "a connection of h2 was closed: its certificate was revoked on"

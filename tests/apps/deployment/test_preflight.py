@@ -38,7 +38,7 @@ def checks(kit: Path, what: str) -> list[Check]:
 
 def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
     """The first end of all its certificates, as they were signed."""
-    intruders.date(kits["h1"], (-1, 70))
+    intruders.redate(kits["h1"], (-1, 70))
     end = f"{datetime.now(UTC) + timedelta(70):%Y-%m-%d}"
     assert checks(kits["h1"], "certificate") == [
         Check("certificate", True, f"valid until {end}")
@@ -78,9 +78,9 @@ def test_a_file_that_nvflare_needs_is_missed(kits: dict[str, Path], who: str) ->
 
 
 @pytest.fixture
-def answering(made: dict[str, Path]) -> Iterator[None]:
+def answering(shared_kits: dict[str, Path]) -> Iterator[None]:
     """What the server's TLS would be: it shows its certificate and wants the site's."""
-    startup = made["server"] / "startup"
+    startup = shared_kits["server"] / "startup"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(startup / "server.crt", startup / "server.key")
     context.load_verify_locations(startup / "rootCA.pem")
@@ -110,35 +110,35 @@ def to_server(kit: Path) -> Check:
 
 @pytest.mark.usefixtures("answering")
 def test_the_server_is_reached_through_the_proxy_of_the_environment(
-    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    shared_kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert to_server(made["h1"]).ok
+    assert to_server(shared_kits["h1"]).ok
     with proxy() as hospital:
         monkeypatch.setenv("https_proxy", hospital.url)
-        found = to_server(made["h1"])
+        found = to_server(shared_kits["h1"])
         assert found.ok
         assert (
             f"through the proxy {hospital.url.removeprefix('http://')}" in found.message
         )
         assert hospital.asked == [f"localhost:{PROJECT.port}"]
         hospital.refuses = True
-        found = to_server(made["h1"])
+        found = to_server(shared_kits["h1"])
         assert found.ok is False
         assert "407 Proxy Authentication Required" in found.message
         monkeypatch.setenv("no_proxy", "elsewhere.org, localhost")
-        assert to_server(made["h1"]).ok
+        assert to_server(shared_kits["h1"]).ok
         assert len(hospital.asked) == 2
 
 
 @pytest.mark.usefixtures("answering")
 def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
-    made: dict[str, Path], tmp_path: Path
+    shared_kits: dict[str, Path], tmp_path: Path
 ) -> None:
-    assert explain_other_listener(made["server"]) == ""
-    assert check_port(made["server"]).ok
-    other = intruders.copied(made["server"], tmp_path / "other")
+    assert explain_other_listener(shared_kits["server"]) == ""
+    assert check_port(shared_kits["server"]).ok
+    other = intruders.copy_kit(shared_kits["server"], tmp_path / "other")
     (other / "startup/server.crt").write_bytes(
-        (made["h1"] / "startup/client.crt").read_bytes()
+        (shared_kits["h1"] / "startup/client.crt").read_bytes()
     )
     assert explain_other_listener(other) == "another server of this project answers"
     stranger = provision(PROJECT, tmp_path / "stranger")["server"]
@@ -147,7 +147,7 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
 
 
 @pytest.fixture
-def no_tls(made: dict[str, Path]) -> Iterator[None]:
+def no_tls(shared_kits: dict[str, Path]) -> Iterator[None]:
     """A web server on the port, as http.server is: it answers a TLS hello in plain
     text."""
     handler = type(
@@ -162,31 +162,39 @@ def no_tls(made: dict[str, Path]) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_tls")
-def test_another_program_on_the_port_is_named_as_such(made: dict[str, Path]) -> None:
-    found = to_server(made["h1"])
+def test_another_program_on_the_port_is_named_as_such(
+    shared_kits: dict[str, Path],
+) -> None:
+    found = to_server(shared_kits["h1"])
     assert found.ok is False
     assert "answers, but not with TLS" in found.message
-    found = check_port(made["server"])
+    found = check_port(shared_kits["server"])
     assert found.ok is False
     assert "in use by another program (it does not speak TLS)" in found.message
-    assert await_server(made["server"], 0.0, lambda: True) == "it does not speak TLS"
+    assert (
+        await_server(shared_kits["server"], 0.0, lambda: True)
+        == "it does not speak TLS"
+    )
 
 
-def test_nobody_answers(made: dict[str, Path]) -> None:
-    assert check_port(made["server"]).message.endswith("is free")
+def test_nobody_answers(shared_kits: dict[str, Path]) -> None:
+    assert check_port(shared_kits["server"]).message.endswith("is free")
     looks = iter([True, True, False])
-    assert await_server(made["server"], 60.0, lambda: next(looks)) == "nothing answers"
+    assert (
+        await_server(shared_kits["server"], 60.0, lambda: next(looks))
+        == "nothing answers"
+    )
     assert next(looks, None) is None  # it ended with the process
 
 
 def test_a_server_that_is_not_there_is_said_with_the_way(
-    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    shared_kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = to_server(made["h1"])
+    found = to_server(shared_kits["h1"])
     assert found.ok is False
     assert "does not answer" in found.message
     monkeypatch.setenv("https_proxy", f"127.0.0.1:{intruders.free_port()}")
-    found = to_server(made["h1"])
+    found = to_server(shared_kits["h1"])
     assert found.ok is False
     assert "through the proxy 127.0.0.1:" in found.message
 

@@ -1,5 +1,4 @@
-"""A kit is renewed where it lies: what is asked, what is signed, and what is put in its
-place."""
+"""A kit is renewed in place: the request, its signature, and the installation."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import AttributeOID
-from intruders import PROJECT, replaced, revoked
+from intruders import PROJECT, replace_root, revoke
 from secure_net import SITES, network, random_updates
 
 from fednotes.apps.deployment.nvflare import kit as kit_files
@@ -49,13 +48,13 @@ def tree(kit: Path) -> dict[Path, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("who", ["a", "admin", "server"])
-def test_a_kit_gets_new_keys_and_keeps_all_else(
+def test_a_renewal_replaces_keys_and_certificates_only(
     kits: dict[str, Path], who: str
 ) -> None:
     """Only the request travels, and it holds no private key."""
     kit = kits[who]
     if who != "server":
-        intruders.date(kit, (-300, 20))
+        intruders.redate(kit, (-300, 20))
         assert len(check_kit(kit)) == 1
     before, old = tree(kit), {stem: read_certificate(stem) for stem in find_stems(kit)}
     asked = request_renewal(kit)
@@ -88,11 +87,10 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(
     assert min(read_expiry_dates(kit).values()) > certificate.not_valid_before_utc
 
 
-def test_a_run_goes_on_with_a_renewed_kit(
+def test_a_run_continues_with_a_renewed_kit(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Before and after it, and while others do not know; the bits are those of a run
-    without."""
+    """Its sums equal those of a run without the renewal, bit for bit."""
     sums = []
     for renewed in (False, True):
         identities = {site: CertificateIdentity.of_kit(kits[site]) for site in SITES}
@@ -111,10 +109,10 @@ def test_a_run_goes_on_with_a_renewed_kit(
     )
 
 
-def test_a_job_that_was_handed_in_before_is_served_after(
+def test_a_job_that_was_submitted_before_a_renewal_is_served_after_it(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The watch hands it in again with the signature that it had."""
+    """The watch resubmits it with its first signature."""
     folder = kit_files.write_job_folder(
         tmp_path, {}, run="r1", sites=SITES, min_sites=3
     )
@@ -125,7 +123,7 @@ def test_a_job_that_was_handed_in_before_is_served_after(
     require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")
 
 
-def test_both_of_a_kit_s_certificates_can_be_revoked_later(
+def test_revoking_a_renewed_kit_revokes_both_of_its_certificates(
     kits: dict[str, Path],
 ) -> None:
     old = CertificateIdentity.of_kit(kits["a"])
@@ -137,15 +135,15 @@ def test_both_of_a_kit_s_certificates_can_be_revoked_later(
     assert b.verify("a", b"x", old.sign(b"x"))
     assert b.verify("a", b"x", new.sign(b"x"))
     kits["a"].rename(kits["server"].with_name("away"))
-    install_trust(kits["b"], revoked(kits, "a"))
+    install_trust(kits["b"], revoke(kits, "a"))
     assert not b.verify("a", b"x", old.sign(b"x"))
     assert not b.verify("a", b"x", new.sign(b"x"))
 
 
-def test_a_renewed_kit_is_of_the_new_root(kits: dict[str, Path]) -> None:
-    """The answer brings the root, and what was shown before to others counts meanwhile."""
+def test_a_renewal_moves_a_kit_to_the_new_root(kits: dict[str, Path]) -> None:
+    """The answer brings the root, and kits of the old root accept the new certificate."""
     a, b = kits["a"], kits["b"]
-    replaced(kits, 30)
+    replace_root(kits, 30)
     install_renewal(a, signed(kits, request_renewal(a)))
     assert len(Trust.read(a / "startup").roots) == 2
     assert check_kit(a) == []
@@ -155,7 +153,7 @@ def test_a_renewed_kit_is_of_the_new_root(kits: dict[str, Path]) -> None:
     assert known.find_problem(chain[0], chain[1:]) is None
 
 
-# what is not signed
+# requests that are not signed
 
 
 def asked_for(subject: Any, proof: bytes) -> bytes:
@@ -170,17 +168,17 @@ def proof_of(asked: bytes) -> bytes:
     return found.attributes.get_attribute_for_oid(AttributeOID.UNSTRUCTURED_NAME).value
 
 
-def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(
+def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
     kits: dict[str, Path],
 ) -> None:
     good = request_renewal(kits["a"])
     own = x509.load_pem_x509_csr(good).subject
     of_server = x509.load_pem_x509_csr(request_renewal(kits["server"])).subject
-    expired = intruders.copied(kits["b"], kits["b"].with_name("old"))
+    expired = intruders.copy_kit(kits["b"], kits["b"].with_name("old"))
     late = request_renewal(expired)
-    intruders.date(expired, (-30, -1))
-    stranger = intruders.copied(kits["b"], kits["b"].with_name("stranger"))
-    intruders.self_signed(stranger)
+    intruders.redate(expired, (-30, -1))
+    stranger = intruders.copy_kit(kits["b"], kits["b"].with_name("stranger"))
+    intruders.self_sign(stranger)
     wrong = {
         "another key": asked_for(own, proof_of(good)),
         "another name": asked_for(of_server, proof_of(good)),
@@ -196,12 +194,12 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(
     for what, asked in wrong.items():
         with pytest.raises(RefusedError):
             pytest.fail(f"{what}: {signed(kits, asked)!r}")
-    revoked(kits, "a")
+    revoke(kits, "a")
     with pytest.raises(RefusedError, match="not signed by a kit that is valid now"):
         signed(kits, good)
 
 
-# what is not put in its place
+# answers that are not installed
 
 
 def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
@@ -220,16 +218,16 @@ def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
         with pytest.raises(RefusedError):
             install_renewal(a, wrong)
         assert tree(a) == before
-    install_trust(a, revoked(kits, "a"))
+    install_trust(a, revoke(kits, "a"))
     with pytest.raises(RefusedError, match="its certificate was revoked on"):
         install_renewal(a, answer)
 
 
 @pytest.mark.parametrize("when", range(1, 5))
-def test_a_power_cut_while_it_is_put_in_its_place_loses_nothing(
+def test_a_power_cut_during_the_installation_loses_nothing(
     kits: dict[str, Path], when: int
 ) -> None:
-    """Before each of the four files of the server: the next call ends it."""
+    """It comes before each of the server's four files; the next call finishes."""
     kit = kits["server"]
     answer = signed(kits, request_renewal(kit))
     cut = mock.Mock(wraps=renewal.replace_file)

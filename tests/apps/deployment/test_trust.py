@@ -1,6 +1,6 @@
-"""What a kit trusts: lists of revoked kits, two roots for a while, clocks that differ.
+"""What a kit trusts: lists of revoked kits, a replaced root, and clocks that differ.
 
-The lists are checked by OpenSSL where it is at hand; what must be refused is made here.
+OpenSSL verifies the lists where it is installed. What must be refused is made here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_pem_x509_certificate as loaded
-from intruders import PROJECT, replaced, revoked, said
+from intruders import PROJECT, replace_root, revoke, trust_list_of
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.message import Message
@@ -54,13 +54,16 @@ def trusted(kit: Path) -> Trust:
 
 
 def believes(one: Path | CertificateIdentity, other: Path, name: str = "h2") -> bool:
-    """Whether one takes the other's signature; an identity is what a running job holds."""
-    own = CertificateIdentity.of_kit(one) if isinstance(one, Path) else one
-    return own.verify(name, TEXT, CertificateIdentity.of_kit(other).sign(TEXT))
+    """Return whether one site accepts the other's signature.
+
+    one: a kit, or the identity that a running job holds.
+    """
+    verifier = CertificateIdentity.of_kit(one) if isinstance(one, Path) else one
+    return verifier.verify(name, TEXT, CertificateIdentity.of_kit(other).sign(TEXT))
 
 
 def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    """Let the clock of everybody be ahead."""
+    """Set the clock ahead for all participants."""
 
     class Later(datetime):
         @classmethod
@@ -71,14 +74,14 @@ def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
         monkeypatch.setattr(module, "datetime", Later)
 
 
-# a kit that is revoked
+# a revoked kit
 
 
-def test_the_list_is_one_that_openssl_verifies(kits: Kits, tmp_path: Path) -> None:
+def test_openssl_verifies_the_list_of_revoked_kits(kits: Kits, tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here")
-    (tmp_path / "list.pem").write_bytes(revoked(kits, "h2"))
+    (tmp_path / "list.pem").write_bytes(revoke(kits, "h2"))
     root = str(kits["h1"] / "startup/rootCA.pem")
 
     def checked(*words: object) -> subprocess.CompletedProcess[str]:
@@ -97,37 +100,40 @@ def test_the_list_is_one_that_openssl_verifies(kits: Kits, tmp_path: Path) -> No
         assert (done.returncode != 0) is refused
 
 
-def test_a_revoked_site_signs_nothing_from_now_on(kits: Kits) -> None:
-    """The identities that are held in a running job learn of it with the next
-    signature."""
+def test_signatures_of_a_revoked_site_are_refused_at_once(kits: Kits) -> None:
+    """The identity that a running job holds knows it with the next signature."""
     h1 = CertificateIdentity.of_kit(kits["h1"])
     assert believes(h1, kits["h2"])
-    assert install_trust(kits["h1"], revoked(kits, "h2"))
+    assert install_trust(kits["h1"], revoke(kits, "h2"))
     assert not believes(h1, kits["h2"])
     assert believes(h1, kits["h1"], "h1")
     assert check_kit(kits["h1"]) == []
 
 
-def test_a_kit_that_is_made_again_is_another(kits: Kits, tmp_path: Path) -> None:
-    """The lost one counts no more, the new one does."""
+def test_a_kit_that_is_made_again_replaces_the_lost_one(
+    kits: Kits, tmp_path: Path
+) -> None:
+    """The lost kit is revoked, and the new one is accepted."""
     lost = kits["h2"].rename(tmp_path / "lost")
     again = provision(PROJECT, kits["server"].parent, again=["h2"])["h2"]
-    assert install_trust(kits["h1"], said(kits))
+    assert install_trust(kits["h1"], trust_list_of(kits))
     assert not believes(kits["h1"], lost)
     assert believes(kits["h1"], again)
     assert check_kit(again) == []
-    install_trust(lost, said(kits))
+    install_trust(lost, trust_list_of(kits))
     with pytest.raises(
         ConfigError, match=r"client.crt: the certificate was revoked on \d{4}-"
     ):
         check_kit(lost)
 
 
-def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
+def test_revoking_a_kit_does_not_revoke_the_admin_of_its_jobs(
     kits: Kits, tmp_path: Path
 ) -> None:
-    """NVFlare's folder of a job, in a kit that is still at hand, holds the admin's
-    certificate. A job of an admin who is revoked himself is refused."""
+    """NVFlare's folder of a job in the revoked kit holds the admin's certificate.
+
+    A job of an admin who is revoked is refused.
+    """
     root, app = kits["h1"] / "startup/rootCA.pem", tmp_path / "r1" / "app"
     kit_files.write_job_folder(tmp_path, {}, run="r1", sites=["h1", "h2"], min_sites=2)
     dishonest.sign(app, kits["admin"])
@@ -138,7 +144,7 @@ def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
         assert len(list(kits[name].rglob("*.crt"))) > len(
             certificates.find_stems(kits[name])
         )
-    install_trust(kits["h1"], revoked(kits, "h2", "server"))
+    install_trust(kits["h1"], revoke(kits, "h2", "server"))
     listed = {entry.serial_number for entry in trusted(kits["h1"]).revocations or ()}
     ours = [
         stem
@@ -150,17 +156,17 @@ def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
         read_certificate(kits["admin"] / "startup/client").serial_number not in listed
     )
     require_admins_signature(app, root)
-    install_trust(kits["h1"], revoked(kits, "admin"))
+    install_trust(kits["h1"], revoke(kits, "admin"))
     with pytest.raises(RefusedError, match="signature is not valid"):
         require_admins_signature(app, root)
 
 
-def test_a_revoked_server_is_seen_by_what_it_shows(kits: Kits) -> None:
-    """As `preflight` does; both its certificates count no more."""
+def test_the_certificate_that_a_revoked_server_shows_is_refused(kits: Kits) -> None:
+    """`preflight` checks it so. Both certificates of the server are revoked."""
     h1, server = kits["h1"], kits["server"]
     shown = read_certificate(server / "startup/server").public_bytes(Encoding.DER)
     assert find_withdrawal_of_peer(h1, shown) is None
-    list_of_it = revoked(kits, "server")
+    list_of_it = revoke(kits, "server")
     install_trust(h1, list_of_it)
     assert "was revoked on" in str(find_withdrawal_of_peer(h1, shown))
     watch = read_certificate(server / "watch/startup/client")
@@ -169,12 +175,12 @@ def test_a_revoked_server_is_seen_by_what_it_shows(kits: Kits) -> None:
     assert trusted(server / "watch").number == trusted(server).number == 2
 
 
-# which lists are taken
+# which trust lists are accepted
 
 
 def test_an_older_list_does_not_undo_a_newer_one(kits: Kits) -> None:
     h1 = kits["h1"]
-    first, second = revoked(kits, "h2"), revoked(kits, "admin")
+    first, second = revoke(kits, "h2"), revoke(kits, "admin")
     assert install_trust(h1, second)
     assert not install_trust(h1, second)
     before = (h1 / "startup/trust.pem").read_bytes()
@@ -190,9 +196,8 @@ def test_an_older_list_does_not_undo_a_newer_one(kits: Kits) -> None:
 
 
 def forged(kits: Kits) -> bytes:
-    """A list of the right name and a high number, signed by a site's key, with its
-    root's words."""
-    true, now = Trust.parse(said(kits)), datetime.now(UTC)
+    """Return a trust list with the true root and a high number, signed by a site."""
+    true, now = Trust.parse(trust_list_of(kits)), datetime.now(UTC)
     issuer: Any = true.roots[0].subject
     builder = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(9))
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
@@ -200,9 +205,11 @@ def forged(kits: Kits) -> bytes:
     return Trust(true.roots, (), listed).encode()
 
 
-def test_what_the_authority_did_not_say_is_refused(kits: Kits, tmp_path: Path) -> None:
-    h1, true = kits["h1"], revoked(kits, "h2")
-    other = said(provision(PROJECT, tmp_path / "other"))
+def test_a_trust_list_of_anybody_but_the_authority_is_refused(
+    kits: Kits, tmp_path: Path
+) -> None:
+    h1, true = kits["h1"], revoke(kits, "h2")
+    other = trust_list_of(provision(PROJECT, tmp_path / "other"))
     own = (kits["h2"] / "startup/client.crt").read_bytes()
     cut = [true[: len(true) * part // 9] for part in range(9)]
     before = (h1 / "startup/trust.pem").read_bytes()
@@ -215,10 +222,10 @@ def test_what_the_authority_did_not_say_is_refused(kits: Kits, tmp_path: Path) -
     assert install_trust(h1, true)
 
 
-def test_a_kit_of_an_earlier_version_takes_its_first_list(kits: Kits) -> None:
+def test_a_kit_of_an_earlier_version_accepts_its_first_list(kits: Kits) -> None:
     (kits["h1"] / "startup/trust.pem").unlink()
     assert believes(kits["h1"], kits["h2"])
-    assert install_trust(kits["h1"], revoked(kits, "h2"))
+    assert install_trust(kits["h1"], revoke(kits, "h2"))
 
 
 # two roots
@@ -227,10 +234,9 @@ def test_a_kit_of_an_earlier_version_takes_its_first_list(kits: Kits) -> None:
 def test_two_roots_overlap_and_the_old_one_ends(
     kits: Kits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """h1 has taken the new root in and is of the old one; a kit is made under the new
-    one."""
+    """h1 is of the old root and knows the new one; h3 is of the new root."""
     h1, h2, out = kits["h1"], kits["h2"], kits["server"].parent
-    new_root = replaced(kits, 80)
+    new_root = replace_root(kits, 80)
     with pytest.raises(ConfigError, match="is being replaced until"):
         open_authority(PROJECT, out).replace_root(overlap=80)
     h3 = provision(intruders.project(PROJECT.port, *PROJECT.sites, "h3"), out)["h3"]
@@ -260,22 +266,24 @@ def test_two_roots_overlap_and_the_old_one_ends(
     assert believes(of_new, h3, "h3")
 
 
-def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
-    """Another authority of the same name without a bridge, with one that a site's key
-    signed, or with the true one, to another key; an older root's word after it was
-    replaced."""
+def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -> None:
+    """Lists of another authority with the same name are refused.
+
+    They have no bridge, a bridge that a site's key signed, or the true bridge to
+    another key. A list of the old root is refused after it was replaced.
+    """
     h1, strange = kits["h1"], provision(PROJECT, tmp_path / "other")
     for _ in range(9):  # its number is newer
-        revoked(strange, "h2")
+        revoke(strange, "h2")
     false = open_authority(PROJECT, tmp_path / "other")
     (root,) = false.valid_roots()
     site = read_key(kits["h2"] / "startup/client")
-    bridge = loaded(intruders.certified(root, site, root, false.load_key(), (-1, 30)))
+    bridge = loaded(intruders.reissue(root, site, root, false.load_key(), (-1, 30)))
     old = {
-        "server": intruders.copied(kits["server"].parent, tmp_path / "stolen")
+        "server": intruders.copy_kit(kits["server"].parent, tmp_path / "stolen")
         / "server"
     }
-    true = Trust.parse(replaced(kits, 30))
+    true = Trust.parse(replace_root(kits, 30))
     for bridges in ((), (bridge,), true.bridges):
         with pytest.raises(RefusedError, match="not signed by the authority"):
             install_trust(
@@ -284,17 +292,19 @@ def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
                     false.trust_list.roots, bridges, false.trust_list.revocations
                 ).encode(),
             )
-    install_trust(h1, said(kits))
+    install_trust(h1, trust_list_of(kits))
     for _ in range(3):
-        late = revoked(old, "h2")
+        late = revoke(old, "h2")
     with pytest.raises(
         RefusedError, match="signed by a root that another has replaced"
     ):
         install_trust(h1, late)
 
 
-def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -> None:
-    """What their keys sign counts for nobody, whatever they show beside it."""
+def test_certificates_that_a_site_or_a_stranger_signed_are_refused(
+    kits: Kits, tmp_path: Path
+) -> None:
+    """They are refused also if the signer's own certificate is shown with them."""
     provision(PROJECT, tmp_path / "other")
     own, stranger = (
         kits["h2"] / "startup/client",
@@ -305,7 +315,7 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -
         (read_certificate(own), key),
         (stranger.root, stranger.load_key()),
     ):
-        false = loaded(intruders.certified(liar, signer, victim, key, (-1, 9)))
+        false = loaded(intruders.reissue(liar, signer, victim, key, (-1, 9)))
         assert trust.is_issued_by(false, liar)
         problem = trusted(kits["h1"]).find_problem(false, (liar,))
         assert str(problem) == "is not signed by rootCA.pem"
@@ -315,7 +325,7 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "said"),
+    ("begin", "end", "problem"),
     [
         (4, 900, ""),
         (6, 900, "is not valid before"),
@@ -327,95 +337,100 @@ def test_clocks_may_differ_by_five_minutes(
     kits: Kits,
     begin: int,
     end: int,
-    said: str,
+    problem: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where a clock is wrong, the log of the site that refuses the other's keys says
-    so."""
+    """The log of the site that refuses another's keys suspects its clock."""
     day = 24 * 60
-    intruders.date(kits["h2"], (begin / day, end / day))
-    assert believes(kits["h1"], kits["h2"]) is (said == "")
-    assert ("is this machine's clock right?" in caplog.text) is (said != "")
-    if said:
-        assert f"the certificate shown for site 'h2' {said}" in caplog.text
-        with pytest.raises(ConfigError, match=said):
+    intruders.redate(kits["h2"], (begin / day, end / day))
+    assert believes(kits["h1"], kits["h2"]) is (problem == "")
+    assert ("is this machine's clock right?" in caplog.text) is (problem != "")
+    if problem:
+        assert f"the certificate shown for site 'h2' {problem}" in caplog.text
+        with pytest.raises(ConfigError, match=problem):
             check_kit(kits["h2"])
     else:
         assert len(check_kit(kits["h2"])) == 1  # it ends soon
 
 
-def test_what_is_new_counts_on_a_clock_that_is_five_minutes_late(made: Kits) -> None:
-    """TLS itself allows nothing, so certificates and lists begin earlier than they are
-    made."""
-    now, out = datetime.now(UTC), made["server"].parent
+def test_new_certificates_are_valid_on_a_clock_that_is_five_minutes_slow(
+    shared_kits: Kits,
+) -> None:
+    """TLS tolerates no difference, so certificates and lists begin in the past."""
+    now = datetime.now(UTC)
+    out = shared_kits["server"].parent
     paths = [*out.rglob("*.crt"), *out.rglob("rootCA.pem")]
-    assert len(paths) == 2 * (len(made) + 1)
+    assert len(paths) == 2 * (len(shared_kits) + 1)
     for path in paths:
-        found = loaded(path.read_bytes())
-        assert found.not_valid_before_utc <= now - timedelta(minutes=5)
-    (root,) = trusted(made["h1"]).roots
+        certificate = loaded(path.read_bytes())
+        assert certificate.not_valid_before_utc <= now - timedelta(minutes=5)
+    (root,) = trusted(shared_kits["h1"]).roots
     assert root.not_valid_after_utc - now > timedelta(9.9 * 365)
 
 
 # inside NVFlare
 
 
-def connection(kit: Path) -> Any:
+def open_connection(kit: Path) -> Any:
+    """Return as much of a connection as NVFlare's manager has, with a kit's certificate."""
     shown = {"x509_pem_cert": [(kit / "startup/client.crt").read_bytes()]}
-    found = SimpleNamespace(
-        context=SimpleNamespace(auth_context=lambda: shown), open=True
+    connection = SimpleNamespace(
+        context=SimpleNamespace(auth_context=lambda: shown),
+        state=ConnState.CONNECTED,
+        is_open=True,
     )
-    found.state, found.close = (
-        ConnState.CONNECTED,
-        lambda: setattr(found, "open", False),
-    )
-    return found
+    connection.close = lambda: setattr(connection, "is_open", False)
+    return connection
 
 
-def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
-    server, let_in = kits["server"], list[Any]()
+def test_the_server_closes_connections_of_a_revoked_kit_at_once(kits: Kits) -> None:
+    server = kits["server"]
+    accepted: list[Any] = []
     filters: list[Any] = []
-    ends: dict[str, list[Any]] = {}
-    # as much of NVFlare's manager of connections as is asked
+    endpoints: dict[str, list[Any]] = {}
+    # as much of NVFlare's manager of connections as is needed
     manager = SimpleNamespace(
-        sfm_endpoints=ends, get_connections=ends.get, state_change=let_in.append
+        sfm_endpoints=endpoints,
+        get_connections=endpoints.get,
+        state_change=accepted.append,
     )
     core: Any = SimpleNamespace(
         communicator=SimpleNamespace(conn_manager=manager),
         add_incoming_filter=lambda channel, topic, judge: filters.append(judge),
     )
-    doors = gate.Connections(server / "startup", core)
-    there = {name: connection(kits[name]) for name in ("h1", "h2")}
+    connections = gate.Connections(server / "startup", core)
+    by_site = {name: open_connection(kits[name]) for name in ("h1", "h2")}
     # a job's process, without a certificate
     local = SimpleNamespace(state=ConnState.CONNECTED)
-    for each in (*there.values(), local):
+    for each in (*by_site.values(), local):
         manager.state_change(each)
-    assert let_in == [*there.values(), local]
-    ends.update({name: [SimpleNamespace(conn=each)] for name, each in there.items()})
+    assert accepted == [*by_site.values(), local]
+    for name, each in by_site.items():
+        endpoints[name] = [SimpleNamespace(conn=each)]
 
-    def judged(name: str) -> Any:
+    def judge(name: str) -> Any:
         message = Message({MessageHeaderKey.ORIGIN: name}, None)
         message.set_prop(MessagePropKey.ENDPOINT, SimpleNamespace(name=name))
         return filters[0](message)
 
-    assert judged("h1") is judged("h2") is None
-    install_trust(server, revoked(kits, "h2"))
+    assert judge("h1") is judge("h2") is None
+    install_trust(server, revoke(kits, "h2"))
+    refusal = judge("h2")
     assert (
-        judged("h2").get_header(MessageHeaderKey.RETURN_CODE)
-        == ReturnCode.UNAUTHENTICATED
+        refusal.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED
     )
-    assert judged("h1") is None
-    assert [each.open for each in there.values()] == [True, False]
-    again = connection(kits["h2"])
-    manager.state_change(again)
-    assert not again.open
-    assert again not in let_in
-    install_trust(server, revoked(kits, "h1"))
-    doors.close_withdrawn()  # it sends nothing
-    assert not there["h1"].open
+    assert judge("h1") is None
+    assert [each.is_open for each in by_site.values()] == [True, False]
+    later = open_connection(kits["h2"])
+    manager.state_change(later)
+    assert not later.is_open
+    assert later not in accepted
+    install_trust(server, revoke(kits, "h1"))
+    connections.close_withdrawn()  # h1 sends nothing
+    assert not by_site["h1"].is_open
 
 
-def test_server_and_site_give_each_other_what_they_lack(kits: Kits) -> None:
+def test_server_and_site_pass_each_other_the_newest_list(kits: Kits) -> None:
     server, site = (gate.TrustCourier(kits[name]) for name in ("server", "h1"))
 
     def passed(sender: Any, receiver: Any, name: str) -> bool:
@@ -425,7 +440,7 @@ def test_server_and_site_give_each_other_what_they_lack(kits: Kits) -> None:
         return bool(message.get_header(gate.TRUST_HEADER))
 
     for holder in ("h1", "server"):
-        install_trust(kits[holder], revoked(kits, "h2"))
+        install_trust(kits[holder], revoke(kits, "h2"))
         beats = [
             (passed(site, server, "h1"), passed(server, site, "server"))
             for _ in range(3)
