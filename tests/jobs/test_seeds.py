@@ -27,7 +27,7 @@ from fednotes.jobs.seeds import (
     parse_seeds,
     read_seeds,
     simulate_seeds,
-    summarised,
+    summarise_runs,
 )
 
 SITES = ("discharge", "reports", "posts")
@@ -142,17 +142,17 @@ def test_means_and_deviations_are_over_the_seeds(done) -> None:
 
 def test_two_seeds_have_no_test(done) -> None:
     out, _ = done
-    result = summarised([read_result(out / f"seed-{seed}") for seed in (1, 2)])
+    result = summarise_runs([read_result(out / f"seed-{seed}") for seed in (1, 2)])
     assert result.differences == []
-    assert "a paired test needs 3 seeds or more" in result.notes[0]
+    assert "no paired test: it needs 3 seeds or more" in result.notes[0]
 
 
 def test_a_difference_is_claimed_with_five_seeds(done) -> None:
     out, _ = done
     results = [read_result(out / f"seed-{seed}") for seed in (1, 2, 7, 1, 2)]
-    assert "4 seeds: no difference is claimed" in summarised(results[:4]).notes[0]
-    assert summarised(results).notes == []
-    assert summarised(results).differences[0].n == 5
+    assert "4 seeds: no difference is claimed" in summarise_runs(results[:4]).notes[0]
+    assert summarise_runs(results).notes == []
+    assert summarise_runs(results).differences[0].n == 5
 
 
 def test_finished_seeds_are_not_run_again(
@@ -176,10 +176,10 @@ def test_another_job_or_another_folder_is_refused(done, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("")
     with pytest.raises(
-        ConfigError, match="holds something else than runs of several seeds"
+        ConfigError, match="is neither a folder of runs of several seeds nor empty"
     ):
         simulate_seeds(job(), tmp_path / "notes", [1], overwrite=True)
-    with pytest.raises(DataError, match=r"no seeds\.json there"):
+    with pytest.raises(DataError, match=r"it has no seeds\.json"):
         read_seeds(tmp_path)
     for wrong in ([], [1, 1], [-1], [True], ["1"]):
         with pytest.raises(ConfigError, match="seeds: "):

@@ -1,13 +1,13 @@
 """Run one job with several seeds, and summarise the runs.
 
-OUT/seed-1 …           one run a seed (`simulate.py`)
+OUT/seed-1 …           a run for each seed (`jobs/run_folder.py`)
 OUT/seeds.json         means and deviations over the seeds, and paired tests
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,25 @@ from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
 
 SEEDS_FILE = "seeds.json"
-FEWEST_TESTED = 3  # seeds; with fewer there is no paired test
+FEWEST_TESTED = 3  # with fewer seeds there is no paired test
 MOST_SEEDS = 1000
-_FOLDER = "seed-"
+_FOLDER_PREFIX = "seed-"
+# Parts of the scores that have no row of their own in `SeedsResult.table`.
+_NOT_IN_TABLE = ("by_type", "by_output", "counts")
 
 
 class SeedDifference(BaseModel):
-    """federated − another condition over the seeds, by Student's paired t test.
+    """Federated minus another condition over the seeds, by Student's paired t-test.
 
-    site: "" for the mean over the sites. mean, low, high: fractions of F1 (nats of
-    held-out loss for pre-training), with the 95 % interval. n: seeds that have both
-    scores.
+    Attributes:
+        site: Name of the site; "" for the mean over the sites.
+        against: The other condition.
+        mean: Mean difference, as a fraction of F1; in nats of held-out loss for
+            pre-training.
+        low: Lower end of the 95% confidence interval.
+        high: Upper end of the 95% confidence interval.
+        p_value: Two-sided p-value.
+        n: Number of seeds that have both scores.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -62,11 +70,23 @@ class SeedDifference(BaseModel):
 
 
 class SeedsResult(BaseModel):
-    """seeds.json: what several runs of one job, each with its own seed, have in common.
+    """Content of seeds.json: the scores of several runs of one job with other seeds.
 
-    sites: site → condition → kind of score → measure → {"mean", "std", "n"}, fractions; std is the
-    sample's deviation, None for one seed. mean: condition → the same of the means over sites.
-    differences: the paired tests; empty for fewer than three seeds.
+    Attributes:
+        version: Version of the file.
+        title: Title of the job.
+        method: Name of the method.
+        holds: Kind of data that the method's sites hold.
+        seeds: The seeds.
+        command: Command that repeats the runs.
+        sites: Site → condition → kind of score → measure → {"mean", "std", "n"}, as
+            fractions. "std" is the standard deviation of a sample, None for one seed.
+        mean: Condition → the same of the means over the sites.
+        differences: The paired tests; empty for fewer than three seeds.
+        marks: Condition → why its scores are not directly comparable with the others'.
+        config: Tables of the job, without the seed.
+        versions: Versions of the software, and the machine.
+        notes: Remarks on the tests.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -86,84 +106,103 @@ class SeedsResult(BaseModel):
     notes: list[str] = []
 
     def table(self) -> list[dict[str, Number | str]]:
-        """Return a row for each site and condition, then for "mean": means and
-        deviations, as fractions, by names such as "strict_f1_mean" and "strict_f1_std".
+        """Return a row for each site and condition, then rows for "mean" over sites.
+
+        Returns:
+            Rows with "site", "condition", and means and standard deviations as
+            fractions, under names such as "strict_f1_mean" and "strict_f1_std".
         """
+        by_site = {**self.sites, "mean": self.mean}
         return [
-            {"site": site, "condition": condition, **_flat(scores)}
-            for site, conditions in [*self.sites.items(), ("mean", self.mean)]
+            {"site": site, "condition": condition, **_flatten(scores)}
+            for site, conditions in by_site.items()
             for condition, scores in conditions.items()
         ]
 
     def write(self, folder: Path) -> None:
-        """Write seeds.json."""
+        """Write seeds.json into a folder."""
         write_json(folder / SEEDS_FILE, self.model_dump(exclude_defaults=True))
 
 
-def _flat(scores: dict[str, Any], above: str = "") -> dict[str, Number | str]:
-    """Return the statistics of nested scores by one name each, types left out."""
-    found: dict[str, Number | str] = {}
+def _flatten(scores: Mapping[str, Any], prefix: str = "") -> dict[str, Number | str]:
+    """Return the statistics of nested scores under one name each, without types."""
+    flat: dict[str, Number | str] = {}
     for key, value in scores.items():
-        name = f"{above}_{key}" if above else key
-        if not isinstance(value, dict) or key in ("by_type", "by_output", "counts"):
+        if not isinstance(value, dict) or key in _NOT_IN_TABLE:
             continue
+        name = f"{prefix}_{key}" if prefix else key
         if value.keys() == {"mean", "std", "n"}:
-            found |= {
-                f"{name}_{statistic}": value[statistic] for statistic in ("mean", "std")
-            }
+            flat[f"{name}_mean"] = value["mean"]
+            flat[f"{name}_std"] = value["std"]
         else:
-            found |= _flat(value, name)
-    return found
+            flat.update(_flatten(value, name))
+    return flat
+
+
+# ---- which seeds ---------------------------------------------------------------------
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds that a person named, such as "1-5" or "1,2,7".
+    """Return the seeds that a text names, such as "1-5" or "1,2,7".
 
     Raises:
-        ConfigError: The text is neither numbers nor ranges, or names a seed twice.
+        ConfigError: The text is not a list of numbers and ranges, or names a seed
+            twice.
     """
     seeds: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or not (last or first if dash else first).isdecimal():
+        last = last if dash else first
+        if not first.isdecimal() or (last and not last.isdecimal()):
             raise ConfigError(
                 f"seeds {text!r}: expected numbers or ranges, such as 1-5 or 1,2,7"
             )
-        if dash and not last:
-            raise ConfigError(f"seeds {text!r}: the range {piece.strip()!r} has no end")
-        end = int(last) if dash else int(first)
-        if end - int(first) >= MOST_SEEDS:
+        if not last:
+            raise ConfigError(
+                f"seeds {text!r}: the range {piece.strip()!r} has no end: write it as "
+                "1-5"
+            )
+        start, end = int(first), int(last)
+        if end - start >= MOST_SEEDS:
             raise ConfigError(
                 f"seeds {text!r}: at most {MOST_SEEDS:,} seeds are possible"
             )
-        if end < int(first):
+        if end < start:
             raise ConfigError(f"seeds {text!r}: the range {piece.strip()!r} is empty")
-        seeds += range(int(first), end + 1)
-    return checked_seeds(seeds)
+        seeds += range(start, end + 1)
+    return check_seeds(seeds)
 
 
-def checked_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """Return seeds that a job can be run with, in their order.
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """Return the seeds in their order after checking that a job can run with them.
 
     Raises:
-        ConfigError: There is none, one is no whole number from 0 on, or one occurs
-            twice.
+        ConfigError: There are no seeds or too many, one is not an integer of at least
+            0, or one occurs twice.
     """
     if not seeds:
         raise ConfigError("seeds: name at least one, such as 1-5")
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ConfigError(f"seeds: {seed!r} is no whole number from 0 on")
+            raise ConfigError(f"seeds: {seed!r} is not an integer of at least 0")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError("seeds: one occurs twice; name each once")
+        raise ConfigError("seeds: one occurs twice; name each seed once")
     if len(seeds) > MOST_SEEDS:
         raise ConfigError(f"seeds: at most {MOST_SEEDS:,} are possible")
     return tuple(seeds)
 
 
+# ---- the runs ------------------------------------------------------------------------
+
+
 def with_seed(job: Job, seed: int) -> Job:
     """Return the same job with another seed."""
     return parse_job({**job.table, "seed": seed}, job.name, job.folder, job.name)
+
+
+def _do_nothing(folder: Path) -> None:
+    """Ignore the folder of a run that has ended."""
+    del folder
 
 
 def simulate_seeds(
@@ -176,73 +215,74 @@ def simulate_seeds(
     device: str = "cpu",
     listener: AnyListener = None,
     command: str = "",
-    after_run: Callable[[Path], None] = lambda folder: None,
+    after_run: Callable[[Path], None] = _do_nothing,
 ) -> SeedsResult:
-    """Run a job once for each seed, and write what the runs have in common.
+    """Run a job once for each seed, and write a summary of the runs.
 
     Args:
         job: The job; its own seed is not used.
-        out: The folder of all runs; new, or with `resume` the one of an earlier call.
-            Seeds that were run to their end there are not run again; a call may name
-            further seeds.
+        out: Folder of all runs: a new one, or with `resume` that of an earlier call.
+            Finished seeds are not run again; a call may add further seeds.
         seeds: The seeds.
-        resume: Resume interrupted runs in `out`.
-        overwrite: Move earlier runs in `out` to `OUT.previous`.
-        device: As for `simulate`.
-        listener: As for `simulate`.
-        command: How a person repeats this call, for the report.
+        resume: Whether to resume unfinished runs in `out`.
+        overwrite: Whether to move earlier runs in `out` to `OUT.previous`.
+        device: As in `simulate`.
+        listener: As in `simulate`.
+        command: Command that repeats the runs, for the report.
         after_run: Called with the folder of each run once it has ended.
 
     Returns:
-        The summary, as seeds.json holds it.
+        The content of seeds.json.
 
     Raises:
-        ConfigError: `out` holds other runs, or one with this seed of another job.
-        BusyError: Another process runs there.
+        ConfigError: `out` holds other runs, or a run of another job with one of the
+            seeds.
+        BusyError: Another process is running in `out`.
     """
-    seeds, shown = checked_seeds(seeds), to_listener(listener)
-    # all are checked before the first run
-    jobs = {seed: with_seed(job, seed) for seed in seeds}
-    _require_place(out)
-    with ExitStack() as mine:
-        mine.enter_context(hold_folder(out))
-        earlier = _is_begun(out)
-        if earlier and not (resume or overwrite):
+    events = to_listener(listener)
+    # Make all jobs before the first run, so that a mistake shows at once.
+    jobs = {seed: with_seed(job, seed) for seed in check_seeds(seeds)}
+    _require_seeds_folder(out)
+    with ExitStack() as locks:
+        locks.enter_context(hold_folder(out))
+        has_runs = _holds_runs(out)
+        if has_runs and not (resume or overwrite):
             raise ParameterError(
                 f"{out} holds runs of several seeds already: give another `out`, "
                 "`resume` to resume them, or `overwrite` to replace them"
             )
-        if earlier and overwrite and not resume:
+        if has_runs and overwrite and not resume:
             _set_aside(out)
-            # a new folder: the lock of the other one moved with it
-            mine.enter_context(hold_folder(out))
+            # The lock moved away with the earlier runs, so lock the new folder too.
+            locks.enter_context(hold_folder(out))
+
         results = []
         with resumable(f"{command} --resume"):
-            for place, (seed, own) in enumerate(jobs.items(), 1):
-                folder = out / f"{_FOLDER}{seed}"
-                result = _finished(own, folder) if resume else None
+            for place, (seed, seed_job) in enumerate(jobs.items(), 1):
+                folder = out / f"{_FOLDER_PREFIX}{seed}"
+                result = _read_finished(seed_job, folder) if resume else None
                 if result is None:
-                    shown.seed(seed, place, len(seeds))
+                    events.seed(seed, place, len(jobs))
                     result = simulate(
-                        own,
+                        seed_job,
                         folder,
                         resume=resume,
                         device=device,
-                        listener=shown,
+                        listener=events,
                         command=command,
                     )
                 after_run(folder)
                 results.append(result)
-            summary = summarised(results, command)
+            summary = summarise_runs(results, command)
             summary.write(out)
     return summary
 
 
-def _finished(job: Job, folder: Path) -> RunResult | None:
-    """Return the result of a seed that was run to its end; None where it was not.
+def _read_finished(job: Job, folder: Path) -> RunResult | None:
+    """Return the result of a finished run, or None if the run has not ended.
 
     Raises:
-        ConfigError: The folder holds a run of another job.
+        ParameterError: The folder holds a run of another job.
     """
     if not (folder / SUMMARY).is_file():
         return None
@@ -250,34 +290,39 @@ def _finished(job: Job, folder: Path) -> RunResult | None:
     return read_result(folder)
 
 
-def _require_place(out: Path) -> None:
-    """Raise ConfigError unless a folder holds runs of seeds, or is new or empty."""
+def _require_seeds_folder(out: Path) -> None:
+    """Raise ParameterError unless a folder is new, empty, or holds runs of seeds."""
     if not out.exists():
         return
-    if not out.is_dir() or not (
-        _is_begun(out) or all(path.name == LOCK for path in out.iterdir())
-    ):
-        raise ParameterError(
-            f"{out} holds something else than runs of several seeds: give another `out`"
-        )
+    if out.is_dir():
+        is_empty = all(path.name == LOCK for path in out.iterdir())
+        if is_empty or _holds_runs(out):
+            return
+    raise ParameterError(
+        f"{out} is neither a folder of runs of several seeds nor empty: give another "
+        "`out`"
+    )
 
 
-def _is_begun(out: Path) -> bool:
+def _holds_runs(out: Path) -> bool:
     """Return whether a folder holds runs of seeds."""
-    return (out / SEEDS_FILE).is_file() or any(
-        path.name.removeprefix(_FOLDER).isdecimal() for path in out.glob(f"{_FOLDER}*")
+    if (out / SEEDS_FILE).is_file():
+        return True
+    folders = out.glob(f"{_FOLDER_PREFIX}*")
+    return any(
+        folder.name.removeprefix(_FOLDER_PREFIX).isdecimal() for folder in folders
     )
 
 
 def _set_aside(out: Path) -> None:
-    """Move earlier runs of seeds to OUT.previous.
+    """Move earlier runs of seeds to `OUT.previous`, in place of the runs there.
 
     Raises:
-        ConfigError: OUT.previous is something else.
+        ParameterError: `OUT.previous` is something else.
     """
     previous = out.with_name(out.name + ".previous")
     if previous.exists():
-        if not _is_begun(previous):
+        if not _holds_runs(previous):
             raise ParameterError(
                 f"{previous} is in the way: move it, or give another `out`"
             )
@@ -285,14 +330,18 @@ def _set_aside(out: Path) -> None:
     out.rename(previous)
 
 
-# ---- what the runs have in common ----------------------------------------------------
+# ---- the summary of the runs ---------------------------------------------------------
 
 
-def summarised(results: Sequence[RunResult], command: str = "") -> SeedsResult:
-    """Return means, deviations and paired tests of runs that differ in their seed
-    alone."""
+def summarise_runs(results: Sequence[RunResult], command: str = "") -> SeedsResult:
+    """Return means, deviations and paired tests of runs that differ only in their seed.
+
+    Args:
+        results: Results of the runs; at least one.
+        command: Command that repeats the runs.
+    """
     first = results[0]
-    differences, notes = _differences(results)
+    differences, notes = _test_differences(results)
     config = {key: value for key, value in first.config.items() if key != "seed"}
     return SeedsResult(
         version=VERSION,
@@ -311,39 +360,37 @@ def summarised(results: Sequence[RunResult], command: str = "") -> SeedsResult:
     )
 
 
-def _differences(
+def _test_differences(
     results: Sequence[RunResult],
 ) -> tuple[list[SeedDifference], list[str]]:
-    """Return the paired tests over the seeds, and what a reader should know of them."""
+    """Return the paired tests over the seeds, and remarks on them."""
     if len(results) < FEWEST_TESTED:
-        return [], [
-            f"a paired test needs {FEWEST_TESTED} seeds or more: none is made of fewer"
-        ]
+        return [], [f"no paired test: it needs {FEWEST_TESTED} seeds or more"]
     try:
-        found = list(_tests(results))
+        differences = list(_list_differences(results))
     except MissingExtra as error:
         return [], [f"no paired test over the seeds: {error}"]
-    few = (
-        f"{len(results)} seeds: no difference is claimed with fewer than {FEWEST_SEEDS}"
-    )
-    return found, [few] if found and len(results) < FEWEST_SEEDS else []
+    notes = []
+    if differences and len(results) < FEWEST_SEEDS:
+        notes.append(
+            f"{len(results)} seeds: no difference is claimed with fewer than "
+            f"{FEWEST_SEEDS}"
+        )
+    return differences, notes
 
 
-def _tests(results: Sequence[RunResult]) -> Iterator[SeedDifference]:
+def _list_differences(results: Sequence[RunResult]) -> Iterator[SeedDifference]:
     """Yield the paired test of each site and of the means, against each baseline."""
-    for against in BASELINES:
+    for baseline in BASELINES:
         for site in [*results[0].sites, ""]:
-            gains = [
-                gain
-                for result in results
-                if (gain := _gain(result, site, against)) is not None
-            ]
+            of_runs = [_gain(result, site, baseline) for result in results]
+            gains = [gain for gain in of_runs if gain is not None]
             if len(gains) < FEWEST_TESTED:
                 continue
             test = paired_t(gains)
             yield SeedDifference(
                 site=site,
-                against=against,
+                against=baseline,
                 mean=test.mean,
                 low=test.low,
                 high=test.high,
@@ -352,28 +399,37 @@ def _tests(results: Sequence[RunResult]) -> Iterator[SeedDifference]:
             )
 
 
-def _gain(result: RunResult, site: str, against: str) -> float | None:
-    """Return federated − another condition in one run, at a site or of the means ("")."""
+def _gain(result: RunResult, site: str, baseline: str) -> float | None:
+    """Return federated minus a baseline in one run, as in `SeedDifference.mean`.
+
+    Args:
+        result: Result of the run.
+        site: Name of the site; "" for the mean over the sites.
+        baseline: The other condition.
+
+    Returns:
+        The difference of the main scores; None if one of them is missing.
+    """
     if not site:
-        verdict = result.verdict(against=against)
+        verdict = result.verdict(against=baseline)
         return None if verdict is None else verdict.gain
     scores = result.sites.get(site, {})
-    pair = [
-        main_score(scores.get(condition, {})) for condition in ("federated", against)
-    ]
-    federated, other = pair
-    return None if federated is None or other is None else federated[0] - other[0]
+    federated = main_score(scores.get("federated", {}))
+    other = main_score(scores.get(baseline, {}))
+    if federated is None or other is None:
+        return None
+    return federated[0] - other[0]
 
 
 def read_seeds(folder: Path) -> SeedsResult:
-    """Return the summary in a folder of runs of several seeds.
+    """Return the seeds.json of a folder of runs of several seeds.
 
     Raises:
-        DataError: There is none, or it is damaged or of a later version.
+        DataError: The file is missing, damaged, or of a later version.
     """
     path = folder / SEEDS_FILE
     if not path.is_file():
         raise DataError(
-            f"{folder}: no {SEEDS_FILE} there: were all seeds run to their end?"
+            f"{folder}: it has no {SEEDS_FILE}: have the runs of all seeds ended?"
         )
     return read_table(path, SeedsResult)
