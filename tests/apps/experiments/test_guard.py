@@ -1,8 +1,8 @@
-"""Every experiment on stand-ins of the papers' corpora, run through to its table.
+"""Run every experiment to its table, on stand-ins of the papers' corpora.
 
-All rows of the full size train, as small as they can be, by the real runner on one
-seed. Each `simulate` command is carried out in this process, because starting Python
-takes longer than such a run; `test_runs_are_processes_of_their_own` starts them.
+All rows of the full size train on one seed, with the smallest possible training. Each
+`simulate` command is carried out in this process, because starting Python takes longer
+than such a run. Only `test_runs_are_processes_of_their_own` starts processes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ TINY = (
     "training.least_occurrences=1",
     "training.min_patients=0",
 )
-# Rows that are about the length of training or the number of patients set these
-# themselves.
+# Keys that rows about the length of training or the number of patients set themselves.
 LENGTHS = re.compile(r"(training\.(?:cycles|rounds|epochs|classifier_cycles))=\d+")
 WARMUP = re.compile(r"(training\.warmup)=\d+")
 PATIENTS = re.compile(r"(synthetic\.patients)=\d+")
@@ -63,7 +62,7 @@ PATIENTS = re.compile(r"(synthetic\.patients)=\d+")
 
 @pytest.fixture(scope="session")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables that name the stand-ins."""
+    """The environment variables that name the stand-ins."""
     pytest.importorskip("h5py")
     pytest.importorskip("transformers")
     return write_all(tmp_path_factory.mktemp("papers"))
@@ -76,14 +75,13 @@ def _environment(
     for name, value in papers.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # "minilm", the published encoder of experiments on public corpora, is a tiny one
-    # here.
+    # a tiny encoder stands for "minilm", that of experiments on public corpora
     monkeypatch.setattr(pretrained, "MINILM", "tiny_minilm")
     monkeypatch.syspath_prepend(papers["TINY_MINILM"])
 
 
 def in_this_process(command: Sequence[str], stdout: IO[str], **others: Any) -> int:
-    """Do what `fednotes simulate` would, and answer with its exit code."""
+    """Do what `fednotes simulate` would do, and return its exit code."""
     *_, action, job = command[:5]
     options = list(command[5:])
     assert action == "simulate"
@@ -168,8 +166,7 @@ def settings_of(name: str, base: Sequence[str]) -> tuple[str, ...]:
 def test_a_search_on_the_papers_split_says_what_was_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The paper's split has no validation data, and the page says whence the search had
-    some.
+    """The paper's split has no validation data, so the search holds out training data.
 
     Each trial has validation scores, and no run of the table has any.
     """
@@ -211,8 +208,7 @@ def test_a_search_on_the_papers_split_says_what_was_held_out(
 def test_pretraining_within_the_budget_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the budget's size a silo has few steps; the federated run after the pooled one
-    goes on."""
+    """At the budget size a site has few steps, which a job would refuse otherwise."""
     monkeypatch.setattr(work, "call", in_this_process)
     base = ["bert/i2b2-2010", "bc5cdr=bert/i2b2-2012", "pretrain=bert/mimic"]
     settings = ("training.cycles=1", "training.long_cycles=0")
@@ -225,8 +221,7 @@ def test_pretraining_within_the_budget_is_not_refused(
 
 
 def test_runs_are_processes_of_their_own(tmp_path: Path) -> None:
-    """Nothing is replaced here: two processes pre-train, then their attention is
-    compared."""
+    """Two processes pre-train models, whose attention is then compared."""
     out = tmp_path / "out"
     table = reproduce(
         "bert-table2",

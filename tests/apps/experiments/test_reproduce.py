@@ -1,4 +1,4 @@
-"""The papers' grids: that they can be run, share runs, and how their tables are made."""
+"""The papers' grids: they can be planned, share runs, and have correct tables."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ def test_every_grid_is_found_and_consistent() -> None:
 def test_each_planned_command_reads_back_as_its_job(
     name: str, full: bool, tmp_path: Path
 ) -> None:
-    """A run for each row, condition, seed and setting that is tried; each command, read
-    again, is the job it names."""
+    """There is a run for each row, condition, seed and setting to try.
+
+    The settings of its command give the job after which its folder is named.
+    """
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget
     rows = [row for row in grid.runs if full or not row.full]
@@ -106,15 +108,13 @@ def test_each_planned_command_reads_back_as_its_job(
 def test_grids_that_train_models_plan_every_run(
     name: str, full: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every run is asked for with settings that its job takes; attention gets real
-    folders."""
+    """On the first seed all settings are tried, on the others the chosen one runs."""
 
     def summary(run: GridRun) -> dict[str, Any]:
-        made = of_a_model(run) | {
-            "valid": {run.condition: {"mean": 0.5, "sites": {"a": 0.5}}}
-        }
-        masked = {"masked": {"loss": 1.0, "accuracy": 0.5}}
-        return made | {"mean": {run.condition: made["mean"][run.condition] | masked}}
+        scores = of_a_model(run)
+        scores["mean"][run.condition] |= {"masked": {"loss": 1.0, "accuracy": 0.5}}
+        scores["valid"] = {run.condition: {"mean": 0.5, "sites": {"a": 0.5}}}
+        return scores
 
     heads: list[Any] = []
     tiny.summary = summary
@@ -139,7 +139,7 @@ def test_grids_that_train_models_plan_every_run(
 
 @pytest.mark.usefixtures("tiny")
 def test_two_figures_share_a_run_with_the_same_settings(tmp_path: Path) -> None:
-    """Fig. 4's split of the paper and Fig. 3's tenth of the sentences are one run."""
+    """They are the paper's split in Fig. 4 and a tenth of the sentences in Fig. 3."""
     fig3, fig4 = (
         {
             (r.row.label, r.condition, r.seed): r.folder
@@ -188,7 +188,7 @@ PLACES = (*SITES, "mean")
 
 
 def score(run: GridRun, site: str, kind: str) -> float:
-    """A made-up F1 that differs in everything."""
+    """Return a made-up F1 that differs between rows, conditions, sites and seeds."""
     order = (len(run.row.label), run.condition == "alone", PLACES.index(site))
     base = 0.31 + 0.017 * order[0] + 0.04 * order[1] + 0.021 * order[2]
     return (
@@ -217,17 +217,17 @@ def of_sites(run: GridRun) -> dict[str, Any]:
 
 
 def cell(values: list[float]) -> str:
-    """By statistics.fmean and stdev (n - 1)."""
+    """Return mean ± deviation (n - 1) in percent."""
     values = [100 * value for value in values]
     return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 def test_a_table_has_means_and_deviations_over_seeds(tiny: Any) -> None:
-    """Cells from the made-up scores."""
+    """A row with the settings of another one has the same runs, which run once."""
     progress: list[Any] = []
     tiny.summary = of_sites
     table = tiny.table(GRID, on_run=lambda *line: progress.append(line))
-    # "again" is "first, federated" under another name: run once, under either
+    # "again" is "first, federated" under another name
     ran = [("first", "alone"), ("again", "federated"), ("second", "federated")]
     assert [(r.row.label, r.condition, r.seed) for r in tiny.executed] == [
         (*each, seed) for each in ran for seed in (1, 2, 3)
@@ -260,8 +260,7 @@ def test_a_table_has_means_and_deviations_over_seeds(tiny: Any) -> None:
 
 
 def test_the_full_size_has_rows_and_seeds_of_its_own(tiny: Any) -> None:
-    """The full size has its own rows and seeds; chosen seeds take the place of the
-    grid's; and a deviation of one number is unknown, not zero."""
+    """The user's seeds replace the grid's. The deviation of one number is unknown."""
     tiny.summary = of_sites
     few = GRID.replace('label = "large"', 'label = "large"\nseeds = [2]')
     table = tiny.table(few, full=True)
@@ -290,8 +289,10 @@ def test_a_misspelt_setting_is_refused_before_any_run(tiny: Any) -> None:
 
 
 def test_a_table_can_show_f1_within_a_cost(tiny: Any) -> None:
-    """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s
-    the first."""
+    """Three rounds take 1 MB up, 1 MB down and 10 s each.
+
+    Within 4 MB the second is the last one, and within 15 s the first.
+    """
 
     def traced(run: GridRun) -> dict[str, Any]:
         spent = {
@@ -315,9 +316,10 @@ def test_a_table_can_show_f1_within_a_cost(tiny: Any) -> None:
 
 
 def test_types_that_a_site_does_not_annotate_have_a_column(tiny: Any) -> None:
-    """By hand: psytar annotates A, is tested on A, B and C; the others annotate all
-    they are tested on. (0.2 + 0.4) / 2 at psytar alone; D has no mention in the test
-    data."""
+    """psytar annotates A and is tested on A, B and C: (0.2 + 0.4) / 2.
+
+    D has no mention in the test data. The other sites annotate all three types.
+    """
     by_type = {
         name: {"strict": {"f1": f1}, "support": support}
         for name, f1, support in (
@@ -345,7 +347,7 @@ def test_types_that_a_site_does_not_annotate_have_a_column(tiny: Any) -> None:
     assert row.endswith("| 30.0 ± 0.0 |")
 
 
-# rows that start from models of other runs, and tables with columns of their own
+# ---- rows that start from models of other runs, and columns of the grid's own -------
 
 MODELS = """\
 title = "Tiny"
@@ -389,7 +391,7 @@ def of_a_model(run: GridRun) -> dict[str, Any]:
 def test_models_are_trained_once_before_the_rows_that_start_from_them(
     tiny: Any,
 ) -> None:
-    """And the table's own columns: means and deviations by `statistics`."""
+    """The table has the grid's own columns, with means and deviations."""
     tiny.summary = of_a_model
     tiny.write(MODELS, "bert")
     tiny.table()
@@ -438,7 +440,7 @@ def test_a_column_says_how_far_rows_fall_behind_another(
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
-# a row a disease, and columns whose number may not exist
+# ---- a row for each disease, and columns whose number may not exist -----------------
 
 DISEASES = """\
 title = "Tiny"
@@ -469,7 +471,7 @@ def made_up(place: int, alone: bool, seed: int) -> float:
 
 
 def of_diseases(run: GridRun) -> dict[str, Any]:
-    """Asthma, and Zoster, which seed 2 does not have."""
+    """Return made-up scores of Asthma, and of Zoster, which seed 2 does not have."""
     alone = run.condition == "alone"
     by_output = {
         name: {key: made_up(place + k, alone, run.seed) for k, key in enumerate(KEYS)}
@@ -493,7 +495,7 @@ def of_diseases(run: GridRun) -> dict[str, Any]:
 def test_diseases_are_rows_with_the_papers_figures_beside_them(
     tiny: Any, tmp_path: Path
 ) -> None:
-    """A disease of the paper alone has dashes; other jobs have no diseases."""
+    """A disease that only the paper has has dashes. Jobs without diseases are refused."""
     tiny.summary = of_diseases
     table = tiny.table("by_output = true\n" + DISEASES + ALONE + PAPER)
     rows = tiny.cells()
@@ -533,7 +535,7 @@ def test_diseases_are_rows_with_the_papers_figures_beside_them(
 
 
 def test_figures_of_other_diseases_are_a_table_of_their_own(tiny: Any) -> None:
-    """Where the paper's diseases are others, its figures are a table of their own."""
+    """A single run needs no name in the headings."""
     tiny.summary = of_diseases
     tiny.table("by_output = true\n" + DISEASES + PAPER.replace("Asthma", "CAD"))
     rows = tiny.cells()
@@ -544,9 +546,9 @@ def test_figures_of_other_diseases_are_a_table_of_their_own(tiny: Any) -> None:
 
 
 def test_a_number_that_no_run_has_is_a_dash(tiny: Any, tmp_path: Path) -> None:
-    """Alone has no AUROC at all; federated has it in two of three seeds.
+    """Alone has no AUROC on any seed, and federated on two of three.
 
-    A Brier is no percent.
+    A Brier score is no percentage.
     """
     tiny.summary = of_diseases
     columns = '["mean phenotypes f1", "mean calibration brier", "mean ranking auroc"]'

@@ -1,5 +1,4 @@
-"""Grids that choose settings by validation data, test pairs over seeds, run on other
-jobs."""
+"""Choose settings by validation data, test pairs of rows, and run on other jobs."""
 
 from __future__ import annotations
 
@@ -49,50 +48,50 @@ set = ["preset=paper"]
 seeds = [1, 2, 3, 4, 5]
 search = { "training.learning_rate" = [0.001, 0.003], "training.private" = [["crf"], []] }
 """
-# of a seed, in scores of test data
+# what each seed adds to test scores
 NOISE = {1: 0.0, 2: 0.011, 3: -0.004, 4: 0.02, 5: 0.007}
 BEST = {"alone": (0.003, "crf"), "federated": (0.001, "")}  # by validation data
 
 
-def setting(run: GridRun) -> tuple[float, str]:
+def choice_of(run: GridRun) -> tuple[float, str]:
+    """Return the learning rate and the private module that a run tries."""
     rate, private = (text.partition("=")[2] for text in run.choice)
     return float(rate), private.strip("[]'")
 
 
-def f1(run: GridRun) -> tuple[float, float]:
-    """Validation and test F1, which disagree: what is best on the one is worst on the
-    other."""
+def validation_and_test_f1(run: GridRun) -> tuple[float, float]:
+    """Return scores that disagree: the best setting by one is the worst by the other."""
     if not run.choice:
         return 0.5, 0.5
-    chosen = setting(run) == BEST[run.condition]
-    return (0.6, 0.3 + NOISE[run.seed]) if chosen else (0.4, 0.9)
+    if choice_of(run) == BEST[run.condition]:
+        return 0.6, 0.3 + NOISE[run.seed]
+    return 0.4, 0.9
 
 
-def summary(run: GridRun) -> dict[str, Any]:
-    valid, test = f1(run)
+def summary_of(run: GridRun) -> dict[str, Any]:
+    valid, test = validation_and_test_f1(run)
     both = {run.condition: {k: {"f1": test} for k in ("strict", "relaxed")}}
-    told = {run.condition: {"mean": valid, "sites": {"a": valid}}}
-    return {"sites": {"a": both}, "mean": both, "valid": told}
+    of_validation = {run.condition: {"mean": valid, "sites": {"a": valid}}}
+    return {"sites": {"a": both}, "mean": both, "valid": of_validation}
 
 
 @pytest.fixture(autouse=True)
-def _made_up(tiny: Any) -> None:
-    tiny.summary = summary
+def _made_up_summaries(tiny: Any) -> None:
+    tiny.summary = summary_of
 
 
-def test_validation_decides_not_test(tiny: Any) -> None:
-    """Each condition its own setting, on the first seed; on the other seeds that one
-    alone."""
+def test_each_condition_takes_its_best_setting_by_validation(tiny: Any) -> None:
+    """All settings run on the first seed, and only the best one on the others."""
     table = tiny.table(GRID)
-    of = [run for run in tiny.executed if run.row.label == "searched"]
-    assert len(of) == 2 * (4 + 4)
-    assert {setting(r) for r in of if r.seed == 1 and r.condition == "alone"} == {
+    runs = [run for run in tiny.executed if run.row.label == "searched"]
+    assert len(runs) == 2 * (4 + 4)
+    assert {choice_of(r) for r in runs if r.seed == 1 and r.condition == "alone"} == {
         (rate, private) for rate in (0.001, 0.003) for private in ("crf", "")
     }
     for condition, best in BEST.items():
-        assert {setting(r) for r in of if r.seed > 1 and r.condition == condition} == {
-            best
-        }
+        assert {
+            choice_of(r) for r in runs if r.seed > 1 and r.condition == condition
+        } == {best}
     alone, federated = table["rows"][1:]
     assert alone["chosen"] == [
         "training.learning_rate=0.003",
@@ -112,25 +111,24 @@ def test_validation_decides_not_test(tiny: Any) -> None:
     assert line.count(": 40.0") == 3
 
 
-def test_what_is_done_is_not_done_again(tiny: Any) -> None:
-    """How things stand is said first: 5 plain runs, 2 x (4 + 4) searched."""
+def test_finished_runs_are_not_repeated(tiny: Any) -> None:
+    """Each time the state is said first: 5 plain runs, 2 x (4 + 4) searched ones."""
     tiny.write(GRID)
-    told: list[str] = []
-    tiny.table(say=told.append)
-    assert told[0] == "21 runs: 0 done, 0 begun, 21 to begin"
-    assert "for 20 more runs" in told[1]
+    lines: list[str] = []
+    tiny.table(say=lines.append)
+    assert lines[0] == "21 runs: 0 done, 0 begun, 21 to begin"
+    assert "for 20 more runs" in lines[1]
     first, count = tiny.executed[-1].folder, len(tiny.executed)
     (first / "summary.json").unlink()
     (first / "job.json").write_text("{}")
-    told.clear()
-    tiny.table(say=told.append)
-    assert told == ["21 runs: 20 done, 1 begun, 0 to begin"]
+    lines.clear()
+    tiny.table(say=lines.append)
+    assert lines == ["21 runs: 20 done, 1 begun, 0 to begin"]
     assert [run.folder for run in tiny.executed[count:]] == [first]
 
 
 def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
-    """The same numbers from scipy's own paired test; alone and federated are a pair
-    anyway."""
+    """SciPy's paired test has the same numbers. Alone and federated are always a pair."""
     table = tiny.table(GRID)
     assert [(p["first"], p["second"]) for p in table["pairs"]] == [
         ("searched, federated", "searched, alone"),
@@ -138,10 +136,12 @@ def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
     ]
     searched = [0.3 + NOISE[seed] for seed in (1, 2, 3, 4, 5)]
     test = stats.ttest_rel(searched, [0.5] * 5)
-    found = table["pairs"][1]["differences"]["mean"]
+    difference = table["pairs"][1]["differences"]["mean"]
     low, high = test.confidence_interval(0.95)
-    assert [found[k] for k in ("low", "high")] == pytest.approx([low, high], abs=1e-12)
-    assert found["p_value"] == pytest.approx(test.pvalue, rel=1e-9)
+    assert [difference[k] for k in ("low", "high")] == pytest.approx(
+        [low, high], abs=1e-12
+    )
+    assert difference["p_value"] == pytest.approx(test.pvalue, rel=1e-9)
     (line,) = (x for x in tiny.lines() if x.startswith("| searched, federated − plain"))
     assert line.endswith(f"{100 * low:+.1f} to {100 * high:+.1f}; p < 0.001) |")
     assert "| searched, federated − plain, federated | 5 | " in line
@@ -154,14 +154,16 @@ def test_few_seeds_claim_nothing(tiny: Any) -> None:
     assert not any("interval" in line for line in tiny.lines())
 
 
-def test_a_paired_test_by_hand() -> None:
-    """1, 2, 3, 4, 5: mean 3, s = sqrt(2.5), t(0.975, 4) = 2.776445 (tables), t = 3 /
-    sqrt(0.5)."""
-    found = paired_t([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found.mean == 3
-    assert found.high - 3 == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
-    assert 3 - found.low == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
-    assert found.p_value == pytest.approx(
+def test_paired_t_equals_a_computation_by_hand() -> None:
+    """1, 2, 3, 4, 5 have mean 3 and s = sqrt(2.5), so t = 3 / sqrt(0.5).
+
+    Tables give t(0.975, 4) = 2.776445.
+    """
+    test = paired_t([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert test.mean == 3
+    assert test.high - 3 == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
+    assert 3 - test.low == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
+    assert test.p_value == pytest.approx(
         stats.ttest_1samp([1, 2, 3, 4, 5], 0).pvalue, rel=1e-9
     )
     assert paired_t([0.0] * 5).p_value == 1
@@ -171,15 +173,14 @@ def test_a_paired_test_by_hand() -> None:
 
 
 def test_rounding_is_no_difference() -> None:
-    """Equal scores that were added in another order differ in their last bit, and in no
-    more."""
+    """Equal scores that were added in another order differ in their last bit only."""
     last_bit = (0.1 + 0.2) - 0.3
     assert last_bit != 0
     for differences in ([last_bit] * 5, [last_bit, 0.0, 0.0, 0.0, -last_bit, last_bit]):
         assert paired_t(differences).p_value == 1
 
 
-def test_a_table_of_validation_scores_shows_no_test(tiny: Any) -> None:
+def test_a_table_of_validation_scores_shows_no_test_scores(tiny: Any) -> None:
     table = tiny.table('score = "validation"\n' + GRID)
     assert tiny.cells()[1:] == [
         ["plain", "federated", "50.0 ± 0.0", "50.0 ± 0.0"],
@@ -192,7 +193,7 @@ def test_a_table_of_validation_scores_shows_no_test(tiny: Any) -> None:
     )
 
 
-def test_without_validation_data_nothing_is_chosen(tiny: Any) -> None:
+def test_a_search_without_validation_scores_is_refused(tiny: Any) -> None:
     tiny.summary = lambda run: {
         "valid": {run.condition: {"mean": None, "sites": {"a": None}}}
     }
@@ -202,7 +203,7 @@ def test_without_validation_data_nothing_is_chosen(tiny: Any) -> None:
         tiny.table(GRID)
 
 
-# jobs of the user's own
+# ---- jobs of the user ---------------------------------------------------------------
 
 JOB = """\
 method = "{method}"
@@ -221,21 +222,24 @@ def own_job(folder: Path, method: str = "fedner", more: str = "") -> Path:
     return path
 
 
-def test_a_grid_on_a_job_of_ones_own(tiny: Any, tmp_path: Path) -> None:
-    """Every run is of that job; the results have a folder of their own."""
+def test_an_experiment_runs_on_a_job_of_the_user(tiny: Any, tmp_path: Path) -> None:
+    """All runs are of that job, and the results have a folder of their own.
+
+    A job with the same text in another folder has other notes, so it has other runs.
+    """
     tiny.write(GRID)
     path = own_job(tmp_path / "jobs")
     tiny.table(base=(str(path),), seed=(1,))
     assert {run.arguments[1] for run in tiny.executed} == {str(path)}
     assert (tmp_path / "out" / "fedner-tiny-mine" / "results.md").is_file()
-    again = own_job(tmp_path / "elsewhere")  # as that one, and other notes
-    before = {run.folder for run in tiny.executed}
-    tiny.table(base=(str(again),), seed=(1,))
-    assert len({run.folder for run in tiny.executed}) == 2 * len(before)
+    other = own_job(tmp_path / "elsewhere")
+    folders = {run.folder for run in tiny.executed}
+    tiny.table(base=(str(other),), seed=(1,))
+    assert len({run.folder for run in tiny.executed}) == 2 * len(folders)
 
 
-def test_the_note_of_the_budget_fits_the_job(tiny: Any, tmp_path: Path) -> None:
-    """A note about the experiment's own corpora is not printed for another job."""
+def test_a_job_of_the_user_has_its_own_note(tiny: Any, tmp_path: Path) -> None:
+    """A note about the experiment's own corpora does not fit it."""
     tiny.write(
         GRID.replace(
             "[full]", 'note = "Of the corpora."\nown_note = "Of any job."\n[full]'
@@ -250,7 +254,7 @@ def test_the_note_of_the_budget_fits_the_job(tiny: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("base", "message"),
     [
         (("{distill}",), "method is 'distill', and .* needs a job of method 'fedner'"),
         (("{fedner}.no",), "no such job file, nor a built-in job"),
@@ -258,13 +262,13 @@ def test_the_note_of_the_budget_fits_the_job(tiny: Any, tmp_path: Path) -> None:
         (("{fedner}", "real={fedner}"), "mine.toml replaces 'real' already"),
     ],
 )
-def test_a_job_that_does_not_fit(
-    tiny: Any, tmp_path: Path, given: tuple[str, ...], message: str
+def test_jobs_that_do_not_fit_the_experiment_are_refused(
+    tiny: Any, tmp_path: Path, base: tuple[str, ...], message: str
 ) -> None:
     tiny.write(GRID)
     names = {m: str(own_job(tmp_path / m, m)) for m in ("fedner", "distill")}
     with pytest.raises(ConfigError, match=message):
-        tiny.table(base=[text.format(**names) for text in given])
+        tiny.table(base=[text.format(**names) for text in base])
 
 
 @pytest.mark.parametrize(
@@ -277,19 +281,18 @@ def test_a_job_that_does_not_fit(
         ),
         ("training.epoch=1", "", "mine.toml .*did you mean 'epochs'"),
         ("sites.*.fraction=0.1", "demo", r"but demo has no \[sites\.NAME\] tables"),
-        ("model.project=8", "", "project = 8"),  # it is of contextual features
+        ("model.project=8", "", "project = 8"),  # a key of contextual features
     ],
 )
 def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
     tiny: Any, tmp_path: Path, setting: str, job: str, reason: str
 ) -> None:
-    """The other row runs through to the table, which names the one that is missing and
-    why."""
+    """The other row runs. The output and the table say what is missing, and why."""
     grid = GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1)
-    told: list[str] = []
+    lines: list[str] = []
     base = (job or str(own_job(tmp_path / "jobs")),)
-    table = tiny.table(grid, base=base, seed=(1,), say=told.append)
-    assert re.search(f"^left out: plain, federated: .*{reason}", told[0])
+    table = tiny.table(grid, base=base, seed=(1,), say=lines.append)
+    assert re.search(f"^left out: plain, federated: .*{reason}", lines[0])
     assert {row["label"] for row in table["rows"]} == {"searched"}
     assert {run.row.label for run in tiny.executed} == {"searched"}
     name = f"fedner-tiny-{table['base']['real'].rsplit('/')[-1].removesuffix('.toml')}"
@@ -298,7 +301,7 @@ def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
 
 
 def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> None:
-    """Here the job itself is wrong, and each row has the same reason."""
+    """The job itself is wrong, so each row has the same reason."""
     tiny.write(GRID)
     path = own_job(tmp_path / "jobs")
     path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
@@ -314,7 +317,7 @@ def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> Non
 def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
     tiny: Any, tmp_path: Path
 ) -> None:
-    """The refused model's own run is left out, too; the rows without it run."""
+    """The run of a refused model is left out too. Rows that do not need it run."""
     tiny.write(SEVERAL.replace('base = "bc5cdr"\n', ""), "bert")
     tiny.summary = of_finetuning
     task, notes = (
@@ -324,9 +327,9 @@ def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
     tiny.refusal = lambda job: (
         "site 'north': too few steps" if job.method == "pretrain" else ""
     )
-    told: list[str] = []
-    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
-    assert told[0] == (
+    lines: list[str] = []
+    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=lines.append)
+    assert lines[0] == (
         "left out: mine, pre-trained, federated: it starts from the model 'central', which cannot "
         "be trained: site 'north': too few steps"
     )
@@ -343,12 +346,18 @@ def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
 def test_a_search_without_validation_data_holds_training_data_out(
     tiny: Any, tmp_path: Path
 ) -> None:
-    """For the search alone: four trials a condition on the first seed; all five seeds
-    of the table train on everything. The table says so."""
-    made_up = tiny.summary
-    tiny.summary = lambda run: made_up(run) if run.is_trial or not run.choice else {
-        **made_up(run), "valid": {run.condition: {"mean": None, "sites": {"a": None}}}
-    }  # fmt: skip
+    """Each condition has four trials on the first seed, for the search only.
+
+    The runs of the table train on all data, on five seeds, and the table says so.
+    """
+
+    def summary(run: GridRun) -> dict[str, Any]:
+        scores = summary_of(run)
+        if run.choice and not run.is_trial:
+            scores["valid"] = {run.condition: {"mean": None, "sites": {"a": None}}}
+        return scores
+
+    tiny.summary = summary
     path = own_job(tmp_path / "jobs")
     text = path.read_text(encoding="utf-8").replace(
         'path = "north"\n', 'path = "north"\nvalid_fraction = 0\n'
@@ -359,12 +368,12 @@ def test_a_search_without_validation_data_holds_training_data_out(
     table = tiny.table(GRID, base=(str(path),))
     searched = [run for run in tiny.executed if run.row.label == "searched"]
     for condition in ("alone", "federated"):
-        own = [run for run in searched if run.condition == condition]
-        trials = [run for run in own if "sites.*.hold_out=0.15" in run.arguments]
+        runs = [run for run in searched if run.condition == condition]
+        trials = [run for run in runs if "sites.*.hold_out=0.15" in run.arguments]
         assert [run.seed for run in trials] == [1] * 4
-        finals = [run for run in own if run not in trials]
+        finals = [run for run in runs if run not in trials]
         assert [run.seed for run in finals] == [1, 2, 3, 4, 5]
-        assert {setting(run) for run in finals} == {BEST[condition]}
+        assert {choice_of(run) for run in finals} == {BEST[condition]}
     assert not any(
         "hold_out" in word
         for run in tiny.executed
@@ -375,20 +384,22 @@ def test_a_search_without_validation_data_holds_training_data_out(
     assert "For the search alone, 15% of the training sentences were held out" in page
 
 
-def test_a_row_keeps_what_it_is_set_by(tiny: Any) -> None:
-    """`--set` reaches the other rows and is named; a searched key is the row's own,
-    too."""
+def test_a_row_keeps_the_keys_that_it_sets(tiny: Any) -> None:
+    """The user's settings reach the other rows, and the output says so.
+
+    A key that a row searches is its own, too.
+    """
     other = '[[runs]]\nlabel = "other"\nconditions = ["federated"]\n'
-    told: list[str] = []
-    given = ("preset=best", "training.learning_rate=0.01", "training.epochs=7")
-    tiny.table(GRID + other, settings=given, say=told.append, seed=(1,))
+    lines: list[str] = []
+    settings = ("preset=best", "training.learning_rate=0.01", "training.epochs=7")
+    tiny.table(GRID + other, settings=settings, say=lines.append, seed=(1,))
     for run in tiny.executed:
         assert "training.epochs=7" in run.arguments
         assert ("preset=best" in run.arguments) == (run.row.label == "other")
         assert ("training.learning_rate=0.01" in run.arguments) == (
             run.row.label != "searched"
         )
-    assert told[:2] == [
+    assert lines[:2] == [
         "`settings` preset=best does not reach 'plain', 'searched': they set it themselves",
         "`settings` training.learning_rate=0.01 does not reach 'searched': they set it themselves",
     ]
@@ -401,7 +412,7 @@ def test_a_row_keeps_what_it_is_set_by(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "key", "expected"),
+    ("setting", "key", "expected"),
     [
         ("model.encoder={central}", "model.encoder", True),
         ("model={}", "model.encoder", True),
@@ -413,8 +424,10 @@ def test_a_row_keeps_what_it_is_set_by(tiny: Any) -> None:
         ("training.epochs=1", "training.epoch", False),
     ],
 )
-def test_which_keys_a_row_sets(own: str, key: str, expected: bool) -> None:
-    assert is_set_by((own,), key) is expected
+def test_a_setting_sets_its_key_the_tables_above_and_the_parts_below(
+    setting: str, key: str, expected: bool
+) -> None:
+    assert is_set_by((setting,), key) is expected
 
 
 @pytest.mark.parametrize(
@@ -451,7 +464,7 @@ def test_keys_below_a_table_of_free_names_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("setting", "message"),
     [
         ("privacy.epsilons=8", "did you mean 'epsilon'"),
         ("preset=best", "every row of this experiment sets preset itself"),
@@ -462,17 +475,17 @@ def test_keys_below_a_table_of_free_names_are_known() -> None:
     ],
 )
 def test_a_setting_that_reaches_no_run_is_refused(
-    tiny: Any, given: str, message: str
+    tiny: Any, setting: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        tiny.table(GRID, settings=(given,))
+        tiny.table(GRID, settings=(setting,))
     assert tiny.executed == []
 
 
-def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> None:
-    """And a device reaches every run.
+def test_settings_reach_the_runs_that_train_models(tiny: Any, tmp_path: Path) -> None:
+    """A key that only one of the two methods has reaches only its run.
 
-    A key that only one of the two methods has goes to it.
+    The device reaches every run.
     """
     tiny.write(SEVERAL, "bert")
     tiny.summary = of_finetuning
@@ -481,8 +494,8 @@ def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> 
         own_job(tmp_path / "notes", "pretrain"),
     )
     base = (str(task), f"pretrain={notes}")
-    given = ("training.cycles=5", "training.masked=0.2", "model.encoder=x")
-    tiny.table(base=base, settings=given, device="cpu:0")
+    settings = ("training.cycles=5", "training.masked=0.2", "model.encoder=x")
+    tiny.table(base=base, settings=settings, device="cpu:0")
     first, last = tiny.executed
     for run in tiny.executed:
         assert "training.cycles=5" in run.arguments
@@ -495,20 +508,19 @@ def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> 
 
 
 def of_finetuning(run: GridRun) -> dict[str, Any]:
-    """A made-up summary with the one column of SEVERAL."""
+    """Return a made-up summary with the only column of SEVERAL."""
     both = {run.condition: {"strict": {"f1": 0.5}}}
     return {"sites": {}, "mean": both, "micro": both, "conditions": {run.condition: {}}}
 
 
-def test_every_experiment_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """`fednotes reproduce` without a name lists them and ends well."""
-    listed = list_experiments()
-    assert list(listed) == list(grid_files())
-    assert all(title and "\n" not in title for title in listed.values())
-    found = CliRunner().invoke(app, ["reproduce"], env={"COLUMNS": "200"})
-    assert found.exit_code == 0
-    for name, title in listed.items():
-        assert re.search(rf"(?m)^\s*{name} +{re.escape(title)}", found.output), name
+def test_the_command_without_a_name_lists_all_experiments() -> None:
+    titles = list_experiments()
+    assert list(titles) == list(grid_files())
+    assert all(title and "\n" not in title for title in titles.values())
+    result = CliRunner().invoke(app, ["reproduce"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for name, title in titles.items():
+        assert re.search(rf"(?m)^\s*{name} +{re.escape(title)}", result.output), name
 
 
 def test_every_f1_has_its_precision_and_recall_beside_it() -> None:
@@ -521,7 +533,7 @@ def test_every_f1_has_its_precision_and_recall_beside_it() -> None:
 
 
 def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
-    """By hand: two seeds' means and deviations of made-up rates."""
+    """Means and deviations over two seeds of made-up rates, by hand."""
 
     def rates(run: GridRun) -> dict[str, Any]:
         at = {1: 0.0, 2: 0.02}[run.seed]
@@ -546,7 +558,7 @@ def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
 
 
 def test_all_tables_of_a_page_name_a_condition_alike(tiny: Any) -> None:
-    """Local fine-tuning stands in the tables of precision and recall, too."""
+    """The tables of precision and recall name local fine-tuning, too."""
 
     def rates(run: GridRun) -> dict[str, Any]:
         score = dict.fromkeys(("precision", "recall", "f1"), 0.5)
@@ -559,13 +571,13 @@ def test_all_tables_of_a_page_name_a_condition_alike(tiny: Any) -> None:
     assert conditions == ["federated + local fine-tuning"] * 3
 
 
-execute = work.execute  # itself, not what a fixture puts in its place
+execute = work.execute  # the fixture `tiny` replaces it within tests
 
 
-def test_a_run_that_fails_says_its_first_error(
+def test_a_failed_run_reports_its_first_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the hint below it, nor what an earlier run wrote into the same log."""
+    """It does not report a later error, nor what an earlier run wrote into the log."""
     run = GridRun(
         Row("a", ("alone",)),
         "alone",
@@ -575,16 +587,16 @@ def test_a_run_that_fails_says_its_first_error(
     )
 
     def call(command: object, stdout: IO[str], **others: object) -> int:
-        stdout.write(next(said))
+        stdout.write(next(outputs))
         return 2
 
     monkeypatch.setattr(work, "call", call)
     several = "a note\nerror: f:1: bad\nerror: f:2: bad\nerror: a hint\n"
-    said = iter(("error: old\n", several, "x\n"))
+    outputs = iter(("error: old\n", several, "x\n"))
     for expected in ("old", "f:1: bad", "x"):
-        with pytest.raises(FednotesError) as found:
+        with pytest.raises(FednotesError) as failure:
             execute(run)
-        assert str(found.value) == f"{expected} (in: fednotes simulate job.toml)"
+        assert str(failure.value) == f"{expected} (in: fednotes simulate job.toml)"
 
 
 SEVERAL = """\
@@ -612,20 +624,11 @@ conditions = ["federated"]
 """
 
 
-def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
-    """Rows of a job that was not given are left out; a model that rows start from must
-    be named."""
-
-    def summary(run: GridRun) -> dict[str, Any]:
-        both = {run.condition: {"strict": {"f1": 0.5}}}
-        return {
-            "sites": {},
-            "mean": both,
-            "micro": both,
-            "conditions": {run.condition: {}},
-        }
-
-    tiny.summary = summary
+def test_rows_of_a_job_that_was_not_replaced_are_left_out(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """The job that trains a model from which rows start must be replaced, too."""
+    tiny.summary = of_finetuning
     tiny.write(SEVERAL, "bert")
     task, notes = (
         own_job(tmp_path / "task", "finetune"),
@@ -638,10 +641,10 @@ def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
     assert tiny.executed == []
     with pytest.raises(ConfigError, match="the experiment's own job is missing"):
         tiny.table(base=(f"pretrain={notes}",))
-    told: list[str] = []
-    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
+    lines: list[str] = []
+    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=lines.append)
     assert (
-        told[0]
+        lines[0]
         == "rows of the job 'bc5cdr' are left out: add yours to `base` as bc5cdr=JOB"
     )
     assert [run.arguments[1] for run in tiny.executed] == [str(notes), str(task)]
@@ -650,8 +653,8 @@ def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
     assert [row["label"] for row in table["rows"]] == ["mine, pre-trained"]
 
 
-def test_pairs_of_rows_that_several_jobs_have(tiny: Any) -> None:
-    """`{job}` in both: a pair for each job."""
+def test_a_pair_of_rows_is_tested_for_each_job(tiny: Any) -> None:
+    """Both rows of the pair have `{job}` in their labels."""
     rows = "".join(
         f'[[runs]]\nlabel = "{{job}}, {label}"\nbase = "{job}"\nconditions = ["federated"]\n'
         for job in ("real", "paper")
@@ -669,7 +672,8 @@ def test_pairs_of_rows_that_several_jobs_have(tiny: Any) -> None:
     assert "3 seeds: no difference is claimed." in tiny.lines()
 
 
-CORPORA = {  # every experiment on a job of its method with two sites of other names
+# What a job of each method with two sites needs besides them.
+CORPORA = {
     "fedner": '[model]\nword_vectors = "glove.txt"\ncontextual = "minilm"',
     "distill": '[tags]\ndesign = "disjoint"\ntypes = ["A", "B"]',
     "finetune": "",
@@ -679,12 +683,12 @@ CORPORA = {  # every experiment on a job of its method with two sites of other n
 
 
 class Planned(Exception):
-    """All was planned."""
+    """All runs were planned."""
 
 
 @pytest.fixture
 def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run raises Planned."""
+    """Let the first run raise Planned; no run is rehearsed."""
 
     def stop(run: GridRun) -> None:
         raise Planned
@@ -718,11 +722,11 @@ def test_every_experiment_plans_on_the_papers_corpora(
 ) -> None:
     grid, path = load_grid(name)
     jobs = PAPERS[path.parent.name]
-    # those of no paper are run as they are
-    own = grid.job_names() if grid.base in jobs else ()
-    given = [f"{job}={jobs[job]}" for job in own if job in jobs]
+    # experiments of no paper are run as they are
+    replaced = grid.job_names() if grid.base in jobs else ()
+    base = [f"{job}={jobs[job]}" for job in replaced if job in jobs]
     with pytest.raises(Planned):
-        reproduce(name, tmp_path / "out", full=full, seed=(1,), base=given)
+        reproduce(name, tmp_path / "out", full=full, seed=(1,), base=base)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -733,20 +737,21 @@ def test_every_experiment_plans_on_the_papers_corpora(
 def test_every_experiment_plans_on_other_sites(
     name: str, full: bool, tmp_path: Path
 ) -> None:
-    """All rows' settings fit a job of the same method."""
+    """The settings of all rows fit a job of the same method."""
     grid, path = load_grid(name)
-    given = []
+    base = []
     for job in grid.job_names():
         method = load_job(f"{path.parent.name}/{job}").method
         own = own_job(tmp_path / job, method, CORPORA[method])
-        given.append(f"{job}={own}")
+        base.append(f"{job}={own}")
     with pytest.raises(Planned):
-        reproduce(name, tmp_path / "out", full=full, seed=(1,), base=given)
+        reproduce(name, tmp_path / "out", full=full, seed=(1,), base=base)
 
 
-def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run takes two hours by the clock: the person is asked before the second
-    begins."""
+def test_a_person_can_stop_after_the_first_run(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run takes two hours, so the person is asked before the second begins."""
     tiny.write(GRID)
     clock = iter(range(0, 10**6, 7200))
     monkeypatch.setattr(work.time, "monotonic", lambda: float(next(clock)))
@@ -793,31 +798,32 @@ ENDS = {"alone": 0.4, "federated": 0.55, "pooled": 0.6}
 def test_a_row_says_how_much_of_the_gap_it_closes(
     tiny: Any, columns: tuple[str, ...]
 ) -> None:
-    """By the seeds' own numbers; of a loss less is more.
+    """Shares are computed seed by seed; for a loss less is better.
 
-    Between equal ends there is no gap.
+    There is no gap between equal ends.
     """
 
-    def made(run: GridRun) -> dict[str, Any]:
+    def summary(run: GridRun) -> dict[str, Any]:
         f1 = ENDS[run.condition] + NOISE[run.seed] * (run.condition != "alone")
         scores = {k: {"f1": 0.5 if columns else f1} for k in ("strict", "relaxed")}
         both = {run.condition: {**scores, "masked": {"loss": 1 - f1}}}
-        told = {
-            "conditions": {
-                run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
-            }
+        costs = {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
+        return {
+            "sites": {"a": both},
+            "mean": both,
+            "micro": both,
+            "conditions": {run.condition: costs},
         }
-        return {"sites": {"a": both}, "mean": both, "micro": both, **told}
 
-    tiny.summary = made
+    tiny.summary = summary
     head = f"columns = {list(columns)}\n" if columns else ""
     table = tiny.table(head + GAP)
     rows = {(row["label"], row["condition"]): row["gap"] for row in table["rows"]}
-    whole = 0.2 + fmean(NOISE[seed] for seed in (1, 2, 3))
-    shares = [(0.15 + NOISE[seed]) / whole for seed in (1, 2, 3)]
-    found = rows["silos", "federated"]
-    assert found["mean"] == pytest.approx(fmean(shares))
-    assert found["std"] == pytest.approx(stdev(shares))
+    width = 0.2 + fmean(NOISE[seed] for seed in (1, 2, 3))
+    shares = [(0.15 + NOISE[seed]) / width for seed in (1, 2, 3)]
+    gap = rows["silos", "federated"]
+    assert gap["mean"] == pytest.approx(fmean(shares))
+    assert gap["std"] == pytest.approx(stdev(shares))
     assert rows["near", "federated"] == {"why": "pooled - alone is within noise"}
     assert rows["silos", "alone"] == rows["place", "pooled"] == {}
     cells = {(row[0], row[1].split(" ")[0]): row[-1] for row in tiny.cells()[1:]}
@@ -827,23 +833,24 @@ def test_a_row_says_how_much_of_the_gap_it_closes(
 
 
 def test_a_run_without_the_score_closes_no_gap(tiny: Any) -> None:
-    """A loss that is missing is none of 0, the best there can be."""
+    """A missing loss does not count as 0, which would be the best."""
 
-    def made(run: GridRun) -> dict[str, Any]:
+    def summary(run: GridRun) -> dict[str, Any]:
         loss = (
             None
             if run.condition == "federated"
             else 1 - ENDS[run.condition] - NOISE[run.seed]
         )
         both = {run.condition: {"masked": {"loss": loss}}}
-        told = {
-            "conditions": {
-                run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
-            }
+        costs = {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
+        return {
+            "sites": {"a": both},
+            "mean": both,
+            "micro": both,
+            "conditions": {run.condition: costs},
         }
-        return {"sites": {"a": both}, "mean": both, "micro": both, **told}
 
-    tiny.summary = made
+    tiny.summary = summary
     table = tiny.table('columns = ["mean masked loss"]\n' + GAP)
     rows = {(row["label"], row["condition"]): row["gap"] for row in table["rows"]}
     assert rows["silos", "federated"] == {"why": "a run has no score"}

@@ -39,6 +39,7 @@ from fednotes.jobs.parts import list_parts
 from fednotes.jobs.results import some_of
 
 _JOBS_IN_MEMORY = 2  # whose data stay, so that rows over one corpus read it once
+# Keys of a job that do not change the data of its sites.
 _NOT_DATA = {
     "training",
     "model",
