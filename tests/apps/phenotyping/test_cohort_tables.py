@@ -244,8 +244,7 @@ def test_evaluate_refuses_what_has_no_labels(
     run: Run, model: Path, place: Path
 ) -> None:
     assert (
-        "or --labels with a table beside"
-        in run("evaluate", model, place / "notes.csv")[1]
+        "or a table of labels beside" in run("evaluate", model, place / "notes.csv")[1]
     )
     (place / "odd.csv").write_text("patient,gout\n77,Y\n")
     err = run("evaluate", model, place / "notes.csv", "--labels", place / "odd.csv")[1]

@@ -289,7 +289,7 @@ def test_names_that_become_one_hold_where_they_agree(
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     out, err = run("evaluate", model, path, "--map", "Foo=gout", "--json")
     assert (
-        "1 pair(s) of patient and phenotype have two different labels after --map"
+        "1 pair(s) of patient and phenotype have two different labels after renaming"
         in err
     )
     scores = json.loads(out)["by_output"]["gout"]

@@ -439,13 +439,13 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     except (DataError, ConfigError, ModelError) as error:
         raise ModelError(
             f"the model's {kind.place} {original} cannot be read ({error}): give its "
-            f"place with {kind.option}"
+            f"place (on the command line {kind.option})"
         ) from error
     if features.space.fingerprint != recipe.get("fingerprint"):
         raise ModelError(
             f"the {kind.place} {place} is not the one that the model was trained with "
             f"({original}): its content or fednotes' rules differ; give the same file "
-            f"with {kind.option}"
+            f"(on the command line {kind.option})"
         )
     return features
 

@@ -19,8 +19,8 @@ from fednotes.jobs.patient_models import PatientNote
 Gold = dict[str, dict[str, int]]  # labels by patient and phenotype
 
 _NO_JSON: Final = (
-    "no JSON: expected one whole object a line, or --labels with a table beside the "
-    "notes"
+    "no JSON: expected one whole object a line, or a table of labels beside the notes "
+    "(on the command line --labels)"
 )
 
 

@@ -283,13 +283,14 @@ def _rename(
     if clashes:
         print(
             f"note: {clashes} pair(s) of patient and phenotype have two different "
-            "labels after --map: neither holds",
+            "labels after renaming: neither holds",
             file=sys.stderr,
         )
     if not set(names) & set(phenotypes):
         raise DataError(
             f"{place} labels {', '.join(names) or 'nothing'}, the model knows "
-            f"{', '.join(phenotypes)}: name them alike with --map OLD=NEW"
+            f"{', '.join(phenotypes)}: rename labels by label_map (on the command line "
+            "--map OLD=NEW)"
         )
     return renamed, names
 
