@@ -187,7 +187,7 @@ def test_an_opened_model_is_as_good_as_its_folder(
     assert card == fn.export(place, "card", tmp_path / "named.md").read_text()
     seen: list[Any] = []
     monkeypatch.setattr(
-        pages, "opened", lambda paths, *_, **__: seen.append(paths) or pages.Desk()
+        pages, "load_content", lambda paths, **_: seen.append(paths) or pages.Content()
     )
     monkeypatch.setattr(pages, "run", lambda *_, **__: None)
     fn.open_ui(model, notes)
@@ -274,7 +274,7 @@ def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -
     said = CliRunner().invoke(app, ["report", str(place)])
     assert said.stdout == f"report: {place / 'report.html'}\n"
     assert fednotes.report.html.write_report(place) == place / "report.html"
-    with pytest.raises(ConfigError, match="is no model, no run and no kit"):
+    with pytest.raises(ConfigError, match="is neither a model, nor a run, nor a kit"):
         fn.open_ui(tmp_path)
 
 

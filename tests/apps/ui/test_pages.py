@@ -1,4 +1,4 @@
-"""The local page: who may ask, what is escaped, and where decisions go."""
+"""The local pages: who may see them, what is escaped, and where decisions go."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import Tree
 from tiny_taggers import MODEL
 
-from fednotes.apps.ui.pages import Desk, application, opened, shown
-from fednotes.apps.ui.review import Filter, Later, Review, compared, filter_of
+from fednotes.apps.ui.access import Access
+from fednotes.apps.ui.background import BackgroundWork
+from fednotes.apps.ui.content import Content, load_content
+from fednotes.apps.ui.marked_text import to_html
+from fednotes.apps.ui.pages import create_app
+from fednotes.apps.ui.review import Filter, Review, parse_filter, predict_notes
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.formats import read
@@ -31,66 +36,71 @@ ROOT = "http://127.0.0.1:8000"
 TEXT = "Took aspirin and codeine daily, then a rash and severe headache came."
 
 
-def at(words: str, label: str, text: str = TEXT) -> Span:
-    """The first place of some words."""
+def mention(words: str, label: str, text: str = TEXT) -> Span:
+    """Return the first place of some words in a text."""
     start = text.index(words)
     return Span(start, start + len(words), label)
 
 
 GOLD = (
-    at("aspirin", "Drug"),
-    at("codeine", "Drug"),
-    at("rash", "ADR"),
-    at("headache", "ADR"),
+    mention("aspirin", "Drug"),
+    mention("codeine", "Drug"),
+    mention("rash", "ADR"),
+    mention("headache", "ADR"),
 )
-SAID = (
-    at("aspirin", "Drug"),
-    at("codeine daily", "Drug"),
-    at("rash", "Drug"),
-    at("Took", "Drug"),
+PREDICTED = (
+    mention("aspirin", "Drug"),
+    mention("codeine daily", "Drug"),
+    mention("rash", "Drug"),
+    mention("Took", "Drug"),
 )
-# in the order of the text
+# The kinds of error, in the order of the text.
 KINDS = ["spurious", "correct", "boundary", "type", "missed"]
 
 
-def review(
+def make_review(
     file: Path,
     documents: Sequence[Document] = (Document("note", TEXT, GOLD),),
-    said: Sequence[Span] = SAID,
+    predicted: Sequence[Span] = PREDICTED,
     name: str = "notes",
 ) -> Review:
-    """Documents whose predictions are the same spans in each."""
+    """Return a review of documents for which a model predicts the same spans each."""
 
     def predict(documents: Sequence[Document]) -> list[Document]:
-        return [replace(document, spans=tuple(said)) for document in documents]
+        return [replace(document, spans=tuple(predicted)) for document in documents]
 
-    labels = sorted({s.label for d in documents for s in (*d.spans, *said)})
-    return Review((compared(name, documents, labels, predict),), file, name)
+    labels = sorted({s.label for d in documents for s in (*d.spans, *predicted)})
+    return Review([predict_notes(name, documents, labels, predict)], file, name)
 
 
-def client(made: Review, *, enter: bool = True) -> TestClient:
-    """A browser of the page, with its cookie."""
-    desk = Desk(
-        Later(lambda: made), lambda given: [replace(d, spans=SAID[:1]) for d in given]
+def browse(review: Review, *, enter: bool = True) -> TestClient:
+    """Return a browser of the pages; with `enter`, it has the cookie."""
+    content = Content(
+        review=BackgroundWork(lambda: review),
+        model=lambda documents: [replace(d, spans=PREDICTED[:1]) for d in documents],
     )
-    found = TestClient(
-        application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT}
+    access = Access()
+    browser = TestClient(
+        create_app(content, access),
+        base_url=ROOT + access.root,
+        headers={"origin": ROOT},
     )
     if enter:
-        assert found.get(f"/?token={desk.token}").status_code == 200
-    return found
+        assert browser.get(f"/?token={access.token}").status_code == 200
+    return browser
 
 
 @pytest.fixture
-def file_of(tmp_path: Path) -> Path:
+def corrections(tmp_path: Path) -> Path:
+    """The file of decisions, which does not exist yet."""
     return tmp_path / "corrections.json"
 
 
-# ---- who may ask
+# ---- access
 
 
-def test_nobody_reads_without_the_token(file_of: Path) -> None:
-    browser = client(review(file_of), enter=False)
+def test_nobody_reads_without_the_token(corrections: Path) -> None:
+    browser = browse(make_review(corrections), enter=False)
     for path in (
         "/",
         "/errors",
@@ -106,13 +116,14 @@ def test_nobody_reads_without_the_token(file_of: Path) -> None:
                 path + tried
             )
     assert browser.post("/errors/1", data={"action": "gold"}).status_code == 403
-    assert not file_of.exists()
+    assert not corrections.exists()
 
 
-def test_the_cookie_is_for_no_other_program_of_this_computer(file_of: Path) -> None:
-    """Cookies know no ports: what tells them apart is a folder that nobody else is
-    told."""
-    browser = client(review(file_of))
+def test_the_cookie_is_not_sent_to_other_programs_of_this_computer(
+    corrections: Path,
+) -> None:
+    """Cookies are not bound to a port, so this one is bound to a random folder."""
+    browser = browse(make_review(corrections))
     (cookie,) = browser.cookies.jar
     assert re.fullmatch(r"/[\w-]{22}", cookie.path)
     assert browser.get(f"{ROOT}{cookie.path}/errors").status_code == 200
@@ -129,20 +140,24 @@ def test_the_cookie_is_for_no_other_program_of_this_computer(file_of: Path) -> N
             assert cookie.path not in answer.text + str(answer.headers)
 
 
-def test_another_site_in_the_browser_neither_reads_nor_writes(file_of: Path) -> None:
+def test_another_site_in_the_browser_neither_reads_nor_writes(
+    corrections: Path,
+) -> None:
     """A name that leads here (DNS rebinding) is refused, and so is another page's form."""
-    browser = client(review(file_of))
+    browser = browse(make_review(corrections))
     assert browser.get("/errors").status_code == 200
     for host in ("evil.example", "evil.example:8000", "127.0.0.1", "127.0.0.1:1", ""):
         assert browser.get("/errors", headers={"host": host}).status_code == 421
     for origin in ("http://evil.example", "null", "", "http://127.0.0.1:1"):
-        given = {"headers": {"origin": origin}, "data": {"action": "delete"}}
-        assert browser.post("/errors/1", **given).status_code == 403
-    assert not file_of.exists()
+        answer = browser.post(
+            "/errors/1", headers={"origin": origin}, data={"action": "delete"}
+        )
+        assert answer.status_code == 403
+    assert not corrections.exists()
 
 
-def test_what_every_answer_says(file_of: Path) -> None:
-    browser = client(review(file_of))
+def test_every_answer_has_the_security_headers(corrections: Path) -> None:
+    browser = browse(make_review(corrections))
     for path in (
         "/errors",
         "/errors/2",
@@ -157,18 +172,17 @@ def test_what_every_answer_says(file_of: Path) -> None:
         )
         assert headers["cache-control"] == "no-store"
         assert headers["x-content-type-options"] == "nosniff"
-    desk = Desk(model=lambda given: given)
-    cookie = TestClient(application(desk), base_url=ROOT).get(
-        f"{desk.root}/?token={desk.token}", follow_redirects=False
-    )
-    said = cookie.headers["set-cookie"].lower()
-    assert "httponly" in said
-    assert "samesite=strict" in said
-    assert "token" not in cookie.headers["location"]
+    access = Access()
+    browser = TestClient(create_app(Content(), access), base_url=ROOT)
+    entry = browser.get(f"{access.root}/?token={access.token}", follow_redirects=False)
+    cookie = entry.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "token" not in entry.headers["location"]
 
 
-def test_pages_need_no_other_host_and_no_inline_script(file_of: Path) -> None:
-    browser = client(review(file_of))
+def test_pages_use_no_other_host_and_no_inline_script(corrections: Path) -> None:
+    browser = browse(make_review(corrections))
     for path in ("/errors", "/errors/0", "/try"):
         text = browser.get(path).text
         for tag, name, value in Tree(text).attributes:
@@ -179,67 +193,69 @@ def test_pages_need_no_other_host_and_no_inline_script(file_of: Path) -> None:
         assert not re.search(r"<script(?! src)|<style", text)
 
 
-# ---- what is shown
+# ---- lists and notes
 
 
-def test_errors_are_counted_filtered_and_found_by_their_neighbours(
-    file_of: Path,
+def test_errors_are_counted_filtered_and_linked_to_their_neighbours(
+    corrections: Path,
 ) -> None:
     """By hand: one mention of each kind, in the order of the text."""
-    made = review(file_of)
-    assert [item.kind for item in made.items] == KINDS
-    browser = client(made)
+    review = make_review(corrections)
+    assert [item.kind for item in review.items] == KINDS
+    browser = browse(review)
     rows = Tree(browser.get("/errors").text).rows
     assert [row[1:] for row in rows if row[0] in ("Drug", "ADR")] == [
         ["0", "0", "1", "0", "1", "0"],
         ["1", "1", "0", "0", "0", "1"],
     ]
-    assert [item.number for item in made.select(Filter())] == [0, 2, 3, 4]
-    assert [item.number for item in made.select(Filter(label="ADR"))] == [3, 4]
+    assert [item.number for item in review.select(Filter())] == [0, 2, 3, 4]
+    assert [item.number for item in review.select(Filter(label="ADR"))] == [3, 4]
     page = browser.get("/errors/3?label=ADR").text
     assert "1 of 2" in page
     assert re.search(r'rel="next" href="/[\w-]{22}/errors/4\?label=ADR#here"', page)
     assert 'rel="prev"' not in page
-    assert "[annotated ADR:" in page  # for who does not see lines
+    assert "[annotated ADR:" in page  # for screen readers
     assert "predicted Drug:" in page
 
 
-def test_confidence_bounds_and_orders(file_of: Path) -> None:
-    said = [
+def test_a_filter_bounds_the_confidence_and_orders_by_it(corrections: Path) -> None:
+    predicted = [
         replace(span, confidence=c)
-        for span, c in zip(SAID, (0.2, 0.5, 0.7, 0.9), strict=True)
+        for span, c in zip(PREDICTED, (0.2, 0.5, 0.7, 0.9), strict=True)
     ]
-    made = review(file_of, said=said)
+    review = make_review(corrections, predicted=predicted)
     numbers = {
-        by: [item.number for item in made.select(by)]
+        by: [item.number for item in review.select(by)]
         for by in (
             Filter("all", order="certain"),
             Filter("all", order="uncertain"),
-            Filter("all", least=50.0),
-            Filter("all", least=20.0, most=50.0),
+            Filter("all", min_confidence=50.0),
+            Filter("all", min_confidence=20.0, max_confidence=50.0),
         )
     }
     assert [*numbers.values()] == [[0, 3, 2, 1, 4], [1, 2, 3, 0, 4], [0, 2, 3], [1, 2]]
 
 
-def test_of_an_address_what_is_no_value_is_left_out() -> None:
-    odd = {
+def test_impossible_values_in_an_address_are_ignored() -> None:
+    impossible = {
         "kind": "x",
-        "least": "nan",
+        "min_confidence": "nan",
         "order": "",
         "site": "s",
-        "open": "",
+        "undecided": "",
         "page": "2",
     }
-    assert filter_of(odd) == Filter(site="s")
-    good = {
+    assert parse_filter(impossible) == Filter(site="s")
+    partly_possible = {
         "kind": "all",
-        "least": "12.5",
+        "min_confidence": "12.5",
         "order": "certain",
-        "most": "-1",
-        "open": "1",
+        "max_confidence": "-1",
+        "undecided": "1",
     }
-    assert filter_of(good) == Filter("all", least=12.5, order="certain", open=True)
+    assert parse_filter(partly_possible) == Filter(
+        "all", min_confidence=12.5, order="certain", undecided=True
+    )
 
 
 INJECTIONS = [
@@ -255,18 +271,19 @@ INJECTIONS = [
 
 
 @pytest.mark.parametrize("hostile", INJECTIONS)
-def test_nothing_that_notes_or_names_hold_becomes_markup(
-    hostile: str, file_of: Path
+def test_no_content_of_notes_or_names_becomes_markup(
+    hostile: str, corrections: Path
 ) -> None:
-    """The page has the tags and attributes that it has with plain words in their place."""
+    """The pages have the same tags and attributes as with plain words."""
 
     def tags(words: str) -> list[tuple[list[tuple[str, str]], str]]:
         text = f"{words} took {words}"
-        gold, said = Span(0, len(words), words), Span(0, len(text), f"{words}!")
+        gold = Span(0, len(words), words)
+        predicted = Span(0, len(text), f"{words}!")
         document = Document(words, text, (gold,))
-        made = review(file_of, [document], [said], name=words)
-        browser = client(made)
-        made.decide(made.items[0], "label-gold", "new")
+        review = make_review(corrections, [document], [predicted], name=words)
+        browser = browse(review)
+        review.decide(review.items[0], "label-gold", "new")
         pages = [browser.get("/errors?kind=all"), browser.get("/errors/0?kind=all")]
         pages.append(
             browser.get(
@@ -275,7 +292,7 @@ def test_nothing_that_notes_or_names_hold_becomes_markup(
         )
         pages.append(browser.post("/try", data={"text": text}))
         pages.append(browser.get("/export/" + "x" * 5 + "<b>"))
-        made.decide(made.items[0], "undo")
+        review.decide(review.items[0], "undo")
         assert [page.status_code for page in pages] == [200] * 4 + [400]
         return [
             ([each[:2] for each in Tree(page.text).attributes], page.text)
@@ -283,34 +300,39 @@ def test_nothing_that_notes_or_names_hold_becomes_markup(
         ]
 
     assert len(INJECTIONS) == 30
-    for (plain, _), (found, text) in zip(tags("plain"), tags(hostile), strict=True):
-        assert found == plain
+    pages = zip(tags("plain"), tags(hostile), strict=True)
+    for (plain_tags, _), (hostile_tags, text) in pages:
+        assert hostile_tags == plain_tags
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202e]", text)
 
 
-def test_notes_are_shown_as_they_are() -> None:
-    assert shown("a\tb\r\nc\xa0d 👩‍🔬 é") == "a\tb\nc\xa0d 👩‍🔬 é"
-    assert shown("<i>\x1b\u202e") == "&lt;i&gt;\\x1b\\u202e"
+def test_text_is_escaped_and_keeps_its_blanks() -> None:
+    assert to_html("a\tb\r\nc\xa0d 👩‍🔬 é") == "a\tb\nc\xa0d 👩‍🔬 é"
+    assert to_html("<i>\x1b\u202e") == "&lt;i&gt;\\x1b\\u202e"
 
 
-def test_a_long_note_is_shown_around_its_mention(file_of: Path) -> None:
+def test_of_a_long_note_only_the_surroundings_of_the_mention_are_shown(
+    corrections: Path,
+) -> None:
     text = "x" * 40_000 + " rash " + "y" * 40_000
-    page = client(
-        review(file_of, [Document("n", text, (at("rash", "ADR", text),))], ())
+    page = browse(
+        make_review(
+            corrections, [Document("n", text, (mention("rash", "ADR", text),))], ()
+        )
     ).get("/errors/0")
     assert 'id="here">rash</span>' in page.text
     assert len(page.text) < 20_000
     assert "characters 34,001 to 46,005 of 80,006" in page.text
 
 
-# ---- what is decided
+# ---- decisions
 
 
-def test_decisions_are_kept_and_reach_every_export(
-    file_of: Path, tmp_path: Path
+def test_decisions_are_saved_and_are_in_every_export(
+    corrections: Path, tmp_path: Path
 ) -> None:
-    """By hand: each kind of decision once; a new start finds them again."""
-    browser = client(review(file_of))
+    """Each kind of decision once; the expected mentions are listed by hand."""
+    browser = browse(make_review(corrections))
     for number, action, label in (
         (0, "delete", ""),
         (2, "predicted", ""),
@@ -323,17 +345,17 @@ def test_decisions_are_kept_and_reach_every_export(
             follow_redirects=False,
         )
         assert answer.status_code == 303
-    assert file_of.stat().st_mode & 0o077 == 0
-    assert TEXT[5:12] not in file_of.read_text("utf-8")
-    again = review(file_of)
+    assert corrections.stat().st_mode & 0o077 == 0
+    assert TEXT[5:12] not in corrections.read_text("utf-8")
+    again = make_review(corrections)
     assert len(again.decisions) == 4
     expected = [
-        at("aspirin", "Drug"),
-        at("codeine daily", "Drug"),
-        at("rash", "Skin"),
+        mention("aspirin", "Drug"),
+        mention("codeine daily", "Drug"),
+        mention("rash", "Skin"),
         GOLD[3],
     ]
-    (corrected,) = again.corrected()
+    (corrected,) = again.correct_documents()
     assert [*corrected.spans] == expected
 
     (tmp_path / "c.jsonl").write_bytes(browser.get("/export/jsonl").content)
@@ -343,56 +365,73 @@ def test_decisions_are_kept_and_reach_every_export(
     assert [*read(tmp_path / "brat")[0].spans] == expected
 
     browser.post("/errors/2", data={"action": "undo"})
-    assert at("codeine", "Drug") in review(file_of).corrected()[0].spans
-
-
-def test_what_a_format_cannot_hold_is_named_before_it_is_saved(file_of: Path) -> None:
-    """A type with a blank in it: brat has words alone."""
-    browser = client(
-        review(file_of, [Document("n", TEXT, (at("rash", "Skin ADR"),))], ())
+    assert (
+        mention("codeine", "Drug")
+        in make_review(corrections).correct_documents()[0].spans
     )
-    asked = browser.get("/export/brat")
-    assert (asked.status_code, "cannot hold all" in asked.text) == (409, True)
-    assert '/export/brat?anyway=1"' in asked.text
+
+
+def test_what_a_format_cannot_represent_is_named_before_the_export(
+    corrections: Path,
+) -> None:
+    """A type with a blank in it cannot be written as brat."""
+    browser = browse(
+        make_review(
+            corrections, [Document("n", TEXT, (mention("rash", "Skin ADR"),))], ()
+        )
+    )
+    question = browser.get("/export/brat")
+    assert question.status_code == 409
+    assert "cannot represent everything" in question.text
+    assert '/export/brat?anyway=1"' in question.text
     assert browser.get("/export/brat?anyway=1").content.startswith(b"PK")
     assert browser.get("/export/jsonl").status_code == 200
 
 
-def test_an_export_that_takes_long_is_waited_for(
-    file_of: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_page_waits_for_a_long_export(
+    corrections: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page in between; a decision since begins it anew."""
-    made, go = review(file_of), threading.Event()
-    whole = made.export
-    monkeypatch.setattr("fednotes.apps.ui.pages._PATIENCE", 0.01)
-    monkeypatch.setattr(made, "export", lambda *given: go.wait(10) and whole(*given))
-    browser = client(made)
+    """A page shows that it is written; a new decision begins another export."""
+    review = make_review(corrections)
+    go = threading.Event()
+    write_export = review.export
+
+    def wait_and_export(*args: Any, **options: Any) -> tuple[str, bytes]:
+        assert go.wait(10)
+        return write_export(*args, **options)
+
+    monkeypatch.setattr("fednotes.apps.ui.pages._EXPORT_SECONDS", 0.01)
+    monkeypatch.setattr(review, "export", wait_and_export)
+    browser = browse(review)
     assert 'data-poll="2"' in browser.get("/export/jsonl").text
     go.set()
     for _ in range(200):
-        if not (found := browser.get("/export/jsonl")).text.startswith("<!DOCTYPE"):
+        answer = browser.get("/export/jsonl")
+        if not answer.text.startswith("<!DOCTYPE"):
             break
-    assert '"label": "ADR"' in found.text
-    made.decide(made.items[4], "label-gold", "Pain")
-    monkeypatch.setattr("fednotes.apps.ui.pages._PATIENCE", 10.0)
+    assert '"label": "ADR"' in answer.text
+    review.decide(review.items[4], "label-gold", "Pain")
+    monkeypatch.setattr("fednotes.apps.ui.pages._EXPORT_SECONDS", 10.0)
     assert '"label": "Pain"' in browser.get("/export/jsonl").text
 
 
-def test_two_exports_at_a_time_both_end(
-    file_of: Path, monkeypatch: pytest.MonkeyPatch
+def test_two_exports_at_a_time_are_each_written_once(
+    corrections: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two tabs that ask in turns: neither begins the other's anew."""
-    made, begun = review(file_of), list[str]()
-    whole = made.export
+    """Two tabs ask in turns, and neither restarts the other's export."""
+    review = make_review(corrections)
+    begun: list[str] = []
+    write_export = review.export
 
-    def slow(format: str, allow_loss: bool) -> tuple[str, bytes]:
+    def export_slowly(format: str, *, allow_loss: bool) -> tuple[str, bytes]:
         begun.append(format)
         time.sleep(0.1)
-        return whole(format, allow_loss)
+        return write_export(format, allow_loss=allow_loss)
 
-    monkeypatch.setattr("fednotes.apps.ui.pages._PATIENCE", 0.01)
-    monkeypatch.setattr(made, "export", slow)
-    browser, waiting = client(made), {"jsonl", "label-studio"}
+    monkeypatch.setattr("fednotes.apps.ui.pages._EXPORT_SECONDS", 0.01)
+    monkeypatch.setattr(review, "export", export_slowly)
+    browser = browse(review)
+    waiting = {"jsonl", "label-studio"}
     for _ in range(200):
         for format in sorted(waiting):
             if not browser.get(f"/export/{format}").text.startswith("<!DOCTYPE"):
@@ -401,65 +440,72 @@ def test_two_exports_at_a_time_both_end(
     assert sorted(begun) == ["jsonl", "label-studio"]
 
 
-def test_mentions_in_pieces_keep_them(file_of: Path) -> None:
-    """Of two with the same start, end and type one is compared; the other stays as it
-    is."""
+def test_discontinuous_mentions_keep_their_pieces(corrections: Path) -> None:
+    """Of two with the same start, end and type, one is compared and the other stays."""
     one, two = (Span(5, 31, "Drug", ((5, 12), (last, 31))) for last in (13, 25))
     documents = [Document("note", TEXT, (one, two))]
-    made = review(file_of, documents, ())
-    (item,) = made.items
+    review = make_review(corrections, documents, ())
+    (item,) = review.items
     assert item.gold == one
-    made.decide(item, "delete")
-    assert [*made.corrected()[0].spans] == [two]
-    made.decide(item, "label-gold", "Dose")
-    for each in (made, review(file_of, documents, ())):
-        assert [*each.corrected()[0].spans] == [replace(one, label="Dose"), two]
+    review.decide(item, "delete")
+    assert [*review.correct_documents()[0].spans] == [two]
+    review.decide(item, "label-gold", "Dose")
+    for each in (review, make_review(corrections, documents, ())):
+        assert [*each.correct_documents()[0].spans] == [replace(one, label="Dose"), two]
 
 
-def test_decisions_of_version_1_are_read(file_of: Path) -> None:
-    made = review(file_of)
-    made.decide(made.items[2], "delete")
-    table = json.loads(file_of.read_text("utf-8"))
+def test_decisions_of_version_1_are_read(corrections: Path) -> None:
+    review = make_review(corrections)
+    review.decide(review.items[2], "delete")
+    table = json.loads(corrections.read_text("utf-8"))
     for decision in table["decisions"]:
         for side in ("gold", "predicted"):
             decision[side] = decision[side] and decision[side][:3]
-    file_of.write_text(json.dumps({**table, "version": 1}), "utf-8")
-    again = review(file_of)
-    assert (again.strays, again.corrected()) == (0, made.corrected())
+    corrections.write_text(json.dumps({**table, "version": 1}), "utf-8")
+    again = make_review(corrections)
+    assert again.count_strays() == 0
+    assert again.correct_documents() == review.correct_documents()
 
 
-def test_what_the_model_does_not_know_stays_in_the_notes(file_of: Path) -> None:
-    """Types of other annotators, nested and discontinuous mentions, which are not
-    compared."""
+def test_annotations_that_are_not_compared_stay_in_the_notes(corrections: Path) -> None:
+    """Types that the model does not know, nested and discontinuous mentions."""
     broken = Span(5, 24, "Drug", ((5, 12), (17, 24)))
-    spans = (*GOLD, at("daily", "Dose"), broken)
-    made = compared("n", [Document("note", TEXT, spans)], ["Drug", "ADR"], lambda d: d)
-    kept = Review((made,), file_of, "n")
-    assert [item.kind for item in kept.items] == ["correct"] * 3
-    kept.decide(next(i for i in kept.items if i.gold == GOLD[2]), "delete")
-    assert set(kept.corrected()[0].spans) == {*spans} - {GOLD[2]}
+    spans = (*GOLD, mention("daily", "Dose"), broken)
+    notes = predict_notes(
+        "n",
+        [Document("note", TEXT, spans)],
+        ["Drug", "ADR"],
+        lambda documents: documents,
+    )
+    review = Review([notes], corrections, "n")
+    assert [item.kind for item in review.items] == ["correct"] * 3
+    rash = next(item for item in review.items if item.gold == GOLD[2])
+    review.decide(rash, "delete")
+    assert set(review.correct_documents()[0].spans) == {*spans} - {GOLD[2]}
 
 
-def test_decisions_of_another_text_are_kept_and_change_nothing(file_of: Path) -> None:
-    made = review(file_of)
-    made.decide(made.items[2], "delete")
+def test_decisions_about_another_text_are_kept_and_have_no_effect(
+    corrections: Path,
+) -> None:
+    review = make_review(corrections)
+    review.decide(review.items[2], "delete")
     other = TEXT.replace("daily", "often")
-    changed = review(file_of, [Document("note", other, GOLD)])
-    assert changed.strays == 1
-    assert changed.corrected()[0].spans == GOLD
-    assert "fit no mention here" in client(changed).get("/errors").text
+    changed = make_review(corrections, [Document("note", other, GOLD)])
+    assert changed.count_strays() == 1
+    assert changed.correct_documents()[0].spans == GOLD
+    assert "matches no mention here" in browse(changed).get("/errors").text
     changed.decide(changed.items[2], "delete")
-    assert len(review(file_of).decisions) == 2
+    assert len(make_review(corrections).decisions) == 2
 
 
 @pytest.mark.parametrize(
-    ("number", "action", "label", "told"),
+    ("number", "action", "label", "message"),
     [
-        (0, "gold", "", "no gold mention"),
+        (0, "gold", "", "no annotated mention"),
         (4, "label-predicted", "X", "no predicted mention"),
-        (4, "label-gold", " ", "the label is empty"),
-        (4, "label-gold", "a\nb", "line ends"),
-        (4, "label-gold", "x" * 201, "over 200"),
+        (4, "label-gold", " ", "the type is empty"),
+        (4, "label-gold", "a\nb", "one line"),
+        (4, "label-gold", "x" * 201, "at most 200"),
         (4, "fly", "", "no such action"),
         (5, "gold", "", "there is no mention 5"),
         ("9" * 5000, "gold", "", "there is no mention 999"),
@@ -467,25 +513,27 @@ def test_decisions_of_another_text_are_kept_and_change_nothing(file_of: Path) ->
     ],
 )
 def test_impossible_decisions_are_refused(
-    number: object, action: str, label: str, told: str, file_of: Path
+    number: object, action: str, label: str, message: str, corrections: Path
 ) -> None:
-    answer = client(review(file_of)).post(
+    answer = browse(make_review(corrections)).post(
         f"/errors/{number}", data={"action": action, "label": label}
     )
     assert answer.status_code == 400
-    assert told in answer.text
-    assert not file_of.exists()
+    assert message in answer.text
+    assert not corrections.exists()
 
 
-def test_a_file_that_changed_meanwhile_is_not_written_over(file_of: Path) -> None:
+def test_a_file_that_another_program_changed_is_not_overwritten(
+    corrections: Path,
+) -> None:
     """Two pages on one file: the second one's decision is refused, the first one's
     stays."""
-    one, two = review(file_of), review(file_of)
+    one, two = make_review(corrections), make_review(corrections)
     one.decide(one.items[2], "delete")
-    before = file_of.read_bytes()
-    with pytest.raises(FednotesError, match="another program changed it"):
+    before = corrections.read_bytes()
+    with pytest.raises(FednotesError, match="another program has changed this file"):
         two.decide(two.items[3], "delete")
-    assert file_of.read_bytes() == before
+    assert corrections.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -500,18 +548,22 @@ def test_a_file_that_changed_meanwhile_is_not_written_over(file_of: Path) -> Non
         "[" * 10_000,
     ],
 )
-def test_another_file_is_refused_and_stays(content: str, file_of: Path) -> None:
-    file_of.write_text(content, "latin-1")
-    with pytest.raises(DataError, match="--corrections"):
-        review(file_of)
-    assert file_of.read_text("latin-1") == content
+def test_a_file_that_holds_no_decisions_is_refused_and_unchanged(
+    content: str, corrections: Path
+) -> None:
+    corrections.write_text(content, "latin-1")
+    with pytest.raises(DataError, match="with another file of corrections"):
+        make_review(corrections)
+    assert corrections.read_text("latin-1") == content
 
 
 # ---- odd requests
 
 
-def test_what_is_too_long_or_no_form_is_refused(file_of: Path) -> None:
-    browser = client(review(file_of))
+def test_texts_that_are_too_long_and_bodies_that_are_no_form_are_refused(
+    corrections: Path,
+) -> None:
+    browser = browse(make_review(corrections))
     assert browser.post("/try", data={"text": "x" * 1_100_000}).status_code == 413
     assert browser.post("/try", data={"text": "x" * 100_001}).status_code == 400
     assert browser.post("/try", content=b"\xff=\xfe").status_code == 400
@@ -522,27 +574,27 @@ def test_what_is_too_long_or_no_form_is_refused(file_of: Path) -> None:
     assert "aspirin" in browser.post("/try", data={"text": TEXT}).text
     assert browser.delete("/try").status_code == 405
     assert browser.get("/static/..%2f..%2fpages.py").status_code == 404
-    assert "written are jsonl, brat" in browser.get("/export/exe").text
+    assert "known: jsonl, brat" in browser.get("/export/exe").text
     for query in (
         "page=-1",
         "page=99999999999",
-        "least=nan",
-        "most=1e999",
+        "min_confidence=nan",
+        "max_confidence=1e999",
         "kind=x&order=y",
     ):
         assert browser.get(f"/errors?{query}").status_code == 200
 
 
-def test_notes_are_read_while_the_page_waits(file_of: Path) -> None:
-    """What goes wrong in the thread is told on the page."""
-
+def test_an_error_of_background_work_is_shown_on_the_page() -> None:
     def fail() -> Review:
         raise DataError("n.tsv:3: no tag")
 
-    desk = Desk(Later(fail))
-    browser = TestClient(application(desk), base_url=ROOT + desk.root)
-    answer = browser.get(f"/errors?token={desk.token}")
-    assert (answer.status_code, "n.tsv:3: no tag" in answer.text) == (400, True)
+    access = Access()
+    app = create_app(Content(review=BackgroundWork(fail)), access)
+    browser = TestClient(app, base_url=ROOT + access.root)
+    answer = browser.get(f"/errors?token={access.token}")
+    assert answer.status_code == 400
+    assert "n.tsv:3: no tag" in answer.text
 
 
 @pytest.fixture(scope="module")
@@ -553,44 +605,53 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_notes_may_be_in_a_named_encoding(model: Path, tmp_path: Path) -> None:
+def wait_for_review(content: Content) -> Review:
+    """Return the review once the model has read the notes."""
+    assert content.review is not None
+    review = content.review.get(20)
+    assert review is not None
+    return review
+
+
+def test_notes_are_read_in_the_named_encoding(model: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.jsonl"
     notes.write_bytes('{"text": "Übelkeit"}'.encode("cp1252"))
     with pytest.raises(DataError, match="is not UTF-8: name the encoding"):
-        opened([model, notes])
-    found = opened([model, notes], encoding="cp1252").review
-    assert found is not None
-    assert (made := found.get(20)) is not None
-    assert [own.text for own in made.sources[0].documents] == ["Übelkeit"]
+        load_content([model, notes])
+    content = load_content([model, notes], encoding="cp1252")
+    (source,) = wait_for_review(content).sources
+    assert [document.text for document in source.documents] == ["Übelkeit"]
 
 
-def test_wrong_lines_of_notes_may_be_left_out(model: Path, tmp_path: Path) -> None:
+def test_wrong_lines_of_notes_are_skipped_on_request(
+    model: Path, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes.jsonl"
     notes.write_text('{"text": "A rash."}\n{"text": \n')
     with pytest.raises(DataError, match=r"notes.jsonl:2"):
-        opened([model, notes])
-    found = opened([model, notes], on_error="skip").review
-    assert found is not None
-    assert (made := found.get(20)) is not None
-    assert len(made.sources[0].documents) == 1
+        load_content([model, notes])
+    content = load_content([model, notes], on_error="skip")
+    (source,) = wait_for_review(content).sources
+    assert len(source.documents) == 1
 
 
-def test_where_decisions_cannot_be_written_is_said_at_the_start(
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(
     model: Path, tmp_path: Path
 ) -> None:
     notes = tmp_path / "note.txt"
     notes.write_text("A rash.")
-    for file in (notes / "kept.json", tmp_path):
+    for file in (notes / "saved.json", tmp_path):
         with pytest.raises(
             ConfigError, match=f"{file}: decisions cannot be written there"
         ):
-            opened([model, notes], file=file)
-    opened([model, notes], file=tmp_path / "new" / "kept.json")
+            load_content([model, notes], corrections=file)
+    load_content([model, notes], corrections=tmp_path / "new" / "saved.json")
 
 
-def test_paths_that_are_no_model_and_notes_are_refused(
+def test_a_folder_of_unknown_kind_is_refused_in_one_line(
     give: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    code, _, told = give("ui", tmp_path)
-    assert (code, told.count("\n")) == (2, 1)
-    assert "fednotes ui MODEL NOTES" in told
+    code, _, errors = give("ui", tmp_path)
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert "fednotes ui MODEL NOTES" in errors

@@ -1,5 +1,4 @@
-"""Runs on the local page: what the report says, two side by side, errors, and what left
-a site."""
+"""Runs on the local pages: reports, comparisons, errors in test notes, and ledgers."""
 
 from __future__ import annotations
 
@@ -16,7 +15,9 @@ from tiny_jobs import TABLE
 
 from fednotes.apps.deployment.nvflare.kit import KIT_FILE
 from fednotes.apps.deployment.rules.ledger import ledger_of
-from fednotes.apps.ui.pages import Desk, application, opened
+from fednotes.apps.ui.access import Access
+from fednotes.apps.ui.content import Content, load_content
+from fednotes.apps.ui.pages import create_app
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import SUMMARY, read_result
@@ -30,8 +31,10 @@ ROOT = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, a copy of it, and one that has not ended; tests only read
-    them."""
+    """A folder with a run, a copy of it, and one that has not finished.
+
+    Tests only read them.
+    """
     folder = tmp_path_factory.mktemp("runs")
     table = {**TABLE, "title": "Two sites", "conditions": ["alone", "federated"]}
     table["synthetic"] = {"sites": 2, "sentences": 20}
@@ -42,26 +45,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def client(desk: Desk) -> TestClient:
-    found = TestClient(
-        application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT}
+def browse(content: Content) -> TestClient:
+    """Return a browser of the pages, with the cookie."""
+    access = Access()
+    browser = TestClient(
+        create_app(content, access),
+        base_url=ROOT + access.root,
+        headers={"origin": ROOT},
     )
-    assert found.get(f"/?token={desk.token}").status_code == 200
-    return found
+    assert browser.get(f"/?token={access.token}").status_code == 200
+    return browser
 
 
-def waited(browser: TestClient, path: str) -> str:
-    """A page, once what it waits for is done."""
+def wait_for_page(browser: TestClient, path: str) -> str:
+    """Return a page once the work that it waits for is done."""
     for _ in range(200):
         text = browser.get(path).text
         if "data-poll" not in text:
             return text
         time.sleep(0.05)
-    raise AssertionError(f"{path} waits still")
+    raise AssertionError(f"{path} is still waiting")
 
 
-def test_a_run_is_shown_as_its_report_has_it(runs: Path) -> None:
-    text = client(opened([runs / "one"])).get("/runs").text
+def test_a_run_is_shown_as_in_its_report(runs: Path) -> None:
+    text = browse(load_content([runs / "one"])).get("/runs").text
     report = (runs / "one" / "summary.json").read_text("utf-8")
     f1 = json.loads(report)["mean"]["federated"]["strict"]["f1"]
     assert "<h1>Two sites</h1>" in text
@@ -72,88 +79,87 @@ def test_a_run_is_shown_as_its_report_has_it(runs: Path) -> None:
     Tree(text)
 
 
-def test_a_run_that_goes_on_is_followed(runs: Path) -> None:
-    """Its curves come from the lines that there are, half a last one left out."""
+def test_the_page_of_an_unfinished_run_refreshes_itself(runs: Path) -> None:
+    """Its curves show the complete lines of metrics.jsonl; half a line is ignored."""
     with (runs / "live" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 99, "los')
     newest = json.loads(
         (runs / "one" / "metrics.jsonl").read_text("utf-8").splitlines()[-1]
     )
-    text = client(opened([runs / "live"])).get("/runs").text
+    text = browse(load_content([runs / "live"])).get("/runs").text
     assert 'data-poll="5"' in text
     assert (
-        f"has not ended: its newest evaluation is of round {newest['round']}." in text
+        f"has not finished. Its latest evaluation is of round {newest['round']}."
+        in text
     )
     assert "<h1>Two sites</h1>" in text
     assert 'aria-labelledby="mean-f1-t' in text
-    listed = client(opened([runs / "one", runs / "live"])).get("/runs").text
+    listed = browse(load_content([runs / "one", runs / "live"])).get("/runs").text
     assert [row[0] for row in Tree(listed).rows[1:]] == ["one", "live"]
-    assert "goes on" in listed
+    assert "in progress" in listed
 
 
-def test_two_runs_side_by_side_and_the_test_of_their_difference(runs: Path) -> None:
+def test_two_runs_are_compared_and_their_difference_is_tested(runs: Path) -> None:
     """A run and its copy do not differ at any site."""
-    browser = client(opened([runs / "one", runs / "two"]))
+    browser = browse(load_content([runs / "one", runs / "two"]))
     result = read_result(runs / "one")
     rows = Tree(browser.get("/compare").text).rows
     for site, scores in result.sites.items():
         f1 = f"{scores['federated']['strict']['f1']:.3f}"
         assert [site, "Strict F1", f1, f1, "+0.000"] in rows
-    tested = Tree(waited(browser, "/compare?a=one&b=two&test=1")).rows
+    tested = Tree(wait_for_page(browser, "/compare?a=one&b=two&test=1")).rows
     assert [row[3:] for row in tested if row[0] in result.sites and len(row) == 6] == [
         ["+0.000", "+0.000 to +0.000", "1.0000"] for _ in result.sites
     ]
     assert browser.get("/compare?a=%3Cb%3E&b=none").status_code == 200
     assert browser.get("/runs/2").status_code == 400
-    assert client(opened([runs / "one"])).get("/compare").status_code == 400
+    assert browse(load_content([runs / "one"])).get("/compare").status_code == 400
 
 
-def test_errors_of_a_run_are_those_that_it_counted(runs: Path) -> None:
-    """summary.json has the counts of right, annotated and predicted mentions of each
-    site."""
-    desk = opened([runs / "one"])
-    browser = client(desk)
-    waited(browser, "/errors")
-    assert desk.review is not None
-    review = desk.review.get()
+def test_errors_of_a_run_agree_with_its_counts(runs: Path) -> None:
+    """summary.json has each site's counts of correct, annotated and predicted ones."""
+    content = load_content([runs / "one"])
+    browser = browse(content)
+    wait_for_page(browser, "/errors")
+    assert content.review is not None
+    review = content.review.get()
     assert review is not None
     for place, (site, scores) in enumerate(read_result(runs / "one").sites.items()):
         assert review.sources[place].name == site
-        own = [item for item in review.items if item.source == place]
-        kinds, counts = (
-            Counter(item.kind for item in own),
-            scores["federated"]["counts"],
-        )
+        items = [item for item in review.items if item.source == place]
+        kinds = Counter(item.kind for item in items)
+        counts = scores["federated"]["counts"]
         assert kinds["correct"] == counts["strict"]
-        assert sum(item.gold is not None for item in own) == counts["gold"] > 0
-        assert sum(item.predicted is not None for item in own) == counts["predicted"]
+        assert sum(item.gold is not None for item in items) == counts["gold"] > 0
+        assert sum(item.predicted is not None for item in items) == counts["predicted"]
     assert review.file == runs / "one.corrections.json"
     assert browser.get("/errors?site=none").text.count("<li>") == 0
 
 
-def test_a_run_without_models_says_so_and_may_be_asked_again(
+def test_a_run_without_models_is_named_and_read_again_on_request(
     runs: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(runs / "one", tmp_path / "run")
     for folder in ("alone", "federated"):
         (tmp_path / "run" / folder).rename(tmp_path / folder)
-    browser = client(opened([tmp_path / "run"]))
-    assert "has no federated model" in waited(browser, "/errors")
+    browser = browse(load_content([tmp_path / "run"]))
+    assert "has no federated model" in wait_for_page(browser, "/errors")
     for folder in ("alone", "federated"):
         (tmp_path / folder).rename(tmp_path / "run" / folder)
-    assert "Errors in run, federated" in waited(browser, "/errors")
+    assert "Errors in run, federated" in wait_for_page(browser, "/errors")
 
 
-def test_a_run_that_finds_no_mentions_has_no_errors_to_look_at(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_a_run_of_patients_has_no_section_of_errors(runs: Path, tmp_path: Path) -> None:
     table = json.loads((runs / "one" / SUMMARY).read_text("utf-8"))
     (tmp_path / SUMMARY).write_text(json.dumps({**table, "holds": "patients"}), "utf-8")
-    assert [name for _, name in opened([tmp_path]).sections] == ["Runs"]
-    assert [name for _, name in opened([runs / "one"]).sections] == ["Runs", "Errors"]
+    assert [name for _, name in load_content([tmp_path]).list_sections()] == ["Runs"]
+    assert [name for _, name in load_content([runs / "one"]).list_sections()] == [
+        "Runs",
+        "Errors",
+    ]
 
 
-def test_what_left_a_site_is_shown_with_its_verdict(
+def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     tmp_path: Path, instant_disk: None
 ) -> None:
     kit = tmp_path / "north"
@@ -161,7 +167,7 @@ def test_what_left_a_site_is_shown_with_its_verdict(
     (kit / KIT_FILE).write_text("{}")
     ledger_of(kit).path.parent.mkdir()
     written(ledger_of(kit).path, 120)
-    browser = client(opened([kit]))
+    browser = browse(load_content([kit]))
     text = browser.get("/ledger").text
     assert ["run-1", "train", "120", "480 B", "0"] in Tree(text).rows
     assert "120 lines, unbroken" in text
@@ -171,26 +177,24 @@ def test_what_left_a_site_is_shown_with_its_verdict(
     assert 'role="alert"' in browser.get("/ledger").text
 
 
-def test_what_fits_nowhere_is_refused(runs: Path) -> None:
+def test_paths_that_do_not_fit_together_are_refused(runs: Path) -> None:
     models = [
         next((runs / name / "federated").rglob("model")) for name in ("one", "two")
     ]
     for paths in ([runs / "nothing"], [runs], models):
         with pytest.raises(ConfigError, match="fednotes ui MODEL NOTES"):
-            opened(paths)
+            load_content(paths)
 
 
-def test_names_of_runs_and_sites_are_text(runs: Path, tmp_path: Path) -> None:
+def test_names_of_runs_and_sites_are_escaped(runs: Path, tmp_path: Path) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     shutil.copytree(runs / "one", tmp_path / hostile)
-    kept = tmp_path / hostile / SUMMARY
-    table = json.loads(kept.read_text("utf-8"))
-    table["title"], table["sites"] = (
-        hostile,
-        {hostile: next(iter(table["sites"].values()))},
-    )
-    kept.write_text(json.dumps(table), "utf-8")
-    browser = client(opened([runs / "one", tmp_path / hostile]))
+    summary = tmp_path / hostile / SUMMARY
+    table = json.loads(summary.read_text("utf-8"))
+    table["title"] = hostile
+    table["sites"] = {hostile: next(iter(table["sites"].values()))}
+    summary.write_text(json.dumps(table), "utf-8")
+    browser = browse(load_content([runs / "one", tmp_path / hostile]))
     for path in ("/runs", "/runs/1", "/compare"):
         text = browser.get(path).text
         assert "&lt;img src=x onerror=alert(1)&gt;" in text

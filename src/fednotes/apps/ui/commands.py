@@ -28,10 +28,10 @@ def ui(
     ],
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one."),
     ] = 0,
     format: Annotated[
-        str, typer.Option(help="Format of the notes; recognised if not given.")
+        str, typer.Option(help="Format of the notes; recognised by default.")
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
@@ -42,7 +42,7 @@ def ui(
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
-    """Open a local page of runs, errors in notes, or a ledger."""
+    """Show runs, a model's errors in notes, or a ledger in the browser."""
     from fednotes.apps.ui.pages import open_ui
 
     open_ui(

@@ -1,533 +1,92 @@
-"""Local web UI: its pages and its access control.
+"""The local web UI (`fednotes ui`): its addresses and what each of them shows.
 
-The server listens on 127.0.0.1 only. The first address contains a random token, which
-becomes a cookie. Browsers send cookies to every port of a computer, including those of
-other users' programs, so all addresses begin with a random folder and the cookie is
-restricted to it. The `Host` header of each request, and the `Origin` of each request
-that changes something, must be those of this server, so that no other web site in the
-same browser can read or write here. The pages load nothing from other servers.
+`access.py` decides who may see the pages, and `content.py` finds what they show. The
+pages load nothing from other servers. starlette and uvicorn come with the extra `ui`.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from markupsafe import Markup, escape
-
-from fednotes.api import read
+from fednotes.apps.ui.access import HOST, Access
+from fednotes.apps.ui.background import BackgroundWork
+from fednotes.apps.ui.content import Content, ledger_reader, load_content
+from fednotes.apps.ui.corrections import Decision, MentionKey
+from fednotes.apps.ui.marked_text import cut_at_mentions, to_html
 from fednotes.apps.ui.review import (
+    UNDO,
     Filter,
     Item,
-    Later,
+    Predict,
     Review,
-    compared,
-    filter_of,
-    of_run,
-    require_writable,
+    parse_filter,
 )
-from fednotes.core import plugins
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, needs
 from fednotes.core.http_server import Refused, read_body, run
-from fednotes.core.parsing import shipped
-from fednotes.core.types import Document, Span
+from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import LossyError
-from fednotes.data.formats.folders import name_paths
 from fednotes.data.formats.problems import OnError
 from fednotes.jobs.compare import Comparison, compare
-from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
+from fednotes.jobs.models import MentionModel, PatientModel, folder_of
 from fednotes.jobs.results import SUMMARY, read_lines, size
-from fednotes.jobs.run_folder import is_run, read_progress
+from fednotes.jobs.run_folder import read_progress
 from fednotes.metrics.judging import KINDS
 from fednotes.report.html import environment, parts_of_page, two_runs
-from fednotes.taggers.saving import is_model
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-HOST = "127.0.0.1"
-MOST_FORM = 2**20  # bytes of what a page sends
-_SLOWEST = 15.0  # seconds in which it must come
-MOST_TEXT = 100_000  # characters of a text to try
-_ROWS = 50  # errors of a list
-_LINES = 100  # of a ledger, the newest
-_PATIENCE = 2.0  # seconds, until a page says that something is written still
-_AGAIN = 5  # seconds, until a run that goes on is looked at again
-_AROUND = 6_000  # characters of a longer note before and after a mention
-_PAGE = shipped("apps/ui/page.toml")  # its words, and the headers of its answers
+# Limits on the form that a page sends.
+_MAX_FORM_BYTES = 2**20
+_MAX_FORM_FIELDS = 50
+_FORM_SECONDS = 15.0
+_MAX_TEXT = 100_000  # characters of a text to try
+
+_ERRORS_PER_PAGE = 50
+_LEDGER_LINES = 100  # newest lines of a ledger that are shown
+# Characters that are shown before and after a mention if its note is long.
+_CONTEXT = 6_000
+
+# Seconds until a page says that an export is still being written.
+_EXPORT_SECONDS = 2.0
+# Seconds after which a page asks for itself again.
+_REFRESH_RUN = 5
+_REFRESH_WORK = 2
+
+_KIND_NAMES = {
+    "correct": "Correct",
+    "boundary": "Boundary",
+    "type": "Type",
+    "both": "Boundary and type",
+    "missed": "Missed",
+    "spurious": "Spurious",
+}
+_ORDER_NAMES = {
+    "place": "as in the notes",
+    "certain": "most confident first",
+    "uncertain": "least confident first",
+}
+_EXPORT_NAMES = {
+    "jsonl": "JSONL",
+    "brat": "brat (.zip)",
+    "label-studio": "Label Studio",
+}
+
 Form = Mapping[str, str]
 T = TypeVar("T")
-Predict = Callable[[Sequence[Document]], Sequence[Document]]
 
 
-@dataclass
-class Desk:
-    """The content of the web UI.
-
-    Attributes:
-        review: The errors to review, or None.
-        model: Finds mentions in documents, or None.
-        about: The name of the model.
-        sure: A description of the model's confidence.
-        runs: The folders of runs by name.
-        kits: The folders of site kits by name.
-        token: The secret that grants access.
-        root: The random folder with which all addresses begin.
-    """
-
-    review: Later[Review] | None = None
-    model: Predict | None = None
-    about: str = ""
-    sure: str = ""
-    runs: dict[str, Path] = field(default_factory=dict)
-    kits: dict[str, Path] = field(default_factory=dict)
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
-    root: str = field(default_factory=lambda: f"/{secrets.token_urlsafe(16)}")
-
-    @property
-    def sections(self) -> list[tuple[str, str]]:
-        """The available sections, each as address and name."""
-        parts = {
-            "Runs": ("/runs", self.runs),
-            "Side by side": ("/compare", len(self.runs) > 1),
-            "What left": ("/ledger", self.kits),
-            "Errors": ("/errors", self.review),
-            "Try": ("/try", self.model),
-        }
-        return [(path, name) for name, (path, there) in parts.items() if there]
-
-
-def application(desk: Desk) -> Callable[..., Any]:
-    """Return the ASGI application, which serves requests with the token only."""
-    with needs("starlette", "ui"):
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.exceptions import HTTPException
-        from starlette.middleware.base import BaseHTTPMiddleware
-        from starlette.routing import Mount, Route
-        from starlette.staticfiles import StaticFiles
-    pages = Pages(desk)
-
-    def route(
-        path: str, handler: Callable[[Request, Form], Response], *methods: str
-    ) -> Route:
-        async def answer(request: Request) -> Response:
-            form = await _form(request) if request.method == "POST" else {}
-            return await run_in_threadpool(handler, request, form)
-
-        return Route(path, answer, methods=methods or ("GET",))
-
-    folders: Any = [("fednotes.apps.ui", "static"), ("fednotes.report", "templates")]
-    routes = [
-        route("/", pages.start),
-        Mount("/static", StaticFiles(packages=folders)),
-        route("/runs", pages.runs),
-        route("/runs/{number}", pages.run),
-        route("/compare", pages.compare),
-        route("/ledger", pages.ledger),
-        route("/errors", pages.errors),
-        route("/errors/{number}", pages.item),
-        route("/errors/{number}", pages.decide, "POST"),
-        route("/export/{format}", pages.export),
-        route("/try", pages.trial, "GET", "POST"),
-    ]
-    refused = dict.fromkeys(
-        (HTTPException, Refused, FednotesError, _Soon), pages.refused
-    )
-    app = Starlette(
-        routes=[Mount(desk.root, routes=routes)], exception_handlers=refused
-    )
-    return BaseHTTPMiddleware(app, dispatch=pages.guarded)
-
-
-async def _form(request: Request) -> Form:
-    """Return the form fields of a request; raise Refused if it is too large or bad."""
-    body = await read_body(request.receive, MOST_FORM, _SLOWEST)
-    try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
-    except ValueError as error:
-        raise Refused(400, "not what a form of this page sends") from error
-
-
-class _Soon(Exception):
-    """The requested page is not ready; the message says why, and the browser retries."""
-
-
-class Pages:
-    """The handlers of the web UI, one for each address."""
-
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self._written: dict[tuple[str, bool], tuple[Any, Later[tuple[str, bytes]]]] = {}
-        self._tests: dict[tuple[str, str], Later[Comparison]] = {}
-        self._templates = environment("fednotes.apps.ui")
-        self._templates.filters["note"] = shown
-
-    def page(self, name: str, code: int = 200, **values: Any) -> Response:
-        """Return the response of a rendered template."""
-        from starlette.responses import HTMLResponse
-
-        given = {"desk": self.desk, "root": self.desk.root, "address": self.address}
-        given |= {"KINDS": KINDS, "said": _PAGE, "here": "", "poll": 0, **values}
-        return HTMLResponse(self._templates.get_template(name).render(given), code)
-
-    def refused(self, request: Request, error: Exception) -> Response:
-        """Return a page that explains an error, or a page that waits."""
-        if isinstance(error, _Soon) and request.method != "POST":
-            return self.page("wait.html", poll=2, what=str(error))
-        status = getattr(error, "status_code", 400)
-        why = getattr(error, "detail", str(error))
-        return self.page("message.html", status, why=why, status=status)
-
-    def address(self, path: str, by: Filter | None = None, **more: Any) -> str:
-        """Return an address with a filter's values, omitting those that are defaults."""
-        plain = asdict(Filter())
-        given = asdict(by or Filter()) | more
-        given = {k: v for k, v in given.items() if v != plain.get(k, "")}
-        given |= {"open": 1} if given.get("open") else {}
-        return self.desk.root + path + (f"?{urlencode(given)}" if given else "")
-
-    async def guarded(
-        self, request: Request, go_on: Callable[[Request], Any]
-    ) -> Response:
-        """Pass on a request that carries the token; refuse all others.
-
-        Refusals contain no address, since addresses begin with the secret folder.
-        """
-        from starlette.responses import PlainTextResponse, RedirectResponse
-
-        port, token = (
-            (request.scope.get("server") or (HOST, 80))[1],
-            self.desk.token.encode(),
-        )
-        host, cookie = request.headers.get("host", ""), f"fednotes-{port}"
-        given = request.query_params.get("token", "").encode()
-        held = request.cookies.get(cookie, "").encode()
-        answer: Response
-        if host not in (f"{HOST}:{port}", f"localhost:{port}"):
-            answer = PlainTextResponse("not a name of this page", 421)
-        elif request.method not in ("GET", "HEAD") and (
-            request.headers.get("origin") != f"http://{host}"
-        ):
-            answer = PlainTextResponse(
-                "this came from another page: nothing was done", 403
-            )
-        elif given and secrets.compare_digest(given, token):
-            answer = RedirectResponse(request.scope["path"], 303)
-            only: Any = {"path": self.desk.root, "httponly": True, "samesite": "strict"}
-            answer.set_cookie(cookie, self.desk.token, **only)
-        elif not secrets.compare_digest(held, token):
-            answer = PlainTextResponse(
-                "open the whole address that the terminal shows", 403
-            )
-        else:
-            answer = await go_on(request)
-        answer.headers.update(_PAGE["headers"])
-        return answer
-
-    def to(self, path: str, by: Filter | None = None, anchor: str = "") -> Response:
-        """Return a redirect to another page."""
-        from starlette.responses import RedirectResponse
-
-        return RedirectResponse(self.address(path, by) + anchor, 303)
-
-    def start(self, request: Request, form: Form) -> Response:
-        """Redirect to the first available section."""
-        return self.to(self.desk.sections[0][0])
-
-    # ---- runs
-
-    def runs(self, request: Request, form: Form) -> Response:
-        """Show the results of all runs; redirect to the run if there is only one."""
-        if len(self._runs) == 1:
-            return self.to("/runs/0")
-        rows = [
-            (name, read_progress(folder), (folder / SUMMARY).is_file())
-            for name, folder in self._runs
-        ]
-        return self.page("runs.html", here="/runs", rows=rows)
-
-    def run(self, request: Request, form: Form) -> Response:
-        """Show the report of a run; the page of an unfinished run refreshes itself."""
-        folder = _numbered(self._runs, request, "run")[1]
-        lines, ended = read_lines(folder), (folder / SUMMARY).is_file()
-        parts = parts_of_page(read_progress(folder), lines)
-        parts["title"] = parts["result"].title or folder.name
-        last = lines[-1] if lines else {}
-        poll = 0 if ended else _AGAIN
-        return self.page(
-            "run_page.html", here="/runs", poll=poll, ended=ended, last=last, **parts
-        )
-
-    @property
-    def _runs(self) -> list[tuple[str, Path]]:
-        return [*self.desk.runs.items()]
-
-    def compare(self, request: Request, form: Form) -> Response:
-        """Show two runs side by side and, on demand, a test of their difference."""
-        names = [*self.desk.runs]
-        if len(names) < 2:
-            raise ConfigError("name two runs: fednotes ui RUN RUN")
-        asked = [request.query_params.get(key, "") for key in "ab"]
-        one, two = (a if a in names else names[n] for n, a in enumerate(asked))
-        folders = {name: self.desk.runs[name] for name in (one, two)}
-        parts = two_runs(
-            {n: (read_progress(f), read_lines(f)) for n, f in folders.items()}
-        )
-        tests, asked_for = None, bool(request.query_params.get("test"))
-        if asked_for:
-            test = partial(compare, condition="federated", against="federated")
-            begun = Later(partial(test, folders[one], folders[two]))
-            tests = self._tests.setdefault((one, two), begun).get()
-        poll = 2 if asked_for and tests is None else 0
-        parts |= {"names": names, "one": one, "two": two, "tests": tests, "poll": poll}
-        return self.page("compare.html", here="/compare", **parts)
-
-    def ledger(self, request: Request, form: Form) -> Response:
-        """Show what left each site according to its ledger."""
-        found = []
-        for name, kit in self.desk.kits.items():
-            report, lines = _ledger_source(kit).read_ledger(kit)
-            parts: dict[tuple[str, str], list[Any]] = {}
-            for line in lines:
-                parts.setdefault((line["run"], line["task"]), []).append(line)
-            found.append((name, report, parts, lines[: -_LINES - 1 : -1]))
-        return self.page("ledger.html", here="/ledger", found=found, size=size)
-
-    # ---- errors
-
-    def errors(self, request: Request, form: Form) -> Response:
-        """Show counts by type and kind, and the mentions that a filter selects."""
-        review, by = self._review(), filter_of(request.query_params)
-        chosen = review.select(by)
-        pages = max(1, ceil(len(chosen) / _ROWS))
-        number = min(pages, _whole(request.query_params.get("page", "1")))
-        first = (number - 1) * _ROWS
-        rows, counts = chosen[first : first + _ROWS], review.counts()
-        given: Any = {
-            "review": review,
-            "by": by,
-            "counts": counts,
-            "total": len(chosen),
-        }
-        given |= {"rows": rows, "first": first, "number": number, "pages": pages}
-        return self.page("errors.html", here="/errors", **given)
-
-    def item(self, request: Request, form: Form) -> Response:
-        """Show one mention in its note with the possible decisions."""
-        review, by, item = self._item(request)
-        source, gold = review.sources[item.source], review.document(item)
-        low, high = 0, len(gold.text)
-        if high > 3 * _AROUND:
-            low = max(low, item.span.start - _AROUND)
-            high = min(high, item.span.end + _AROUND)
-        note = stretches(gold.spans, source.predicted[item.document].spans, low, high)
-        before, after = review.around(item, by)
-        given: Any = {
-            "review": review,
-            "by": by,
-            "item": item,
-            "source": source,
-            "document": gold,
-        }
-        given |= {
-            "before": before,
-            "after": after,
-            "note": note,
-            "low": low,
-            "high": high,
-        }
-        return self.page("item.html", here="/errors", **given)
-
-    def decide(self, request: Request, form: Form) -> Response:
-        """Record a decision and redirect to the next mention."""
-        review, by, item = self._item(request)
-        after = review.around(item, by)[1]
-        action = form.get("action", "")
-        review.decide(item, action, form.get("label", "").strip())
-        to = item if action == "undo" or not after else after[0]
-        return self.to(f"/errors/{to.number}", by, "#here")
-
-    def export(self, request: Request, form: Form) -> Response:
-        """Return the corrected notes as a download."""
-        from starlette.responses import Response
-
-        review = self._review()
-        format, exports = request.path_params["format"], _PAGE["exports"]
-        if format not in exports:
-            raise ConfigError(f"{format}: written are {', '.join(exports)}")
-        key, decided = (
-            (format, bool(request.query_params.get("anyway"))),
-            review.decisions,
-        )
-        begun = self._written.get(key)
-        if begun is None or begun[0] != decided:
-            begun = self._written[key] = decided, Later(partial(review.export, *key))
-        try:
-            made = begun[1].get(_PATIENCE)
-        except LossyError as error:
-            kinds = ", ".join(
-                f"{kind} ({number:,})" for kind, number in error.lost.items()
-            )
-            why = f"{exports[format]} cannot hold all of these notes: {kinds}. The notes are whole."
-            return self.page(
-                "message.html", 409, why=why, status=409, anyway=request.url.path
-            )
-        if made is None:
-            raise _Soon("The notes are being written")
-        name, data = made
-        headers = {"content-disposition": f'attachment; filename="{name}"'}
-        return Response(data, media_type="application/octet-stream", headers=headers)
-
-    def _review(self) -> Review:
-        if self.desk.review is None:
-            raise ConfigError("there are no notes here: fednotes ui MODEL NOTES")
-        if (found := self.desk.review.get()) is None:
-            raise _Soon("The notes are still being read")
-        return found
-
-    def _item(self, request: Request) -> tuple[Review, Filter, Item]:
-        """Return the review, filter and mention that an address names."""
-        review = self._review()
-        item = _numbered(review.items, request, "mention")
-        return review, filter_of(request.query_params), item
-
-    # ---- a text
-
-    def trial(self, request: Request, form: Form) -> Response:
-        """Show a form for a text and the mentions that the model finds in it."""
-        if self.desk.model is None:
-            raise ConfigError("there is no model here: fednotes ui MODEL")
-        text = form.get("text", "").replace("\r\n", "\n")
-        found: Document | None = None
-        if len(text) > MOST_TEXT:
-            raise ConfigError(f"over {MOST_TEXT:,} characters: try a shorter text")
-        if text.strip():
-            (found,) = self.desk.model([Document("text", text)])
-        note = stretches((), found.spans, 0, len(text)) if found else ()
-        return self.page("try.html", here="/try", text=text, found=found, note=note)
-
-
-def _ledger_source(folder: Path) -> Any:
-    """Return the registered module that reads the ledger of a site's kit, if the folder
-    is one."""
-    for entry in plugins.registered("ledgers").values():
-        source = plugins.load(entry, ModuleType)
-        if source.is_kit(folder):
-            return source
-    return None
-
-
-def _numbered(all: Sequence[T], request: Request, what: str) -> T:
-    """Return the element whose number is in the address; raise ConfigError if none."""
-    text = request.path_params["number"]
-    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= len(all):
-        raise ConfigError(f"there is no {what} {clean(text, 20)}: there are {len(all)}")
-    return all[int(text)]
-
-
-def _whole(text: str) -> int:
-    return int(text) if re.fullmatch("[0-9]{1,6}", text) and int(text) else 1
-
-
-# ---- text with marks
-
-
-def shown(text: str) -> Markup:
-    """Return a note's text as HTML, with control and invisible characters spelt out."""
-    parts = re.split("([\n\t\xa0]+)", text.replace("\r\n", "\n"))
-    return escape("".join(p if n % 2 else clean(p, None) for n, p in enumerate(parts)))
-
-
-def stretches(
-    gold: Sequence[Span], predicted: Sequence[Span], low: int, high: int
-) -> Iterator[tuple[tuple[int, int], list[tuple[str, Span]]]]:
-    """A note from `low` to `high`, cut where mentions begin and end: where each stretch
-    is, and the mentions that cover it; "g": annotated, "p": predicted."""
-    sides = [("g", s) for s in gold] + [("p", s) for s in predicted]
-    sides = [(side, s) for side, s in sides if s.end > low and s.start < high]
-    edges = {low, high, *(e for _, s in sides for piece in s.pieces for e in piece)}
-    cuts = sorted(edge for edge in edges if low <= edge <= high)
-    covered: list[list[tuple[str, Span]]] = [[] for _ in cuts]
-    for side, span in sides:
-        for piece in span.pieces:
-            for place in range(*(bisect_left(cuts, edge) for edge in piece)):
-                covered[place].append((side, span))
-    return zip(pairwise(cuts), covered, strict=False)
-
-
-# ---- the page itself
-
-
-def opened(
-    paths: Sequence[Path],
-    format: str = "",
-    file: Path | None = None,
-    on_error: OnError = "refuse",
-    encoding: str = AUTO,
-    **options: Any,
-) -> Desk:
-    """What paths are about: a model, and notes. file: of corrections; on_error,
-    encoding: as `read`; options: of `load`.
-
-    Notes are read at once, and tagged when they are first asked for. Raises
-    FednotesError.
-    """
-    folders = {path: path.resolve().name for path in paths if path.is_dir()}
-    models = [path for path in folders if is_model(path)]
-    runs = [path for path in folders if path not in models and is_run(path)]
-    kits = [path for path in folders if _ledger_source(path) is not None]
-    notes = [path for path in paths if path not in (*models, *runs, *kits)]
-    if len(models) > 1 or (notes and not models):
-        told = "two models" if models else f"{notes[0]} is no model, no run and no kit"
-        raise ConfigError(
-            f"{told}: fednotes ui MODEL NOTES, with one model, or fednotes ui RUN"
-        )
-    desk = Desk(about=str(paths[0]), runs=name_paths(runs), kits=name_paths(kits))
-    beside = (notes or runs or paths)[0].resolve()
-    kept = file or beside.with_name(f"{beside.name}.corrections.json")
-    if file or notes:
-        require_writable(kept)
-    if models:
-        model = load(models[0], **options)
-        if not isinstance(model, MentionModel):
-            raise ConfigError(
-                f"{models[0]}: it finds no mentions; the page is for models that do"
-            )
-        desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
-        held = {
-            name: read(path, format or None, on_error, encoding=encoding)
-            for name, path in name_paths(notes).items()
-        }
-
-        def tagged() -> Review:
-            made = (
-                compared(name, own, model.types, model, model.explain)
-                for name, own in held.items()
-            )
-            return Review(tuple(made), kept, ", ".join(held))
-
-    if notes:
-        desk.review = Later(tagged)
-    elif runs and read_progress(runs[0]).holds in ("", "documents"):
-        desk.review = Later(partial(of_run, runs[0], kept))
-    return desk
-
-
-def open_ui(
+def open_ui(  # noqa: PLR0913 - what a person may want to set
     *paths: str | Path | MentionModel | PatientModel,
     port: int = 0,
     format: str = "",
@@ -538,25 +97,497 @@ def open_ui(
     backbone: str | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Look at runs, a model's errors in notes, and what left: a page on this computer
-    alone, until SIGINT or SIGTERM.
+    """Show runs, a model's errors in notes, or a ledger, until SIGINT or SIGTERM.
 
-    paths: runs; a model, opened or not, and notes; a site's kit. port: 0 takes a free
-        one.
-    corrections: where decisions are kept; beside the notes or the run if not given.
-    tell: is told the address. The others: as `read` and `load`. Raises FednotesError.
+    The pages are for a browser on this computer only.
+
+    Args:
+        paths: Runs; a model from `load` or its folder, perhaps with notes; the kit of a
+            site.
+        port: The TCP port; 0 takes a free one.
+        format: The format of the notes; recognised if empty.
+        corrections: The file of decisions; beside the notes or the run if None.
+        on_error: As in `read`.
+        encoding: As in `read`.
+        device: As in `load`.
+        backbone: As in `load`.
+        tell: Receives a line with the address.
+
+    Raises:
+        FednotesError: The paths do not fit together, something cannot be read, or the
+            server cannot listen on this port.
+        MissingExtra: The extra "ui" is not installed.
     """
     if not paths:
         raise ConfigError("name a run, a model and notes, or a site's kit")
-    file = None if corrections is None else Path(corrections)
-    given: Any = {"device": device, "backbone": backbone}
-    named_by = [folder_of(path, "a run, a model or notes") for path in paths]
-    desk = opened(named_by, format, file, on_error, encoding, **given)
+    content = load_content(
+        [folder_of(path, "a run, a model or notes") for path in paths],
+        format=format or None,
+        corrections=None if corrections is None else Path(corrections),
+        on_error=on_error,
+        encoding=encoding,
+        device=device,
+        backbone=backbone,
+    )
+    access = Access()
 
-    def ready(place: str) -> None:
+    def tell_address(address: str) -> None:
         tell(
-            f"open {place}{desk.root}/?token={desk.token} in a browser on this computer; "
-            "Ctrl-C ends it"
+            f"open {address}{access.root}/?token={access.token} in a browser on this "
+            "computer; Ctrl-C ends the page"
         )
 
-    run(application(desk), HOST, port, ready, extra="ui")
+    run(create_app(content, access), HOST, port, ready=tell_address, extra="ui")
+
+
+# ---- the application -----------------------------------------------------------------
+
+
+def create_app(content: Content, access: Access) -> Callable[..., Any]:
+    """Return the ASGI application, which only serves requests with the token.
+
+    Raises:
+        MissingExtra: The extra "ui" is not installed.
+    """
+    with needs("starlette", "ui"):
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.exceptions import HTTPException
+        from starlette.middleware.base import BaseHTTPMiddleware
+        from starlette.routing import Mount, Route
+        from starlette.staticfiles import StaticFiles
+
+    pages = Pages(content, access.root)
+
+    def page(path: str, show: Callable[[Request], Response]) -> Route:
+        async def answer(request: Request) -> Response:
+            return await run_in_threadpool(show, request)
+
+        return Route(path, answer, methods=["GET"])
+
+    def form(path: str, handle: Callable[[Request, Form], Response]) -> Route:
+        async def answer(request: Request) -> Response:
+            fields = await _read_form(request)
+            return await run_in_threadpool(handle, request, fields)
+
+        return Route(path, answer, methods=["POST"])
+
+    static: Any = [("fednotes.apps.ui", "static"), ("fednotes.report", "templates")]
+    routes = [
+        page("/", pages.redirect_to_start),
+        Mount("/static", StaticFiles(packages=static)),
+        page("/runs", pages.show_runs),
+        page("/runs/{number}", pages.show_run),
+        page("/compare", pages.compare_runs),
+        page("/ledger", pages.show_ledgers),
+        page("/errors", pages.show_errors),
+        page("/errors/{number}", pages.show_item),
+        form("/errors/{number}", pages.decide),
+        page("/export/{format}", pages.export),
+        page("/try", pages.show_trial),
+        form("/try", pages.try_text),
+    ]
+    handlers: Any = {
+        HTTPException: pages.show_http_error,
+        Refused: pages.show_http_error,
+        FednotesError: pages.show_error,
+        _NotReady: pages.show_progress,
+    }
+    app = Starlette(
+        routes=[Mount(access.root, routes=routes)], exception_handlers=handlers
+    )
+    return BaseHTTPMiddleware(app, dispatch=access.guard)
+
+
+async def _read_form(request: Request) -> Form:
+    """Return the form fields of a request; raise Refused if it is too large or bad."""
+    body = await read_body(request.receive, _MAX_FORM_BYTES, _FORM_SECONDS)
+    try:
+        fields = parse_qsl(
+            body.decode(), keep_blank_values=True, max_num_fields=_MAX_FORM_FIELDS
+        )
+    except ValueError as error:
+        raise Refused(400, "this request is not a form of these pages") from error
+    return dict(fields)
+
+
+class _NotReady(Exception):
+    """The requested page is not ready; the message says why. The browser retries."""
+
+
+class _Export(NamedTuple):
+    """An export, and the decisions that it contains."""
+
+    decisions: Mapping[MentionKey, Decision]
+    file: BackgroundWork[tuple[str, bytes]]
+
+
+# ---- the pages -----------------------------------------------------------------------
+
+
+class Pages:
+    """The handlers of the web UI.
+
+    Args:
+        content: What the pages show.
+        root: The folder with which all addresses begin.
+    """
+
+    def __init__(self, content: Content, root: str) -> None:
+        self._content = content
+        self._root = root
+        self._runs = list(content.runs.items())
+        # By format, and whether it may leave out what it cannot represent.
+        self._exports: dict[tuple[str, bool], _Export] = {}
+        self._comparisons: dict[tuple[str, str], BackgroundWork[Comparison]] = {}
+        self._templates = environment("fednotes.apps.ui")
+        self._templates.filters["note"] = to_html
+
+    def _render(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Return the response of a rendered template.
+
+        The layout uses `section`, the address of the current section, and `refresh`,
+        the seconds after which the page asks for itself again.
+        """
+        from starlette.responses import HTMLResponse
+
+        common = {
+            "content": self._content,
+            "root": self._root,
+            "link": self._link,
+            "kinds": KINDS,
+            "kind_names": _KIND_NAMES,
+            "status": status,
+            "section": "",
+            "refresh": 0,
+        }
+        html = self._templates.get_template(template).render(common | values)
+        return HTMLResponse(html, status)
+
+    def _link(self, path: str, filters: Filter | None = None, **changes: Any) -> str:
+        """Return an address with the values of a filter that are not the defaults.
+
+        Args:
+            path: The path below the root.
+            filters: The filter.
+            changes: Values that replace those of the filter, or further ones.
+        """
+        defaults = asdict(Filter())
+        values = asdict(filters or Filter()) | changes
+        query = {
+            name: value
+            for name, value in values.items()
+            if value != defaults.get(name, "")
+        }
+        if query.get("undecided"):
+            query["undecided"] = 1
+        address = self._root + path
+        return f"{address}?{urlencode(query)}" if query else address
+
+    def _redirect(
+        self, path: str, filters: Filter | None = None, anchor: str = ""
+    ) -> Response:
+        from starlette.responses import RedirectResponse
+
+        return RedirectResponse(self._link(path, filters) + anchor, 303)
+
+    def redirect_to_start(self, _request: Request) -> Response:
+        """Redirect to the first section."""
+        path, _ = self._content.list_sections()[0]
+        return self._redirect(path)
+
+    # ---- errors
+
+    def show_http_error(self, _request: Request, error: Any) -> Response:
+        """Explain a starlette `HTTPException`, or a `Refused`."""
+        return self._render(
+            "message.html", status=error.status_code, message=error.detail
+        )
+
+    def show_error(self, _request: Request, error: Exception) -> Response:
+        """Explain a FednotesError."""
+        return self._render("message.html", status=400, message=str(error))
+
+    def show_progress(self, request: Request, error: Exception) -> Response:
+        """Show a page that waits for work in progress."""
+        if request.method == "POST":
+            return self.show_error(request, error)
+        return self._render("wait.html", refresh=_REFRESH_WORK, message=str(error))
+
+    # ---- runs
+
+    def show_runs(self, _request: Request) -> Response:
+        """List the results of all runs; redirect to the run if there is only one."""
+        if len(self._runs) == 1:
+            return self._redirect("/runs/0")
+        rows = [
+            (name, read_progress(folder), _has_ended(folder))
+            for name, folder in self._runs
+        ]
+        return self._render("runs.html", section="/runs", rows=rows)
+
+    def show_run(self, request: Request) -> Response:
+        """Show the report of a run; the page of an unfinished run refreshes itself."""
+        _, folder = _pick(self._runs, request, "run")
+        lines = read_lines(folder)
+        has_ended = _has_ended(folder)
+        parts = parts_of_page(read_progress(folder), lines)
+        parts["title"] = parts["result"].title or folder.name
+        return self._render(
+            "run_page.html",
+            section="/runs",
+            refresh=0 if has_ended else _REFRESH_RUN,
+            refresh_seconds=_REFRESH_RUN,
+            ended=has_ended,
+            last=lines[-1] if lines else {},
+            **parts,
+        )
+
+    def compare_runs(self, request: Request) -> Response:
+        """Show two runs side by side and, on demand, a test of their difference."""
+        names = list(self._content.runs)
+        if len(names) < 2:
+            raise ConfigError("name two runs: fednotes ui RUN RUN")
+        first = request.query_params.get("a", "")
+        second = request.query_params.get("b", "")
+        first = first if first in names else names[0]
+        second = second if second in names else names[1]
+
+        results = {}
+        for name in (first, second):
+            folder = self._content.runs[name]
+            results[name] = (read_progress(folder), read_lines(folder))
+        comparison = None
+        refresh = 0
+        if request.query_params.get("test"):
+            comparison = self._compare(first, second)
+            if comparison is None:
+                refresh = _REFRESH_WORK
+        return self._render(
+            "compare.html",
+            section="/compare",
+            refresh=refresh,
+            names=names,
+            first=first,
+            second=second,
+            comparison=comparison,
+            **two_runs(results),
+        )
+
+    def _compare(self, first: str, second: str) -> Comparison | None:
+        """Return the test of two runs' difference; None while it is computed."""
+        key = (first, second)
+        if key not in self._comparisons:
+            self._comparisons[key] = BackgroundWork(
+                partial(
+                    compare,
+                    self._content.runs[first],
+                    self._content.runs[second],
+                    condition="federated",
+                    against="federated",
+                )
+            )
+        return self._comparisons[key].get()
+
+    def show_ledgers(self, _request: Request) -> Response:
+        """Show what left each site according to its ledger."""
+        ledgers = []
+        for name, kit in self._content.kits.items():
+            report, lines = ledger_reader(kit).read_ledger(kit)
+            by_task: dict[tuple[str, str], list[Any]] = {}
+            for line in lines:
+                by_task.setdefault((line["run"], line["task"]), []).append(line)
+            newest = lines[: -_LEDGER_LINES - 1 : -1]
+            ledgers.append((name, report, by_task, newest))
+        return self._render(
+            "ledger.html", section="/ledger", ledgers=ledgers, size=size
+        )
+
+    # ---- errors in notes
+
+    def show_errors(self, request: Request) -> Response:
+        """Show counts by type and kind, and the mentions that a filter selects."""
+        review = self._review()
+        filters = parse_filter(request.query_params)
+        items = review.select(filters)
+        pages = max(1, ceil(len(items) / _ERRORS_PER_PAGE))
+        page = min(pages, _page_number(request.query_params.get("page", "")))
+        first = (page - 1) * _ERRORS_PER_PAGE
+        return self._render(
+            "errors.html",
+            section="/errors",
+            review=review,
+            filters=filters,
+            counts=review.count_kinds(),
+            total=len(items),
+            items=items[first : first + _ERRORS_PER_PAGE],
+            first=first,
+            page=page,
+            pages=pages,
+            order_names=_ORDER_NAMES,
+            export_names=_EXPORT_NAMES,
+        )
+
+    def show_item(self, request: Request) -> Response:
+        """Show one mention in its note with the possible decisions."""
+        review, filters, item = self._item(request)
+        source = review.sources[item.source]
+        document = review.document(item)
+        length = len(document.text)
+        low, high = 0, length
+        if length > 3 * _CONTEXT:
+            low = max(0, item.span.start - _CONTEXT)
+            high = min(length, item.span.end + _CONTEXT)
+        predicted = source.predicted[item.document]
+        before, after = review.neighbours(item, filters)
+        return self._render(
+            "item.html",
+            section="/errors",
+            review=review,
+            filters=filters,
+            item=item,
+            source=source,
+            document=document,
+            stretches=cut_at_mentions(document.spans, predicted.spans, low, high),
+            low=low,
+            high=high,
+            before=before,
+            after=after,
+        )
+
+    def decide(self, request: Request, form: Form) -> Response:
+        """Save a decision and redirect to the next mention."""
+        review, filters, item = self._item(request)
+        # The decision may remove the item from the list.
+        _, after = review.neighbours(item, filters)
+        action = form.get("action", "")
+        review.decide(item, action, form.get("label", "").strip())
+        stays = action == UNDO or not after
+        number = item.number if stays else after[0].number
+        return self._redirect(f"/errors/{number}", filters, "#here")
+
+    def export(self, request: Request) -> Response:
+        """Return the corrected notes as a download."""
+        from starlette.responses import Response
+
+        review = self._review()
+        format = request.path_params["format"]
+        if format not in _EXPORT_NAMES:
+            known = ", ".join(_EXPORT_NAMES)
+            raise ConfigError(f"unknown format {format!r}; known: {known}")
+        allow_loss = bool(request.query_params.get("anyway"))
+        try:
+            file = self._export_file(review, format, allow_loss=allow_loss)
+        except LossyError as error:
+            return self._show_loss(request, format, error)
+        if file is None:
+            raise _NotReady("The export is being written")
+        name, data = file
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    def _export_file(
+        self, review: Review, format: str, *, allow_loss: bool
+    ) -> tuple[str, bytes] | None:
+        """Return the name and content of an export; None while it is written.
+
+        Raises:
+            LossyError: The format cannot represent everything.
+        """
+        key = (format, allow_loss)
+        decisions = review.decisions
+        export = self._exports.get(key)
+        if export is None or export.decisions != decisions:
+            work = partial(review.export, format, allow_loss=allow_loss)
+            export = _Export(decisions, BackgroundWork(work))
+            self._exports[key] = export
+        return export.file.get(_EXPORT_SECONDS)
+
+    def _show_loss(self, request: Request, format: str, error: LossyError) -> Response:
+        """Ask whether to export what a format can represent."""
+        losses = ", ".join(f"{kind} ({count:,})" for kind, count in error.lost.items())
+        return self._render(
+            "message.html",
+            status=409,
+            message=f"{_EXPORT_NAMES[format]} cannot represent everything in these "
+            f"notes: {losses}. The notes themselves are not changed.",
+            anyway=request.url.path,
+        )
+
+    def _review(self) -> Review:
+        if self._content.review is None:
+            raise ConfigError("there are no notes here: fednotes ui MODEL NOTES")
+        review = self._content.review.get()
+        if review is None:
+            raise _NotReady("The model is reading the notes")
+        return review
+
+    def _item(self, request: Request) -> tuple[Review, Filter, Item]:
+        """Return the review, filter and mention that an address names."""
+        review = self._review()
+        item = _pick(review.items, request, "mention")
+        return review, parse_filter(request.query_params), item
+
+    # ---- a text
+
+    def show_trial(self, _request: Request) -> Response:
+        """Show a form for a text to try the model on."""
+        self._model()
+        return self._render_trial("", None)
+
+    def try_text(self, _request: Request, form: Form) -> Response:
+        """Show the mentions that the model finds in a text."""
+        model = self._model()
+        text = form.get("text", "").replace("\r\n", "\n")
+        if len(text) > _MAX_TEXT:
+            raise ConfigError(
+                f"the text has over {_MAX_TEXT:,} characters; try a shorter one"
+            )
+        if not text.strip():
+            return self._render_trial(text, None)
+        (result,) = model([Document("text", text)])
+        return self._render_trial(text, result)
+
+    def _model(self) -> Predict:
+        if self._content.model is None:
+            raise ConfigError("there is no model here: fednotes ui MODEL")
+        return self._content.model
+
+    def _render_trial(self, text: str, result: Document | None) -> Response:
+        spans = () if result is None else result.spans
+        return self._render(
+            "try.html",
+            section="/try",
+            text=text,
+            result=result,
+            stretches=cut_at_mentions((), spans, 0, len(text)),
+            max_text=_MAX_TEXT,
+        )
+
+
+def _has_ended(run_folder: Path) -> bool:
+    return (run_folder / SUMMARY).is_file()
+
+
+def _pick(items: Sequence[T], request: Request, name: str) -> T:
+    """Return the item whose number is in the address; raise ConfigError if none is.
+
+    Args:
+        items: The items.
+        request: The request.
+        name: What messages call an item.
+    """
+    text = request.path_params["number"]
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= len(items):
+        raise ConfigError(
+            f"there is no {name} {clean(text, 20)}; there are {len(items)}, counted "
+            "from 0"
+        )
+    return items[int(text)]
+
+
+def _page_number(text: str) -> int:
+    """Return the number of a page; 1 if the text is no number of a page."""
+    if not re.fullmatch("[0-9]{1,6}", text):
+        return 1
+    return max(1, int(text))

@@ -1,31 +1,27 @@
-"""A model's errors in one's own notes, and what a person decides of each.
-
-Notes are read and tagged once, in a thread of their own. Decisions stand in a file of
-the user's (`Corrections`), by document and place, without any text; it is written whole
-at each decision.
-"""
+"""A model's errors in annotated notes, and the notes with a person's decisions."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.core.parsing import JsonError, read_json
-from fednotes.core.store import write_json
+from fednotes.apps.ui.corrections import (
+    CorrectionsFile,
+    Decision,
+    MentionKey,
+    Place,
+    make_decision,
+    text_digest,
+)
+from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import write
 from fednotes.data.tags import flatten, relabel, types_of
@@ -37,45 +33,26 @@ from fednotes.metrics.calibration import Calibration
 from fednotes.metrics.judging import KINDS, judge_mentions
 from fednotes.taggers.saving import load_model
 
-_ALTERNATIVES = 4  # types that are shown of one mention
-Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
+UNDO = "undo"  # the action that removes a decision
+
+_MAX_LIKELY_TYPES = 4  # types that are shown for one mention
+
 Explain = Callable[[Document, Span], Mapping[str, float]]
-T = TypeVar("T")
+Predict = Callable[[Sequence[Document]], Sequence[Document]]
 
 
-class Later(Generic[T]):
-    """Work that is begun when it is first asked for, in a thread that ends with the
-    process."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work, self._lock = work, threading.Lock()
-        self._future: Future[T] | None = None
-
-    def get(self, wait: float = 0.3) -> T | None:
-        """What it gave; None while it goes on. wait: seconds. Raises what it ended
-        with; whoever asks then begins it again."""
-        with self._lock:
-            if (found := self._future) is None:
-                found = self._future = Future()
-                threading.Thread(target=self._run, args=(found,), daemon=True).start()
-        if not futures.wait((found,), wait).done:
-            return None
-        if found.exception():
-            self._future = None
-        return found.result()
-
-    def _run(self, found: Future[T]) -> None:
-        try:
-            found.set_result(self._work())
-        except BaseException as error:  # told where it is asked for
-            found.set_exception(error)
+# ---- notes and their predictions -----------------------------------------------------
 
 
 class ReviewedNotes(NamedTuple):
-    """The notes of one site, or of one file: as they are, what is compared, and
-    predictions.
+    """The notes of one site or one file, with a model's predictions.
 
-    explain: how probable the model finds each type for some words.
+    Attributes:
+        name: The name of the site or file.
+        documents: The notes as they are annotated.
+        gold: The notes with the annotations that are compared.
+        predicted: The notes with the model's predictions.
+        explain: Returns how probable the model finds each type for some words.
     """
 
     name: str
@@ -85,417 +62,426 @@ class ReviewedNotes(NamedTuple):
     explain: Explain | None = None
 
 
-def compared(
+def predict_notes(
     name: str,
     documents: Sequence[Document],
-    known: Sequence[str],
-    predict: Callable[[Sequence[Document]], Sequence[Document]],
+    types: Sequence[str],
+    predict: Predict,
     explain: Explain | None = None,
 ) -> ReviewedNotes:
-    """A source of documents; of the types that a model knows, those count that are
-    annotated.
+    """Return notes with the predictions of a model.
 
-    Where none is annotated all count: each prediction is then a proposal.
+    Types that the notes do not annotate are left out. If the notes annotate none of the
+    model's types, all types count: each prediction is then a proposal.
+
+    Args:
+        name: The name of the site or file.
+        documents: The notes.
+        types: The model's types.
+        predict: Returns documents with the predicted spans.
+        explain: As in `ReviewedNotes`.
     """
-    found = set(types_of(documents))
-    types = [t for t in known if t in found] or list(known)
+    annotated = set(types_of(documents))
+    compared = [label for label in types if label in annotated] or list(types)
     gold = [
-        replace(d, spans=_outermost(d.spans)) for d in relabel(documents, {}, types)
+        replace(document, spans=_outermost(document.spans))
+        for document in relabel(documents, {}, compared)
     ]
-    said = [
-        replace(d, spans=tuple(s for s in d.spans if s.label in types))
-        for d in predict(gold)
+    predicted = [
+        replace(
+            document,
+            spans=tuple(span for span in document.spans if span.label in compared),
+        )
+        for document in predict(gold)
     ]
-    return ReviewedNotes(name, tuple(documents), tuple(gold), tuple(said), explain)
+    return ReviewedNotes(
+        name=name,
+        documents=tuple(documents),
+        gold=tuple(gold),
+        predicted=tuple(predicted),
+        explain=explain,
+    )
 
 
 def _outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """What is compared, each as it is annotated: of discontinuous ones, with their
-    pieces."""
-    whole = {(s.start, s.end, s.label): s for s in sorted(spans, reverse=True)}
-    return tuple(whole[s.start, s.end, s.label] for s in flatten(spans, "outermost")[0])
+    """Return the spans that are compared, discontinuous ones with their pieces."""
+    annotated = {
+        (span.start, span.end, span.label): span for span in sorted(spans, reverse=True)
+    }
+    flat, *_ = flatten(spans, "outermost")
+    return tuple(annotated[span.start, span.end, span.label] for span in flat)
 
 
-def of_run(run: Path, file: Path) -> Review:
-    """The errors of a run's models, the federated ones where there are any, in its test
-    notes.
-
-    Raises DataError where its notes are not those that it was made with, or it has no
-        model.
-    """
-    job = load_recorded_job(run)
-    if job.kind.name != "documents":
-        raise DataError(f"{run}: a run of {job.method!r} finds no mentions")
-    sites = load_sites(job).data
-    require_same_data(run, job, sites)
-    found = [c for c in ("federated", "pooled", "alone") if (run / c).is_dir()]
-    condition = found[0] if found else "federated"
-    sources = []
-    for site in sites:
-        folder = find_model_folder(run, condition, site.id)
-        model = MentionModel(load_model(folder), Calibration.of(folder))
-        sources.append(
-            compared(site.id, site.test, site.scored_types, model, model.explain)
-        )
-    return Review(tuple(sources), file, f"{run.name}, {condition}")
-
-
-class Place(NamedTuple):
-    """What tells a mention from others of its note."""
-
-    start: int
-    end: int
-    label: str
-    fragments: tuple[tuple[int, int], ...] = ()
-
-
-class Decision(BaseModel):
-    """What a person decided of one mention.
-
-    gold, predicted: the mentions that were judged together. text: the note's digest.
-    action: keep the annotation; take the prediction; give the one's or the other's
-    place this label; no mention.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    site: str
-    document: str
-    text: str
-    gold: Place | None
-    predicted: Place | None
-    action: Action
-    label: str = Field("", max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
-
-    @property
-    def final(self) -> Place | None:
-        """The mention that there should be."""
-        if self.action in ("gold", "predicted"):
-            return self.gold if self.action == "gold" else self.predicted
-        place = self.gold if self.action == "label-gold" else self.predicted
-        if place is None or self.action == "delete":
-            return None
-        return place._replace(label=self.label)
-
-
-class Corrections(BaseModel):
-    """The file of decisions. version 1 has no fragments."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    version: Literal[1, 2] = 2
-    decisions: list[Decision] = []
+# ---- mentions to review --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Item:
-    """A mention to look at.
+    """A mention to review: an annotation, a prediction, or a pair of them.
 
-    number: its place in all of a review. document: its place in its source. key: by
-    which a decision of it is found again: site, document, digest of the text, both
-    mentions.
+    Attributes:
+        number: Its index in `Review.items`.
+        source: The index of its notes in `Review.sources`.
+        document: The index of its note in these notes.
+        key: Identifies it in the file of decisions.
+        kind: One of `fednotes.metrics.judging.KINDS`.
+        gold: The annotated mention, if there is one.
+        predicted: The predicted mention, if there is one.
     """
 
     number: int
     source: int
     document: int
-    key: tuple[Any, ...]
+    key: MentionKey
     kind: str
     gold: Span | None
     predicted: Span | None
 
     @property
     def sides(self) -> list[tuple[str, Span]]:
-        """The mentions that there are, and what each of them is."""
-        both = ("annotated", self.gold), ("predicted", self.predicted)
-        return [(name, span) for name, span in both if span]
+        """Its mentions with their names, "annotated" and "predicted"."""
+        both = (("annotated", self.gold), ("predicted", self.predicted))
+        return [(name, span) for name, span in both if span is not None]
 
     @property
     def span(self) -> Span:
-        """Where it is: the annotated mention, or the predicted one."""
+        """The annotated mention, or the predicted one if there is no other."""
         return self.sides[0][1]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Its types, on either side."""
+        """Its one or two types."""
         return tuple(dict.fromkeys(span.label for _, span in self.sides))
 
     @property
     def confidence(self) -> float | None:
-        """Of the prediction, where its model gives one."""
-        return getattr(self.predicted, "confidence", None)
+        """The confidence of the prediction, if there is one."""
+        return None if self.predicted is None else self.predicted.confidence
+
+
+_KIND_PATTERN = f"^({'|'.join((*KINDS, 'all', 'errors'))})$"
+Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which items are shown, and in which order. least, most: of the confidence, in
-    percent."""
+    """Which items a list shows, and in which order.
 
-    kind: Annotated[
-        str, Field(pattern=f"^({'|'.join((*KINDS, 'all', 'errors'))})$")
-    ] = "errors"
+    Attributes:
+        kind: A kind of error, "errors" or "all".
+        label: A type; "" for all.
+        site: The name of a site or file; "" for all.
+        min_confidence: The lowest confidence in percent.
+        max_confidence: The highest confidence in percent.
+        order: "place" (as in the notes), "certain" (most confident first) or
+            "uncertain" (least confident first).
+        undecided: Whether to leave out items with a decision.
+    """
+
+    kind: Annotated[str, Field(pattern=_KIND_PATTERN)] = "errors"
     label: str = ""
     site: str = ""
-    least: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
-    most: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 100.0
+    min_confidence: Percent = 0.0
+    max_confidence: Percent = 100.0
     order: Literal["place", "certain", "uncertain"] = "place"
-    open: bool = False
+    undecided: bool = False
 
-    def takes(self, item: Item, site: str, decided: bool) -> bool:
-        """Whether an item is shown; one without confidence is, unless a bound is set."""
-        certain = item.confidence
+    def accepts(self, item: Item, *, site: str, is_decided: bool) -> bool:
+        """Return whether the list shows an item.
+
+        Args:
+            item: The item.
+            site: The name of the item's site or file.
+            is_decided: Whether there is a decision about it.
+        """
         return (
-            (
-                self.kind in ("all", item.kind)
-                or (self.kind == "errors" and item.kind != "correct")
-            )
-            and (not self.label or self.label in item.labels)
-            and (not self.site or self.site == site)
-            and not (self.open and decided)
-            and (
-                (self.least <= 0 and self.most >= 100)
-                if certain is None
-                else self.least <= 100 * certain <= self.most
-            )
+            self._accepts_kind(item.kind)
+            and self.label in ("", *item.labels)
+            and self.site in ("", site)
+            and not (self.undecided and is_decided)
+            and self._accepts_confidence(item.confidence)
         )
 
-    def key(self, item: Item) -> tuple[float, int]:
-        """By which items are sorted."""
-        certain = item.confidence
-        if self.order == "place" or certain is None:
-            return (0.0 if self.order == "place" else 2.0, item.number)
-        return (-certain if self.order == "certain" else certain, item.number)
+    def _accepts_kind(self, kind: str) -> bool:
+        if self.kind == "errors":
+            return kind != "correct"
+        return self.kind in ("all", kind)
+
+    def _accepts_confidence(self, confidence: float | None) -> bool:
+        if confidence is None:
+            # Shown unless a bound is set.
+            return self.min_confidence <= 0 and self.max_confidence >= 100
+        return self.min_confidence <= 100 * confidence <= self.max_confidence
+
+    def sort_key(self, item: Item) -> tuple[float, int]:
+        """Return the key by which items are sorted; without confidence, they are last.
+
+        No two items have the same key.
+        """
+        if self.order == "place":
+            return 0.0, item.number
+        if item.confidence is None:
+            return 2.0, item.number
+        if self.order == "certain":
+            return -item.confidence, item.number
+        return item.confidence, item.number
 
 
 _FILTER = TypeAdapter(Filter)
 
 
-@dataclass
-class Review:
-    """All mentions of some notes, and the decisions of a file. about: what is looked
-    at."""
-
-    sources: tuple[ReviewedNotes, ...]
-    file: Path
-    about: str
-    items: list[Item] = field(init=False)
-    decisions: dict[tuple[Any, ...], Decision] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.items = []
-        for s, source in enumerate(self.sources):
-            for d, (gold, said) in enumerate(
-                zip(source.gold, source.predicted, strict=True)
-            ):
-                note = (source.name, gold.id, _digest(gold.text))
-                for kind, *sides in judge_mentions(gold.spans, said.spans):
-                    key = (*note, *map(_place, sides))
-                    self.items.append(Item(len(self.items), s, d, key, kind, *sides))
-        self._lock = threading.Lock()
-        self.decisions, self._stamp = self._read()
-
-    @property
-    def labels(self) -> list[str]:
-        """All types of either side."""
-        return sorted({label for item in self.items for label in item.labels})
-
-    @property
-    def strays(self) -> int:
-        """Decisions of the file that fit no mention here: of other notes, or another
-        model."""
-        return len(self.decisions.keys() - {item.key for item in self.items})
-
-    def document(self, item: Item) -> Document:
-        """The note that an item is in."""
-        return self.sources[item.source].gold[item.document]
-
-    def decision(self, item: Item) -> Decision | None:
-        """What was decided of it."""
-        return self.decisions.get(item.key)
-
-    def shows(self, item: Item, by: Filter) -> bool:
-        """Whether a filter takes an item."""
-        return by.takes(
-            item, self.sources[item.source].name, self.decision(item) is not None
-        )
-
-    def select(self, by: Filter) -> list[Item]:
-        """The items that a filter takes, in its order."""
-        return sorted((item for item in self.items if self.shows(item, by)), key=by.key)
-
-    def around(self, item: Item, by: Filter) -> tuple[list[Item], list[Item]]:
-        """Those of them that come before an item, and after it."""
-        chosen, own = self.select(by), by.key(item)
-        return [i for i in chosen if by.key(i) < own], [
-            i for i in chosen if by.key(i) > own
-        ]
-
-    def alternatives(self, item: Item) -> list[tuple[str, float]]:
-        """What the model finds possible of an item's words, the most probable first;
-        "O": none."""
-        explain = self.sources[item.source].explain
-        found: Mapping[str, float] = {}
-        # it reads no whole word there, or scores nothing else
-        with suppress(FednotesError):
-            found = (
-                explain(self.document(item), item.predicted or item.span)
-                if explain
-                else {}
-            )
-        return sorted(found.items(), key=lambda each: -each[1])[:_ALTERNATIVES]
-
-    def counts(self) -> dict[str, Counter[str]]:
-        """label → kind → items; a mention with two types stands at its annotated one."""
-        table = {label: Counter[str]() for label in self.labels}
-        for item in self.items:
-            table[item.labels[0]][item.kind] += 1
-        return {label: found for label, found in table.items() if found}
-
-    def decide(self, item: Item, action: str, label: str = "") -> None:
-        """Write down a decision; "undo" takes it back.
-
-        Raises ConfigError for what cannot be.
-        """
-        if action == "undo":
-            return self._keep(item.key, None)
-        missing = {"gold": item.gold, "predicted": item.predicted}
-        side = action.removeprefix("label-")
-        if side in missing and missing[side] is None:
-            raise ConfigError(f"{action}: there is no {side} mention here to take")
-        if action.startswith("label-") and not label:
-            raise ConfigError(
-                "the label is empty: choose one, or say that there is no mention"
-            )
-        names = ("site", "document", "text", "gold", "predicted")
-        table = dict(zip(names, item.key, strict=True)) | {"action": action}
-        try:
-            made = Decision(**table, label=label if action.startswith("label-") else "")
-        except ValidationError as error:
-            raise ConfigError(
-                "the label has line ends or over 200 characters, or there is no such action"
-            ) from error
-        return self._keep(item.key, made)
-
-    def _keep(self, key: tuple[Any, ...], made: Decision | None) -> None:
-        with self._lock:
-            if _stamp(self.file) != self._stamp:
-                raise FednotesError(
-                    f"{self.file}: another program changed it: nothing was written; start again to "
-                    "go on from what it holds now"
-                )
-            kept = {k: v for k, v in self.decisions.items() if k != key}
-            if made is not None:
-                kept[key] = made
-            write_json(self.file, Corrections(decisions=[*kept.values()]).model_dump())
-            self.decisions, self._stamp = kept, _stamp(self.file)
-
-    def _read(self) -> tuple[dict[tuple[Any, ...], Decision], tuple[int, int] | None]:
-        stamp = _stamp(self.file)
-        if stamp is None:
-            return {}, None
-        try:
-            found = Corrections.model_validate(read_json(self.file, strict=False))
-        except (OSError, JsonError, ValidationError) as error:
-            why = str(error)
-            if isinstance(error, ValidationError):
-                first = error.errors(include_url=False, include_input=False)[0]
-                why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise DataError(
-                f"{self.file}: cannot be read as corrections ({why}); name another with "
-                "--corrections"
-            ) from error
-        rows = (
-            (d.site, d.document, d.text, d.gold, d.predicted) for d in found.decisions
-        )
-        return dict(zip(rows, found.decisions, strict=True)), stamp
-
-    def corrected(self) -> tuple[Document, ...]:
-        """The notes as they are annotated, with all decisions; of several sources, ids
-        begin with the source's name."""
-        change: dict[tuple[int, int], list[Decision]] = {}
-        for item in self.items:
-            if (made := self.decision(item)) is not None and made.action != "gold":
-                change.setdefault((item.source, item.document), []).append(made)
-        found = []
-        for s, source in enumerate(self.sources):
-            for d, document in enumerate(source.documents):
-                spans = _corrected(document.spans, change.get((s, d), ()))
-                name = (
-                    f"{source.name}/{document.id}"
-                    if len(self.sources) > 1
-                    else document.id
-                )
-                found.append(replace(document, id=name, spans=spans))
-        return tuple(found)
-
-    def export(self, format: str, allow_loss: bool = False) -> tuple[str, bytes]:
-        """A file's name and content: the corrected notes; a folder is one .zip.
-
-        Raises LossyError for what the format cannot hold, unless that is agreed to.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder) / "corrected"
-            write(self.corrected(), target, format, allow_loss=allow_loss)
-            if target.is_file():
-                return (
-                    f"corrected.{'jsonl' if format == 'jsonl' else 'json'}",
-                    target.read_bytes(),
-                )
-            packed = Path(shutil.make_archive(str(target), "zip", target))
-            return packed.name, packed.read_bytes()
-
-
-def filter_of(query: Mapping[str, str]) -> Filter:
-    """The filter that an address names; what is no value of a key is left out."""
+def parse_filter(query: Mapping[str, str]) -> Filter:
+    """Return the filter of an address; values that are not possible are ignored."""
     try:
         return _FILTER.validate_python(dict(query))
     except ValidationError as error:
         wrong = {each["loc"][0] for each in error.errors()}
-        return _FILTER.validate_python(
-            {k: v for k, v in query.items() if k not in wrong}
+        possible = {name: value for name, value in query.items() if name not in wrong}
+        return _FILTER.validate_python(possible)
+
+
+# ---- the review ----------------------------------------------------------------------
+
+
+class Review:
+    """All mentions of some notes, and the decisions about them.
+
+    Args:
+        sources: The notes.
+        file: The file of decisions.
+        about: The name of what is reviewed.
+
+    Attributes:
+        sources: The notes.
+        about: The name of what is reviewed.
+        items: All mentions, in the order of the notes.
+        labels: All types, sorted.
+
+    Raises:
+        DataError: The file exists and holds something other than decisions.
+    """
+
+    def __init__(
+        self, sources: Sequence[ReviewedNotes], file: Path, about: str
+    ) -> None:
+        self.sources = tuple(sources)
+        self.about = about
+        self.items = _list_items(self.sources)
+        self.labels = sorted({label for item in self.items for label in item.labels})
+        self._corrections = CorrectionsFile(file)
+
+    @property
+    def file(self) -> Path:
+        """The file of decisions."""
+        return self._corrections.path
+
+    @property
+    def decisions(self) -> Mapping[MentionKey, Decision]:
+        """The decisions by mention; a new mapping after each decision."""
+        return self._corrections.decisions
+
+    def count_strays(self) -> int:
+        """Return how many decisions match no mention of these notes and this model."""
+        return len(self.decisions.keys() - {item.key for item in self.items})
+
+    def document(self, item: Item) -> Document:
+        """Return the note of an item, with the annotations that are compared."""
+        return self.sources[item.source].gold[item.document]
+
+    def decision(self, item: Item) -> Decision | None:
+        """Return the decision about an item, if there is one."""
+        return self.decisions.get(item.key)
+
+    # ---- lists
+
+    def accepts(self, item: Item, filters: Filter) -> bool:
+        """Return whether a filter accepts an item."""
+        return filters.accepts(
+            item,
+            site=self.sources[item.source].name,
+            is_decided=item.key in self.decisions,
         )
 
+    def select(self, filters: Filter) -> list[Item]:
+        """Return the items that a filter accepts, in its order."""
+        items = [item for item in self.items if self.accepts(item, filters)]
+        return sorted(items, key=filters.sort_key)
 
-def require_writable(file: Path) -> None:
-    """Raises ConfigError where decisions cannot be written to a file."""
-    with suppress(OSError):
-        folder = next(each for each in file.absolute().parents if each.exists())
-        if (
-            folder.is_dir()
-            and os.access(folder, os.W_OK | os.X_OK)
-            and not file.is_dir()
-        ):
-            return
-    raise ConfigError(
-        f"{file}: decisions cannot be written there: name another file with --corrections"
-    )
+    def neighbours(self, item: Item, filters: Filter) -> tuple[list[Item], list[Item]]:
+        """Return the selected items that come before an item, and those after it."""
+        items = self.select(filters)
+        key = filters.sort_key(item)
+        before = [each for each in items if filters.sort_key(each) < key]
+        after = [each for each in items if filters.sort_key(each) > key]
+        return before, after
+
+    def count_kinds(self) -> dict[str, Counter[str]]:
+        """Return the number of items by type and kind.
+
+        A pair with two types counts for the annotated one.
+        """
+        counts = {label: Counter[str]() for label in self.labels}
+        for item in self.items:
+            counts[item.labels[0]][item.kind] += 1
+        return {label: kinds for label, kinds in counts.items() if kinds}
+
+    def likely_types(self, item: Item) -> list[tuple[str, float]]:
+        """Return the types that the model finds most probable for an item's words.
+
+        Returns:
+            Types with probabilities, the most probable first; "O" stands for no
+            mention. Empty if the model gives no probabilities for these words.
+        """
+        explain = self.sources[item.source].explain
+        if explain is None:
+            return []
+        probabilities: Mapping[str, float] = {}
+        # The model may have no whole word at these offsets.
+        with suppress(FednotesError):
+            probabilities = explain(self.document(item), item.predicted or item.span)
+        ranked = sorted(probabilities.items(), key=lambda entry: -entry[1])
+        return ranked[:_MAX_LIKELY_TYPES]
+
+    # ---- decisions
+
+    def decide(self, item: Item, action: str, label: str = "") -> None:
+        """Save a decision about an item.
+
+        Args:
+            item: The item.
+            action: An action of `Decision`, or "undo" to remove the decision.
+            label: The type, for actions that give another one.
+
+        Raises:
+            ConfigError: The decision is not possible.
+            FednotesError: The decision cannot be saved.
+        """
+        if action == UNDO:
+            self._corrections.remove(item.key)
+        else:
+            self._corrections.save(make_decision(item.key, action, label))
+
+    def correct_documents(self) -> tuple[Document, ...]:
+        """Return all notes as they are annotated, with the decisions applied.
+
+        With several sources, ids begin with the source's name.
+        """
+        changes: dict[tuple[int, int], list[Decision]] = {}
+        for item in self.items:
+            decision = self.decision(item)
+            if decision is not None and decision.action != "gold":
+                changes.setdefault((item.source, item.document), []).append(decision)
+
+        corrected = []
+        for source_index, source in enumerate(self.sources):
+            for index, document in enumerate(source.documents):
+                decisions = changes.get((source_index, index), [])
+                spans = _apply_decisions(document.spans, decisions)
+                id = document.id
+                if len(self.sources) > 1:
+                    id = f"{source.name}/{id}"
+                corrected.append(replace(document, id=id, spans=spans))
+        return tuple(corrected)
+
+    def export(self, format: str, *, allow_loss: bool = False) -> tuple[str, bytes]:
+        """Return the name and content of a file with the corrected notes.
+
+        A format that is a folder is returned as a .zip file.
+
+        Args:
+            format: The name of the format.
+            allow_loss: Whether to leave out what the format cannot represent.
+
+        Raises:
+            LossyError: The format cannot represent everything.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "corrected"
+            write(self.correct_documents(), target, format, allow_loss=allow_loss)
+            if target.is_file():
+                ending = "jsonl" if format == "jsonl" else "json"
+                return f"corrected.{ending}", target.read_bytes()
+            packed = Path(shutil.make_archive(str(target), "zip", target))
+            return packed.name, packed.read_bytes()
 
 
-def _corrected(
-    spans: Sequence[Span], decisions: Iterable[Decision]
+def review_run(run: Path, file: Path) -> Review:
+    """Return the errors of a run's models in its test notes.
+
+    The models are the federated ones, or else the pooled ones or those trained alone.
+
+    Args:
+        run: The folder of the run.
+        file: The file of decisions.
+
+    Raises:
+        DataError: The run finds no mentions, its notes have changed, or it has no
+            models.
+    """
+    job = load_recorded_job(run)
+    if job.kind.name != "documents":
+        raise DataError(f"{run}: a run of the method {job.method!r} finds no mentions")
+    sites = load_sites(job).data
+    require_same_data(run, job, sites)
+    condition = "federated"
+    for each in ("federated", "pooled", "alone"):
+        if (run / each).is_dir():
+            condition = each
+            break
+
+    sources = []
+    for site in sites:
+        folder = find_model_folder(run, condition, site.id)
+        model = MentionModel(load_model(folder), Calibration.of(folder))
+        sources.append(
+            predict_notes(
+                site.id,
+                site.test,
+                types=site.scored_types,
+                predict=model,
+                explain=model.explain,
+            )
+        )
+    return Review(sources, file, f"{run.name}, {condition}")
+
+
+def _list_items(sources: Sequence[ReviewedNotes]) -> list[Item]:
+    items: list[Item] = []
+    for source_index, source in enumerate(sources):
+        pairs = zip(source.gold, source.predicted, strict=True)
+        for index, (gold, predicted) in enumerate(pairs):
+            digest = text_digest(gold.text)
+            for mention in judge_mentions(gold.spans, predicted.spans):
+                key = MentionKey(
+                    site=source.name,
+                    document=gold.id,
+                    text=digest,
+                    gold=Place.of(mention.gold),
+                    predicted=Place.of(mention.predicted),
+                )
+                item = Item(
+                    number=len(items),
+                    source=source_index,
+                    document=index,
+                    key=key,
+                    kind=mention.kind,
+                    gold=mention.gold,
+                    predicted=mention.predicted,
+                )
+                items.append(item)
+    return items
+
+
+def _apply_decisions(
+    spans: Iterable[Span], decisions: Sequence[Decision]
 ) -> tuple[Span, ...]:
-    made = list(decisions)
-    gone = {d.gold for d in made}
-    new = [Span(*place) for d in made if (place := d.final)]
-    kept = [s for s in spans if _place(s) not in gone]
-    return tuple(dict.fromkeys(sorted((*kept, *new)))) if made else tuple(spans)
-
-
-def _place(span: Span | None) -> Place | None:
-    return (
-        None
-        if span is None
-        else Place(span.start, span.end, span.label, span.fragments)
-    )
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+    """Return the spans of a note with decisions applied."""
+    if not decisions:
+        return tuple(spans)
+    replaced = {decision.gold for decision in decisions}
+    corrected = [span for span in spans if Place.of(span) not in replaced]
+    for decision in decisions:
+        place = decision.final
+        if place is not None:
+            corrected.append(Span(*place))
+    return tuple(dict.fromkeys(sorted(corrected)))

@@ -1,12 +1,15 @@
-// Keys that go on, back and decide, and pages that look again by themselves. Nothing is fetched
-// from anywhere but this page's own address.
+// Keyboard shortcuts, and pages that refresh themselves. Nothing is fetched from anywhere but the
+// page's own address.
 "use strict";
-const box = document.getElementById("keys");
-if (box) {
-  box.checked = localStorage.getItem("keys") !== "off";
-  box.addEventListener("change", () => localStorage.setItem("keys", box.checked ? "on" : "off"));
+const shortcuts = document.getElementById("keys");
+if (shortcuts) {
+  shortcuts.checked = localStorage.getItem("keys") !== "off";
+  shortcuts.addEventListener("change", () => {
+    localStorage.setItem("keys", shortcuts.checked ? "on" : "off");
+  });
 }
 
+// Go to the next mention of a note, or to the next row of a list; or back.
 function step(back) {
   const link = document.querySelector(back ? "a[rel=prev]" : "a[rel=next]");
   const rows = [...document.querySelectorAll(".rows a")];
@@ -18,37 +21,40 @@ function step(back) {
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
   if (event.key === "Escape" && typing) typing.blur();
-  if (typing || !box || !box.checked || event.ctrlKey || event.metaKey || event.altKey) return;
-  const aim = /^[a-z]$/.test(event.key) && document.querySelector(`[data-key=${event.key}]`);
+  if (typing || !shortcuts || !shortcuts.checked) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const target = /^[a-z]$/.test(event.key) && document.querySelector(`[data-key=${event.key}]`);
   if (event.key === "j" || event.key === "k") step(event.key === "k");
-  else if (!aim) return;
-  else if (aim.tagName === "BUTTON") aim.click();
-  else aim.select();
+  else if (!target) return;
+  else if (target.tagName === "BUTTON") target.click();
+  else target.select();
   event.preventDefault();
 });
 
-const every = Number(document.body.dataset.poll || 0);
-let last = "";
-async function again() {
+const seconds = Number(document.body.dataset.poll || 0);
+let shown = "";
+
+// Replace the content of the page by its newest version.
+async function refresh() {
   try {
     const answer = await fetch(location.href, { cache: "no-store" });
     if (!answer.headers.get("content-type").startsWith("text/html")) {
       document.querySelector("h1").textContent = "Done";
-      document.querySelector("[role=status]").textContent = "The file is among your downloads.";
+      document.querySelector("[role=status]").textContent = "The file has been downloaded.";
       document.querySelector(".moving").remove();
       location.reload();
       return;
     }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const [main, own] = [page.querySelector("main"), document.querySelector("main")];
-    if (main && main.innerHTML !== last) {
-      last = main.innerHTML;
-      own.replaceChildren(...main.childNodes);
+    const main = page.querySelector("main");
+    if (main && main.innerHTML !== shown) {
+      shown = main.innerHTML;
+      document.querySelector("main").replaceChildren(...main.childNodes);
     }
     document.title = page.title;
-    if (page.body.dataset.poll) setTimeout(again, 1000 * every);
+    if (page.body.dataset.poll) setTimeout(refresh, 1000 * seconds);
   } catch {
-    setTimeout(again, 1000 * every); // the program has ended, or is busy
+    setTimeout(refresh, 1000 * seconds); // the server has ended, or is busy
   }
 }
-if (every) setTimeout(again, 1000 * every);
+if (seconds) setTimeout(refresh, 1000 * seconds);

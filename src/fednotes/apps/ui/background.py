@@ -1,0 +1,52 @@
+"""Work that takes long runs in a thread while the pages stay responsive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundWork(Generic[T]):
+    """Work that begins in a thread of its own when its result is first asked for.
+
+    The thread ends with the process.
+
+    Args:
+        work: Computes the result.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._future: Future[T] | None = None
+
+    def get(self, seconds: float = 0.3) -> T | None:
+        """Return the result, or None if it is not there within some seconds.
+
+        Raises:
+            Exception: What the work raised. The next call begins it again.
+        """
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                thread = threading.Thread(
+                    target=self._run, args=(self._future,), daemon=True
+                )
+                thread.start()
+            future = self._future
+        if not futures.wait((future,), seconds).done:
+            return None
+        if future.exception():
+            self._future = None
+        return future.result()
+
+    def _run(self, future: Future[T]) -> None:
+        try:
+            future.set_result(self._work())
+        except BaseException as error:  # raised again by `get`
+            future.set_exception(error)

@@ -1,0 +1,175 @@
+"""What the local pages show: runs, ledgers, a model, and its errors in notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fednotes.api import read
+from fednotes.apps.ui.background import BackgroundWork
+from fednotes.apps.ui.corrections import require_writable
+from fednotes.apps.ui.review import Predict, Review, predict_notes, review_run
+from fednotes.core import plugins
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document
+from fednotes.data.encodings import AUTO
+from fednotes.data.formats.folders import name_paths
+from fednotes.data.formats.problems import OnError
+from fednotes.jobs.models import MentionModel, load
+from fednotes.jobs.run_folder import is_run, read_progress
+from fednotes.taggers.saving import is_model
+
+
+@dataclass
+class Content:
+    """What the pages show.
+
+    Attributes:
+        about: The name of what is shown.
+        runs: The folders of runs by name.
+        kits: The folders of site kits by name.
+        review: The errors to review, or None.
+        model: Finds mentions in documents, or None.
+        confidence: A sentence that says what the model's confidences are.
+    """
+
+    about: str = ""
+    runs: dict[str, Path] = field(default_factory=dict)
+    kits: dict[str, Path] = field(default_factory=dict)
+    review: BackgroundWork[Review] | None = None
+    model: Predict | None = None
+    confidence: str = ""
+
+    def list_sections(self) -> list[tuple[str, str]]:
+        """Return the address and name of each section that has content."""
+        sections = []
+        if self.runs:
+            sections.append(("/runs", "Runs"))
+        if len(self.runs) > 1:
+            sections.append(("/compare", "Compare"))
+        if self.kits:
+            sections.append(("/ledger", "Ledger"))
+        if self.review is not None:
+            sections.append(("/errors", "Errors"))
+        if self.model is not None:
+            sections.append(("/try", "Try the model"))
+        return sections
+
+
+def load_content(
+    paths: Sequence[Path],
+    *,
+    format: str | None = None,
+    corrections: Path | None = None,
+    on_error: OnError = "refuse",
+    encoding: str = AUTO,
+    device: str = "cpu",
+    backbone: str | None = None,
+) -> Content:
+    """Return what the pages of some paths show.
+
+    Notes are read at once. They are tagged when they are first asked for.
+
+    Args:
+        paths: Runs; a model, perhaps with notes; kits.
+        format: The format of the notes; recognised if None.
+        corrections: The file of decisions; beside the notes or the run if None.
+        on_error: As in `fednotes.read`.
+        encoding: As in `fednotes.read`.
+        device: As in `fednotes.load`.
+        backbone: As in `fednotes.load`.
+
+    Raises:
+        ConfigError: The paths do not fit together, or decisions cannot be written.
+        DataError: Notes cannot be read.
+        ModelError: The model cannot be read.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    models = [path for path in folders if is_model(path)]
+    runs = [path for path in folders if path not in models and is_run(path)]
+    kits = [path for path in folders if ledger_reader(path) is not None]
+    notes = [path for path in paths if path not in (*models, *runs, *kits)]
+    _require_one_model(models, notes)
+
+    content = Content(about=str(paths[0]), runs=name_paths(runs), kits=name_paths(kits))
+    beside = (notes or runs or paths)[0].resolve()
+    file = corrections or beside.with_name(f"{beside.name}.corrections.json")
+    if corrections or notes:
+        require_writable(file)
+    if models:
+        model = load(models[0], device, backbone)
+        if not isinstance(model, MentionModel):
+            raise ConfigError(
+                f"{models[0]}: this is a model of patients; the page shows models that "
+                "find mentions"
+            )
+        content.model = model
+        content.about = str(models[0])
+        content.confidence = model.confidence
+        documents = {
+            name: read(path, format, on_error, encoding=encoding)
+            for name, path in name_paths(notes).items()
+        }
+        if documents:
+            content.review = BackgroundWork(
+                partial(_review_notes, model, documents, file)
+            )
+    if content.review is None and runs and _finds_mentions(runs[0]):
+        content.review = BackgroundWork(partial(review_run, runs[0], file))
+    return content
+
+
+def _require_one_model(models: Sequence[Path], notes: Sequence[Path]) -> None:
+    """Raise ConfigError for two models, or for notes without a model."""
+    usage = "use `fednotes ui MODEL NOTES` or `fednotes ui RUN`"
+    if len(models) > 1:
+        raise ConfigError(f"the page shows one model at a time: {usage}")
+    if notes and not models:
+        raise ConfigError(
+            f"{notes[0]} is neither a model, nor a run, nor a kit; for notes, name a "
+            f"model too: {usage}"
+        )
+
+
+def _review_notes(
+    model: MentionModel, documents: dict[str, tuple[Document, ...]], file: Path
+) -> Review:
+    """Return a model's errors in notes.
+
+    Args:
+        model: The model.
+        documents: The notes of each file, by its name.
+        file: The file of decisions.
+    """
+    sources = [
+        predict_notes(
+            name, notes, types=model.types, predict=model, explain=model.explain
+        )
+        for name, notes in documents.items()
+    ]
+    return Review(sources, file, ", ".join(documents))
+
+
+def _finds_mentions(run: Path) -> bool:
+    """Return whether a run's models find mentions, as far as its files say."""
+    return read_progress(run).holds in ("", "documents")
+
+
+def ledger_reader(folder: Path) -> Any:
+    """Return the registered module that reads the ledger of a site's kit.
+
+    Args:
+        folder: The folder of the kit.
+
+    Returns:
+        None if the folder is no kit.
+    """
+    for entry in plugins.registered("ledgers").values():
+        module = plugins.load(entry, ModuleType)
+        if module.is_kit(folder):
+            return module
+    return None
