@@ -22,7 +22,7 @@ from fednotes.apps.phenotyping.classifiers import (
 from fednotes.apps.phenotyping.codes import category, choose
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, Bags, SitePatients
 from fednotes.apps.phenotyping.config import Config
-from fednotes.apps.phenotyping.dan import KNOWN
+from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Tensors
 
@@ -164,7 +164,7 @@ def agree_from_counts(config: Config, counts: np.ndarray, deviation: float) -> T
     agreed: dict[str, Tensor] = {}
     if "codes" in count_of:
         names = choose_codes(count_of["codes"], config)
-        agreed["chosen"] = find_candidates(names, config)
+        agreed[CHOSEN] = find_candidates(names, config)
     if "concepts" in count_of and config.has_stage_1:
         agreed[KNOWN] = choose_known_concepts(
             torch.from_numpy(count_of["concepts"]), config.least_occurrences
@@ -222,7 +222,7 @@ def _names_of_agreement(config: Config) -> set[str]:
     sizes = sizes_of_counts(config)
     names: set[str] = set()
     if "codes" in sizes:
-        names.add("chosen")
+        names.add(CHOSEN)
     if "concepts" in sizes:
         names.add(KNOWN if config.has_stage_1 else "idf")
     if "present" in sizes:

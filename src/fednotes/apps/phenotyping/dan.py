@@ -54,6 +54,7 @@ SmallInts = NDArray[np.int32]
 # which the program of 2018 used.
 INITIAL_SIZE: Final = 0.05
 KNOWN: Final = "known"  # the name of `Dan.known` among tensors
+CHOSEN: Final = "chosen"  # the name of the outputs that sites agree on
 _BATCH: Final = 512  # patients in a batch where nothing is trained
 
 

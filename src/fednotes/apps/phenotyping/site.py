@@ -39,7 +39,7 @@ from fednotes.apps.phenotyping.cohort import (
     SitePatients,
 )
 from fednotes.apps.phenotyping.config import Config
-from fednotes.apps.phenotyping.dan import KNOWN
+from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN
 from fednotes.apps.phenotyping.phenotyper import Phenotyper, network_settings
 from fednotes.apps.phenotyping.stages import (
     Classifiers,
@@ -263,8 +263,8 @@ class Site(MethodSite):
         )
         if known is None or not is_list:
             raise RefusedError(
-                f"site {self.id!r}: the concepts to know are not places in the "
-                f"dictionary's list of {size:,}, each at most once and in order"
+                f"site {self.id!r}: {KNOWN!r} must hold concepts to know as places "
+                f"in the dictionary's list of {size:,}, each at most once, in order"
             )
         return known.copy()  # in one process the tensor is the server's
 
@@ -286,14 +286,14 @@ class Site(MethodSite):
             ConfigError: Too few patients are left.
         """
         candidates = self.config.list_candidates()
-        chosen = _read_numbers(tensors, "chosen")
+        chosen = _read_numbers(tensors, CHOSEN)
         numbers = [] if chosen is None else chosen.tolist()
         is_valid = all(0 <= number < len(candidates) for number in numbers)
         is_distinct = len(set(numbers)) == len(numbers)
         if chosen is None or not is_valid or not is_distinct:
             raise RefusedError(
-                f"site {self.id!r}: the codes to predict are not places in the job's "
-                f"list of {len(candidates):,}, each at most once"
+                f"site {self.id!r}: {CHOSEN!r} must hold codes to predict as places "
+                f"in the job's list of {len(candidates):,}, each at most once"
             )
         known = self._read_known_concepts(tensors) if KNOWN in tensors else None
         self._make_code_learner([candidates[number] for number in numbers], known)
@@ -518,7 +518,7 @@ class Site(MethodSite):
         coded: tuple[str, ...] = ()
         if self.config.has_stage_1:
             candidates = torch.arange(len(self.config.list_candidates()))
-            self.agree_on_codes({"chosen": candidates, **agreed})
+            self.agree_on_codes({CHOSEN: candidates, **agreed})
             learner = self._require_code_learner()
             coded = learner.cohort.patients
             self.model = learner.network

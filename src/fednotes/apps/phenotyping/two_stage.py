@@ -56,7 +56,7 @@ from fednotes.apps.phenotyping.counting import (
     require_agreement,
     sizes_of_counts,
 )
-from fednotes.apps.phenotyping.dan import KNOWN, Dan
+from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN, Dan
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.apps.phenotyping.site import NETWORK, Site
 from fednotes.core.errors import ConfigError, TrainingError
@@ -198,7 +198,7 @@ def _begin_network(
     outputs = agree_on_outputs(federation, config)
     numbers = agree_on_known_concepts(federation, config)
     known: Tensors = {} if numbers is None else {KNOWN: numbers}
-    federation.sum("begin_codes", {"chosen": find_candidates(outputs, config), **known})
+    federation.sum("begin_codes", {CHOSEN: find_candidates(outputs, config), **known})
     return outputs, known
 
 
@@ -468,7 +468,7 @@ class PhenotypeWithDP(AveragingWithDP):
         """
         tensors: dict[str, Tensor] = {}
         if config.has_stage_1:
-            outputs = len(agreed.get("chosen", config.list_candidates()))
+            outputs = len(agreed.get(CHOSEN, config.list_candidates()))
             network = initial(config, outputs, agreed.get(KNOWN))
             tensors |= prefixed(NETWORK, network)
         if config.phenotypes:
