@@ -16,7 +16,7 @@ import torch
 from tiny_taggers import assert_same, plain_adamw, resumed, values
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.tensors import below
+from fednotes.core.tensors import unprefixed
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.averaging import (
@@ -243,7 +243,7 @@ def test_nesterov_at_the_server_is_torchs(rate: float) -> None:
         outer.step()
         for name, weight in weights.items():
             torch.testing.assert_close(shared[name], weight, rtol=1e-5, atol=1e-6)
-    assert set(below(server.state().tensors, "moment.velocity.")) == weights.keys()
+    assert set(unprefixed("moment.velocity.", server.state().tensors)) == weights.keys()
 
 
 def test_shared_batches_take_as_many_steps_as_one_place() -> None:

@@ -14,7 +14,7 @@ from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, values
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.seeds import Draws, rng_of, seed_of
-from fednotes.core.tensors import below, load_into
+from fednotes.core.tensors import load_into, unprefixed
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
@@ -72,7 +72,7 @@ def federate(sites, settings, **options):
 
 
 def shared(state) -> dict[str, torch.Tensor]:
-    return below(state.tensors, "shared.")
+    return unprefixed("shared.", state.tensors)
 
 
 def plain_training(

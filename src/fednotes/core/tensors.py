@@ -109,7 +109,7 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": value for name, value in tensors.items()}
 
 
-def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names have a prefix, without the prefix."""
     return {
         name.removeprefix(prefix): value

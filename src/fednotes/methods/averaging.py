@@ -38,13 +38,13 @@ from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, Sta
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
-    below,
     load_into,
     nbytes,
     prefixed,
     require_like,
     shapes_of,
     snapshot,
+    unprefixed,
 )
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.privacy.training import DPSupport
@@ -515,7 +515,7 @@ class Server(RoundServer):
         super()._restore(state)
         self.examples = int(state.facts.get("examples", 0))
         # Their names are first.NAME and second.NAME.
-        moments = below(state.tensors, "moment.")
+        moments = unprefixed("moment.", state.tensors)
         for name, value in moments.items():
             parameter = name.partition(".")[2]
             require_like({name: self.shared[parameter]}, {name: value})
@@ -916,7 +916,7 @@ class AveragingSite(SiteTasks):
         self._common_steps = int(facts.get("common", 0))
         self._epoch = int(facts.get("epoch", 0))
         self._steps_in_epoch = int(facts.get("begun", 0))
-        load_into(self.private, below(state.tensors, "private."))
-        self._kept_private = below(state.tensors, "kept.")
-        unsent = below(state.tensors, "left.")
+        load_into(self.private, unprefixed("private.", state.tensors))
+        self._kept_private = unprefixed("kept.", state.tensors)
+        unsent = unprefixed("left.", state.tensors)
         self._unsent = {name: value.to(self.device) for name, value in unsent.items()}

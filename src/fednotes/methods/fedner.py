@@ -39,13 +39,13 @@ from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
-    below,
     load_into,
     nbytes,
     prefixed,
     seed_torch,
     shapes_of,
     snapshot,
+    unprefixed,
 )
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
@@ -550,7 +550,7 @@ class Site(MentionSite):
 
     def restore(self, state: State) -> None:
         """Go back to a saved state."""
-        load_into(self._stepped, below(state.tensors, "private."))
+        load_into(self._stepped, unprefixed("private.", state.tensors))
         self.adam.restore(state.tensors)
         self.best.restore(state, self.model.trainable())
         self.steps = state.round

@@ -50,7 +50,7 @@ from fednotes.core.counts import round_counts
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
 from fednotes.core.settings import FilledIn, checked
-from fednotes.core.tensors import below, load_into, prefixed, snapshot
+from fednotes.core.tensors import load_into, prefixed, snapshot, unprefixed
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import with_spans
@@ -491,7 +491,7 @@ class Site(finetune.Site):
 def _child(state: State, name: str) -> State:
     """Return the state of a part of a site, by its name in the site's own state."""
     child = state.facts[name]
-    return State(child["round"], below(state.tensors, f"{name}."), child["facts"])
+    return State(child["round"], unprefixed(f"{name}.", state.tensors), child["facts"])
 
 
 def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> None:

@@ -42,13 +42,13 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.tensors import (
-    below,
     load_into,
     prefixed,
     seed_torch,
     shapes_of,
     snapshot,
     tensor_fingerprint,
+    unprefixed,
 )
 from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
@@ -223,7 +223,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
     promise = support.make_promise(config)
     resumed = federation.resume()
     if resumed is not None:
-        agreed: Tensors = below(resumed.tensors, AGREED)
+        agreed: Tensors = unprefixed(AGREED, resumed.tensors)
     elif support.agrees_first(config):
         agreed = _agree(federation, config, support, promise)
     else:
@@ -629,9 +629,9 @@ class PrivateSite(MethodSite):
 
     def restore(self, state: State) -> None:
         """Go back to a saved state."""
-        self._begin(below(state.tensors, AGREED))
-        load_into(self._own, below(state.tensors, "private."))
-        self._kept = below(state.tensors, "kept.")
+        self._begin(unprefixed(AGREED, state.tensors))
+        load_into(self._own, unprefixed("private.", state.tensors))
+        self._kept = unprefixed("kept.", state.tensors)
         self._adam.restore(state.tensors)
         self._secret = bytes.fromhex(state.fact("secret", str))
         self.steps = state.round

@@ -21,12 +21,12 @@ from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
 from fednotes.core.tensors import (
-    below,
     load_into,
     prefixed,
     require_like,
     restoring,
     snapshot,
+    unprefixed,
 )
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
@@ -107,7 +107,7 @@ class Best:
             state: The state.
             like: Parameters whose names and shapes saved ones must have.
         """
-        self.tensors = below(state.tensors, "best.")
+        self.tensors = unprefixed("best.", state.tensors)
         if self.tensors:
             require_like(like, self.tensors)
         score = state.facts["best"]
@@ -284,7 +284,7 @@ class RoundServer:
         return State(self.round, prefixed("shared.", self.shared) | best, facts)
 
     def _restore(self, state: State) -> None:
-        load_into(self.shared, below(state.tensors, "shared."))
+        load_into(self.shared, unprefixed("shared.", state.tensors))
         self.best.restore(state, self.shared)
         self.round = state.round
 
@@ -613,5 +613,7 @@ def save_global(
 
 def ended(final: State, names: Collection[str]) -> dict[str, Tensor]:
     """Return the parameters that a run ends with: those of the best model, if kept."""
-    parameters = below(final.tensors, "best.") or below(final.tensors, "shared.")
+    parameters = unprefixed("best.", final.tensors) or unprefixed(
+        "shared.", final.tensors
+    )
     return {name: parameters[name] for name in names}

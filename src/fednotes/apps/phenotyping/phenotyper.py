@@ -34,7 +34,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingErr
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
-from fednotes.core.tensors import below, device_of, load_into, prefixed
+from fednotes.core.tensors import device_of, load_into, prefixed, unprefixed
 
 PHENOTYPER: Final = "phenotyper"  # the name of a model's files, without their endings
 FORMAT: Final = 2  # format 1 had no checksum of the facts
@@ -400,7 +400,7 @@ def _network_of(
     Raises:
         ModelError: The tensors do not fit the facts.
     """
-    parameters = below(tensors, "network.")
+    parameters = unprefixed("network.", tensors)
     shape = network_settings(parameters, config, facts.space)
     if facts.code_names:
         _require_equal(

@@ -50,7 +50,7 @@ from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import MethodSite, State
 from fednotes.core.seeds import Draws
-from fednotes.core.tensors import below, load_into, require_tensor
+from fednotes.core.tensors import load_into, require_tensor, unprefixed
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import AveragingSite
 from fednotes.metrics.platt import MOST_PLATT_SUMS
@@ -376,7 +376,7 @@ class Site(MethodSite):
             model = self.classifiers.model
         else:
             learner = self._require_code_learner()
-            learner.finish(below(tensors, NETWORK) or tensors)
+            learner.finish(unprefixed(NETWORK, tensors) or tensors)
             self._network = learner.received_tensors()
             model = Phenotyper(
                 self.data.space, learner.network, code_names=learner.outputs
@@ -419,7 +419,7 @@ class Site(MethodSite):
             tensors: "classes" that the sites agreed on; "weights" of classes and "idf"
                 of concepts if they are used; the network if the site does not have it.
         """
-        self._network = below(tensors, NETWORK) or self._network
+        self._network = unprefixed(NETWORK, tensors) or self._network
         model = self._make_model(tensors)
         phenotypes = len(self.config.phenotypes)
         agreed = require_tensor(

@@ -62,7 +62,13 @@ from fednotes.apps.phenotyping.site import NETWORK, Site
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.federation import Coverage, Federation, State
 from fednotes.core.settings import build
-from fednotes.core.tensors import below, prefixed, require_tensor, restoring, shapes_of
+from fednotes.core.tensors import (
+    prefixed,
+    require_tensor,
+    restoring,
+    shapes_of,
+    unprefixed,
+)
 from fednotes.core.update import Tensors, Total, require_metrics
 from fednotes.methods.averaging import BEST, AveragingWithDP, Server, run_cycles
 from fednotes.methods.base import Method
@@ -165,7 +171,7 @@ def _train_network(
 ) -> State:
     """Run stage 1 to its end; return network and outputs, ready for stage 2."""
     if resumed is not None and _stage_of(resumed) == 2:
-        network = below(resumed.tensors, NETWORK)
+        network = unprefixed(NETWORK, resumed.tensors)
         facts = {"outputs": resumed.fact("outputs", list)}
         return State(config.last_cycle, prefixed(NETWORK, network), facts)
 
