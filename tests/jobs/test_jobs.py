@@ -1,5 +1,4 @@
-"""Job files: what they may say, how a mistake is told, and a reference that holds every
-key."""
+"""Test job files: their content, the messages about mistakes, and the key reference."""
 
 from __future__ import annotations
 
@@ -24,6 +23,7 @@ from fednotes.jobs.job import (
     Job,
     SilosConfig,
     TagsConfig,
+    load_sites,
 )
 from fednotes.jobs.job_file import (
     TopConfig,
@@ -39,30 +39,37 @@ BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
 
 def job(**changes: Any) -> Job:
+    """Return a job of two generated sites with changed keys; None leaves a key out."""
     table = {**BASE, "synthetic": {"sites": 2}, **changes}
-    return parse_job(
-        {k: v for k, v in table.items() if v is not None}, "j", Path("/x"), "j.toml"
-    )
+    table = {key: value for key, value in table.items() if value is not None}
+    return parse_job(table, "j", Path("/x"), "j.toml")
 
 
 def with_site(**site: Any) -> Job:
     return job(synthetic=None, sites={"a": site})
 
 
-def test_a_job_has_what_its_file_says() -> None:
-    made = job(
-        title="T", seed=3, threads=2, conditions=["pooled", "alone"],
-        training={"private": ["crf"], "epochs": 4}, model={"tagger": "cnn-crf", "hashed_words": 8},
-    )  # fmt: skip
-    assert (made.title, made.seed, made.threads) == ("T", 3, 2)
-    assert made.conditions == ("alone", "pooled")  # in the order in which they are run
-    assert (made.config.private, made.config.epochs, made.config.seed) == (
-        ("crf",),
-        4,
-        3,
+def test_a_job_has_the_values_of_its_file() -> None:
+    parsed = job(
+        title="T",
+        seed=3,
+        threads=2,
+        conditions=["pooled", "alone"],
+        training={"private": ["crf"], "epochs": 4},
+        model={"tagger": "cnn-crf", "hashed_words": 8},
     )
-    assert made.config.model.tagger == "cnn-crf"
-    assert made.module is fedner.METHOD
+    config: Any = parsed.config
+    assert (parsed.title, parsed.seed, parsed.threads) == ("T", 3, 2)
+    assert (config.private, config.epochs, config.seed) == (("crf",), 4, 3)
+    assert config.model.tagger == "cnn-crf"
+    assert parsed.module is fedner.METHOD
+
+
+def test_conditions_stand_in_the_order_in_which_they_run() -> None:
+    assert job(conditions=["pooled", "alone"]).conditions == ("alone", "pooled")
+
+
+def test_a_job_without_a_title_has_its_name_as_title() -> None:
     assert job().title == "j"
 
 
@@ -166,7 +173,9 @@ def test_a_job_has_what_its_file_says() -> None:
         ),
     ],
 )
-def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_reported_with_its_table_and_key(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         job(**changes)
 
@@ -214,40 +223,42 @@ def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> Non
         ),
     ],
 )
-def test_a_sites_mistake_names_the_site(site: dict[str, Any], message: str) -> None:
+def test_a_mistake_in_a_site_is_reported_with_the_site(
+    site: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=r"j\.toml \[sites\.a\].*" + message):
         with_site(**site)
 
 
-def test_tables_are_part_of_a_job_and_of_its_fingerprint() -> None:
-    table = {"design": "appendix-d", "types": ["A", "B"], "runs_per_sampling": 3}
-    tags = job(tags=table).tags
-    assert tags == TagsConfig("appendix-d", ("A", "B"), runs_per_sampling=3)
-    assert tags.is_sampled
-    assert [tags.find_sampling(seed) for seed in range(-3, 8)] == [
-        -1,
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-        2,
-        2,
-        2,
-        3,
-    ]
+TAGS = {"design": "appendix-d", "types": ["A", "B"], "runs_per_sampling": 3}
+
+
+def test_tags_and_silos_are_read_into_their_classes() -> None:
+    tags = TagsConfig("appendix-d", ("A", "B"), runs_per_sampling=3)
+    assert job(tags=TAGS).tags == tags
     assert job(silos={}).silos == SilosConfig(5, None)
     assert job(silos={"number": 2, "by": "patient"}).silos == SilosConfig(2, "patient")
     assert (job().tags, job().silos, job().kind.name) == (None, None, "documents")
-    changes = (
-        {},
+
+
+def test_consecutive_seeds_share_a_sampling_of_types() -> None:
+    tags = TagsConfig(**TAGS)
+    assert tags.is_sampled
+    samplings = [tags.find_sampling(seed) for seed in range(-3, 8)]
+    assert samplings == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+
+
+def test_the_fingerprint_covers_every_table() -> None:
+    changes: tuple[dict[str, Any], ...] = (
         {"seed": 2},
         {"training": {"epochs": 9}},
         {"synthetic": {"sites": 3}},
+        {"tags": TAGS},
+        {"silos": {}},
     )
-    made = [job(**change) for change in (*changes, {"tags": table}, {"silos": {}})]
-    assert len({each.fingerprint for each in (job(), *made)}) == 6
+    changed = [job(**change).fingerprint for change in changes]
+    assert len({job().fingerprint, *changed}) == 6
+    assert job().fingerprint == job().fingerprint
 
 
 def test_settings_override_the_file(tmp_path: Path) -> None:
@@ -255,96 +266,220 @@ def test_settings_override_the_file(tmp_path: Path) -> None:
     path.write_text(
         'method = "fedner"\n[model]\nhashed_words = 8\n[synthetic]\nsites = 2\n'
     )
-    made = load_job(path, ("seed=5", "training.private=['crf']", "training.epochs=2"))
-    assert (made.name, made.seed, made.config.private) == ("my", 5, ("crf",))
-    assert made.folder == tmp_path
-    assert made.fingerprint != load_job(path).fingerprint
+    settings = ("seed=5", "training.private=['crf']", "training.epochs=2")
+    changed: Any = load_job(path, settings)
+    assert (changed.name, changed.seed, changed.config.private) == ("my", 5, ("crf",))
+    assert changed.folder == tmp_path
+    assert changed.fingerprint != load_job(path).fingerprint
     with pytest.raises(
         ConfigError, match=r"my\.toml \[training\]: unknown key 'epoch'"
     ):
         load_job(path, ("training.epoch=2",))
 
 
-def test_built_in_jobs_are_found_by_name(tmp_path: Path, monkeypatch) -> None:
-    """Also where a folder of that name is in the way, such as an earlier run's."""
+def test_built_in_jobs_are_listed_without_grids() -> None:
     assert {"demo", "fedner/paper", "fedner/real"} <= set(built_in_jobs())
     assert not [name for name in built_in_jobs() if "table" in name or "fig" in name]
+
+
+def test_a_built_in_job_is_found_although_a_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
     assert load_job("demo").synthetic is not None
+
+
+def test_a_misspelt_job_gets_the_nearest_name_of_a_built_in_job() -> None:
     with pytest.raises(ConfigError, match="nor a built-in job; did you mean 'demo'"):
         load_job("dmo")
+
+
+# ---- environment variables -----------------------------------------------------------
+
+
+def test_an_unset_variable_of_the_model_is_reported_with_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("VECTORS", "NOTES", "HELD_OUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KNOWN", "/known")
+    sites = {
+        "north": {"path": "$NOTES/north.conll"},
+        "south": {"train": "${NOTES}/south.conll", "test": "$HELD_OUT/south.conll"},
+        "west": {"path": "$KNOWN/west.conll"},
+    }
+    with pytest.raises(ConfigError) as error:
+        job(synthetic=None, sites=sites, model={"word_vectors": "$VECTORS/v.txt"})
+    assert str(error.value) == (
+        "environment variables are not set: VECTORS (model.word_vectors), NOTES "
+        "(sites.north.path, sites.south.train), HELD_OUT (sites.south.test); for "
+        "example: export VECTORS=/path/to/folder NOTES=/path/to/folder "
+        "HELD_OUT=/path/to/folder"
+    )
+
+
+def test_unset_variables_of_sites_are_reported_together_when_notes_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NOTES", "HELD_OUT"):
+        monkeypatch.delenv(name, raising=False)
+    sites = {
+        "north": {"path": "$NOTES/north.conll"},
+        "south": {"train": "$NOTES/south.conll", "test": "$HELD_OUT/south.conll"},
+    }
+    parsed = job(synthetic=None, sites=sites)
+    with pytest.raises(ConfigError) as error:
+        load_sites(parsed)
+    assert str(error.value) == (
+        "environment variables are not set: NOTES (sites.north.path, "
+        "sites.south.train), HELD_OUT (sites.south.test); for example: export "
+        "NOTES=/path/to/folder HELD_OUT=/path/to/folder"
+    )
+
+
+def test_one_unset_variable_is_reported_with_every_key_that_uses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NOTES", raising=False)
+    sites = {name: {"path": f"$NOTES/{name}.conll"} for name in ("north", "south")}
+    with pytest.raises(ConfigError) as error:
+        load_sites(job(synthetic=None, sites=sites))
+    assert str(error.value) == (
+        "sites.north.path, sites.south.path: the environment variable NOTES is not "
+        "set; for example: export NOTES=/path/to/folder"
+    )
+
+
+def test_unset_variables_of_notes_and_of_excluded_corpora_are_reported_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NOTES", "MORE", "JUDGED"):
+        monkeypatch.delenv(name, raising=False)
+    site = {"paths": ["$NOTES/a.csv", "$MORE/b.csv"], "exclude": ["$JUDGED/corpus"]}
+    table = {"method": "pretrain", "sites": {"north": site}}
+    with pytest.raises(ConfigError) as error:
+        load_sites(parse_job(table, "j", Path("/x"), "j.toml"))
+    assert (
+        "not set: JUDGED (sites.north.exclude), NOTES (sites.north.paths), MORE "
+        "(sites.north.paths); for example: export JUDGED="
+    ) in str(error.value)
+
+
+def test_a_built_in_job_names_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDNOTES_CORPORA", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"FEDNOTES_CORPORA is not set; for example: export"
-    ):
+    with pytest.raises(ConfigError) as error:
         load_job("fedner/real")
+    message = str(error.value)
+    assert "FEDNOTES_CORPORA is not set; for example: export" in message
+    assert "model.word_vectors" in message
+    assert "sites." in message
 
 
-def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
-    """Each setting is the file's, else the preset's that it names ("best" where it
-    names none), else the method's default; read by tomllib. Nothing of a file is left
-    unread."""
+# ---- built-in jobs -------------------------------------------------------------------
+
+
+BUILT_IN = sorted(built_in_jobs())
+
+
+@pytest.fixture
+def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the variables of the built-in jobs name."""
     for variable in ("FEDNOTES_CORPORA", "BERT_BASE"):
         monkeypatch.setenv(variable, str(tmp_path))
-    for name, path in built_in_jobs().items():
-        made, table = load_job(name), tomllib.loads(path.read_text("utf-8"))
-        assert made.module is methods.find(table["method"]) or "privacy" in table
-        for key, value in table.get("privacy", {}).items():
-            assert says(value, getattr(made.config.privacy, key)), (
-                f"{name}: privacy.{key}"
-            )
-        assert (made.title, made.seed) == (table["title"], table["seed"])
-        control = (
-            ["own-mix"]
-            if table["method"] == "personal" and "privacy" not in table
-            else []
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.usefixtures("corpora")
+def test_a_built_in_job_has_the_top_keys_and_sites_of_its_file(name: str) -> None:
+    parsed = load_job(name)
+    table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
+    is_private = "privacy" in table
+    assert parsed.module is methods.find(table["method"]) or is_private
+    assert (parsed.title, parsed.seed) == (table["title"], table["seed"])
+    assert list(parsed.sites) == list(table.get("sites", []))
+    has_control = table["method"] == "personal" and not is_private
+    control = ["own-mix"] if has_control else []
+    default = ["alone", *control, "federated", "pooled"]
+    assert list(parsed.conditions) == table.get("conditions", default)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.usefixtures("corpora")
+def test_settings_of_a_built_in_job_come_from_file_preset_or_method(name: str) -> None:
+    """Check [training] and [privacy]: the file comes before the preset."""
+    config: Any = load_job(name).config
+    table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
+    for key, value in table.get("privacy", {}).items():
+        assert is_written_as(value, getattr(config.privacy, key)), key
+    preset = methods.find(table["method"]).presets[table.get("preset", "best")]
+    defaults = type(config)()
+    expected = {field.name: getattr(defaults, field.name) for field in fields(config)}
+    expected |= preset.get("training", {})
+    expected |= table.get("training", {})
+    for key, value in expected.items():
+        if key in table.get("training", {}) or key not in FILLED_IN:
+            assert is_written_as(value, getattr(config, key)), key
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.usefixtures("corpora")
+def test_the_model_of_a_built_in_job_comes_from_file_and_preset(name: str) -> None:
+    """A job with a model of its own kind takes nothing from the preset's model."""
+    model: Any = load_job(name).config.model
+    table = tomllib.loads(built_in_jobs()[name].read_text("utf-8"))
+    preset = methods.find(table["method"]).presets[table.get("preset", "best")]
+    in_file = table.get("model", {})
+    expected = dict(preset.get("model", {}))
+    for key in ("kind", "tagger"):
+        if key in in_file and expected.get(key) != in_file[key]:
+            expected = {}
+    if in_file.get("word_vectors"):
+        expected |= preset.get("with_word_vectors", {})
+    expected |= in_file
+    for key, value in expected.items():
+        assert is_written_as(value, getattr(model, key)), key
+
+
+def is_written_as(written: Any, value: Any) -> bool:
+    """Return whether a setting is what a TOML table says.
+
+    Lists are tuples and tables are dataclasses; variables in paths are replaced.
+    """
+    if isinstance(written, dict) and not isinstance(value, Mapping):
+        return all(
+            is_written_as(each, getattr(value, key)) for key, each in written.items()
         )
-        default = ["alone", *control, "federated", "pooled"]
-        assert list(made.conditions) == table.get("conditions", default)
-        assert list(made.sites) == list(table.get("sites", []))
-        preset = made.module.presets[table.get("preset", "best")]
-        plain = {
-            f.name: getattr(type(made.config)(), f.name) for f in fields(made.config)
-        }
-        told = table.get("training", {})
-        for key, value in {**plain, **preset.get("training", {}), **told}.items():
-            if key in told or key not in FILLED_IN:
-                assert says(value, getattr(made.config, key)), f"{name}: {key}"
-        own, given = preset.get("model", {}), table.get("model", {})
-        if any(
-            own.get(key) != given[key] for key in ("kind", "tagger") if key in given
-        ):
-            own = {}  # a model of the job's own
-        chosen = {**own, **given}
-        if table.get("model", {}).get("word_vectors"):
-            chosen = {**chosen, **preset.get("with_word_vectors", {}), **table["model"]}
-        for key, value in chosen.items():
-            assert says(value, getattr(made.config.model, key)), f"{name}: model.{key}"
-
-
-def says(written: Any, found: Any) -> bool:
-    """Whether a setting is what a table says: lists are tuples, tables dataclasses; a
-    path that a variable begins is longer."""
-    if isinstance(written, dict) and not isinstance(found, Mapping):
-        return all(says(value, getattr(found, key)) for key, value in written.items())
     if isinstance(written, str) and "$" in written:
-        return str(found) == os.path.expandvars(written)
-    return bool(found == (tuple(written) if isinstance(written, list) else written))
+        return str(value) == os.path.expandvars(written)
+    expected = tuple(written) if isinstance(written, list) else written
+    return bool(value == expected)
 
 
-def test_model_files_beside_the_job_are_found_from_anywhere(tmp_path: Path) -> None:
+# ---- files beside the job ------------------------------------------------------------
+
+
+def test_a_model_file_beside_the_job_is_found_from_any_folder(tmp_path: Path) -> None:
     (tmp_path / "vectors.txt").write_text("")
     table = {**BASE, "synthetic": {}, "model": {"word_vectors": "vectors.txt"}}
-    made = parse_job(table, "j", tmp_path, "j.toml")
-    assert made.config.model.word_vectors == str(tmp_path / "vectors.txt")
-    # the record moves with the job
-    assert made.table["model"]["word_vectors"] == "vectors.txt"
-    table["model"] = {"contextual": "minilm"}
+    parsed = parse_job(table, "j", tmp_path, "j.toml")
+    assert parsed.config.model.word_vectors == str(tmp_path / "vectors.txt")
+
+
+def test_the_record_of_a_job_keeps_relative_paths(tmp_path: Path) -> None:
+    (tmp_path / "vectors.txt").write_text("")
+    table = {**BASE, "synthetic": {}, "model": {"word_vectors": "vectors.txt"}}
+    parsed = parse_job(table, "j", tmp_path, "j.toml")
+    assert parsed.table["model"]["word_vectors"] == "vectors.txt"
+
+
+def test_a_name_that_is_no_file_beside_the_job_stays(tmp_path: Path) -> None:
+    table = {**BASE, "synthetic": {}, "model": {"contextual": "minilm"}}
     assert parse_job(table, "j", tmp_path, "j.toml").config.model.contextual == "minilm"
 
 
-def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
+def test_the_complete_tag_set_has_the_order_of_the_sites() -> None:
     sites = [
         SiteData("a", TagSet(("Z", "A"), "BIOES"), (), (), ()),
         SiteData("b", TagSet(("M", "A")), (), (), ()),
@@ -353,39 +488,51 @@ def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
     assert complete == TagSet(("Z", "A", "M"), "BIOES")
 
 
-# the reference of the keys, and the schema
+# ---- the reference of the keys -------------------------------------------------------
 
 
 @cache
-def listed(name: str) -> set[str]:
-    """The keys of the tables with this name in the reference, and the tables inside
-    them."""
-    found = set()
+def documented_keys(name: str) -> set[str]:
+    """Return the keys and inner tables of the reference's tables with this name."""
+    keys: set[str] = set()
     for table in tables():
         if table.name == name:
-            found |= {key.name for key in table.keys}
-            found |= set(re.findall(rf"^\[{name}\.(\w+)\]", table.heading))
-    return found
+            keys |= {key.name for key in table.keys}
+            keys |= set(re.findall(rf"^\[{name}\.(\w+)\]", table.heading))
+    return keys
 
 
-def test_every_key_of_every_table() -> None:
+def test_the_reference_lists_every_key_in_the_section_of_its_table() -> None:
+    text = reference()
     for table in tables():
-        section = reference().split(f"{table.heading}\n")[1].split("\n\n[")[0]
+        section = text.split(f"{table.heading}\n")[1].split("\n\n[")[0]
         for key in table.keys:
             assert f"  {key.name} = " in section, (table.heading, key.name)
+
+
+def test_the_reference_has_every_field_that_a_job_may_set() -> None:
+    assert documented_keys("top") == {field.name for field in fields(TopConfig)}
     for name in methods.names():
-        (of_method,) = (t for t in tables() if t.heading == f"[training] of {name}")
-        own = {field.name for field in fields(methods.find(name).config_class)}
-        assert {key.name for key in of_method.keys} == own - FILLED_IN
+        heading = f"[training] of {name}"
+        (of_method,) = (table for table in tables() if table.heading == heading)
+        in_class = {field.name for field in fields(methods.find(name).config_class)}
+        assert {key.name for key in of_method.keys} == in_class - FILLED_IN
+
+
+def test_the_reference_has_every_table_that_a_job_may_have() -> None:
     for name in table_names():
         assert f"\n[{name}" in reference(), name
-    assert listed("top") == {f.name for f in fields(TopConfig)}
+
+
+def test_a_misspelt_table_gets_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
         reference("site")
+
+
+def test_the_page_of_the_keys_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "job.md"
-    assert page.read_text("utf-8") == markdown(), (
-        "fednotes job keys --markdown > docs/job.md"
-    )
+    command = "fednotes job keys --markdown > docs/job.md"
+    assert page.read_text("utf-8") == markdown(), command
 
 
 @pytest.mark.parametrize(
@@ -401,75 +548,93 @@ def test_every_key_of_every_table() -> None:
         ("top", "  method = (required)  (text)"),
     ],
 )
-def test_defaults_and_meanings(key: str, line: str) -> None:
+def test_the_reference_shows_defaults_types_and_meanings(key: str, line: str) -> None:
     assert any(row.startswith(line) for row in reference(key).splitlines())
 
 
-def test_the_command(give: Any) -> None:
+def test_the_command_prints_the_keys_of_a_table(give: Any) -> None:
     code, out, _ = give("job", "keys", "tags")
     assert code == 0
     assert "min_mentions = 0" in out
     assert give("--version")[1] == f"fednotes {__version__}\n"
 
 
-def of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """What the schema says of the tables of a method's jobs with the preset "best"."""
-    found: dict[str, Any] = {}
+# ---- the JSON schema -----------------------------------------------------------------
+
+
+@pytest.fixture
+def schema(give: Any) -> dict[str, Any]:
+    """The JSON schema of a job, as the command prints it."""
+    code, out, _ = give("job", "schema")
+    assert code == 0
+    printed: dict[str, Any] = json.loads(out)
+    return printed
+
+
+def tables_of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of a method's tables with the preset "best"."""
+    properties: dict[str, Any] = {}
     for case in schema["allOf"]:
         wanted = {key: of["const"] for key, of in case["if"]["properties"].items()}
         if wanted["method"] == name and wanted.get("preset", "best") == "best":
-            found |= case["then"]["properties"]
-    return found
+            properties |= case["then"]["properties"]
+    return properties
 
 
-def test_every_key_of_the_jobs_that_there_are(schema: dict[str, Any]) -> None:
-    """It is in the reference; and in the schema, for the job's method."""
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_keys_of_a_built_in_job_are_documented(name: str) -> None:
+    table = read_toml(built_in_jobs()[name])
+    for site in table.get("sites", {}).values():
+        assert set(site) <= documented_keys("sites")
+    for key, value in table.items():
+        if not isinstance(value, dict):
+            assert key in documented_keys("top")
+        elif key not in ("sites", "phenotypes"):  # their keys are free names
+            assert set(value) <= documented_keys(key), key
+
+
+def test_the_keys_of_built_in_jobs_are_in_the_schema(schema: dict[str, Any]) -> None:
     for name, path in built_in_jobs().items():
         table = read_toml(path)
         assert set(table) <= set(schema["properties"]), name
-        known = of_method(schema, table["method"])
+        known = tables_of_method(schema, table["method"])
+        of_site = known["sites"]["additionalProperties"]["properties"]
         for site in table.get("sites", {}).values():
-            assert set(site) <= listed("sites"), name
-            assert set(site) <= set(
-                known["sites"]["additionalProperties"]["properties"]
-            ), name
-        for key, value in table.items():
-            if not isinstance(value, dict):
-                assert key in listed("top"), name
-            elif key not in ("sites", "phenotypes"):  # names of one's own
-                assert set(value) <= listed(key), (name, key)
+            assert set(site) <= set(of_site), name
         for key in ("training", "synthetic"):
             assert set(table.get(key, {})) <= set(known[key]["properties"]), (name, key)
         models = [set(model["properties"]) for model in known["model"]["anyOf"]]
         assert any(set(table.get("model", {})) <= keys for keys in models), name
 
 
-def test_a_method_says_which_models_it_takes(
-    schema: dict[str, Any], tmp_path: Path
+def test_the_schema_offers_only_the_models_that_a_method_supports(
+    schema: dict[str, Any],
 ) -> None:
-    """The schema offers no other, and the only kind of a method may be named."""
-
-    def kinds(method: str) -> set[str | None]:
-        models = of_method(schema, method)["model"]["anyOf"]
+    def model_kinds(method: str) -> set[str | None]:
+        models = tables_of_method(schema, method)["model"]["anyOf"]
         return {model["properties"].get("kind", {}).get("const") for model in models}
 
-    assert (kinds("fedner"), kinds("pretrain")) == ({"tagger"}, {None})
-    assert kinds("finetune") == {"token-classifier", "encoder-tagger"}
-    assert kinds("distill") == kinds("finetune") | {"tagger", "prompt-bart"}
-    path, text = tmp_path / "job.toml", 'method = "fedner"\n[synthetic]\n[model]\n'
+    assert (model_kinds("fedner"), model_kinds("pretrain")) == ({"tagger"}, {None})
+    with_encoder = {"token-classifier", "encoder-tagger"}
+    assert model_kinds("finetune") == with_encoder
+    assert model_kinds("distill") == with_encoder | {"tagger", "prompt-bart"}
+
+
+def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    text = 'method = "fedner"\n[synthetic]\n[model]\n'
     path.write_text(text)
-    plain = load_job(str(path)).config
+    without_kind = load_job(str(path)).config
     path.write_text(f'{text}kind = "tagger"\n')
-    assert load_job(str(path)).config == plain
+    assert load_job(str(path)).config == without_kind
     path.write_text(f'{text}kind = "prompt-bart"\n')
-    with pytest.raises(
-        ConfigError, match=r'"fedner" does not support model kind .*; use "tagger"'
-    ):
+    message = r'"fedner" does not support model kind .*; use "tagger"'
+    with pytest.raises(ConfigError, match=message):
         load_job(str(path))
 
 
 def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
-    known = of_method(schema, "fedner")
+    known = tables_of_method(schema, "fedner")
     site = known["sites"]["additionalProperties"]
     assert site["properties"]["mask_overlap"]["minimum"] == 0
     assert site["additionalProperties"] is False
@@ -477,11 +642,3 @@ def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
     assert schema["required"] == ["method"]
     assert {"design", "per_site"} <= set(schema["properties"]["tags"]["properties"])
     assert "seed" not in known["training"]["properties"]
-
-
-@pytest.fixture
-def schema(give: Any) -> dict[str, Any]:
-    code, out, _ = give("job", "schema")
-    assert code == 0
-    found: dict[str, Any] = json.loads(out)
-    return found

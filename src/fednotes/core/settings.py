@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -41,7 +41,10 @@ __all__ = [
     "expand",
     "marked_fields",
     "path_of",
+    "place_prefix",
     "read_toml",
+    "require_variables",
+    "unset_variables",
 ]
 
 T = TypeVar("T")
@@ -216,7 +219,8 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     Args:
         cls: The class.
         table: Its fields.
-        where: How messages name the table, such as "job.toml [training]".
+        where: How messages name the table, such as "job.toml [training]"; "" if the
+            caller adds the name.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value is impossible.
@@ -227,7 +231,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     except ValidationError as error:
         raise ConfigError(_message(error, where)) from error
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{place_prefix(where)}{error}") from error
 
 
 # ---- messages ------------------------------------------------------------------------
@@ -249,18 +253,18 @@ def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> s
     *tables, key = [part for part in place if isinstance(part, str)] or [""]
 
     if kind in ("missing", "missing_argument"):
-        return f"{_place(where, *tables)}the key {key!r} is missing"
+        return f"{place_prefix(where, *tables)}the key {key!r} is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{_place(where, *tables)}unknown key {key!r}"
+        return f"{place_prefix(where, *tables)}unknown key {key!r}"
     if kind == _REFUSED:
-        return f"{_place(where, *tables, key)}{first['msg']}"
+        return f"{place_prefix(where, *tables, key)}{first['msg']}"
 
     dotted = ".".join([*tables, key])
     assignment = f"{dotted} = {first['input']!r}"
     limits = first.get("ctx", {})
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"{_place(where)}{assignment}: {words} {limits[name]:g} is needed"
+        return f"{place_prefix(where)}{assignment}: {words} {limits[name]:g} is needed"
     if kind == "literal_error":
         expected = f"expected one of {limits['expected'].replace(' or ', ', ')}"
     else:
@@ -268,8 +272,8 @@ def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> s
     return f"{where} {assignment}: {expected}".lstrip()
 
 
-def _place(*names: str) -> str:
-    """Return the names and a colon; nothing if all names are empty."""
+def place_prefix(*names: str) -> str:
+    """Return how a message begins: the names and a colon; "" if all are empty."""
     place = " ".join(name for name in names if name)
     return f"{place}: " if place else ""
 
@@ -372,18 +376,60 @@ def expand(text: str, where: str) -> str:
     Raises:
         ConfigError: A variable is not set.
     """
-    for name in re.findall(r"\$\{?(\w+)\}?", text):
-        if name in os.environ:
-            continue
-        former = _FORMER_NAMES.get(name, "")
-        if former in os.environ:
-            remedy = f"{former}, its former name, is set: export {name}=${former}"
-        else:
-            remedy = f"for example: export {name}=/path/to/folder"
-        raise ConfigError(
-            f"{where} = {text!r}: the environment variable {name} is not set; {remedy}"
-        )
+    require_variables([(where, text)])
     return os.path.expanduser(os.path.expandvars(text))
+
+
+def unset_variables(text: str) -> list[str]:
+    """Return the environment variables that a path names and that are not set."""
+    names = re.findall(r"\$\{?(\w+)\}?", text)
+    return [name for name in names if name not in os.environ]
+
+
+def require_variables(paths: Iterable[tuple[str, str]]) -> None:
+    """Raise one error for all environment variables that are not set.
+
+    Args:
+        paths: Pairs of a key, as messages call it, and the path that it holds.
+
+    Raises:
+        ConfigError: At least one variable is not set. The message lists each of them
+            with the keys that use it.
+    """
+    texts_by_variable: dict[str, dict[str, str]] = {}
+    for key, text in paths:
+        for name in unset_variables(text):
+            texts_by_variable.setdefault(name, {})[key] = text
+    if not texts_by_variable:
+        return
+    if len(texts_by_variable) > 1:
+        uses = ", ".join(
+            f"{name} ({', '.join(texts)})" for name, texts in texts_by_variable.items()
+        )
+        assignments = " ".join(map(_example_assignment, texts_by_variable))
+        raise ConfigError(
+            f"environment variables are not set: {uses}; for example: export "
+            f"{assignments}"
+        )
+
+    ((name, texts),) = texts_by_variable.items()
+    keys = ", ".join(texts)
+    if len(texts) == 1:
+        keys += f" = {texts[keys]!r}"
+    former = _FORMER_NAMES.get(name, "")
+    start = (
+        f"{former}, its former name, is set" if former in os.environ else "for example"
+    )
+    raise ConfigError(
+        f"{keys}: the environment variable {name} is not set; {start}: export "
+        f"{_example_assignment(name)}"
+    )
+
+
+def _example_assignment(name: str) -> str:
+    """Return what `export` may set a variable to."""
+    former = _FORMER_NAMES.get(name, "")
+    return f"{name}=${former}" if former in os.environ else f"{name}=/path/to/folder"
 
 
 def over(preset: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:

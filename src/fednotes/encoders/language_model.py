@@ -341,13 +341,19 @@ class LanguageModelConfig:
         return {name: getattr(self, name) for name in SIZES}
 
 
-def language_model_config(table: Mapping[str, Any]) -> LanguageModelConfig:
+def language_model_config(
+    table: Mapping[str, Any], where: str = "model"
+) -> LanguageModelConfig:
     """Return the specification of a pre-training job's [model] table.
+
+    Args:
+        table: The table.
+        where: The name by which messages call the table; "" if the caller adds it.
 
     Raises:
         ConfigError: A key is unknown or its value is wrong.
     """
-    return build(LanguageModelConfig, table, "model")
+    return build(LanguageModelConfig, table, where)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""A job as it travels between sites: a table that does not say where notes are.
+"""Declare a job to real sites: its table without the places of notes.
 
 `simulate` runs the table of a job file. Real sites are sent the same table without any
 path; each site's own file says where its notes are.
@@ -17,10 +17,11 @@ from fednotes.jobs import kinds
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_table, parse_job
 
-MIN_SECURE_SITES = 3  # a secure sum of two sites would show each the other's part
+# A secure sum of two sites would show each of them the other's part.
+MIN_SECURE_SITES = 3
 
-# The keys of [sites.NAME] that say where a site's notes are, how its files are read, and
-# which of their notes belong to the site.
+# Keys of [sites.NAME] that say where a site's notes are, how its files are read, and
+# which of the notes belong to the site.
 PLACE_KEYS = frozenset(
     {
         # documents and notes
@@ -71,8 +72,8 @@ def load_declared(
         The job, and its declaration: a table with "name" and "job".
 
     Raises:
-        ConfigError: There is no such job, it has a mistake, or real sites cannot run it.
-        RefusedError: It holds a value that is not JSON.
+        ConfigError: There is no such job, it is invalid, or real sites cannot run it.
+        RefusedError: The job has a value that is not JSON.
     """
     table, path = load_table(name, settings)
     sites = table.get("sites")
@@ -88,19 +89,20 @@ def load_declared(
 
 
 def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
-    """Return the job of a declaration. It cannot read anybody's notes.
+    """Return the job of a declaration, which can read no site's notes.
 
     Args:
         declared: A table with "name" and "job".
         folder: The folder that relative paths are relative to.
-        where: Where the declaration stands, for messages.
+        where: Name of the declaration in error messages.
 
     Raises:
-        ConfigError: This is not the declaration of a job, or the job needs all notes in
-            one place.
+        ConfigError: `declared` is not the declaration of a job, or the job needs all
+            notes in one place.
     """
     try:
-        name, table = str(declared["name"]), declared["job"]
+        name = str(declared["name"])
+        table = declared["job"]
         sites = dict(table.get("sites", {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not the declaration of a job") from error
@@ -113,9 +115,9 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
 
     if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:
         raise ConfigError(
-            f'{where} [privacy] where = "sum": each site adds a part of the noise, which '
-            "hides it in a secure sum alone ([federation] secure_sum = true, three sites "
-            'or more); without one set where = "site"'
+            f'{where} [privacy] where = "sum": each site adds only a part of the '
+            "noise, which protects it only in a secure sum: set secure_sum = true in "
+            '[federation], with three sites or more, or where = "site"'
         )
     return job
 
@@ -131,11 +133,11 @@ def table_to_approve(
 
 
 def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a job's tables with a place for the notes of sites that name none.
+    """Return a job's tables with placeholders where no site says where its notes are.
 
     Returns:
-        The same object where at least one site says where its notes are; otherwise
-        tables that `parse_job` accepts, of a job whose notes cannot be read.
+        The same object if at least one site says where its notes are. Otherwise tables
+        that `parse_job` accepts; the notes of that job cannot be read.
     """
     sites = table.get("sites")
     if not isinstance(sites, Mapping) or not sites:
@@ -168,12 +170,12 @@ def require_unmasked(site: Any, where: str) -> None:
 
 
 def _require_no_simulation(table: Any, sites: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if a job asks for what only a simulation can do."""
+    """Raise ConfigError if a job needs what only a simulation can do."""
     for key, effect in _SIMULATION_ONLY.items():
         if key in table:
             raise ConfigError(
-                f"{where} [{key}]: {effect}, which only a simulation can do; between real "
-                "sites leave it out and give one [sites.NAME] table for each site"
+                f"{where} [{key}]: {effect}, which only a simulation can do; between "
+                "real sites leave it out and give one [sites.NAME] table for each site"
             )
     tags = table.get("tags")
     if isinstance(tags, Mapping) and tags.get("design", "given") != "given":
@@ -198,7 +200,7 @@ def _places_to_fill_in(table: Any) -> Mapping[str, Any]:
 def _change_sites(
     sites: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Return the tables of all sites, changed; what is not a table stays."""
+    """Return the tables of all sites, changed; a value that is no table stays."""
     return {
         name: change(site) if isinstance(site, Mapping) else site
         for name, site in sites.items()

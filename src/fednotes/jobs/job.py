@@ -28,7 +28,14 @@ from annotated_types import Ge, Gt, Interval
 from fednotes import methods
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import MethodConfig
-from fednotes.core.settings import checked, expand
+from fednotes.core.settings import (
+    LocalFile,
+    Mark,
+    checked,
+    expand,
+    marked_fields,
+    require_variables,
+)
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
@@ -105,10 +112,10 @@ class SiteConfig:
             `test`: "drop" leaves them out; "keep" keeps a published division as it is.
     """
 
-    path: str = ""
-    train: str = ""
-    valid: str = ""
-    test: str = ""
+    path: LocalFile = ""
+    train: LocalFile = ""
+    valid: LocalFile = ""
+    test: LocalFile = ""
     format: str = ""
     on_error: Literal["refuse", "skip"] = "refuse"
     encoding: str = AUTO
@@ -209,15 +216,15 @@ class NotesConfig:
             left out (`data/overlap.py`).
     """
 
-    path: str = ""
-    paths: tuple[str, ...] = ()
+    path: LocalFile = ""
+    paths: Annotated[tuple[str, ...], Mark.LOCAL_FILE] = ()
     format: str = ""
     categories: tuple[str, ...] = ()
     column: str = ""
     encoding: str = AUTO
     valid_fraction: FractionBelowOne = 0.05
     max_notes: NonNegativeInt = 0
-    exclude: tuple[str, ...] = ()
+    exclude: Annotated[tuple[str, ...], Mark.LOCAL_FILE] = ()
 
     def __post_init__(self) -> None:
         encoding_of(self.encoding)
@@ -438,10 +445,23 @@ class ComparedSites:
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
+class KindTables:
+    """Hold what a kind of data reads from its own tables of a job file.
+
+    Attributes:
+        tags: The [tags] table of a job on annotated documents, or None.
+        values: What another kind of data makes of its tables.
+    """
+
+    tags: TagsConfig | None = None
+    values: Any = None
+
+
 def _read_no_tables(
     _tables: Mapping[str, Any], _preset: Mapping[str, Any], _where: str
-) -> dict[str, Any]:
-    return {}
+) -> KindTables:
+    return KindTables()
 
 
 def _collect_no_tables(_job: Job) -> Mapping[str, Any]:
@@ -489,8 +509,8 @@ class SiteKind:
         source_placeholder: Values of [sites.NAME] that stand for the location of the
             notes in a process that does not read them.
         tables: Tables of a job file that only jobs on this kind of data have.
-        read_tables: Makes fields of `Job` from these tables. Takes all tables of the
-            job, the tables of the method's preset, and the job's name in messages.
+        read_tables: Reads these tables. Takes all tables of the job, the tables of the
+            method's preset, and the job's name in messages.
         collect_tables: Returns the values of these tables by table name: instances of
             the tables' classes, or mappings of keys.
         count_examples: Returns the number of a site's training examples, as far as its
@@ -533,9 +553,9 @@ class SiteKind:
     source_keys: tuple[str, ...]
     source_placeholder: Mapping[str, str]
     tables: Mapping[str, ConfigTable | ListsTable] = field(default_factory=dict)
-    read_tables: Callable[
-        [Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]
-    ] = _read_no_tables
+    read_tables: Callable[[Mapping[str, Any], Mapping[str, Any], str], KindTables] = (
+        _read_no_tables
+    )
     collect_tables: Callable[[Job], Mapping[str, Any]] = _collect_no_tables
     count_examples: Callable[[Any], int] = _count_one_example
     example_name: str = "sent"
@@ -556,6 +576,43 @@ class SiteKind:
     metrics: Mapping[str, str] = field(default_factory=dict)
     shrink: Callable[[Any], Any] | None = None
     invent_site: Callable[[str, Any], Any] | None = None
+
+    def list_paths(
+        self, sites: Mapping[str, Any], tables: Mapping[str, Any]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the paths that a job names outside [model], as they are written.
+
+        Args:
+            sites: The keys of [sites.NAME] by the sites' names.
+            tables: The keys of the tables of this kind by the tables' names.
+
+        Yields:
+            The key, such as "sites.mercy.path", and the path.
+        """
+        for name, keys in sites.items():
+            yield from _marked_paths(self.site_config, keys, f"sites.{name}")
+        for name, table in self.tables.items():
+            if isinstance(table, ConfigTable) and name in tables:
+                yield from _marked_paths(table.config, tables[name], name)
+
+
+def _marked_paths(
+    cls: type[Any], keys: Mapping[str, Any], table: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the paths of a table, each with its key.
+
+    Args:
+        cls: The class that reads the table and marks its paths.
+        keys: The keys of the table.
+        table: Name of the table.
+    """
+    for key in sorted(marked_fields(cls, Mark.LOCAL_FILE) & keys.keys()):
+        value = keys[key]
+        texts = value if isinstance(value, list | tuple) else [value]
+        for text in texts:
+            # another value is refused when the table is read
+            if isinstance(text, str):
+                yield f"{table}.{key}", text
 
 
 @dataclass(frozen=True)
@@ -682,6 +739,13 @@ def load_sites(
 
     Raises:
         DataError: A file is invalid.
-        ConfigError: A setting does not fit the data.
+        ConfigError: A setting does not fit the data, or environment variables that the
+            job names are not set.
     """
+    sites = {name: vars(site) for name, site in job.sites.items()}
+    tables = {
+        name: values if isinstance(values, Mapping) else vars(values)
+        for name, values in job.kind.collect_tables(job).items()
+    }
+    require_variables(job.kind.list_paths(sites, tables))
     return job.kind.load(job, progress, cache)

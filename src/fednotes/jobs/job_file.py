@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -34,6 +34,8 @@ from fednotes.core.settings import (
     over,
     path_of,
     read_toml,
+    require_variables,
+    unset_variables,
 )
 from fednotes.core.types import POOLED
 from fednotes.jobs import kinds
@@ -57,6 +59,7 @@ DEFAULT_PRESET = "best"
 _COMMON_TABLES = frozenset(
     {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}
 )
+_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 @checked(frozen=True)
@@ -96,16 +99,19 @@ class TopConfig:
                 raise ConfigError(
                     f"conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
                 )
-        most = 4 * (os.cpu_count() or 1)
-        if not 1 <= self.threads <= most:
+        max_threads = 4 * (os.cpu_count() or 1)
+        if not 1 <= self.threads <= max_threads:
             raise ConfigError(
-                f"threads = {self.threads}: expected 1 to {most} on this machine"
+                f"threads = {self.threads}: expected 1 to {max_threads} on this machine"
             )
+
+
+# ---- files and records ---------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
 def built_in_jobs() -> Mapping[str, Path]:
-    """Return the built-in job files by name: `demo`, `fedner/table2`, …
+    """Return the built-in job files by name, such as "fedner/paper".
 
     `demo` belongs to the core. Applications and other packages add jobs by entry points
     of the group `fednotes.jobs`. An entry point names a package whose folder holds job
@@ -119,14 +125,14 @@ def built_in_jobs() -> Mapping[str, Path]:
     for entry in plugins.registered("jobs").values():
         folder = Path(str(resources.files(plugins.load(entry, ModuleType))))
         for path in folder.rglob("*.toml"):
-            # a file with "base" is a grid over another job, not a job
+            # A file with "base" is a grid over another job, not a job.
             if "base" in read_toml(path):
                 continue
             name = path.relative_to(folder).with_suffix("").as_posix()
             if name in jobs:
                 raise ConfigError(
-                    f"{path}: the job {name!r} is there already, {jobs[name]}: uninstall one of "
-                    "the packages"
+                    f"{path}: another package has a job {name!r} ({jobs[name]}); "
+                    "uninstall one of the packages"
                 )
             jobs[name] = path
     return dict(sorted(jobs.items()))
@@ -163,34 +169,14 @@ def load_table(
         known = built_in_jobs()
         if str(name) not in known:
             raise ConfigError(
-                f"{name}: no such job file, nor a built-in job; {nearest(str(name), known)}"
+                f"{name}: no such job file, nor a built-in job; "
+                f"{nearest(str(name), known)}"
             )
         path = known[str(name)]
     table = read_toml(path)
     for assignment in settings:
         assign(table, assignment)
     return table, path
-
-
-def _conditions(
-    top: TopConfig, method: Method, config: Any, table: Mapping[str, Any], where: str
-) -> tuple[str, ...]:
-    """Return a job's conditions in their fixed order, with the control of its method."""
-    asked = set(top.conditions)
-    has_control = method.configure_control(config) is not None
-    if OWN_MIX in asked and not has_control:
-        raise ConfigError(
-            f'{where}: conditions has "{OWN_MIX}", which is a control of method = "personal" '
-            "without [privacy]: leave it out"
-        )
-    if "conditions" not in table and has_control:
-        asked.add(OWN_MIX)
-    return tuple(condition for condition in CONDITIONS if condition in asked)
-
-
-def table_names() -> frozenset[str]:
-    """Return the names of all tables that a job file may have."""
-    return _COMMON_TABLES.union(*(kind.tables for kind in kinds.all_kinds()))
 
 
 def load_recorded_job(run: Path) -> Job:
@@ -201,10 +187,15 @@ def load_recorded_job(run: Path) -> Job:
     """
     record = read_job_record(run)
     try:
-        table, name, folder = record["table"], record["job"], Path(record["folder"])
+        table = record["table"]
+        name = record["job"]
+        folder = Path(record["folder"])
         return parse_job(table, name, folder, str(run))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{run / JOB_RECORD}: damaged") from error
+
+
+# ---- the job -------------------------------------------------------------------------
 
 
 def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
@@ -217,58 +208,42 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         where: Name of the job in error messages.
 
     Raises:
-        ConfigError: A table or key is invalid.
+        ConfigError: A table or key is invalid, or environment variables that [model]
+            names are not set.
     """
-    top_keys = {f.name for f in fields(TopConfig)}
-    tables = table_names()
-    for key in table:
-        if key not in top_keys | tables:
-            raise ConfigError(
-                f"{where}: unknown key {key!r}; {nearest(key, top_keys | tables)}"
-            )
-        if key in tables and not isinstance(table[key], Mapping):
-            raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
-    top = build(TopConfig, {k: v for k, v in table.items() if k in top_keys}, where)
+    top = _read_top(table, where)
     with within(where, ConfigError):
         method = methods.find(top.method)
         kind = kinds.find(method.holds)
-    for other in kinds.all_kinds():
-        if found := sorted((other.tables.keys() - kind.tables.keys()) & table.keys()):
-            raise ConfigError(
-                f"{where} [{found[0]}]: is for methods on {other.name}, not {top.method}"
-            )
+    _require_tables_of_kind(table, kind, top.method, where)
     if top.preset not in method.presets:
         raise ConfigError(
             f"{where}: preset = {top.preset!r}; {nearest(top.preset, method.presets)}"
         )
-    federation = build(
-        FederationConfig, table.get("federation", {}), f"{where} [federation]"
+
+    reader = _TableReader(
+        table=table,
+        folder=folder,
+        where=where,
+        top=top,
+        method=method,
+        kind=kind,
+        preset=method.presets[top.preset],
     )
-    privacy: Privacy | None = None
-    filled: dict[str, Any] = {"seed": top.seed}
-    if "privacy" in table:
-        privacy = _privacy(method, top.method, table["privacy"], where)
-        filled |= {"privacy": privacy, "min_sites": federation.min_sites}
-    preset = method.presets[top.preset]
-    config = _config(method, preset, table, folder, where, filled)
-    if federation.secure_sum and method.needs_each_update(config):
-        raise ConfigError(
-            f"{where} [training]: aggregation looks at each site's update, which the secure sum "
-            "hides (between real sites it is the default): set secure_sum = false in "
-            '[federation], which sites must permit, or aggregation = "mean"'
-        )
-    synthetic, sites = _sources(table, where, kind)
-    silos = (
-        build(SilosConfig, table["silos"], f"{where} [silos]")
-        if "silos" in table
-        else None
-    )
+    federation = reader.read_federation()
+    privacy = reader.read_privacy()
+    config = reader.read_config(federation, privacy)
+    synthetic = reader.read_synthetic()
+    sites = reader.read_sites()
+    silos = reader.read_silos()
+    conditions = reader.list_conditions(config)
+    kind_tables = kind.read_tables(table, reader.preset, where)
     return Job(
         name=name,
         title=top.title or name,
         method=top.method,
         seed=top.seed,
-        conditions=_conditions(top, method, config, table, where),
+        conditions=conditions,
         threads=top.threads,
         config=config,
         kind=kind,
@@ -278,116 +253,267 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         folder=folder,
         silos=silos,
         federation=federation,
+        tags=kind_tables.tags,
         privacy=privacy,
-        **kind.read_tables(table, preset, where),
+        kind_tables=kind_tables.values,
     )
 
 
-def _privacy(
-    method: Method, name: str, table: Mapping[str, Any], where: str
-) -> Privacy:
-    """Read the [privacy] table.
+def table_names() -> frozenset[str]:
+    """Return the names of all tables that a job file may have."""
+    return _COMMON_TABLES.union(*(kind.tables for kind in kinds.all_kinds()))
+
+
+def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
+    """Read the keys outside tables.
 
     Raises:
-        ConfigError: The table is invalid, or the method cannot guarantee differential
-            privacy.
+        ConfigError: A name or value is invalid, or a value stands in place of a table.
     """
-    if method.dp is None:
-        able = [n for n in methods.names() if methods.find(n).dp is not None]
-        raise ConfigError(
-            f"{where} [privacy]: method = {name!r} keeps no promise of differential privacy: "
-            f"{method.no_dp_reason}; {', '.join(able)} can"
-        )
-    return build(Privacy, table, f"{where} [privacy]")
-
-
-def _sources(
-    table: Mapping[str, Any], where: str, kind: SiteKind
-) -> tuple[Any, dict[str, Any]]:
-    if ("sites" in table) == ("synthetic" in table):
-        raise ConfigError(
-            f"{where}: give either [sites.NAME] tables or a [synthetic] table"
-        )
-    if "synthetic" in table:
-        return build(
-            kind.synthetic_config, table["synthetic"], f"{where} [synthetic]"
-        ), {}
-    if not table["sites"]:
-        raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
-    sites: dict[str, Any] = {}
-    for site, values in table["sites"].items():
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", site):
+    top_keys = {field.name for field in fields(TopConfig)}
+    tables = table_names()
+    for key, value in table.items():
+        if key not in top_keys | tables:
             raise ConfigError(
-                f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
+                f"{where}: unknown key {key!r}; {nearest(key, top_keys | tables)}"
             )
-        taken = {name.lower(): name for name in (POOLED, *sites)}
-        # Each site has a folder, and some file systems ignore case in names.
-        if found := taken.get(site.lower()):
+        if key in tables and not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
+    values = {key: value for key, value in table.items() if key in top_keys}
+    return build(TopConfig, values, where)
+
+
+def _require_tables_of_kind(
+    table: Mapping[str, Any], kind: SiteKind, method: str, where: str
+) -> None:
+    """Raise ConfigError if a job has a table of another kind of data."""
+    for other in kinds.all_kinds():
+        foreign = (other.tables.keys() - kind.tables.keys()) & table.keys()
+        if foreign:
             raise ConfigError(
-                f"{where} [sites.{site}]: this name is taken, choose another (it is {found!r} "
-                "where case does not count)"
+                f"{where} [{min(foreign)}]: is for methods on {other.name}, not "
+                f"{method}"
             )
-        if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"{where}: sites.{site} is a value, expected a table [sites.{site}]"
-            )
-        sites[site] = build(kind.site_config, values, f"{where} [sites.{site}]")
-    return None, sites
 
 
-def _config(
-    method: Method,
-    preset: Mapping[str, Any],
-    table: Mapping[str, Any],
-    folder: Path,
-    where: str,
-    filled: Mapping[str, Any],
-) -> Any:
-    """Build the method's config from the preset, [training] and [model].
+@dataclass(frozen=True)
+class _TableReader:
+    """Reads the tables of a job.
 
-    Args:
-        method: The job's method.
-        preset: The tables of the preset.
+    Attributes:
         table: Tables of the job file.
         folder: Folder against which relative paths are resolved.
         where: Name of the job in error messages.
-        filled: Values of the fields marked `FilledIn` that are known already; the
-            others are filled in when the sites have been read.
+        top: The keys outside tables.
+        method: The job's method.
+        kind: Kind of data that the method reads.
+        preset: Tables of the method's preset.
     """
-    given = table.get("training", {})
-    filled_in = marked_fields(method.config_class, Mark.FILLED_IN)
-    training = {f.name for f in fields(method.config_class)} - filled_in
-    for key in given:
-        if key in filled_in:
-            raise ConfigError(f"{where} [training]: {key!r} does not belong here")
-        if key not in training:
+
+    table: Mapping[str, Any]
+    folder: Path
+    where: str
+    top: TopConfig
+    method: Method
+    kind: SiteKind
+    preset: Mapping[str, Any]
+
+    def read_federation(self) -> FederationConfig:
+        """Read the [federation] table."""
+        values = self.table.get("federation", {})
+        return build(FederationConfig, values, f"{self.where} [federation]")
+
+    def read_privacy(self) -> Privacy | None:
+        """Read the [privacy] table, if the job has one.
+
+        Raises:
+            ConfigError: The table is invalid, or the method does not support
+                differential privacy.
+        """
+        if "privacy" not in self.table:
+            return None
+        if self.method.dp is None:
+            able = [n for n in methods.names() if methods.find(n).dp is not None]
             raise ConfigError(
-                f"{where} [training]: unknown key {key!r}; {nearest(key, training)}"
+                f"{self.where} [privacy]: method = {self.top.method!r} does not "
+                f"support differential privacy: {self.method.no_dp_reason}; use one "
+                f"of {', '.join(able)}"
             )
-    values = {
-        **training_preset(method, preset, private="privacy" in filled),
-        **given,
-        **filled,
-    }
-    settings = _expand(table.get("model", {}), folder, model_file_keys(method))
-    kinds_of_model = method.list_models()
-    if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
-        # the method has only this kind of model, so its table has no key `kind`
-        del settings["kind"]
-    settings = over(model_preset(preset, settings), settings)
-    try:
-        model = method.read_model_config(settings)
-    except ConfigError as error:
-        # The message names [model] already, so drop the prefix.
-        told = str(error).removeprefix("model: ").removeprefix("model ")
-        raise ConfigError(f"{where} [model]: {told}") from error
-    made: Any = build(
-        method.config_class, values | {"model": model}, f"{where} [training]"
-    )
-    if "privacy" in filled and method.dp is not None:
-        with within(f"{where} [training]", ConfigError):
-            method.dp.require(made)
-    return made
+        return build(Privacy, self.table["privacy"], f"{self.where} [privacy]")
+
+    def read_silos(self) -> SilosConfig | None:
+        """Read the [silos] table, if the job has one."""
+        if "silos" not in self.table:
+            return None
+        return build(SilosConfig, self.table["silos"], f"{self.where} [silos]")
+
+    def list_conditions(self, config: Any) -> tuple[str, ...]:
+        """Return the job's conditions in their fixed order, with the method's control.
+
+        Raises:
+            ConfigError: The job names a control that its method does not have.
+        """
+        conditions = set(self.top.conditions)
+        has_control = self.method.configure_control(config) is not None
+        if OWN_MIX in conditions and not has_control:
+            raise ConfigError(
+                f'{self.where}: conditions has "{OWN_MIX}", which is a control of '
+                'method = "personal" without [privacy]: leave it out'
+            )
+        if "conditions" not in self.table and has_control:
+            conditions.add(OWN_MIX)
+        return tuple(name for name in CONDITIONS if name in conditions)
+
+    # ---- [training] and [model]
+
+    def read_config(self, federation: FederationConfig, privacy: Privacy | None) -> Any:
+        """Build the method's config from the preset, [training] and [model].
+
+        Fields marked `FilledIn` that are not known yet are filled in when the sites
+        have been read.
+
+        Args:
+            federation: The [federation] table.
+            privacy: The [privacy] table, or None.
+
+        Raises:
+            ConfigError: A value is invalid, or the tables do not fit together.
+        """
+        place = f"{self.where} [training]"
+        self._require_training_keys(place)
+        values = training_preset(
+            self.method, self.preset, private=privacy is not None
+        ) | dict(self.table.get("training", {}))
+        values["seed"] = self.top.seed
+        if privacy is not None:
+            values["privacy"] = privacy
+            values["min_sites"] = federation.min_sites
+        values["model"] = self._read_model()
+
+        config: Any = build(self.method.config_class, values, place)
+        if privacy is not None and self.method.dp is not None:
+            with within(place, ConfigError):
+                self.method.dp.require(config)
+        if federation.secure_sum and self.method.needs_each_update(config):
+            raise ConfigError(
+                f"{place}: aggregation looks at each site's update, which the secure "
+                "sum hides (between real sites it is the default): set secure_sum = "
+                "false in [federation], which sites must permit, or aggregation = "
+                '"mean"'
+            )
+        return config
+
+    def _require_training_keys(self, place: str) -> None:
+        """Raise ConfigError if [training] has an unknown key."""
+        config_class = self.method.config_class
+        filled_in = marked_fields(config_class, Mark.FILLED_IN)
+        known = {field.name for field in fields(config_class)} - filled_in
+        for key in self.table.get("training", {}):
+            if key in filled_in:
+                raise ConfigError(
+                    f"{place}: {key!r} does not belong here: leave it out, the job "
+                    "fills it in"
+                )
+            if key not in known:
+                raise ConfigError(
+                    f"{place}: unknown key {key!r}; {nearest(key, known)}"
+                )
+
+    def _read_model(self) -> Any:
+        """Read [model] over the preset's settings of the model."""
+        table = self.table.get("model", {})
+        self._require_variables_of_model(table)
+        settings = _locate_files(table, self.folder, model_file_keys(self.method))
+        kinds_of_model = self.method.list_models()
+        if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
+            # The method has only this kind of model, so its table has no key `kind`.
+            del settings["kind"]
+        settings = over(model_preset(self.preset, settings), settings)
+        with within(f"{self.where} [model]", ConfigError):
+            return self.method.read_model_config(settings)
+
+    def _require_variables_of_model(self, table: Mapping[str, Any]) -> None:
+        """Raise ConfigError if [model] names environment variables that are not set.
+
+        The message lists those that other tables name as well. Where these are the only
+        ones, the job can be read, only its notes cannot.
+        """
+        paths = [
+            (f"model.{key}", value)
+            for key, value in table.items()
+            if isinstance(value, str)
+        ]
+        if not any(unset_variables(text) for _, text in paths):
+            return
+        sites = {
+            name: site
+            for name, site in self.table.get("sites", {}).items()
+            if isinstance(site, Mapping)
+        }
+        require_variables([*paths, *self.kind.list_paths(sites, self.table)])
+
+    # ---- [sites.NAME] and [synthetic]
+
+    def read_synthetic(self) -> Any:
+        """Read the [synthetic] table; return None if the job has sites instead.
+
+        Raises:
+            ConfigError: The job has both or neither.
+        """
+        if ("sites" in self.table) == ("synthetic" in self.table):
+            raise ConfigError(
+                f"{self.where}: give either [sites.NAME] tables or a [synthetic] table"
+            )
+        if "synthetic" not in self.table:
+            return None
+        return build(
+            self.kind.synthetic_config,
+            self.table["synthetic"],
+            f"{self.where} [synthetic]",
+        )
+
+    def read_sites(self) -> dict[str, Any]:
+        """Read the [sites.NAME] tables; return {} if the job has generated sites.
+
+        Raises:
+            ConfigError: A name or table is invalid, or there is none.
+        """
+        if "sites" not in self.table:
+            return {}
+        if not self.table["sites"]:
+            raise ConfigError(
+                f"{self.where}: expected one table [sites.NAME] for each site"
+            )
+        sites: dict[str, Any] = {}
+        for name, values in self.table["sites"].items():
+            place = f"{self.where} [sites.{name}]"
+            _require_site_name(name, sites, place)
+            if not isinstance(values, Mapping):
+                raise ConfigError(
+                    f"{self.where}: sites.{name} is a value, expected a table "
+                    f"[sites.{name}]"
+                )
+            sites[name] = build(self.kind.site_config, values, place)
+        return sites
+
+
+def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:
+    """Raise ConfigError if a site's name is invalid or taken.
+
+    Args:
+        name: The name.
+        earlier: Names of the sites before it.
+        place: Name of the site's table in error messages.
+    """
+    if not _SITE_NAME.fullmatch(name):
+        raise ConfigError(f"{place}: a site's name has letters, digits, - and _ only")
+    # Each site has a folder, and some file systems ignore case in names.
+    for other in (POOLED, *earlier):
+        if other.lower() == name.lower():
+            raise ConfigError(
+                f"{place}: this name is taken, choose another (it is {other!r} where "
+                "case does not count)"
+            )
 
 
 def training_preset(
@@ -430,13 +556,22 @@ def model_preset(
     return values
 
 
-def _expand(
+def _locate_files(
     table: Mapping[str, Any], folder: Path, file_keys: Collection[str]
 ) -> dict[str, Any]:
-    """Expand environment variables in [model], and resolve files beside the job."""
-    found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
+    """Expand environment variables in [model], and resolve files beside the job.
+
+    Args:
+        table: The [model] table.
+        folder: Folder of the job file.
+        file_keys: Keys that name a file.
+    """
+    settings = {
+        key: expand(value, f"model.{key}") if isinstance(value, str) else value
+        for key, value in table.items()
+    }
     for key in file_keys:
-        value = found.get(key)
-        if value and isinstance(value, str) and (folder / value).exists():
-            found[key] = str(folder / value)
-    return found
+        value = settings.get(key)
+        if isinstance(value, str) and value and (folder / value).exists():
+            settings[key] = str(folder / value)
+    return settings

@@ -64,7 +64,8 @@ class Method(ABC):
         """Return the [model] table of a job as the settings of a model.
 
         Raises:
-            ConfigError: The method does not support such a model.
+            ConfigError: The method does not support such a model. The caller adds the
+                name of the table to the message.
         """
 
     @abstractmethod

@@ -895,7 +895,7 @@ class Distill(Method):
 
     def read_model_config(self, table: Mapping[str, Any]) -> ModelConfig:
         """Return the settings of a model of any kind."""
-        return model_config(table)
+        return model_config(table, where="")
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the micro F1 over all sites' validation mentions."""

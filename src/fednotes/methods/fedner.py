@@ -650,7 +650,7 @@ class FedNER(Method):
                 f'method "fedner" does not support model kind {table["kind"]!r}; use '
                 '"tagger", or the methods distill or finetune'
             )
-        config = tagger_config(table)
+        config = tagger_config(table, where="")
         config.require_input()
         return config
 

@@ -293,7 +293,7 @@ class Finetune(Method):
         Raises:
             ConfigError: The model has none.
         """
-        config = any_model({"kind": "token-classifier"} | dict(table))
+        config = any_model({"kind": "token-classifier"} | dict(table), where="")
         if not config.encodes:
             raise ConfigError(
                 f'method "finetune" does not support model kind {config.kind!r}; use '

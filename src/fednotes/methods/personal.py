@@ -590,7 +590,7 @@ class Personal(finetune.Finetune):
                 f'method "personal" does not support model kind {settings["kind"]!r}; '
                 'use "token-classifier", or the methods finetune or distill'
             )
-        config = any_model(settings)
+        config = any_model(settings, where="")
         assert isinstance(config, TokenClassifierConfig)
         return config
 

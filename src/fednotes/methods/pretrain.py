@@ -607,7 +607,7 @@ class Pretrain(Method):
 
     def read_model_config(self, table: Mapping[str, Any]) -> LanguageModelConfig:
         """Return the settings of a language model."""
-        return language_model_config(table)
+        return language_model_config(table, where="")
 
     def list_models(self) -> Mapping[str, type[Any]]:
         """Return the language model's settings."""

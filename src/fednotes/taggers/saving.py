@@ -40,7 +40,7 @@ from fednotes.core import plugins
 from fednotes.core.allocation import OversizedModelError, bounded_allocation
 from fednotes.core.errors import ConfigError, ModelError, nearest, readable
 from fednotes.core.parsing import read_json
-from fednotes.core.settings import Mark, build, marked_fields
+from fednotes.core.settings import Mark, build, marked_fields, place_prefix
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.core.types import TagSet
@@ -106,7 +106,7 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
 
     Args:
         table: The table. Without `kind` it describes a light tagger.
-        where: The name by which messages call the table.
+        where: The name by which messages call the table; "" if the caller adds it.
 
     Raises:
         ConfigError: The kind or a key is unknown (the message has the nearest name), or
@@ -116,7 +116,7 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
     entry = _find_kind(name) if isinstance(name, str) else None
     if entry is None:
         raise ConfigError(
-            f"{where}: unknown kind {name!r}; {nearest(str(name), kinds())}"
+            f"{place_prefix(where)}unknown kind {name!r}; {nearest(str(name), kinds())}"
         )
     config: ModelConfig
     if entry.read is None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.kernels import dropout
-from fednotes.core.settings import LocalFile, build, checked
+from fednotes.core.settings import LocalFile, build, checked, place_prefix
 from fednotes.core.tensors import seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
@@ -180,7 +180,7 @@ def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfi
 
     Args:
         table: The table.
-        where: The name by which messages call the table.
+        where: The name by which messages call the table; "" if the caller adds it.
 
     Raises:
         ConfigError: A key or the preset is unknown (the message has the nearest name),
@@ -189,7 +189,8 @@ def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfi
     name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
-            f"{where}: unknown tagger {name!r}; {nearest(str(name), PRESETS)}"
+            f"{place_prefix(where)}unknown tagger {name!r}; "
+            f"{nearest(str(name), PRESETS)}"
         )
     return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)
 

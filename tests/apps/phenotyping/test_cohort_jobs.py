@@ -276,6 +276,15 @@ def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
         ),
         ({"sites": {"a": {"notes": "$NO_SUCH/x"}}}, ConfigError, "NO_SUCH is not set"),
         (
+            {
+                "sites": {"a": {"notes": ["$NO_SUCH/x"], "labels": "$NO_LABELS"}},
+                "concepts": {"dictionary": "$NO_TERMS/MRCONSO.RRF"},
+            },
+            ConfigError,
+            r"NO_LABELS \(sites\.a\.labels\), NO_SUCH \(sites\.a\.notes\), NO_TERMS "
+            r"\(concepts\.dictionary\); for example: export NO_LABELS=/path/to/folder",
+        ),
+        (
             {"concepts": {"dictionary": "no.obo"}},
             DataError,
             r"\[concepts\] dictionary: .*no\.obo",

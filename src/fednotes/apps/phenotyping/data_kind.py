@@ -57,7 +57,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import Job, SiteKind, Sites
+from fednotes.jobs.job import Job, KindTables, SiteKind, Sites
 
 
 def load_patient_sites(
@@ -535,9 +535,9 @@ KIND = SiteKind(
     source_keys=("notes", "concepts", "labels"),
     source_placeholder={"notes": "notes", "codes": "codes", "codes_format": "table"},
     tables=TABLES,
-    read_tables=lambda table, preset, where: {
-        "kind_tables": patient_tables(table, preset, where)
-    },
+    read_tables=lambda table, preset, where: KindTables(
+        values=patient_tables(table, preset, where)
+    ),
     collect_tables=shown,
     count_examples=lambda site: len(site.train),
     example_name="patients",

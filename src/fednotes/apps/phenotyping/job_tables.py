@@ -28,7 +28,7 @@ from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextCo
 from fednotes.apps.phenotyping.labels import Unmentioned
 from fednotes.apps.phenotyping.obesity import Judgment
 from fednotes.core.errors import ConfigError, within
-from fednotes.core.settings import build, checked, over
+from fednotes.core.settings import LocalFile, Mark, build, checked, over
 from fednotes.data.encodings import AUTO, encoding_of
 from fednotes.jobs.job import (
     ConfigTable,
@@ -37,6 +37,9 @@ from fednotes.jobs.job import (
     ListsTable,
     PositiveFraction,
 )
+
+# Text or a list of texts, as `_paths` checks.
+LocalFiles = Annotated[Any, Mark.LOCAL_FILE]
 
 
 @checked(frozen=True)
@@ -106,13 +109,13 @@ class PatientsConfig:
             fraction are among those of a larger one.
     """
 
-    notes: Any = ()  # text or a list of texts, as `_paths` checks
-    concepts: str = ""
+    notes: LocalFiles = ()
+    concepts: LocalFile = ""
     format: str = ""
     categories: tuple[str, ...] = ()
     column: str = ""
     encoding: str = AUTO
-    codes: Any = ()
+    codes: LocalFiles = ()
     codes_format: Literal["", "table", "mimic", "omop", "codiesp"] = ""
     system: str = ""
     patient_column: str = ""
@@ -121,12 +124,12 @@ class PatientsConfig:
     kinds: Literal["D", "P", "DP"] = "DP"
     conditions: str = "condition"
     procedures: str = "procedure"
-    labels: str = ""
+    labels: LocalFile = ""
     judgment: Judgment = "intuitive"
     unmentioned: Unmentioned = "unlabelled"
-    test: Any = ()
-    test_codes: Any = ()
-    test_labels: str = ""
+    test: LocalFiles = ()
+    test_codes: LocalFiles = ()
+    test_labels: LocalFile = ""
     valid_fraction: FractionBelowOne = 0.1
     test_fraction: FractionBelowOne = 0.2
     labelled: PositiveFraction = 1.0

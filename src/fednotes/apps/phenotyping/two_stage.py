@@ -593,7 +593,7 @@ class Phenotype(Method):
 
     def read_model_config(self, table: Mapping[str, Any]) -> PhenotypeConfig:
         """Return the settings of network and classifiers."""
-        config: PhenotypeConfig = build(PhenotypeConfig, table, where="model")
+        config: PhenotypeConfig = build(PhenotypeConfig, table, where="")
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:

@@ -56,6 +56,7 @@ from fednotes.data.text import split_sentences
 from fednotes.jobs.job import (
     ConfigTable,
     Job,
+    KindTables,
     SiteConfig,
     SiteKind,
     Sites,
@@ -571,15 +572,16 @@ def _require_alike(sites: Sequence[SiteData]) -> None:
 # ---- what a job asks of this kind of site --------------------------------------------
 
 
-def _tags(
-    table: Mapping[str, Any], preset: Mapping[str, Any], where: str
-) -> dict[str, Any]:
-    """The [tags] of a job.
+def _read_tags(
+    table: Mapping[str, Any], _preset: Mapping[str, Any], where: str
+) -> KindTables:
+    """Read the [tags] table of a job, if it has one.
 
-    Raises ConfigError where they do not go with its other tables.
+    Raises:
+        ConfigError: The table does not fit the job's other tables.
     """
     if "tags" not in table:
-        return {}
+        return KindTables()
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
     if tags.is_sampled and "silos" in table:
         raise ConfigError(
@@ -597,7 +599,7 @@ def _tags(
                 f"{where} [sites.{name}]: test_types does not go with design = {tags.design!r}, "
                 "which tests on the complete tag set"
             )
-    return {"tags": tags}
+    return KindTables(tags=tags)
 
 
 def fingerprint(site: SiteData) -> str:
@@ -731,7 +733,7 @@ KIND = SiteKind(
     source_keys=("path", "train"),
     source_placeholder={"path": "notes"},
     tables={"tags": ConfigTable("[tags]", TagsConfig)},
-    read_tables=_tags,
+    read_tables=_read_tags,
     collect_tables=lambda job: {} if job.tags is None else {"tags": job.tags},
     count_examples=lambda site: sum(len(split_sentences(d)) for d in site.train),
     make_stand_in=lambda site, name, size: replace(
