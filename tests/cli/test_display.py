@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,9 +34,10 @@ from fednotes.cli.display import RichDisplay, count_tables, runs_bar
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
+from fednotes.jobs.job import Sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import never_right
-from fednotes.jobs.parts import Part, Traffic
+from fednotes.jobs.parts import Part, Traffic, list_parts
 from fednotes.jobs.progress import LARGE_BYTES
 from fednotes.jobs.remarks import (
     mark_conditions,
@@ -47,7 +46,6 @@ from fednotes.jobs.remarks import (
 )
 from fednotes.jobs.results import PairedDifference, RunResult
 from fednotes.jobs.simulate import simulate
-from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import SpanCounts
 from fednotes.metrics.summaries import mean_scores
@@ -202,9 +200,11 @@ def test_a_pooled_model_below_the_sites_own_is_remarked_on(
 ) -> None:
     """60 rounds of three sites are 20 at each; no reason is given but what the run
     knows."""
-    own = SimpleNamespace(personal_epochs=personal)
     sites = (1, 2, 3) if heads else (1,)
-    parts = [Part("alone", (1,), own), Part("pooled", sites, SimpleNamespace())]
+    parts = [
+        Part("alone", (1,), None, personal_epochs=personal),
+        Part("pooled", sites, None),
+    ]
     (line,) = remark_on_pooled(mean(0.7, 0.65), rounds, parts, 3)
     assert "mean F1 65.0 against 70.0" in line
     assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
@@ -450,25 +450,27 @@ def test_a_condition_that_is_no_bound_is_marked_where_its_number_stands() -> Non
     assert "It has none of 4 epochs" in words
 
 
-def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
-    """By what fedner itself makes of a job with four personal epochs, and of one with
-    none."""
-    sites = [site("a", "ADE"), site("b", "ADE")]
-    for epochs in (4, 0):
-        config = FEDNER.config_class(
-            model=FEDNER.read_model_config({"hashed_words": 8}), seed=1
-        )
-        config = replace(FEDNER.configure(config, sites), personal_epochs=epochs)
-        parts = [
-            Part("alone", (sites[0],), config),
-            Part("federated", tuple(sites), config),
-        ]
-        parts.append(Part("pooled", *FEDNER.configure_pooled(config, sites, None)))
-        found = mark_conditions(parts)
-        assert (
-            "none of the 4 personal epochs that end alone and federated" in str(found)
-        ) == (epochs > 0)
-        assert [*found] == ["pooled"] * (epochs > 0)
+def parts_with_personal_epochs(epochs: int) -> list[Part]:
+    """Return the parts of a FedNER job whose sites end with epochs of their own."""
+    sites = tuple(site(name, "ADE") for name in "ab")
+    table = {
+        "method": "fedner",
+        "training": {"personal_epochs": epochs},
+        "model": {"hashed_words": 8},
+        "synthetic": {},
+    }
+    job = parse_job(table, "j", Path(), "j.toml")
+    return list_parts(job, Sites(sites), job.module.configure(job.config, sites))
+
+
+def test_a_pooled_model_without_the_personal_epochs_of_others_is_marked() -> None:
+    marks = mark_conditions(parts_with_personal_epochs(4))
+    assert [*marks] == ["pooled"]
+    assert "none of the 4 personal epochs that end alone and federated" in str(marks)
+
+
+def test_no_condition_is_marked_without_personal_epochs() -> None:
+    assert mark_conditions(parts_with_personal_epochs(0)) == {}
 
 
 @pytest.mark.parametrize(

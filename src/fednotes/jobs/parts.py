@@ -25,6 +25,8 @@ class Part:
         site: Name of the site that trains alone; empty otherwise.
         method: The method, in simulations, which observe the sites one by one.
         unit: Short name of a training example, such as "sent".
+        is_private: Whether the part is trained with differential privacy.
+        personal_epochs: Number of epochs that each site trains by itself at the end.
     """
 
     condition: str
@@ -33,12 +35,8 @@ class Part:
     site: str = ""
     method: Method | None = None
     unit: str = "sent"
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the part is trained with differential privacy."""
-        # The configs of methods without differential privacy have no such field.
-        return getattr(self.config, "privacy", None) is not None
+    is_private: bool = False
+    personal_epochs: int = 0
 
     @property
     def name(self) -> str:
@@ -104,23 +102,39 @@ def list_parts(job: Job, sites: Sites, config: Any) -> list[Part]:
         config: The method's config, completed with the facts of all sites.
     """
     method = job.module
-    unit = job.kind.example_name
     parts: list[Part] = []
     if "alone" in job.conditions:
         configs = method.configure_alone(config, sites.data)
         parts += [
-            Part("alone", (data,), alone, data.id, method=method, unit=unit)
+            _make_part(job, "alone", (data,), alone, site=data.id)
             for data, alone in zip(sites.data, configs, strict=True)
         ]
     if OWN_MIX in job.conditions:
         control = method.configure_control(config)
-        parts.append(Part(OWN_MIX, sites.data, control, method=method, unit=unit))
+        parts.append(_make_part(job, OWN_MIX, sites.data, control))
     if "federated" in job.conditions:
-        parts.append(Part("federated", sites.data, config, method=method, unit=unit))
+        parts.append(_make_part(job, "federated", sites.data, config))
     if "pooled" in job.conditions:
         data, pooled = method.configure_pooled(config, sites.data, sites.complete)
-        parts.append(Part("pooled", data, pooled, method=method, unit=unit))
+        parts.append(_make_part(job, "pooled", data, pooled))
     return parts
+
+
+def _make_part(
+    job: Job, condition: str, sites: tuple[Any, ...], config: Any, site: str = ""
+) -> Part:
+    """Return a part of a job's run."""
+    method = job.module
+    return Part(
+        condition,
+        sites,
+        config,
+        site=site,
+        method=method,
+        unit=job.kind.example_name,
+        is_private=job.privacy is not None,
+        personal_epochs=method.count_personal_epochs(config),
+    )
 
 
 def make_method_sites(
@@ -184,10 +198,7 @@ def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | N
 
     up, down = estimate
     # A secure sum sends eight bytes per number, which doubles floats of four bytes.
-    # Private and packed updates consist of integers, and their estimates include this.
-    is_packed = getattr(config, "compression", "") == "packed"
-    sends_floats = job.privacy is None and not is_packed
-    if job.federation.secure_sum and sends_floats:
+    if job.federation.secure_sum and not job.module.sends_integers(config):
         up *= 2
     rounds, _ = job.module.plan_rounds(config, sizes)
     return Traffic(rounds, up, down)

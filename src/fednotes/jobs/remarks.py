@@ -19,7 +19,7 @@ def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
     Returns:
         The reason, by condition.
     """
-    epochs = _personal_epochs(parts)
+    epochs = {part.condition: part.personal_epochs for part in parts}
     longer = {
         condition: count
         for condition, count in epochs.items()
@@ -33,14 +33,6 @@ def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
         f"end {others}, so federated may exceed it"
     )
     return {"pooled": reason}
-
-
-def _personal_epochs(parts: Sequence[Part]) -> dict[str, int]:
-    """Return the personal epochs that end each condition."""
-    # Only the configs of methods that can personalise have this field.
-    return {
-        part.condition: getattr(part.config, "personal_epochs", 0) for part in parts
-    }
 
 
 def remark_on_pooled(
@@ -64,7 +56,7 @@ def remark_on_pooled(
 
     pooled_rounds = conditions["pooled"]["rounds"]
     alone_rounds = conditions["alone"]["rounds"] / sites
-    epochs = _personal_epochs(parts)
+    epochs = {part.condition: part.personal_epochs for part in parts}
     personal_epochs = epochs.get("alone", 0) - epochs.get("pooled", 0)
     has_output_layers = any(
         part.condition == "pooled" and len(part.sites) > 1 for part in parts

@@ -22,7 +22,7 @@ from fednotes.core.federation import EVALUATE, MethodSite
 from fednotes.core.stopping import resumable
 from fednotes.core.store import hold_folder, write_json, write_text
 from fednotes.core.tensors import device_of
-from fednotes.core.types import POOLED
+from fednotes.core.types import POOLED, SiteData
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import Job, Sites
@@ -337,7 +337,7 @@ def _make_result(
         annotated={
             site.id: list(site.tags.types)
             for site in sites.data
-            if hasattr(site, "tags")
+            if isinstance(site, SiteData)
         },
         sites=scores,
         mean=mean,

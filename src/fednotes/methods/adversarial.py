@@ -387,7 +387,7 @@ class Adversarial(distill.Distill):
         sites: Sequence[SiteData],
         complete: Sequence[SiteData] | None,
     ) -> tuple[tuple[SiteData, ...], Config]:
-        """Return the settings of the upper bound, without discriminators."""
+        """Return the pooled data and the settings without discriminators."""
         return super().configure_pooled(replace(config, platforms=()), sites, complete)
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:

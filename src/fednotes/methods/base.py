@@ -81,12 +81,15 @@ class Method(ABC):
     def configure_pooled(
         self, config: Any, sites: Sequence[Any], complete: Sequence[Any] | None
     ) -> tuple[tuple[Any, ...], Any]:
-        """Return the sites and the settings of one model that is trained on all data.
+        """Return the pooled data and the settings of one model trained on all of it.
 
         Args:
             config: The settings of the federated run.
             sites: What the sites hold.
             complete: The same texts with every entity type annotated, if known.
+
+        Returns:
+            The data, as those of one site or of several, and the settings of the run.
         """
 
     @abstractmethod
@@ -147,6 +150,16 @@ class Method(ABC):
         """
         del config, sizes
         return None
+
+    def sends_integers(self, config: Any) -> bool:
+        """Return whether updates are integers, which a secure sum does not enlarge."""
+        del config
+        return False
+
+    def count_personal_epochs(self, config: Any) -> int:
+        """Return the epochs that each site trains by itself after the last round."""
+        del config
+        return 0
 
     def list_warnings(self, config: Any) -> tuple[str, ...]:
         """Return the warnings to show before training."""

@@ -929,7 +929,9 @@ class Distill(Method):
         sites: Sequence[SiteData],
         complete: Sequence[SiteData] | None,
     ) -> tuple[tuple[SiteData, ...], Any]:
-        """Return the settings of the upper bound: all sentences, every type annotated.
+        """Return the pooled data and the settings of training on all types.
+
+        The model is an upper bound: it sees all sentences with every type annotated.
 
         Raises:
             ConfigError: The sites' types differ and no complete annotation is known.

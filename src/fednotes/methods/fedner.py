@@ -684,7 +684,7 @@ class FedNER(Method):
         sites: Sequence[SiteData],
         complete: Sequence[SiteData] | None,
     ) -> tuple[tuple[SiteData, ...], Config]:
-        """Return the sites and settings of one model trained on all sentences.
+        """Return the pooled data and the settings of one model of all sentences.
 
         With complete labels, or one tag set everywhere: all sentences together.
         Otherwise one output layer for each site's tag set, over layers that are trained
@@ -711,6 +711,10 @@ class FedNER(Method):
         if config.exchange == "gradients":
             return rounds, batch
         return rounds, sum(sizes) * config.local_epochs
+
+    def count_personal_epochs(self, config: Config) -> int:
+        """Return the epochs that each site trains by itself after the last round."""
+        return config.personal_epochs
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the largest number of bytes that a site sends and receives."""

@@ -335,7 +335,7 @@ class Finetune(Method):
         sites: Sequence[SiteData],
         complete: Sequence[SiteData] | None,
     ) -> tuple[tuple[SiteData, ...], Config]:
-        """Return the settings of the paper's centralised fine-tuning.
+        """Return the pooled data and the settings of centralised fine-tuning.
 
         Where sites annotate different types and no complete annotation is known, each
         keeps a classifier of its own over an encoder that is trained on all notes: a
@@ -351,6 +351,11 @@ class Finetune(Method):
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the number of cycles, and the sentences of each at all sites."""
         return config.last_cycle, examples_of(config, sizes)
+
+    def sends_integers(self, config: Any) -> bool:
+        """Return whether updates are packed into integers."""
+        packed: bool = config.compression == "packed"
+        return packed
 
     def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives."""

@@ -633,7 +633,7 @@ class Personal(finetune.Finetune):
         sites: Sequence[SiteData],
         complete: Sequence[SiteData] | None,
     ) -> tuple[tuple[SiteData, ...], finetune.Config]:
-        """Return the settings of fine-tuning the same low-rank changes on all notes."""
+        """Return the pooled data and the settings of low-rank fine-tuning."""
         return super().configure_pooled(plain(config, config.tags), sites, complete)
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:

@@ -633,7 +633,7 @@ class Pretrain(Method):
         sites: Sequence[SiteNotes],
         complete: Sequence[SiteNotes] | None,
     ) -> tuple[tuple[SiteNotes, ...], Config]:
-        """Return the settings of the paper's centralised pre-training."""
+        """Return the pooled data and the settings of centralised pre-training."""
         del complete
         return (pooled_notes(sites),), central(config)
 
@@ -642,6 +642,10 @@ class Pretrain(Method):
         new_head = shared_model(config.model, config.seed, "cpu").model.new_head
         cycles = config.warm_up_cycles(has_new_head=new_head) + config.last_cycle
         return cycles, examples_of(config, sizes)
+
+    def sends_integers(self, config: Config) -> bool:
+        """Return whether updates are packed into integers."""
+        return config.compression == "packed"
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives."""

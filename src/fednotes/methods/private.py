@@ -95,6 +95,11 @@ class PrivateMethod(Method):
         sent = received * BYTES_A_NUMBER // FLOAT_BYTES
         return rounds * sent, (rounds + 1) * received
 
+    def sends_integers(self, config: Any) -> bool:
+        """Return True: noise is added to integers."""
+        del config
+        return True
+
     def make_promise(self, config: Any) -> Promise:
         """Return what the run promises."""
         return self._support.make_promise(config)
@@ -111,7 +116,7 @@ class PrivateMethod(Method):
     def configure_pooled(
         self, config: Any, sites: Sequence[Any], complete: Sequence[Any] | None
     ) -> tuple[tuple[Any, ...], Any]:
-        """Return the sites and settings of one model that is trained on all data."""
+        """Return the pooled data and the settings of one model, with its sites."""
         together, pooled = self._method.configure_pooled(config, sites, complete)
         return together, replace(pooled, sites=len(together))
 
@@ -136,6 +141,10 @@ class PrivateMethod(Method):
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Turn the summed counts of "evaluate" into numbers for people."""
         return self._method.summarise(metrics)
+
+    def count_personal_epochs(self, config: Any) -> int:
+        """Return the epochs that each site trains by itself after the last round."""
+        return self._method.count_personal_epochs(config)
 
     def list_warnings(self, config: Any) -> tuple[str, ...]:
         """Return the warnings to show before training."""

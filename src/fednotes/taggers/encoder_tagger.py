@@ -92,6 +92,11 @@ class EncoderTaggerConfig(ModelConfig):
     max_tokens: Annotated[int, Ge(1)] = 256
 
     @property
+    def has_frozen_encoder(self) -> bool:
+        """True: tuning adds parameters and leaves the encoder's as they are."""
+        return True
+
+    @property
     def depth(self) -> int:
         """The last layer that is run; 0 means the encoder's last."""
         if self.layer is not None:

@@ -66,6 +66,11 @@ class ModelConfig:
         """Return the configuration of a model that has these entity types alone."""
         return self
 
+    @property
+    def has_frozen_encoder(self) -> bool:
+        """Whether the model reads the states of an encoder that is not trained."""
+        return False
+
     if TYPE_CHECKING:
 
         @property

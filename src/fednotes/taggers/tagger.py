@@ -130,6 +130,11 @@ class TaggerConfig(ModelConfig):
         return "tagger"
 
     @property
+    def has_frozen_encoder(self) -> bool:
+        """Whether the tagger reads contextual features."""
+        return bool(self.contextual)
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The layers of a tagger of this specification, bottom to top."""
         has_layer = {

@@ -665,7 +665,7 @@ class Phenotype(Method):
         sites: Sequence[SitePatients],
         complete: Sequence[SitePatients] | None,
     ) -> tuple[tuple[SitePatients, ...], Config]:
-        """Return the settings of the paper's centralised training."""
+        """Return the pooled data and the settings of centralised training."""
         del complete
         pooled = replace(config, min_patients=0, aggregation="mean")
         return (pool_sites(sites),), pooled
