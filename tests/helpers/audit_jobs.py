@@ -11,9 +11,9 @@ import pytest
 from tiny_jobs import TABLE, TAGGER
 
 from fednotes.apps.audit import Scene, all_attacks
+from fednotes.jobs.audit_result import Leak
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.results import Leak
 
 SECURE = {"secure_sum": True}
 PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "unit": "document", "rate": 0.5}

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from fednotes.cli.app import app
 from fednotes.core.errors import ModelError
+from fednotes.jobs.audit_result import AUDIT, Audit, Leak
 from fednotes.jobs.card import OwnRun, card, write_cards
-from fednotes.jobs.results import AUDIT, Audit, Leak, RunResult
+from fednotes.jobs.results import RunResult
 
 yaml = pytest.importorskip("yaml")
 

@@ -4,7 +4,6 @@ files."""
 from __future__ import annotations
 
 import json
-import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from phenotype_scores import summary as diseases
 from phenotype_scores import summary_of as of_patients
 
 from fednotes.core.errors import DataError
-from fednotes.jobs.results import duration, read_lines, read_result, rewound, size
+from fednotes.jobs.results import read_result
 from fednotes.report.html import tick, ticks, write_report
 
 
@@ -357,13 +356,7 @@ def test_ticks_are_round_and_enclose(low: float, high: float) -> None:
     assert steps.pop().split("e")[0] in ("1.000", "2.000", "2.500", "5.000")
 
 
-def test_numbers_for_people() -> None:
-    assert [size(n) for n in (0, 999, 1000, 51_000_000, 123_456_789, 2.5e12)] == [
-        "0 B", "999 B", "1 kB", "51 MB", "123 MB", "2.5 TB",
-    ]  # fmt: skip
-    assert [duration(s) for s in (3.21, 65, 3599, 3725, 90000)] == [
-        "3.2 s", "1 min 05 s", "59 min 59 s", "1 h 02 min", "25 h 00 min",
-    ]  # fmt: skip
+def test_ticks_have_thin_spaces_between_thousands() -> None:
     assert [tick(v) for v in (0.25, 1500.0, 2_000_000.0)] == [
         "0.25",
         "1\u202f500",
@@ -520,45 +513,6 @@ def test_curves_without_test_patients_are_of_patients(tmp_path: Path) -> None:
     Tree(page)
     assert "Loss of stage 1 on the codes of validation patients" in page
     assert "masked words" not in page
-
-
-def test_a_huge_file_of_metrics_is_refused_before_it_is_read_whole(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "summary.json").write_text("{}")
-    with (tmp_path / "metrics.jsonl").open("wb") as file:
-        file.truncate(2**33)  # sparse: takes no room on the disk
-    with pytest.raises(DataError, match="over 67,108,864 bytes"):
-        read_lines(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "line", ["{}", '{"round":1,"sites":{"a":{"f1":0.5}}}', "[" * 50]
-)
-def test_metrics_of_too_many_values_are_refused_before_they_are_parsed(
-    line: str, tmp_path: Path
-) -> None:
-    (tmp_path / "summary.json").write_text("{}")
-    (tmp_path / "metrics.jsonl").write_text(f"{line}\n" * 2_200_000)
-    with pytest.raises(
-        DataError, match=r"over 67,108,864 bytes|more than 2,097,152 values"
-    ):
-        read_lines(tmp_path)
-
-
-def test_rewinding_metrics_reads_no_more_than_a_report_does(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    with path.open("wb") as file:
-        file.truncate(2**33)  # sparse: takes no room on the disk
-    with pytest.raises(DataError, match="over 67,108,864 bytes"):
-        rewound(path, "federated", 1)
-
-
-def test_rewinding_metrics_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    os.mkfifo(path)
-    with pytest.raises(DataError, match="cannot be read"):
-        rewound(path, "federated", 1)
 
 
 def test_a_summary_of_too_many_sites_is_refused(tmp_path: Path) -> None:

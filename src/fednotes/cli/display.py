@@ -25,26 +25,21 @@ from rich.text import Text
 
 from fednotes.cli.time_left import TimeLeft
 from fednotes.core.parsing import number
+from fednotes.core.wording import format_duration, format_size
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part, Traffic
 from fednotes.jobs.progress import LARGE_BYTES, LONG_SECONDS, ProgressListener
-from fednotes.jobs.results import (
-    BASELINES,
-    CONDITIONS,
-    SCORES,
-    RunResult,
-    duration,
-    size,
-)
+from fednotes.jobs.results import BASELINES, CONDITIONS, RunResult
+from fednotes.jobs.score_layouts import SCORES, Column
 from fednotes.jobs.simulate import site_metrics
 from fednotes.metrics.gap import ALPHA, Gap
 from fednotes.metrics.spans import OVERLAP_POINTS, overlap_differs
 
 if TYPE_CHECKING:
     from fednotes.data.checks import Finding
+    from fednotes.jobs.audit_result import Audit
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.job import CountTable
-    from fednotes.jobs.results import Audit
     from fednotes.jobs.seeds import SeedsResult
     from fednotes.metrics.calibration import Reliability
 
@@ -121,7 +116,7 @@ class RichDisplay(ProgressListener):
             self._scores = self._scores_text(result)
         self._first = self._first or result
         line = "  ".join([self._loss_text(result), self._pace_text(result)])
-        line += f"↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
+        line += f"↑{format_size(result.bytes_up)} ↓{format_size(result.bytes_down)}"
 
         self._time.round(result)
         seconds_left = self._time.seconds()
@@ -173,8 +168,8 @@ class RichDisplay(ProgressListener):
     def _left_text(self, seconds: float) -> str:
         """Return the time until the whole run ends, in words."""
         if self._time.stops_early:
-            return f"about {duration(seconds)} left"
-        return f"{duration(seconds)} left at most"
+            return f"about {format_duration(seconds)} left"
+        return f"{format_duration(seconds)} left at most"
 
     def _announce(self, line: str, *, must_ask: bool) -> None:
         """Print what a run costs; ask a person if it is much."""
@@ -289,8 +284,9 @@ def result_table(result: RunResult) -> Table:
     title = f"{escape(result.title)} ({described}, seed {result.seed})"
     table = compact_sheet("site", "trained", left=2, title=title)
     for kind in kinds:
-        heads = _side_by_side([column[1] for column in SCORES[kind]["columns"]])
-        heading = str(SCORES[kind]["heading"])
+        layout = SCORES[kind]
+        heads = _side_by_side([column.head for column in layout.columns])
+        heading = layout.heading
         table.add_column(
             f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
         )
@@ -342,7 +338,7 @@ def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
     kinds = [
         kind
         for kind, layout in SCORES.items()
-        if "columns" in layout
+        if layout.columns
         and kind != "codes"
         and all(kind in mean[condition] for condition in conditions)
     ]
@@ -358,8 +354,10 @@ def _measures(scores: Mapping[str, Any], kind: str) -> str:
     """Return the measures of one kind of score, side by side."""
     return _side_by_side(
         [
-            number_of(number(scores, kind, measure), factor, digits)
-            for measure, _, factor, digits in SCORES[kind]["columns"]
+            number_of(
+                number(scores, kind, column.measure), column.factor, column.digits
+            )
+            for column in SCORES[kind].columns
         ]
     )
 
@@ -375,22 +373,25 @@ def seeds_table(result: SeedsResult) -> Table:
     conditions = [c for c in CONDITIONS if c in result.mean]
     kinds = _shown_kinds(_means_of(result), conditions)
     columns = [
-        (kind, *column)
+        (kind, column)
         for kind in kinds
-        for column in SCORES[kind]["columns"]
-        if kind not in _ONLY_F1 or column[0] == "f1"
+        for column in SCORES[kind].columns
+        if kind not in _ONLY_F1 or column.measure == "f1"
     ]
     seeds = len(result.seeds)
     title = f"{escape(result.title)} (test scores, mean ± SD of {seeds} seeds)"
     table = compact_sheet("site", "trained", left=2, title=title)
-    for place, (kind, _, head, *_) in enumerate(columns):
+    for place, (kind, column) in enumerate(columns):
         is_first = not place or columns[place - 1][0] != kind
-        heading = str(SCORES[kind]["heading"]) if is_first else ""
-        table.add_column(f"{heading}\n{head}", justify="right", no_wrap=True)
+        heading = SCORES[kind].heading if is_first else ""
+        table.add_column(f"{heading}\n{column.head}", justify="right", no_wrap=True)
     for site, scores in [*result.sites.items(), ("mean", result.mean)]:
         trained = [c for c in conditions if c in scores]
         for place, condition in enumerate(trained):
-            cells = (_mean_and_sd(scores[condition], column) for column in columns)
+            cells = (
+                _mean_and_sd(scores[condition], kind, column)
+                for kind, column in columns
+            )
             label = _label(condition, result.marks)
             style = "bold" if site == "mean" else ""
             table.add_row(_name("" if place else site), label, *cells, style=style)
@@ -403,11 +404,14 @@ def seeds_table(result: SeedsResult) -> Table:
     return table
 
 
-def _mean_and_sd(scores: Mapping[str, Any], column: Sequence[Any]) -> str:
-    kind, measure, _, factor, digits = column
-    mean, std = (number(scores, kind, measure, name) for name in ("mean", "std"))
-    text = number_of(mean, factor, digits)
-    return text if std is None else f"{text} ± {number_of(std, factor, digits)}"
+def _mean_and_sd(scores: Mapping[str, Any], kind: str, column: Column) -> str:
+    """Return the mean ± standard deviation of the measure that a column shows."""
+    mean = number(scores, kind, column.measure, "mean")
+    std = number(scores, kind, column.measure, "std")
+    text = number_of(mean, column.factor, column.digits)
+    if std is None:
+        return text
+    return f"{text} ± {number_of(std, column.factor, column.digits)}"
 
 
 def _means_of(result: SeedsResult) -> RunResult:
@@ -500,7 +504,7 @@ def gap_of(gap: Gap | None) -> str:
 
 def nothing_judged(result: RunResult) -> str:
     """Return why a run has no table of scores; "" if it has one."""
-    return "" if any(result.mean.values()) else str(result.words["unjudged"])
+    return "" if any(result.mean.values()) else result.wording.unscored
 
 
 def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:
@@ -565,8 +569,9 @@ def score_table(scores: Mapping[str, Any]) -> Table:
         kinds.append("relaxed_one_to_one")
     table = compact_sheet("type", "mentions")
     for kind in kinds:
-        heads = _side_by_side([column[1] for column in SCORES[kind]["columns"]])
-        heading = str(SCORES[kind]["heading"])
+        layout = SCORES[kind]
+        heads = _side_by_side([column.head for column in layout.columns])
+        heading = layout.heading
         table.add_column(
             f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
         )

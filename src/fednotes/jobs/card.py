@@ -22,16 +22,10 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ModelError
 from fednotes.core.parsing import mapping, number, read_json_table
 from fednotes.core.store import write_text
+from fednotes.jobs.audit_result import read_audit
 from fednotes.jobs.patient_models import file_names, kind_of
-from fednotes.jobs.results import (
-    CONDITIONS,
-    PROMISED,
-    SCORES,
-    SUMMARY,
-    RunResult,
-    read_audit,
-    read_result,
-)
+from fednotes.jobs.results import CONDITIONS, PROMISED, SUMMARY, RunResult, read_result
+from fednotes.jobs.score_layouts import SCORES
 
 CARD, SCORES_FILE = "README.md", "scores.json"
 # Files that describe a model which finds mentions, in the order in which they are
@@ -166,9 +160,9 @@ def _model(model: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
     """Kind, measure and value of whatever was measured."""
     for kind, of in SCORES.items():
-        for measure in of["measures"]:
+        for measure in of.measures:
             if (value := number(scores, kind, measure)) is not None:
-                yield of["title"], measure, value
+                yield of.title, measure, value
 
 
 def _types(

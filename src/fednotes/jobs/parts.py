@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.federation import MethodSite
+from fednotes.core.wording import format_size
 from fednotes.encoders.features import default_cache
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
-from fednotes.jobs.results import OWN_MIX, size
+from fednotes.jobs.results import OWN_MIX
 from fednotes.methods.base import Method
 
 
@@ -64,9 +65,9 @@ class Traffic:
     def __str__(self) -> str:
         """Return the bound as a sentence for people."""
         rounds = max(1, self.rounds)
-        up = size(self.up / rounds)
-        down = size(self.down / rounds)
-        total = size(self.up + self.down)
+        up = format_size(self.up / rounds)
+        down = format_size(self.down / rounds)
+        total = format_size(self.up + self.down)
         return (
             f"federated: at most {self.rounds:,} rounds, each with about {up} up and "
             f"{down} down per site; {total} per site in total"

@@ -25,7 +25,8 @@ from fednotes.core.parsing import mapping, read_json
 from fednotes.core.store import LOCK, make_private, private_folder, write_json
 from fednotes.core.types import POOLED
 from fednotes.jobs.job import Job, Sites
-from fednotes.jobs.results import METRICS, SUMMARY, Outcome, RunResult, read_result
+from fednotes.jobs.metrics_file import METRICS
+from fednotes.jobs.results import SUMMARY, Outcome, RunResult, read_result
 
 JOB_RECORD = "job.json"
 

@@ -20,16 +20,8 @@ from fednotes.core.store import LOCK, hold_folder, write_json
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.progress import AnyListener, to_listener
-from fednotes.jobs.results import (
-    BASELINES,
-    SUMMARY,
-    VERSION,
-    Number,
-    RunResult,
-    Share,
-    read_result,
-    read_table,
-)
+from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
+from fednotes.jobs.run_files import VERSION, Fraction, OptionalNumber, read_versioned
 from fednotes.jobs.run_folder import list_versions, require_same_job
 from fednotes.jobs.simulate import simulate
 from fednotes.metrics.gap import main_score
@@ -65,7 +57,7 @@ class SeedDifference(BaseModel):
     mean: FiniteFloat
     low: FiniteFloat
     high: FiniteFloat
-    p_value: Share
+    p_value: Fraction
     n: int
 
 
@@ -105,7 +97,7 @@ class SeedsResult(BaseModel):
     versions: dict[str, Any] = {}
     notes: list[str] = []
 
-    def table(self) -> list[dict[str, Number | str]]:
+    def table(self) -> list[dict[str, OptionalNumber | str]]:
         """Return a row for each site and condition, then rows for "mean" over sites.
 
         Returns:
@@ -124,9 +116,11 @@ class SeedsResult(BaseModel):
         write_json(folder / SEEDS_FILE, self.model_dump(exclude_defaults=True))
 
 
-def _flatten(scores: Mapping[str, Any], prefix: str = "") -> dict[str, Number | str]:
+def _flatten(
+    scores: Mapping[str, Any], prefix: str = ""
+) -> dict[str, OptionalNumber | str]:
     """Return the statistics of nested scores under one name each, without types."""
-    flat: dict[str, Number | str] = {}
+    flat: dict[str, OptionalNumber | str] = {}
     for key, value in scores.items():
         if not isinstance(value, dict) or key in _NOT_IN_TABLE:
             continue
@@ -432,4 +426,4 @@ def read_seeds(folder: Path) -> SeedsResult:
         raise DataError(
             f"{folder}: it has no {SEEDS_FILE}: have the runs of all seeds ended?"
         )
-    return read_table(path, SeedsResult)
+    return read_versioned(path, SeedsResult)

@@ -26,6 +26,7 @@ from fednotes.core.types import POOLED, SiteData
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import Job, Sites
+from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind_metrics
 from fednotes.jobs.parts import (
     Part,
     estimate_traffic,
@@ -39,17 +40,8 @@ from fednotes.jobs.remarks import (
     remark_on_empty_scores,
     remark_on_pooled,
 )
-from fednotes.jobs.results import (
-    BASELINES,
-    METRICS,
-    VERSION,
-    Outcome,
-    PairedDifference,
-    RunResult,
-    add_line,
-    line_of,
-    rewound,
-)
+from fednotes.jobs.results import BASELINES, Outcome, PairedDifference, RunResult
+from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import (
     claim,
     list_versions,
@@ -198,7 +190,7 @@ class _Run:
             secure=is_summed_securely(self.job, part),
         )
         state = engine.resume()
-        rewound(self.out / METRICS, part.name, state.round if state else 0)
+        rewind_metrics(self.out / METRICS, part.name, state.round if state else 0)
         sizes = [site.num_examples for site in method_sites]
         rounds, examples = method.plan_rounds(part.config, sizes)
         self.listener.begin(part, rounds, examples)
@@ -231,8 +223,8 @@ class _Run:
         if part.site:
             details["site"] = part.site
         details["sites"] = site_metrics(result, part)
-        line = line_of(result, part.name, part.condition, **details)
-        add_line(self.out / METRICS, line)
+        entry = make_entry(result, part.name, part.condition, details)
+        append_entry(self.out / METRICS, entry)
 
 
 def _score(

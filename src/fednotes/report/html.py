@@ -21,20 +21,18 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.parsing import mapping, number
 from fednotes.core.settings import path_of
 from fednotes.core.store import write_out, write_text
+from fednotes.core.wording import format_duration, format_size
+from fednotes.jobs.audit_result import read_audit
+from fednotes.jobs.metrics_file import read_metrics
 from fednotes.jobs.results import (
     CONDITIONS,
-    CURVES,
     OWN_MIX,
-    SCORES,
     SUMMARY,
     RunResult,
     Scores,
-    duration,
-    read_audit,
-    read_lines,
     read_result,
-    size,
 )
+from fednotes.jobs.score_layouts import CURVES, SCORES, Dots
 from fednotes.jobs.seeds import SEEDS_FILE, read_seeds
 
 Chart = Mapping[str, Any]  # what the templates draw
@@ -89,7 +87,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         )
     else:
         result = read_result(folder)
-    parts = parts_of_page(result, read_lines(folder))
+    parts = parts_of_page(result, read_metrics(folder))
     parts["audit"] = audit
     page = environment().get_template("report.html").render(parts)
     return _write_page(page, folder, out)
@@ -103,11 +101,11 @@ def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
 
     measures = []
     for kind, layout in SCORES.items():
-        for measure in layout["measures"]:
+        for measure in layout.measures:
             means = [number(scores, kind, measure, "mean") for scores in all_scores]
             if any(mean is not None for mean in means):
                 name = _SHORT.get(measure, measure.capitalize())
-                measures.append((kind, layout["title"], measure, name))
+                measures.append((kind, layout.title, measure, name))
 
     template = environment().get_template("seeds.html")
     page = template.render(
@@ -178,9 +176,9 @@ def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, 
     rows = []
     dots = []
     for kind, layout in SCORES.items():
-        if "dots" not in layout:
+        if layout.dots is None:
             continue
-        measure, title, _ = layout["dots"]
+        measure, title, _ = layout.dots
         scores = {}
         for site in sites:
             values = {
@@ -203,7 +201,7 @@ def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, 
             if condition == "federated"
         ]
         if series:
-            title = f"{curve['short']}, all sites"
+            title = f"{curve.short}, all sites"
             chart = line_chart(
                 f"two-{key}", title, title, series, scale=None, shape=(460, 230)
             )
@@ -243,7 +241,7 @@ class _Page:
         measures = {
             kind: layout
             for kind, layout in SCORES.items()
-            if self._has(kind, layout["measures"])
+            if self._has(kind, layout.measures)
         }
         groups = []
         for name, site, is_mean in self.groups:
@@ -261,7 +259,9 @@ class _Page:
             "control": self._verdicts(OWN_MIX),
             "dots": self._dots(),
             "measures": measures,
-            "lead": next((k for k, layout in measures.items() if "lead" in layout), ""),
+            "lead": next(
+                (kind for kind, layout in measures.items() if layout.is_lead), ""
+            ),
             "short": _SHORT,
             "training": self._training(),
             "undrawn": max(0, len(self.sites) - _MAX_PANELS),
@@ -325,12 +325,16 @@ class _Page:
         if result.sites:
             yield "Sites", str(len(result.sites)), ""
         if result.seconds is not None:
-            yield "Time", duration(result.seconds), ""
+            yield "Time", format_duration(result.seconds), ""
         up, down = result.bytes_up, result.bytes_down
         if up is not None and down is not None:
-            yield "Bytes sent", size(up + down), f"{size(up)} up, {size(down)} down"
+            yield (
+                "Bytes sent",
+                format_size(up + down),
+                f"{format_size(up)} up, {format_size(down)} down",
+            )
 
-    def _kinds_with_dots(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def _kinds_with_dots(self) -> Iterator[tuple[str, Dots]]:
         """Yield the kinds of scores that are drawn as dots.
 
         Scores on codes, from which stage 1 learns, are left out of a run that predicts
@@ -338,8 +342,8 @@ class _Page:
         """
         for kind, layout in SCORES.items():
             is_auxiliary = kind == "codes" and self._has("phenotypes")
-            if "dots" in layout and not is_auxiliary:
-                yield kind, layout["dots"]
+            if layout.dots is not None and not is_auxiliary:
+                yield kind, layout.dots
 
     def _dots(self) -> Chart | None:
         """Return a chart of each kind of score, with a row for each site."""
@@ -467,20 +471,21 @@ class _Page:
         names = names or ["valid_f1"]
         captions = []
         for name in names:
-            by_kind = CURVES[name]["called"]
-            captions.append(by_kind.get(self.result.holds, by_kind["documents"]))
+            titles = CURVES[name].titles
+            captions.append(titles.get(self.result.holds, titles["documents"]))
 
         overall = {}
         for name in names:
-            title = f"{CURVES[name]['short']}, all sites"
-            overall[f"mean-{CURVES[name]['site']}"] = (title, self.overall(name))
+            curve = CURVES[name]
+            title = f"{curve.short}, all sites"
+            overall[f"mean-{curve.site_measure}"] = (title, self.overall(name))
         overall["mean-loss"] = ("Loss, all sites", self.overall("loss"))
         of_all_sites = ". ".join(all_sites for all_sites, _ in captions)
         shape = (460, 230) if len(names) < 2 else (340, 200)
         figures = [self._curves(overall, f"{of_all_sites}, and training loss.", shape)]
 
         for name, (_, of_each_site) in zip(names, captions, strict=True):
-            charts = self._by_site(CURVES[name]["site"])
+            charts = self._by_site(CURVES[name].site_measure)
             values = [
                 y
                 for _, curves in charts.values()
@@ -491,7 +496,7 @@ class _Page:
             caption = f"{of_each_site}, on one scale."
             figures.append(self._curves(charts, caption, scale=scale))
         losses = self._by_site("loss")
-        figures.append(self._curves(losses, self.result.words["losses"]))
+        figures.append(self._curves(losses, self.result.wording.loss_caption))
         return [figure for figure in figures if figure]
 
     def _curves(
@@ -539,7 +544,7 @@ class _Page:
             for condition, _, points in self._series(self.lines, key):
                 if condition == "federated":
                     curves.append((name, style, points))
-                    ends.append(f"{name}: {size(points[-1][1])} at the end")
+                    ends.append(f"{name}: {format_size(points[-1][1])} at the end")
 
         largest = max((y for _, _, points in curves for _, y in points), default=0.0)
         if not largest:

@@ -16,8 +16,8 @@ from fednotes.apps.audit.attacks import counts, word_tables
 from fednotes.apps.deployment.site_file import job_at_home
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.jobs.audit_result import Audit, Leak, read_audit
 from fednotes.jobs.job import load_sites
-from fednotes.jobs.results import Audit, Leak, read_audit
 
 CHANCE = 0.01
 

@@ -19,9 +19,9 @@ from fednotes.apps.audit.shadow import models
 from fednotes.apps.phenotyping import shadow
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError
+from fednotes.jobs.audit_result import Leak, read_audit
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.results import Leak, read_audit
 from fednotes.privacy import training as private
 
 TABLE: dict[str, Any] = {

@@ -27,7 +27,7 @@ from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, read_policy
 from fednotes.cli import shared
 from fednotes.core.tables import table_fingerprint
-from fednotes.jobs.results import AUDIT, Audit, Leak
+from fednotes.jobs.audit_result import AUDIT, Audit, Leak
 
 SITES = ["h1", "h2", "h3"]
 JOB: dict[str, Any] = {
@@ -336,7 +336,7 @@ def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
     )
     (tmp_path / AUDIT).write_text(found.model_dump_json())
     told = given("approve", kit, "--yes", "--audit", tmp_path)
-    assert "may be 0.990 above chance; say nothing: a" in told
+    assert "may be 0.990 above chance; these attacks prove nothing: a" in told
     assert "approved" in told
 
 

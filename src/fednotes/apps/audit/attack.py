@@ -25,7 +25,7 @@ import numpy as np
 
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.jobs.results import Leak
+from fednotes.jobs.audit_result import Leak
 from fednotes.metrics.calibration import wilson
 
 if TYPE_CHECKING:

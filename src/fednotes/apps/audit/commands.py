@@ -41,7 +41,7 @@ def audit(
     from fednotes.apps.audit import open_target, run_audit
     from fednotes.cli.display import audit_table
     from fednotes.core.store import hold_folder, write_json
-    from fednotes.jobs.results import AUDIT
+    from fednotes.jobs.audit_result import AUDIT
     from fednotes.report.html import write_report
 
     job, key, folder = open_target(

@@ -9,8 +9,8 @@ import torch
 
 from fednotes.apps.audit.attack import all_attacks
 from fednotes.apps.audit.scene import Scene
+from fednotes.jobs.audit_result import Audit
 from fednotes.jobs.job import Job, load_sites
-from fednotes.jobs.results import Audit
 
 
 def run_audit(

@@ -66,14 +66,9 @@ from fednotes.engines.rounds import RoundResult
 from fednotes.engines.secure import SecureSum
 from fednotes.jobs.declaration import parse_declared, table_to_approve
 from fednotes.jobs.job import Job
-from fednotes.jobs.results import (
-    METRICS,
-    VERSION,
-    RunResult,
-    add_line,
-    line_of,
-    rewound,
-)
+from fednotes.jobs.metrics_file import METRICS, append_entry, make_entry, rewind_metrics
+from fednotes.jobs.results import RunResult
+from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import list_versions
 
 # In the server's kit: [files] of this machine, if the job names any.
@@ -424,7 +419,7 @@ class Progress:
         """Publish the plan, and the earlier rounds of a run that resumes."""
         self._config = config
         self.rounds = resumed.round if resumed else 0
-        earlier = rewound(self.path, _PART, self.rounds)
+        earlier = rewind_metrics(self.path, _PART, self.rounds)
         examples = resumed.facts.get("examples", 0) if resumed else 0
         self.plan([examples] if examples else [])
         for entry in earlier:
@@ -462,9 +457,9 @@ class Progress:
         self.rounds = result.round + 1
         self.metrics = dict(result.metrics)
         self._published.pop(("", "waiting"), None)
-        entry = line_of(result, _PART, _PART, took_part=result.sites)
+        entry = make_entry(result, _PART, _PART, {"took_part": result.sites})
         if result.evaluated:
-            add_line(self.path, entry)
+            append_entry(self.path, entry)
         self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
     def event(self, event: Event) -> None:

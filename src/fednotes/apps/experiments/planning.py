@@ -32,11 +32,11 @@ from fednotes.apps.experiments.runs import (
     plan_row,
 )
 from fednotes.core.errors import ConfigError, FednotesError, ParameterError
+from fednotes.core.wording import list_names
 from fednotes.jobs.checking import rehearse
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import list_parts
-from fednotes.jobs.results import some_of
 
 _JOBS_IN_MEMORY = 2  # whose data stay, so that rows over one corpus read it once
 # Keys of a job that do not change the data of its sites.
@@ -415,6 +415,6 @@ def skipped_settings(plan: Plan) -> list[tuple[str, str]]:
             if run.row.label not in group:
                 group.append(run.row.label)
     return [
-        (setting, f"{some_of(list(map(repr, group)))}: {reason}")
+        (setting, f"{list_names(list(map(repr, group)))}: {reason}")
         for (setting, reason), group in labels.items()
     ]

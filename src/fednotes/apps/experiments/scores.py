@@ -14,7 +14,8 @@ from fednotes.apps.experiments.grids import Grid, Row, Size
 from fednotes.apps.experiments.search import Cell
 from fednotes.apps.experiments.tables import KINDS, MISSING, RATES, is_plain
 from fednotes.core.errors import ConfigError, MissingExtra
-from fednotes.jobs.results import read_lines, read_result
+from fednotes.jobs.metrics_file import read_metrics
+from fednotes.jobs.results import read_result
 from fednotes.metrics.gap import gap_by_seed
 from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
@@ -229,7 +230,7 @@ def _scores_within_cost(folder: Path, condition: str, grid: Grid) -> dict[str, f
     if condition != "federated" or not limits:
         return {}
     scores = dict.fromkeys(limits, 0.0)
-    for line in read_lines(folder):
+    for line in read_metrics(folder):
         if line["condition"] != condition:
             continue
         sent = line["bytes_up"] + line["bytes_down"]

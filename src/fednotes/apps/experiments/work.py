@@ -15,8 +15,8 @@ from fednotes.apps.experiments.runs import GridRun
 from fednotes.apps.experiments.search import search_runs
 from fednotes.core.errors import FednotesError
 from fednotes.core.stopping import call
+from fednotes.core.wording import format_duration
 from fednotes.jobs.progress import LONG_SECONDS
-from fednotes.jobs.results import duration
 
 # The run that has ended, how many have ended, and how many there are.
 RunProgress = Callable[[str, int, int], None]
@@ -116,9 +116,9 @@ class Work:
         """Say how long the remaining runs take at most, by the first one's seconds."""
         estimate = seconds * self._remaining / self._workers
         line = (
-            f"about {duration(estimate)} at most for {self._remaining} more runs, if "
-            f"each takes as long as the first ({duration(seconds)}) and "
-            f"{self._workers} run at a time"
+            f"about {format_duration(estimate)} at most for {self._remaining} more "
+            f"runs, if each takes as long as the first ({format_duration(seconds)}) "
+            f"and {self._workers} run at a time"
         )
         self._say(line)
         if self._confirm is not None and estimate > LONG_SECONDS:

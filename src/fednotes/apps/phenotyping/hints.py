@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fednotes.apps.phenotyping.cohort import SitePatients
-from fednotes.jobs.results import some_of
+from fednotes.core.wording import list_names
 
 
 def score_hints(
@@ -25,14 +25,14 @@ def score_hints(
             missed = _never_predicted(by_disease)
             if missed:
                 yield (
-                    f"{site}, {condition}: predicts nobody to have {some_of(missed)}: "
-                    "train longer, or weigh classes"
+                    f"{site}, {condition}: predicts nobody to have "
+                    f"{list_names(missed)}: train longer, or weigh classes"
                 )
             alike = _without_both_classes(by_disease)
             if alike:
                 yield (
                     f"{site}, {condition}: the test patients are all present or all "
-                    f"absent for {some_of(alike)}: these have no AUROC"
+                    f"absent for {list_names(alike)}: these have no AUROC"
                 )
 
 

@@ -32,12 +32,14 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, needs
 from fednotes.core.http_server import Refused, read_body, run
 from fednotes.core.types import Document
+from fednotes.core.wording import format_size
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import LossyError
 from fednotes.data.formats.problems import OnError
 from fednotes.jobs.compare import Comparison, compare
+from fednotes.jobs.metrics_file import read_metrics
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of
-from fednotes.jobs.results import SUMMARY, read_lines, size
+from fednotes.jobs.results import SUMMARY
 from fednotes.jobs.run_folder import read_progress
 from fednotes.metrics.judging import KINDS
 from fednotes.report.html import environment, parts_of_page, two_runs
@@ -329,7 +331,7 @@ class Pages:
     def show_run(self, request: Request) -> Response:
         """Show the report of a run; the page of an unfinished run refreshes itself."""
         _, folder = _pick(self._runs, request, "run")
-        lines = read_lines(folder)
+        lines = read_metrics(folder)
         has_ended = _has_ended(folder)
         parts = parts_of_page(read_progress(folder), lines)
         parts["title"] = parts["result"].title or folder.name
@@ -356,7 +358,7 @@ class Pages:
         results = {}
         for name in (first, second):
             folder = self._content.runs[name]
-            results[name] = (read_progress(folder), read_lines(folder))
+            results[name] = (read_progress(folder), read_metrics(folder))
         comparison = None
         refresh = 0
         if request.query_params.get("test"):
@@ -400,7 +402,7 @@ class Pages:
             newest = lines[: -_LEDGER_LINES - 1 : -1]
             ledgers.append((name, report, by_task, newest))
         return self._render(
-            "ledger.html", section="/ledger", ledgers=ledgers, size=size
+            "ledger.html", section="/ledger", ledgers=ledgers, format_size=format_size
         )
 
     # ---- errors in notes

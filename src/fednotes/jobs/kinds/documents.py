@@ -27,9 +27,11 @@ from fednotes.core.errors import (
     nearest,
     within,
 )
+from fednotes.core.parsing import shipped
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
 from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.wording import list_names
 from fednotes.data import synthetic, tags
 from fednotes.data.checks import (
     Finding,
@@ -64,7 +66,6 @@ from fednotes.jobs.job import (
     TagsConfig,
 )
 from fednotes.jobs.kinds.compare_documents import compare_documents
-from fednotes.jobs.results import HINTS, some_of
 from fednotes.privacy.secure_sum.crypto import joined
 
 Documents = tuple[Document, ...]
@@ -72,6 +73,7 @@ Parts = dict[str, Documents]
 Types = tuple[str, ...]
 _PARTS = ("train", "valid", "test")
 _DRAWS = 10_000
+HINTS: Mapping[str, str] = shipped("jobs/hints.toml")
 _SHOWN = 12  # values in a message
 
 
@@ -677,7 +679,11 @@ def never_right(
             if 0 < here == all_sites and len(sites) > 1:
                 remedies.add("another_name")
         if found:
-            counted = {"count": len(found), "all": len(judged), "types": some_of(found)}
+            counted = {
+                "count": len(found),
+                "all": len(judged),
+                "types": list_names(found),
+            }
             told = {
                 "remedies": "; ".join(
                     text for key, text in HINTS.items() if key in remedies

@@ -440,5 +440,5 @@ def _say_results(out: Path, name: str, result: RunResult) -> None:
     if not model.exists():
         model = Path("KIT") / "results" / name / "model"
         place = "at a site: "
-    first, *more = (line.format(place=model) for line in result.words["next"])
+    first, *more = (line.format(place=model) for line in result.wording.next_lines)
     say(f"next: {place}{first}", *(f"      {line}" for line in more))

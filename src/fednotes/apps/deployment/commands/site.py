@@ -35,7 +35,7 @@ from fednotes.core.tables import table_differences, table_fingerprint
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
     from fednotes.apps.deployment.rules.approval import Quorum, Signer
-    from fednotes.jobs.results import Audit
+    from fednotes.jobs.audit_result import Audit
 
 POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
 _SHOWN_DECISIONS = 5
@@ -562,7 +562,7 @@ def _check_audit(
     from fednotes.apps.deployment.rules.policy import check_audit
     from fednotes.apps.deployment.site_file import read_policy
     from fednotes.core.store import private_folder, write_json
-    from fednotes.jobs.results import AUDIT, read_audit
+    from fednotes.jobs.audit_result import AUDIT, read_audit
 
     copy = kit / RULES / "audits" / key
     place = folder or copy

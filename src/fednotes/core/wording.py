@@ -1,0 +1,45 @@
+"""Word sizes, durations and long lists for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_UNITS = ("B", "kB", "MB", "GB")
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes with its unit, in powers of 1000, such as "1.5 MB"."""
+    for unit in _UNITS:
+        if abs(count) < 999.5:
+            return _with_unit(count, unit)
+        count /= 1000
+    return _with_unit(count, "TB")
+
+
+def _with_unit(value: float, unit: str) -> str:
+    """Return a value of up to three significant digits with its unit."""
+    number = f"{value:.3g}" if abs(value) < 99.95 else f"{value:.0f}"
+    return f"{number} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a number of seconds as a duration, such as "1 h 02 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        minutes, remaining_seconds = divmod(int(seconds), 60)
+        return f"{minutes} min {remaining_seconds:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def list_names(names: Sequence[str], most: int = 6) -> str:
+    """Return the first names in one line, and how many more there are.
+
+    Args:
+        names: The names.
+        most: Largest number of names to list.
+    """
+    listed = ", ".join(names[:most])
+    unlisted = len(names) - most
+    return f"{listed} and {unlisted} more" if unlisted > 0 else listed

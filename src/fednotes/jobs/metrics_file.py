@@ -1,0 +1,129 @@
+"""Write and read metrics.jsonl, which has a line for each evaluation of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fednotes.core import bounds
+from fednotes.core.errors import DataError, TrainingError, on_disk
+from fednotes.core.parsing import has_more_values, parse_json
+from fednotes.core.store import write_text
+from fednotes.jobs.run_files import parse_object, read_text
+
+if TYPE_CHECKING:
+    from fednotes.engines.rounds import RoundResult
+
+METRICS = "metrics.jsonl"
+
+
+def make_entry(
+    result: RoundResult,
+    part: str,
+    condition: str,
+    details: Mapping[str, object],
+) -> dict[str, Any]:
+    """Return the entry of metrics.jsonl for an evaluation.
+
+    Args:
+        result: The evaluated round.
+        part: Name of the part of the run.
+        condition: Condition of the part.
+        details: Further values of the entry.
+    """
+    return {
+        "part": part,
+        "condition": condition,
+        "round": result.round,
+        **result.metrics,
+        **details,
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def append_entry(path: Path, entry: Mapping[str, object]) -> None:
+    """Append an entry to metrics.jsonl.
+
+    Raises:
+        TrainingError: The file cannot be written.
+    """
+    with on_disk(path, TrainingError), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def read_metrics(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of a run's metrics.jsonl; none if there is no such file.
+
+    The last line may be incomplete because its run was killed. It is then left out.
+
+    Args:
+        folder: Folder of the run.
+
+    Raises:
+        DataError: A line is not a JSON object, or the file exceeds `bounds.FILE` or
+            `bounds.JSON_VALUES`.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    lines = [
+        (number, line)
+        for number, line in enumerate(_read_bounded(path).split("\n"), 1)
+        if line.strip()
+    ]
+    entries = [parse_object(path, number, line) for number, line in lines[:-1]]
+    if lines:
+        with suppress(DataError):
+            entries.append(parse_object(path, *lines[-1]))
+    return entries
+
+
+def rewind_metrics(path: Path, part: str, round: int) -> list[dict[str, Any]]:
+    """Remove a part's entries from `round` on, and lines that are not complete.
+
+    The part repeats these rounds, and writes their entries again.
+
+    Args:
+        path: The file.
+        part: Name of the part.
+        round: First round to remove.
+
+    Returns:
+        The entries that stay.
+
+    Raises:
+        DataError: The file cannot be read, or is larger than `read_metrics` reads.
+    """
+    text = _read_bounded(path) if path.exists() else ""
+    entries = []
+    for line in text.splitlines():
+        # An incomplete line is not JSON, or is no entry.
+        with suppress(ValueError, KeyError, TypeError):
+            entry = parse_json(line, strict=False)
+            if entry["part"] != part or entry["round"] < round:
+                entries.append(entry)
+    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    return entries
+
+
+def _read_bounded(path: Path) -> str:
+    """Return the text of a metrics.jsonl after checking its size.
+
+    The check comes before any line is parsed, so that a huge file cannot fill memory.
+    """
+    text = read_text(path)
+    if len(text.encode()) > bounds.FILE:
+        raise DataError(
+            f"{path}: over {bounds.FILE:,} bytes; fednotes reads no larger file"
+        )
+    if has_more_values(text, bounds.JSON_VALUES):
+        raise DataError(
+            f"{path}: more than {bounds.JSON_VALUES:,} values; fednotes reads no "
+            "larger file"
+        )
+    return text
