@@ -287,7 +287,7 @@ class Outcome:
         if self.starts > 1:
             said += ", server resumed"
         if any(event.kind == "behind" for event in self.events):
-            return said + ", b goes on from an older state"
+            return said + ", b continues from an older state"
         if self.secure:
             return said + (", same numbers" if self.close else ", OTHER NUMBERS")
         return said + (", same bits" if self.same else ", OTHER BITS")
