@@ -32,7 +32,8 @@ from fednotes.jobs.job_file import (
     parse_job,
     table_names,
 )
-from fednotes.jobs.reference import markdown, reference, tables
+from fednotes.jobs.reference import list_tables
+from fednotes.jobs.reference_text import format_page, format_tables
 from fednotes.methods import fedner
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
@@ -495,7 +496,7 @@ def test_the_complete_tag_set_has_the_order_of_the_sites() -> None:
 def documented_keys(name: str) -> set[str]:
     """Return the keys and inner tables of the reference's tables with this name."""
     keys: set[str] = set()
-    for table in tables():
+    for table in list_tables():
         if table.name == name:
             keys |= {key.name for key in table.keys}
             keys |= set(re.findall(rf"^\[{name}\.(\w+)\]", table.heading))
@@ -503,8 +504,8 @@ def documented_keys(name: str) -> set[str]:
 
 
 def test_the_reference_lists_every_key_in_the_section_of_its_table() -> None:
-    text = reference()
-    for table in tables():
+    text = format_tables()
+    for table in list_tables():
         section = text.split(f"{table.heading}\n")[1].split("\n\n[")[0]
         for key in table.keys:
             assert f"  {key.name} = " in section, (table.heading, key.name)
@@ -514,25 +515,25 @@ def test_the_reference_has_every_field_that_a_job_may_set() -> None:
     assert documented_keys("top") == {field.name for field in fields(TopConfig)}
     for name in methods.names():
         heading = f"[training] of {name}"
-        (of_method,) = (table for table in tables() if table.heading == heading)
+        (of_method,) = (table for table in list_tables() if table.heading == heading)
         in_class = {field.name for field in fields(methods.find(name).config_class)}
         assert {key.name for key in of_method.keys} == in_class - FILLED_IN
 
 
 def test_the_reference_has_every_table_that_a_job_may_have() -> None:
     for name in table_names():
-        assert f"\n[{name}" in reference(), name
+        assert f"\n[{name}" in format_tables(), name
 
 
 def test_a_misspelt_table_gets_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
-        reference("site")
+        format_tables("site")
 
 
 def test_the_page_of_the_keys_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "job.md"
     command = "fednotes job keys --markdown > docs/job.md"
-    assert page.read_text("utf-8") == markdown(), command
+    assert page.read_text("utf-8") == format_page(), command
 
 
 @pytest.mark.parametrize(
@@ -549,7 +550,7 @@ def test_the_page_of_the_keys_is_up_to_date() -> None:
     ],
 )
 def test_the_reference_shows_defaults_types_and_meanings(key: str, line: str) -> None:
-    assert any(row.startswith(line) for row in reference(key).splitlines())
+    assert any(row.startswith(line) for row in format_tables(key).splitlines())
 
 
 def test_the_command_prints_the_keys_of_a_table(give: Any) -> None:

@@ -1,9 +1,8 @@
-"""What `fednotes job keys`, docs/job.md and the JSON schema say is what a job really
-gets.
+"""Test that the documented keys and defaults of a job are those that a job really has.
 
 The expected values come from `parse_job`: a job of a method, a preset and a kind of
-model that gives nothing else has the documented defaults, whatever route the documents
-take to them.
+model that sets nothing else has the documented defaults, by whatever way they are
+documented (`fednotes job keys`, docs/job.md and the JSON schema).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,367 +21,464 @@ from filled_in import FILLED_IN
 from fednotes import methods
 from fednotes.core.settings import read_toml
 from fednotes.jobs import kinds
+from fednotes.jobs.field_docs import read_docstring
 from fednotes.jobs.job import Job
-from fednotes.jobs.job_file import (
-    TopConfig,
-    built_in_jobs,
-    load_job,
-    parse_job,
-)
-from fednotes.jobs.reference import Key, Table, documented, reference, schema, tables
+from fednotes.jobs.job_file import TopConfig, built_in_jobs, load_job, parse_job
+from fednotes.jobs.reference import Key, Table, is_known_key, list_tables
+from fednotes.jobs.reference_text import format_tables
+from fednotes.jobs.schema import make_schema
 from fednotes.taggers import saving
 from fednotes.taggers.tagger import PRESETS as TAGGERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "job.md"
-CASES = [
-    (name, preset) for name in methods.names() for preset in methods.find(name).presets
-]
 
 
 @cache
 def all_tables() -> tuple[Table, ...]:
-    """The tables of the reference, made once for all tests; tests only read them."""
-    return tables()
+    """Return the tables of the reference, made once; tests only read them."""
+    return list_tables()
 
 
 @cache
-def whole_schema() -> dict[str, Any]:
-    """The schema of a job, made once for all tests; tests only read it."""
-    return schema()
+def job_schema() -> dict[str, Any]:
+    """Return the schema of a job, made once; tests only read it."""
+    return make_schema()
 
 
-def kinds_of(method: str) -> list[str]:
-    """The kinds of [model] that a method takes; [""] if it has no such key."""
+def kinds_of_model(method: str) -> list[str]:
+    """Return the kinds of [model] of a method; [""] if it has no such key."""
     models = methods.find(method).list_models()
     return list(models) if models else list(saving.kinds())
 
 
-MODELS = [(name, preset, kind) for name, preset in CASES for kind in kinds_of(name)]
+PRESETS = [
+    (name, preset) for name in methods.names() for preset in methods.find(name).presets
+]
+MODELS = [
+    (name, preset, kind) for name, preset in PRESETS for kind in kinds_of_model(name)
+]
+PRIVATE_METHODS = [name for name in methods.names() if methods.find(name).dp]
 
 
-def job(method: str, preset: str, kind: str = "", **more: Any) -> Job:
-    """A job that gives as little as a job can."""
-    holds = methods.find(method).holds
+def minimal_job(method: str, preset: str, kind: str = "", **tables: Any) -> Job:
+    """Return a job that sets as little as a job can."""
     sites = {name: {"path": "x"} for name in ("a", "b", "c")}
-    data = {"synthetic": {}} if holds == "patients" else {"sites": sites}
+    generates = methods.find(method).holds == "patients"
+    data = {"synthetic": {}} if generates else {"sites": sites}
     model = {"kind": kind} if kind else {}
     if kind == "prompt-bart" and preset == "best":
-        # it has no CRF for what the preset asks
-        more["training"] = {"unannotated": "pseudo"}
-    table = {"method": method, "preset": preset, "model": model, **data, **more}
+        # It has no CRF for what the preset needs.
+        tables["training"] = {"unannotated": "pseudo"}
+    table = {"method": method, "preset": preset, "model": model, **data, **tables}
     return parse_job(table, "j", Path(), "j.toml")
 
 
-def written(value: Any) -> Any:
-    """A value as TOML would have it."""
+# ---- values as tables have them ------------------------------------------------------
+
+
+def as_toml(value: Any) -> Any:
+    """Return a value as TOML would have it."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def flat(config: Any, before: str = "") -> dict[str, Any]:
-    """The keys of a table and of the tables in it, with dots."""
-    found: dict[str, Any] = {}
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of a table and of the tables in it, by dotted keys."""
+    values: dict[str, Any] = {}
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
-            found |= flat(value, f"{before}{field.name}.")
+            values |= flatten(value, f"{prefix}{field.name}.")
         else:
-            found[f"{before}{field.name}"] = written(value)
-    return found
+            values[f"{prefix}{field.name}"] = as_toml(value)
+    return values
 
 
-def training(made: Job) -> dict[str, Any]:
-    config: Any = made.config
+def flatten_without_kind(config: Any) -> dict[str, Any]:
+    return {key: value for key, value in flatten(config).items() if key != "kind"}
+
+
+def training_values(job: Job) -> dict[str, Any]:
+    config: Any = job.config
     return {
-        field.name: written(getattr(config, field.name))
+        field.name: as_toml(getattr(config, field.name))
         for field in fields(config)
         if field.name not in FILLED_IN
     }
 
 
-def table_of(heading: str) -> Table:
-    (found,) = [table for table in all_tables() if table.heading == heading]
-    return found
+# ---- what the reference says ---------------------------------------------------------
 
 
-def value_of(key: Key, *labels: str) -> Any:
-    """What a key's row says where these circumstances hold, the first of them that it
-    names."""
+def find_table(heading: str) -> Table:
+    (table,) = [table for table in all_tables() if table.heading == heading]
+    return table
+
+
+def documented_value(key: Key, *labels: str) -> Any:
+    """Return a key's value in the first of these circumstances that it lists."""
     for label in labels:
         if label in key.elsewhere:
-            return written(key.elsewhere[label])
-    return written(key.default)
+            return as_toml(key.elsewhere[label])
+    return as_toml(key.default)
 
 
-def model_heading(method: str, kind: str) -> str:
-    return f'[model] kind = "{kind}"' if kind else f"[model] of {method}"
+def documented_values(heading: str, *labels: str) -> dict[str, Any]:
+    return {
+        key.name: documented_value(key, *labels) for key in find_table(heading).keys
+    }
 
 
 def documented_model(method: str, preset: str, kind: str) -> dict[str, Any]:
-    """The [model] defaults that the reference gives a method, preset and kind."""
-    alone = not kind
-    label = f'preset "{preset}"' if alone else f'{method}, preset "{preset}"'
-    labels = [method if preset == "best" else label]
-    found = {}
+    """Return the [model] defaults that the reference lists for a kind of model."""
+    if preset == "best":
+        label = method
+    elif kind:
+        label = f'{method}, preset "{preset}"'
+    else:
+        label = f'preset "{preset}"'
+    heading = f'[model] kind = "{kind}"' if kind else f"[model] of {method}"
+    values = {}
     for table in all_tables():
         name, _, rest = table.heading.partition("]")
-        if f"[model]{rest}" == model_heading(method, kind) and name.startswith(
-            "[model"
-        ):
+        if f"[model]{rest}" == heading and name.startswith("[model"):
             inner = name.removeprefix("[model").removeprefix(".")
             for key in table.keys:
-                found[f"{inner}.{key.name}".removeprefix(".")] = value_of(key, *labels)
-    return found
+                dotted = f"{inner}.{key.name}".removeprefix(".")
+                values[dotted] = documented_value(key, label)
+    values.pop("kind", None)
+    return values
 
 
-@pytest.mark.parametrize(("method", "preset"), CASES)
+# ---- defaults ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
 def test_training_defaults_are_the_effective_ones(method: str, preset: str) -> None:
-    keys = table_of(f"[training] of {method}").keys
-    shown = {key.name: value_of(key, f'preset "{preset}"') for key in keys}
-    assert shown == training(job(method, preset))
+    documented = documented_values(f"[training] of {method}", f'preset "{preset}"')
+    assert documented == training_values(minimal_job(method, preset))
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", PRIVATE_METHODS)
 def test_training_defaults_with_differential_privacy_are_the_effective_ones(
     method: str,
 ) -> None:
-    if methods.find(method).dp is None:
-        pytest.skip("this method cannot train with differential privacy")
-    more: dict[str, Any] = {
-        "privacy": {"noise": 1.0, "counts": 1.0 if method == "phenotype" else 0.0}
-    }
-    made = job(
-        method, "best", "token-classifier" if method == "distill" else "", **more
-    )
-    keys = table_of(f"[training] of {method}").keys
-    assert {key.name: value_of(key, "with [privacy]") for key in keys} == training(made)
+    privacy = {"noise": 1.0, "counts": 1.0 if method == "phenotype" else 0.0}
+    kind = "token-classifier" if method == "distill" else ""
+    job = minimal_job(method, "best", kind, privacy=privacy)
+    documented = documented_values(f"[training] of {method}", "with [privacy]")
+    assert documented == training_values(job)
 
 
 @pytest.mark.parametrize(("method", "preset", "kind"), MODELS)
 def test_model_defaults_are_the_effective_ones(
     method: str, preset: str, kind: str
 ) -> None:
-    """Also where the job leaves out the kind that the preset names."""
-    shown = documented_model(method, preset, kind)
-    shown.pop("kind", None)
-    config = job(method, preset, kind).config.model
-    made = flat(config)
-    made.pop("kind", None)
-    assert shown == made
-    preset_model = methods.find(method).presets[preset].get("model", {})
-    if kind and kind == preset_model.get("kind", saving.DEFAULT):
-        assert job(method, preset).config.model == config
+    config = minimal_job(method, preset, kind).config.model
+    assert documented_model(method, preset, kind) == flatten_without_kind(config)
+
+
+def preset_kind(method: str, preset: str) -> str:
+    """Return the kind of model that a preset names."""
+    model = methods.find(method).presets[preset].get("model", {})
+    return str(model.get("kind", saving.DEFAULT))
+
+
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_a_job_may_leave_out_the_kind_that_its_preset_names(
+    method: str, preset: str
+) -> None:
+    kind = preset_kind(method, preset)
+    if kind in kinds_of_model(method):
+        config = minimal_job(method, preset, kind).config.model
+        assert minimal_job(method, preset).config.model == config
 
 
 @pytest.mark.parametrize("tagger", TAGGERS)
 def test_the_defaults_of_each_tagger_are_the_effective_ones(tagger: str) -> None:
-    more = {"hashed_words": 8}
-    table = {"method": "fedner", "model": {"tagger": tagger, **more}, "synthetic": {}}
-    made = flat(parse_job(table, "j", Path(), "j.toml").config.model)
-    keys = table_of('[model] kind = "tagger"').keys
-    shown = {key.name: value_of(key, f'tagger = "{tagger}"') for key in keys}
-    del shown["kind"]
-    assert {**shown, **more, "tagger": tagger} == made
-
-
-@pytest.mark.parametrize(("method", "preset"), CASES)
-def test_the_schema_has_the_effective_defaults(method: str, preset: str) -> None:
-    tables_of = schema_tables(method, preset)
-    shown = {
-        name: key.get("default")
-        for name, key in tables_of["training"]["properties"].items()
-    }
-    assert shown == training(job(method, preset))
-    for kind in kinds_of(method):
-        (model,) = [
-            each
-            for each in tables_of["model"]["anyOf"]
-            if each["properties"].get("kind", {"const": ""})["const"] == kind
-        ]
-        made = flat(job(method, preset, kind).config.model)
-        made.pop("kind", None)
-        shown = schema_defaults(model)
-        shown.pop("kind", None)
-        assert shown == made
-
-
-def schema_defaults(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, key in table["properties"].items():
-        if "properties" in key:
-            found |= schema_defaults(key, f"{before}{name}.")
-        else:
-            found[f"{before}{name}"] = key.get("default")
-    return found
-
-
-def schema_tables(method: str, preset: str | None) -> dict[str, Any]:
-    """The tables of all cases that hold for a job; `preset`: None where it names none."""
-    given = {"method": method} | ({"preset": preset} if preset else {})
-    found: dict[str, Any] = {}
-    for case in whole_schema()["allOf"]:
-        wanted, required = case["if"]["properties"], case["if"]["required"]
-        holds = all(name in given for name in required) and all(
-            given[name] == of["const"] for name, of in wanted.items() if name in given
-        )
-        if holds:
-            assert not found.keys() & case["then"]["properties"].keys()
-            found |= case["then"]["properties"]
-    return found
+    model = {"tagger": tagger, "hashed_words": 8}
+    table = {"method": "fedner", "model": model, "synthetic": {}}
+    config = parse_job(table, "j", Path(), "j.toml").config.model
+    documented = documented_values('[model] kind = "tagger"', f'tagger = "{tagger}"')
+    del documented["kind"]
+    assert documented | model == flatten(config)
 
 
 def test_a_job_without_a_preset_has_the_preset_best() -> None:
-    for method in methods.names():
-        assert schema_tables(method, None) == schema_tables(method, "best")
     table = {"method": "finetune", "synthetic": {}}
-    made: Any = parse_job(table, "j", Path(), "j.toml").config
-    assert (made.cycles, made.learning_rate, made.batch) == (
-        24,
-        1e-3,
-        "shared",
-    )  # as in docs/bert.md
-    assert made == job("finetune", "best").config
+    config: Any = parse_job(table, "j", Path(), "j.toml").config
+    assert config == minimal_job("finetune", "best").config
+    # as in docs/bert.md
+    expected = (24, 1e-3, "shared")
+    assert (config.cycles, config.learning_rate, config.batch) == expected
 
 
-def test_other_tables_have_their_effective_defaults() -> None:
-    made = job("finetune", "best")
-    shown = {key.name: key.default for key in table_of("[federation]").keys}
-    assert shown == {name: getattr(made.federation, name) for name in shown}
-    site: Any = made.sites["a"]
-    keys = table_of("[sites.NAME] of methods that read documents").keys
-    for key in keys:
-        if key.name != "path":
-            assert key.default == getattr(site, key.name), key.name
-    top = {
-        key.name: key.default for key in table_of("at the top, before any table").keys
-    }
-    assert top["preset"] == "best"
-    assert (top["seed"], top["threads"], top["conditions"]) == (
-        made.seed,
-        made.threads,
-        made.conditions,
+def test_defaults_of_the_federation_are_the_effective_ones() -> None:
+    federation = minimal_job("finetune", "best").federation
+    assert documented_values("[federation]") == flatten(federation)
+
+
+def test_defaults_of_a_site_are_the_effective_ones() -> None:
+    site = minimal_job("finetune", "best").sites["a"]
+    documented = documented_values("[sites.NAME] of methods that read documents")
+    assert documented | {"path": "x"} == flatten(site)
+
+
+def test_defaults_outside_tables_are_the_effective_ones() -> None:
+    job = minimal_job("finetune", "best")
+    documented = documented_values("at the top, before any table")
+    assert documented["preset"] == "best"
+    assert (documented["seed"], documented["threads"]) == (job.seed, job.threads)
+    assert documented["conditions"] == list(job.conditions)
+
+
+@pytest.mark.parametrize("preset", ["best", "paper"])
+def test_defaults_of_concepts_are_the_effective_ones(preset: str) -> None:
+    tables: Any = minimal_job("phenotype", preset).kind_tables
+    documented = documented_values(
+        "[concepts] of patients", f'preset "{preset}" of phenotype', "with [synthetic]"
     )
-    for preset in ("best", "paper"):
-        patients: Any = job("phenotype", preset).kind_tables
-        concepts = {
-            key.name: value_of(
-                key, f'preset "{preset}" of phenotype', "with [synthetic]"
-            )
-            for key in table_of("[concepts] of patients").keys
-        }
-        assert concepts == flat(patients.features)
+    assert documented == flatten(tables.features)
 
 
-def test_every_built_in_job_has_the_documented_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each [training] and [model] key that a job's file does not give."""
-    for variable in (
-        "FEDNOTES_CORPORA",
-        "CLINIC",
-        "ONTONOTES",
-        "MIMIC_III",
-        "I2B2_2010",
-    ):
+# ---- built-in jobs -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in job, and its tables as they are written."""
+
+    job: Job
+    table: Mapping[str, Any]
+
+    @property
+    def preset(self) -> str:
+        return str(self.table.get("preset", "best"))
+
+
+@pytest.fixture(params=built_in_jobs())
+def built_in(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> BuiltIn:
+    """Each built-in job; its environment variables name an empty folder."""
+    path = built_in_jobs()[request.param]
+    for variable in re.findall(r"\$(\w+)", path.read_text("utf-8")):
         monkeypatch.setenv(variable, str(tmp_path))
-    for variable in ("I2B2_2012", "BERT_BASE"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    for name, path in built_in_jobs().items():
-        raw, made = read_toml(path), load_job(name)
-        given = set(raw.get("training", {}))
-        preset = raw.get("preset", "best")
-        labels = ["with [privacy]"] if "privacy" in raw else []
-        keys = table_of(f"[training] of {made.method}").keys
-        found = training(made)
-        for key in keys:
-            if key.name not in given:
-                expected = value_of(key, *labels, f'preset "{preset}"')
-                assert expected == found[key.name], (name, key.name)
-        model = raw.get("model", {})
-        kind = getattr(made.config.model, "kind", "")
-        # a light tagger of the job's own starts from its own defaults
-        if "tagger" in model:
-            rows = {key.name: key for key in table_of('[model] kind = "tagger"').keys}
-            shown = {
-                n: value_of(row, f'tagger = "{model["tagger"]}"')
-                for n, row in rows.items()
-            }
+    return BuiltIn(load_job(request.param), read_toml(path))
+
+
+def test_a_built_in_job_has_the_documented_training_defaults(built_in: BuiltIn) -> None:
+    labels = ["with [privacy]"] if "privacy" in built_in.table else []
+    heading = f"[training] of {built_in.job.method}"
+    documented = documented_values(heading, *labels, f'preset "{built_in.preset}"')
+    values = training_values(built_in.job)
+    written = built_in.table.get("training", {})
+    assert documented.keys() == values.keys()
+    for key in documented.keys() - written.keys():
+        assert documented[key] == values[key], key
+
+
+def test_a_built_in_job_has_the_documented_model_defaults(built_in: BuiltIn) -> None:
+    written = built_in.table.get("model", {})
+    config = built_in.job.config.model
+    if "tagger" in written:
+        # A light tagger of the job's own starts from its own defaults.
+        heading = '[model] kind = "tagger"'
+        documented = documented_values(heading, f'tagger = "{written["tagger"]}"')
+    else:
+        kind = getattr(config, "kind", "")
+        documented = documented_model(built_in.job.method, built_in.preset, kind)
+    for key, value in flatten_without_kind(config).items():
+        is_written = key.split(".")[0] in written
+        trains_words = key == "train_words" and written.get("word_vectors")
+        if not is_written and not trains_words:
+            assert documented[key] == value, key
+
+
+# ---- the JSON schema -----------------------------------------------------------------
+
+
+def schema_tables(method: str, preset: str | None) -> dict[str, Any]:
+    """Return the tables of all cases that hold for a job.
+
+    Args:
+        method: The job's method.
+        preset: The job's preset; None if the job does not name one.
+    """
+    job = {"method": method} | ({"preset": preset} if preset else {})
+    tables: dict[str, Any] = {}
+    for case in job_schema()["allOf"]:
+        wanted = case["if"]["properties"]
+        has_required = all(name in job for name in case["if"]["required"])
+        matches = all(
+            job[name] == value["const"] for name, value in wanted.items() if name in job
+        )
+        if has_required and matches:
+            assert not tables.keys() & case["then"]["properties"].keys()
+            tables |= case["then"]["properties"]
+    return tables
+
+
+def schema_defaults(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the defaults of a table and of the tables in it, by dotted keys."""
+    defaults: dict[str, Any] = {}
+    for name, key in table["properties"].items():
+        if "properties" in key:
+            defaults |= schema_defaults(key, f"{prefix}{name}.")
         else:
-            shown = documented_model(made.method, preset, kind)
-        for key_name, value in flat(made.config.model).items():
-            if key_name.split(".")[0] not in {*model, "kind"} and not (
-                key_name == "train_words" and model.get("word_vectors")
-            ):
-                assert shown[key_name] == value, (name, key_name)
+            defaults[f"{prefix}{name}"] = key.get("default")
+    return defaults
 
 
-def test_what_a_job_fills_in_is_no_key() -> None:
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_the_schema_has_the_effective_training_defaults(
+    method: str, preset: str
+) -> None:
+    defaults = schema_defaults(schema_tables(method, preset)["training"])
+    assert defaults == training_values(minimal_job(method, preset))
+
+
+@pytest.mark.parametrize(("method", "preset", "kind"), MODELS)
+def test_the_schema_has_the_effective_model_defaults(
+    method: str, preset: str, kind: str
+) -> None:
+    (model,) = [
+        each
+        for each in schema_tables(method, preset)["model"]["anyOf"]
+        if each["properties"].get("kind", {"const": ""})["const"] == kind
+    ]
+    defaults = schema_defaults(model)
+    defaults.pop("kind", None)
+    config = minimal_job(method, preset, kind).config.model
+    assert defaults == flatten_without_kind(config)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_the_schema_of_a_job_without_a_preset_is_that_of_best(method: str) -> None:
+    assert schema_tables(method, None) == schema_tables(method, "best")
+
+
+# ---- keys and meanings ---------------------------------------------------------------
+
+
+def test_the_reference_leaves_out_what_a_job_fills_in() -> None:
     for table in all_tables():
         if table.name == "training":
             assert not {key.name for key in table.keys} & FILLED_IN, table.heading
-    for method, preset in CASES:
-        assert (
-            not schema_tables(method, preset)["training"]["properties"].keys()
-            & FILLED_IN
-        )
 
 
-def test_every_key_says_what_it_does() -> None:
-    """In one entry of its own, in the reference and in the schema."""
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_the_schema_leaves_out_what_a_job_fills_in(method: str, preset: str) -> None:
+    training = schema_tables(method, preset)["training"]["properties"]
+    assert not training.keys() & FILLED_IN
+
+
+def test_every_key_of_the_reference_has_a_meaning() -> None:
     for table in all_tables():
         for key in table.keys:
             assert re.fullmatch(r".{8,}[.]", key.meaning), (table.heading, key.name)
-    for method, preset in CASES:
-        for key in schema_tables(method, preset)["training"]["properties"].values():
-            assert key["description"]
 
 
-def test_no_field_is_described_that_a_class_does_not_have() -> None:
-    classes = [
-        TopConfig,
-        *(methods.find(name).config_class for name in methods.names()),
-    ]
-    for cls in [*classes, *(kind.site_config for kind in kinds.all_kinds())]:
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_every_training_key_of_the_schema_has_a_meaning(
+    method: str, preset: str
+) -> None:
+    for key in schema_tables(method, preset)["training"]["properties"].values():
+        assert key["description"]
+
+
+def test_docstrings_describe_every_field_of_a_class() -> None:
+    classes = [TopConfig]
+    classes += [methods.find(name).config_class for name in methods.names()]
+    classes += [kind.site_config for kind in kinds.all_kinds()]
+    for cls in classes:
         names = {field.name for field in fields(cls)}
-        about, meanings = documented(cls)
+        about, meanings = read_docstring(cls)
         assert set(meanings) >= names - {"model"}, cls
         assert "Attributes" not in about
 
 
-def test_the_page_has_a_row_for_each_key() -> None:
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ("fedner", "seed"),
+        ("fedner", "training.epochs"),
+        ("fedner", "model.lstm_units"),
+        ("fedner", "model.kind"),
+        ("fedner", "sites.mercy.label_map.ADR"),
+        ("fedner", "tags.design"),
+        ("fedner", "federation.secure_sum"),
+        ("phenotype", "phenotypes.asthma"),
+        ("phenotype", "concepts.dictionary"),
+    ],
+)
+def test_a_key_that_a_job_may_have_is_known(method: str, key: str) -> None:
+    assert is_known_key(method, key)
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ("fedner", "seed.x"),
+        ("fedner", "training.epoch"),
+        ("fedner", "training.seed"),
+        ("fedner", "model.rank"),
+        ("fedner", "sites.mercy.notes"),
+        ("fedner", "concepts.dictionary"),
+        ("fedner", "nothing"),
+    ],
+)
+def test_a_key_that_no_job_of_the_method_may_have_is_unknown(
+    method: str, key: str
+) -> None:
+    assert not is_known_key(method, key)
+
+
+# ---- page and text -------------------------------------------------------------------
+
+
+def page_section(heading: str) -> list[str]:
     page = PAGE.read_text("utf-8")
+    return page.split(f"## {heading}\n")[1].split("\n## ")[0].splitlines()
+
+
+def test_the_page_has_a_row_for_each_key() -> None:
     for table in all_tables():
-        section = page.split(f"## {table.heading}\n")[1].split("\n## ")[0]
-        rows = [line for line in section.splitlines() if line.startswith("| `")]
-        assert [row.split("`")[1] for row in rows] == [key.name for key in table.keys]
-        columns = {
-            line.replace(r"\|", "").count("|")
-            for line in section.splitlines()
-            if "|" in line
-        }
+        rows = [line for line in page_section(table.heading) if line.startswith("| `")]
+        keys = [row.split("`")[1] for row in rows]
+        assert keys == [key.name for key in table.keys]
+
+
+def test_all_rows_of_a_table_of_the_page_have_the_same_columns() -> None:
+    for table in all_tables():
+        rows = [line for line in page_section(table.heading) if "|" in line]
+        columns = {row.replace(r"\|", "").count("|") for row in rows}
         assert len(columns) == 1, table.heading
-    row = next(
-        line
-        for line in page.split("## [training] of finetune")[1].splitlines()
-        if "`cycles`" in line
-    )
-    assert row.startswith(
-        '| `cycles` | whole number, at least 1 | `24` | `6`: preset "paper" | '
-    )
 
 
-def test_the_text_has_every_default_and_where_it_differs() -> None:
-    lines = reference("training").split("[training] of finetune\n")[1].splitlines()
-    at = lines.index("  cycles = 24  (whole number, at least 1)")
-    assert lines[at + 1] == '      6: preset "paper"'
-    assert lines[at + 2].startswith("      T, the number of cycles.")
-    head = '[model] kind = "tagger"\n'
-    text = reference("model").split(head)[1]
-    assert '  tagger = "elmoner"  (text)' in text
-    assert json.dumps(TAGGERS["gram-cnn"].cnn_widths) + ': tagger = "gram-cnn"' in text
-    required = [
-        key.name
-        for key in table_of("at the top, before any table").keys
-        if key.default is MISSING
+def test_a_row_of_the_page_has_type_default_and_other_defaults() -> None:
+    (row,) = [
+        line for line in page_section("[training] of finetune") if "| `cycles`" in line
     ]
-    assert required == ["method"]
-    assert "  method = (required)  (text)" in reference("top")
+    start = '| `cycles` | whole number, at least 1 | `24` | `6`: preset "paper" | '
+    assert row.startswith(start)
+
+
+def test_the_text_has_type_default_other_defaults_and_meaning() -> None:
+    section = format_tables("training").split("[training] of finetune\n")[1]
+    lines = section.splitlines()
+    start = lines.index("  cycles = 24  (whole number, at least 1)")
+    assert lines[start + 1] == '      6: preset "paper"'
+    assert lines[start + 2].startswith("      T, the number of cycles.")
+
+
+def test_the_text_has_the_values_of_each_architecture() -> None:
+    section = format_tables("model").split('[model] kind = "tagger"\n')[1]
+    assert '  tagger = "elmoner"  (text)' in section
+    widths = json.dumps(TAGGERS["gram-cnn"].cnn_widths)
+    assert f'{widths}: tagger = "gram-cnn"' in section
+
+
+def test_method_is_the_only_required_key() -> None:
+    keys = find_table("at the top, before any table").keys
+    assert [key.name for key in keys if key.default is MISSING] == ["method"]
+    assert "  method = (required)  (text)" in format_tables("top")

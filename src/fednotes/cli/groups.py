@@ -296,10 +296,10 @@ def job_keys(
     ] = False,
 ) -> None:
     """List every key of a job file: its type, its default and its meaning."""
-    from fednotes.jobs.reference import markdown, reference
+    from fednotes.jobs.reference_text import format_page, format_tables
 
-    for line in (markdown() if as_page else reference(table)).splitlines():
-        say(line)
+    text = format_page() if as_page else format_tables(table)
+    say(*text.splitlines())
 
 
 @jobs.command("show")
@@ -326,9 +326,9 @@ def job_show(
 @jobs.command("schema")
 def job_schema() -> None:
     """Print the JSON schema of a job file; editors complete and check jobs with it."""
-    from fednotes.jobs.reference import schema
+    from fednotes.jobs.schema import make_schema
 
-    console.print_json(data=schema())
+    console.print_json(data=make_schema())
 
 
 @cache.command("clear")

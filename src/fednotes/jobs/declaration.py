@@ -108,9 +108,9 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
         raise ConfigError(f"{where}: not the declaration of a job") from error
     _require_no_simulation(table, sites, where)
 
-    somewhere = _places_to_fill_in(table)
-    filled = _change_sites(sites, lambda site: {**site, **somewhere})
-    table = {**table, "conditions": ["federated"], "sites": filled}
+    placeholder = _find_placeholder(table)
+    sites = _change_sites(sites, lambda site: {**site, **placeholder})
+    table = {**table, "conditions": ["federated"], "sites": sites}
     job = parse_job(table, name, folder, where)
 
     if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:
@@ -132,27 +132,31 @@ def table_to_approve(
     return {**declared, "sites": list(sites), "min_sites": min_sites}
 
 
-def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a job's tables with placeholders where no site says where its notes are.
-
-    Returns:
-        The same object if at least one site says where its notes are. Otherwise tables
-        that `parse_job` accepts; the notes of that job cannot be read.
-    """
+def lacks_places(table: Mapping[str, Any]) -> bool:
+    """Return whether a job has sites, and none of them says where its notes are."""
     sites = table.get("sites")
     if not isinstance(sites, Mapping) or not sites:
-        return table
-    for site in sites.values():
-        if not isinstance(site, Mapping) or PLACE_KEYS & site.keys():
-            return table
+        return False
+    return all(
+        isinstance(site, Mapping) and not PLACE_KEYS & site.keys()
+        for site in sites.values()
+    )
 
+
+def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job's tables with placeholders if no site says where its notes are.
+
+    `parse_job` accepts these tables; the notes of their job cannot be read.
+    """
+    if not lacks_places(table):
+        return table
     try:
         method = methods.find(str(table.get("method")))
     except ConfigError:
         return table  # `parse_job` says what is wrong
-    somewhere = kinds.find(method.holds).source_placeholder
-    filled = {name: {**site, **somewhere} for name, site in sites.items()}
-    return {**table, "sites": filled}
+    placeholder = kinds.find(method.holds).source_placeholder
+    sites = {name: {**site, **placeholder} for name, site in table["sites"].items()}
+    return {**table, "sites": sites}
 
 
 def without_places(site: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,7 +192,7 @@ def _require_no_simulation(table: Any, sites: Mapping[str, Any], where: str) -> 
         require_unmasked(site, f"{where} [sites.{name}]")
 
 
-def _places_to_fill_in(table: Any) -> Mapping[str, Any]:
+def _find_placeholder(table: Any) -> Mapping[str, Any]:
     """Return keys that let `parse_job` accept a site's table without places."""
     try:
         holds = methods.find(str(table.get("method"))).holds

@@ -1,17 +1,17 @@
-"""A job as it will run: every key with its value, and where the value comes from."""
+"""Show a job as it will run: every key, its value, and where the value comes from."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fednotes import methods
 from fednotes.core.settings import Mark, marked_fields
-from fednotes.jobs.declaration import PLACE_KEYS, with_places
+from fednotes.jobs.declaration import PLACE_KEYS, lacks_places, with_places
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
@@ -21,14 +21,19 @@ from fednotes.jobs.job_file import (
     parse_job,
     training_preset,
 )
-from fednotes.jobs.reference import plain
+from fednotes.jobs.reference import toml_value
+from fednotes.taggers.model import ModelConfig
 from fednotes.taggers.tagger import TaggerConfig
 
 Origin = Literal["job", "setting", "preset", "privacy", "tagger", "default"]
-Place = tuple[str, ...]  # the tables around a key, and the key
+# The tables around a key, and the key.
+Place = tuple[str, ...]
 
-_WIDTH = 44  # columns before a comment, where a line is not longer
+# Columns before a comment, where a line is not longer.
+_WIDTH = 44
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_HEADING = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?")
+_KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class ShownJob:
         """Return the job as a TOML file, with the source of each value as a comment.
 
         Args:
-            changed: Leave out what has its default.
+            changed: Leave out keys that have their defaults.
         """
         lines: list[str] = []
         table = ""
@@ -80,8 +85,8 @@ class ShownJob:
                 continue
             if setting.table != table:
                 table = setting.table
-                lines += ["", f"[{'.'.join(map(_key, table.split('.')))}]"]
-            lines.append(_line(setting))
+                lines += ["", f"[{'.'.join(map(_format_key, table.split('.')))}]"]
+            lines.append(_format_line(setting))
         return "\n".join(lines).strip() + "\n"
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,168 +117,210 @@ def show_job(
         ConfigError: There is no such job, or it has a mistake.
     """
     if isinstance(source, Job):
-        return _Showing(source).shown()
-    if isinstance(source, Mapping):
+        lister = _SettingsLister(source, source.table)
+    elif isinstance(source, Mapping):
         job = parse_job(with_places(source), "job", Path.cwd(), "job")
-        return _Showing(job, given=source).shown()
-    table, path = load_table(source, tuple(settings))
-    job = parse_job(with_places(table), path.stem, path.resolve().parent, str(path))
-    lines = _lines_of(path.read_text("utf-8"))
-    return _Showing(job, given=table, settings=settings, lines=lines).shown()
+        lister = _SettingsLister(job, source)
+    else:
+        table, path = load_table(source, tuple(settings))
+        folder = path.resolve().parent
+        job = parse_job(with_places(table), path.stem, folder, str(path))
+        assigned = [setting.partition("=")[0].strip() for setting in settings]
+        lister = _SettingsLister(
+            job,
+            table,
+            assigned=tuple(tuple(dotted.split(".")) for dotted in assigned),
+            lines=_find_lines(path.read_text("utf-8")),
+        )
+    return ShownJob(lister.job.name, tuple(lister.list_settings()))
 
 
-class _Showing:
-    """Collects the settings of one job.
+@dataclass(frozen=True)
+class _SettingsLister:
+    """Lists the settings of one job.
 
-    given: the job's tables after `settings`, as they are written. lines: of the job's
-        file.
+    Attributes:
+        job: The job.
+        written: The job's tables as they are written, after assignments.
+        assigned: Places that were assigned over the job.
+        lines: Line of each key and table of the job's file.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        *,
-        given: Mapping[str, Any] | None = None,
-        settings: Sequence[str] = (),
-        lines: Mapping[Place, int] | None = None,
-    ) -> None:
-        self._job = job
-        self._given = job.table if given is None else given
-        assigned = (setting.partition("=")[0] for setting in settings)
-        self._assigned = [tuple(dotted.strip().split(".")) for dotted in assigned]
-        self._lines = lines or {}
-        self._preset = str(self._given.get("preset", DEFAULT_PRESET))
-        self._tables = methods.find(job.method).presets[self._preset]
+    job: Job
+    written: Mapping[str, Any]
+    assigned: Sequence[Place] = ()
+    lines: Mapping[Place, int] = field(default_factory=dict)
 
-    def shown(self) -> ShownJob:
-        return ShownJob(self._job.name, tuple(self._settings()))
+    @property
+    def preset_name(self) -> str:
+        """The preset that the job starts from."""
+        return str(self.written.get("preset", DEFAULT_PRESET))
 
-    def _settings(self) -> Iterator[ShownSetting]:
-        job = self._job
-        top = {field.name: field.default for field in fields(TopConfig)}
-        top |= {name: getattr(job, name) for name in top if hasattr(job, name)}
-        yield from self._table((), top)
-        yield from self._training()
-        yield from self._model()
-        tables: dict[str, Any] = {
-            "federation": job.federation,
-            "privacy": job.privacy,
-            "silos": job.silos,
-            "synthetic": job.synthetic,
-        }
-        tables.update(job.kind.collect_tables(job))
-        for name, values in tables.items():
-            if isinstance(values, Mapping):
-                yield from self._table((name,), values)
-            elif values is not None:
-                yield from self._config((name,), values, self._tables.get(name, {}))
-        without_places = with_places(self._given) is not self._given
-        for name, site in job.sites.items():
-            values = {field.name: getattr(site, field.name) for field in fields(site)}
-            if without_places:
-                values = {
-                    key: value for key, value in values.items() if key not in PLACE_KEYS
-                }
-            yield from self._table(("sites", name), values)
+    @property
+    def preset(self) -> Mapping[str, Any]:
+        """The tables of the job's preset."""
+        return methods.find(self.job.method).presets[self.preset_name]
 
-    def _training(self) -> Iterator[ShownSetting]:
-        config: Any = self._job.config
+    def list_settings(self) -> Iterator[ShownSetting]:
+        """Yield every key of the job, in the order of a job's file."""
+        yield from self._list_top()
+        yield from self._list_training()
+        yield from self._list_model()
+        yield from self._list_other_tables()
+        yield from self._list_sites()
+
+    def _list_top(self) -> Iterator[ShownSetting]:
+        job = self.job
+        # The other keys have defaults in a job, or are taken from the tables.
+        top = TopConfig(
+            method=job.method,
+            title=job.title,
+            seed=job.seed,
+            conditions=job.conditions,
+            threads=job.threads,
+        )
+        yield from self._list_keys((), _field_values(top))
+
+    def _list_training(self) -> Iterator[ShownSetting]:
+        config: Any = self.job.config
         filled_in = marked_fields(type(config), Mark.FILLED_IN)
         values = {
-            field.name: getattr(config, field.name)
-            for field in fields(config)
-            if field.name not in filled_in
+            key: value
+            for key, value in _field_values(config).items()
+            if key not in filled_in
         }
-        method = methods.find(self._job.method)
-        preset = training_preset(method, self._tables, private=False)
+        method = methods.find(self.job.method)
+        preset = training_preset(method, self.preset, private=False)
         fixed: Mapping[str, Any] = {}
-        if self._job.privacy is not None and method.dp is not None:
+        if self.job.privacy is not None and method.dp is not None:
             fixed = method.dp.required_settings
-        for setting in self._table(("training",), values, preset):
+        for setting in self._list_keys(("training",), values, preset):
             if setting.key in fixed and setting.origin in ("preset", "default"):
-                yield _with_origin(setting, "privacy", "[privacy]")
+                yield replace(setting, origin="privacy", source="[privacy]")
             else:
                 yield setting
 
-    def _model(self) -> Iterator[ShownSetting]:
-        config: Any = self._job.config.model
-        written = self._given.get("model", {})
-        preset = model_preset(self._tables, written)
-        if "kind" not in {field.name for field in fields(config)} and hasattr(
-            config, "kind"
-        ):
-            yield from self._table(("model",), {"kind": config.kind}, preset)
-        architecture = isinstance(config, TaggerConfig) and "tagger" in {
-            *written,
-            *preset,
+    def _list_model(self) -> Iterator[ShownSetting]:
+        config: Any = self.job.config.model
+        written = self.written.get("model", {})
+        preset = model_preset(self.preset, written)
+        is_key = any(field.name == "kind" for field in fields(config))
+        if isinstance(config, ModelConfig) and not is_key:
+            yield from self._list_keys(("model",), {"kind": config.kind}, preset)
+
+        settings = self._list_config(("model",), config, preset)
+        names_architecture = "tagger" in written or "tagger" in preset
+        if isinstance(config, TaggerConfig) and names_architecture:
+            settings = _mark_architecture(settings, config.tagger)
+        yield from settings
+
+    def _list_other_tables(self) -> Iterator[ShownSetting]:
+        """Yield the keys of the tables other than [training], [model] and sites."""
+        tables: dict[str, Any] = {
+            "federation": self.job.federation,
+            "privacy": self.job.privacy,
+            "silos": self.job.silos,
+            "synthetic": self.job.synthetic,
         }
-        plain_tagger = {field.name: field.default for field in fields(TaggerConfig)}
-        for setting in self._config(("model",), config, preset):
-            differs = architecture and setting.value != plain(
-                plain_tagger.get(setting.key)
-            )
-            if differs and setting.origin == "default":
-                yield _with_origin(setting, "tagger", f'tagger "{config.tagger}"')
-            else:
-                yield setting
+        tables.update(self.job.kind.collect_tables(self.job))
+        for name, values in tables.items():
+            if isinstance(values, Mapping):
+                yield from self._list_keys((name,), values)
+            elif values is not None:
+                yield from self._list_config((name,), values, self.preset.get(name, {}))
 
-    def _config(
+    def _list_sites(self) -> Iterator[ShownSetting]:
+        hidden = PLACE_KEYS if lacks_places(self.written) else frozenset()
+        for name, site in self.job.sites.items():
+            values = {
+                key: value
+                for key, value in _field_values(site).items()
+                if key not in hidden
+            }
+            yield from self._list_keys(("sites", name), values)
+
+    def _list_config(
         self, place: Place, config: Any, preset: Mapping[str, Any]
     ) -> Iterator[ShownSetting]:
         """Yield a table's keys, then those of the tables inside it."""
-        values = {field.name: getattr(config, field.name) for field in fields(config)}
-        inner = {name: value for name, value in values.items() if is_dataclass(value)}
-        own = {name: value for name, value in values.items() if name not in inner}
-        yield from self._table(place, own, preset)
+        values = _field_values(config)
+        inner = {key: value for key, value in values.items() if is_dataclass(value)}
+        keys = {key: value for key, value in values.items() if key not in inner}
+        yield from self._list_keys(place, keys, preset)
         for name, value in inner.items():
-            yield from self._config((*place, name), value, preset.get(name, {}))
+            yield from self._list_config((*place, name), value, preset.get(name, {}))
 
-    def _table(
+    def _list_keys(
         self,
         place: Place,
         values: Mapping[str, Any],
         preset: Mapping[str, Any] | None = None,
     ) -> Iterator[ShownSetting]:
-        written: Any = self._given
+        """Yield the keys of one table.
+
+        Args:
+            place: The table, and the tables around it.
+            values: The values of its keys.
+            preset: The preset's values of the table.
+        """
+        written: Any = self.written
         for name in place:
             written = written.get(name, {})
+        table = ".".join(place)
         for key, value in values.items():
             if key in written:
-                yield self._from_job(place, key, written[key])
+                yield self._show_written(place, key, written[key])
             elif preset and key in preset:
-                source = f'preset "{self._preset}"'
-                yield ShownSetting(".".join(place), key, plain(value), "preset", source)
+                source = f'preset "{self.preset_name}"'
+                yield ShownSetting(table, key, toml_value(value), "preset", source)
             else:
-                source = self._default(place, key)
-                yield ShownSetting(
-                    ".".join(place), key, plain(value), "default", source
-                )
+                source = self._describe_default(place, key)
+                yield ShownSetting(table, key, toml_value(value), "default", source)
 
-    def _from_job(self, place: Place, key: str, value: Any) -> ShownSetting:
+    def _show_written(self, place: Place, key: str, value: Any) -> ShownSetting:
+        """Return a key that the job's file or an assignment sets."""
+        table = ".".join(place)
         where = (*place, key)
-        if any(_covers(assigned, where) for assigned in self._assigned):
-            return ShownSetting(
-                ".".join(place), key, plain(value), "setting", "set over the job"
-            )
-        line = _line_of(self._lines, where)
+        if any(_covers(assigned, where) for assigned in self.assigned):
+            source = "set over the job"
+            return ShownSetting(table, key, toml_value(value), "setting", source)
+        line = _find_line(self.lines, where)
         source = "job" if line is None else f"job, line {line}"
-        return ShownSetting(".".join(place), key, plain(value), "job", source, line)
+        return ShownSetting(table, key, toml_value(value), "job", source, line)
 
-    def _default(self, place: Place, key: str) -> str:
+    def _describe_default(self, place: Place, key: str) -> str:
         if (place, key) == ((), "title"):
             return "default: the job's name"
-        if (place, key) == (("federation",), "secure_sum") and len(self._job.sites) > 2:
+        if (place, key) == (("federation",), "secure_sum") and len(self.job.sites) > 2:
             return "default; true between real sites"
         return "default"
 
 
-def _with_origin(setting: ShownSetting, origin: Origin, source: str) -> ShownSetting:
-    return ShownSetting(setting.table, setting.key, setting.value, origin, source)
+def _field_values(config: Any) -> dict[str, Any]:
+    """Return the values of a dataclass by field, in the order of its fields."""
+    return {each.name: getattr(config, each.name) for each in fields(config)}
+
+
+def _mark_architecture(
+    settings: Iterator[ShownSetting], tagger: str
+) -> Iterator[ShownSetting]:
+    """Yield the keys of a light tagger; those that its architecture sets say so."""
+    defaults = {each.name: each.default for each in fields(TaggerConfig)}
+    for setting in settings:
+        differs = setting.value != toml_value(defaults.get(setting.key))
+        if differs and setting.origin == "default":
+            yield replace(setting, origin="tagger", source=f'tagger "{tagger}"')
+        else:
+            yield setting
 
 
 def _covers(assigned: Place, where: Place) -> bool:
-    """Whether an assignment sets this key, or a table around it; "*" stands for any
-    table."""
+    """Return whether an assignment sets this key, or a table around it.
+
+    Args:
+        assigned: The assigned place; "*" stands for any table.
+        where: The place of the key.
+    """
     return len(assigned) <= len(where) and all(
         name in ("*", part) for name, part in zip(assigned, where, strict=False)
     )
@@ -282,32 +329,34 @@ def _covers(assigned: Place, where: Place) -> bool:
 # ---- lines of a job's file -----------------------------------------------------------
 
 
-def _lines_of(text: str) -> dict[Place, int]:
+def _find_lines(text: str) -> dict[Place, int]:
     """Return the line of each key and table of a TOML file, counted from 1.
 
-    A key within an inline table or a multi-line value is not found by itself.
+    A key within an inline table or a multi-line value has no line of its own.
     """
-    found: dict[Place, int] = {}
+    lines: dict[Place, int] = {}
     table: Place = ()
-    inside = ""  # the quotes of a text of several lines
+    open_quotes = ""  # of a text that spans several lines
     for number, line in enumerate(text.split("\n"), 1):
-        if not inside:
-            if heading := re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line):
-                table = _dotted(heading[1])
-                found.setdefault(table, number)
-            elif key := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
-                found.setdefault((*table, *_dotted(key[1])), number)
+        if not open_quotes:
+            heading = _HEADING.fullmatch(line)
+            key = _KEY.match(line)
+            if heading:
+                table = _split_dotted(heading[1])
+                lines.setdefault(table, number)
+            elif key:
+                lines.setdefault((*table, *_split_dotted(key[1])), number)
         for quotes in ('"""', "'''"):
-            if inside in ("", quotes) and line.count(quotes) % 2:
-                inside = "" if inside else quotes
-    return found
+            if open_quotes in ("", quotes) and line.count(quotes) % 2:
+                open_quotes = "" if open_quotes else quotes
+    return lines
 
 
-def _dotted(text: str) -> Place:
+def _split_dotted(text: str) -> Place:
     return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 
-def _line_of(lines: Mapping[Place, int], where: Place) -> int | None:
+def _find_line(lines: Mapping[Place, int], where: Place) -> int | None:
     """Return the line of a key, or of the innermost table around it that has a line."""
     for length in range(len(where), 0, -1):
         if where[:length] in lines:
@@ -318,28 +367,29 @@ def _line_of(lines: Mapping[Place, int], where: Place) -> int | None:
 # ---- TOML ----------------------------------------------------------------------------
 
 
-def _line(setting: ShownSetting) -> str:
+def _format_line(setting: ShownSetting) -> str:
     if setting.value is None:
-        return f"{f'# {setting.key} has no value':<{_WIDTH}}  # {setting.source}"
-    pair = f"{_key(setting.key)} = {_value(setting.value)}"
-    return f"{pair:<{_WIDTH}}  # {setting.source}"
+        text = f"# {setting.key} has no value"
+    else:
+        text = f"{_format_key(setting.key)} = {_format_value(setting.value)}"
+    return f"{text:<{_WIDTH}}  # {setting.source}"
 
 
-def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _value(key)
+def _format_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _format_value(key)
 
 
-def _value(value: Any) -> str:
-    """Return a value as TOML has it."""
+def _format_value(value: Any) -> str:
+    """Return a value as it is written in TOML."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
         pairs = ", ".join(
-            f"{_key(key)} = {_value(each)}" for key, each in value.items()
+            f"{_format_key(key)} = {_format_value(each)}" for key, each in value.items()
         )
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(each) for each in value)}]"
+        return f"[{', '.join(_format_value(each) for each in value)}]"
     return repr(value)

@@ -15,7 +15,7 @@ from fednotes.apps.phenotyping.job_tables import (
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.reference import schema
+from fednotes.jobs.schema import make_schema
 
 CONCEPTS = {"dictionary": "terms.tsv"}
 PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
@@ -139,6 +139,6 @@ def test_a_mistake_about_patients_names_its_place(
 
 
 def test_the_schema_has_the_tables_of_patients() -> None:
-    known = schema()["properties"]
+    known = make_schema()["properties"]
     assert {"dictionary", "vectors"} <= set(known["concepts"]["properties"])
     assert known["phenotypes"]["additionalProperties"]["items"] == {"type": "string"}

@@ -12,7 +12,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.types import POOLED
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
-from fednotes.jobs.reference import known_key
+from fednotes.jobs.reference import is_known_key
 
 # Share of the training sentences that a search holds out if the job holds out none.
 HELD_OUT = 0.15
@@ -387,7 +387,7 @@ def has_key(job: str, key: str, method: str = "") -> bool:
     """
     if not method:
         method = str(load_table(job)[0].get("method", ""))
-    return known_key(method, key)
+    return is_known_key(method, key)
 
 
 def _require_sites(row: Row, job: str, settings: Settings) -> None:

@@ -1,0 +1,121 @@
+"""Format the keys of a job file for people: as text, and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import MISSING
+from typing import Any
+
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.jobs.reference import Key, Table, list_tables, toml_value
+
+_TITLE = "# The keys of a job file"
+_INTRODUCTION = """\
+This page is generated: `fednotes job keys --markdown`.
+
+**Default** is the value of a job that does not set the key. A job without `preset` has
+`preset = "best"`, so the defaults of [training] and [model] are those of that preset.
+**Elsewhere** lists the values that other presets, methods or tables have instead.
+`fednotes job show JOB` prints one job with all of its values, and says where each comes
+from. `fednotes job schema` prints a JSON schema, by which editors complete and check
+job files. `$NAME` in a path stands for an environment variable.
+"""
+_HEADS = ("key", "type", "default", "elsewhere", "meaning")
+
+
+def format_default(value: Any) -> str:
+    """Return a default for people: as in TOML, or words that stand for no value."""
+    if value is MISSING:
+        return "(required)"
+    if value is None:
+        return "(none)"
+    return json.dumps(toml_value(value), ensure_ascii=False, default=str)
+
+
+def _format_elsewhere(key: Key) -> list[str]:
+    """Return a line for each other default, with all circumstances that lead to it."""
+    labels_by_value: dict[str, list[str]] = {}
+    for label, value in key.elsewhere.items():
+        labels_by_value.setdefault(format_default(value), []).append(label)
+    return [
+        f"{value}: {'; '.join(labels)}" for value, labels in labels_by_value.items()
+    ]
+
+
+# ---- text ----------------------------------------------------------------------------
+
+
+def format_tables(name: str = "") -> str:
+    """Return the keys of every table as text, or of the tables with one name.
+
+    Args:
+        name: Name of the tables, such as "sites"; "" for all.
+
+    Raises:
+        ConfigError: No table of a job has this name.
+    """
+    tables = list_tables()
+    chosen = [table for table in tables if name in ("", table.name)]
+    if not chosen:
+        known = {table.name for table in tables}
+        raise ConfigError(
+            f"no table of a job is called {name!r}; {nearest(name, known)}"
+        )
+    return "\n".join(map(_format_table, chosen))
+
+
+def _format_table(table: Table) -> str:
+    lines = [table.heading]
+    lines += [f"    {line}".rstrip() for line in table.about.split("\n")]
+    for key in table.keys:
+        lines.append(f"  {key.name} = {format_default(key.default)}  ({key.type})")
+        lines += [f"      {text}" for text in _format_elsewhere(key)]
+        if key.meaning:
+            lines.append(f"      {key.meaning}")
+    return "\n".join(lines) + "\n"
+
+
+# ---- the page ------------------------------------------------------------------------
+
+
+def format_page() -> str:
+    """Return all tables as a Markdown page (`docs/job.md`)."""
+    sections = [f"{_TITLE}\n", _INTRODUCTION, *map(_format_section, list_tables())]
+    return "\n".join(sections)
+
+
+def _format_section(table: Table) -> str:
+    has_elsewhere = any(key.elsewhere for key in table.keys)
+    heads = [head for head in _HEADS if head != "elsewhere" or has_elsewhere]
+    lines = [_format_row(heads), _format_row(["---"] * len(heads))]
+    for key in table.keys:
+        cells = _format_cells(key)
+        lines.append(_format_row([cells[head] for head in heads]))
+    about = f"{table.about}\n\n" if table.about else ""
+    return f"## {table.heading}\n\n{about}" + "\n".join(lines) + "\n"
+
+
+def _format_cells(key: Key) -> dict[str, str]:
+    """Return the cells of a key's row, by the heads of their columns."""
+    return {
+        "key": f"`{key.name}`",
+        "type": key.type,
+        "default": _format_code(format_default(key.default)),
+        "elsewhere": "<br>".join(map(_format_code_first, _format_elsewhere(key))),
+        "meaning": key.meaning,
+    }
+
+
+def _format_row(cells: Sequence[str]) -> str:
+    escaped = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def _format_code(value: str) -> str:
+    return value if value.startswith("(") else f"`{value}`"
+
+
+def _format_code_first(line: str) -> str:
+    value, _, labels = line.partition(": ")
+    return f"{_format_code(value)}: {labels}"

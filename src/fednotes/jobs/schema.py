@@ -1,0 +1,158 @@
+"""Make the JSON schema of a job file, by which editors complete and check jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
+
+from fednotes import methods
+from fednotes.core.settings import Mark, adapter, marked_fields
+from fednotes.jobs import kinds
+from fednotes.jobs.field_docs import read_docstring
+from fednotes.jobs.job import ConfigTable
+from fednotes.jobs.job_file import DEFAULT_PRESET, TopConfig, training_preset
+from fednotes.jobs.local_files import model_classes
+from fednotes.jobs.reference import (
+    SHARED_TABLES,
+    Values,
+    class_defaults,
+    model_values,
+    toml_value,
+)
+from fednotes.jobs.reference_text import format_default
+from fednotes.methods.base import Method
+
+Schema = dict[str, Any]
+
+
+def make_schema() -> Schema:
+    """Return the JSON schema of a job file.
+
+    What may stand in a table depends on the job's method, and its defaults on the
+    preset too: the schema has a case for each method, and one for each of its presets.
+    """
+    top = _schema_of(TopConfig)
+    by_method = {
+        key: {"type": "object"} for key in ("training", "model", "sites", "synthetic")
+    }
+    cases = []
+    for name in methods.names():
+        cases.append(_make_method_case(name))
+        cases += [
+            _make_preset_case(name, preset) for preset in methods.find(name).presets
+        ]
+    return {
+        **top,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A job of fednotes",
+        "properties": {**top["properties"], **by_method, **_make_shared_tables()},
+        "allOf": cases,
+    }
+
+
+def _make_shared_tables() -> dict[str, Schema]:
+    """Return the tables that do not depend on the method."""
+    tables = {name: _schema_of(cls) for name, cls in SHARED_TABLES.items()}
+    for kind in kinds.all_kinds():
+        for name, table in kind.tables.items():
+            if isinstance(table, ConfigTable):
+                tables[name] = _schema_of(table.config)
+            else:
+                texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+                tables[name] = {"type": "object", "additionalProperties": texts}
+    return tables
+
+
+def _make_method_case(name: str) -> Schema:
+    """Return the case of a method: the tables that depend on its kind of data."""
+    kind = kinds.find(methods.find(name).holds)
+    sites = {"type": "object", "additionalProperties": _schema_of(kind.site_config)}
+    tables = {"sites": sites, "synthetic": _schema_of(kind.synthetic_config)}
+    condition = {"properties": {"method": {"const": name}}, "required": ["method"]}
+    return {"if": condition, "then": {"properties": tables}}
+
+
+def _make_preset_case(name: str, preset: str) -> Schema:
+    """Return the case of a method's preset: the tables whose defaults it changes."""
+    # A job without `preset` has the default one.
+    required = ["method"] if preset == DEFAULT_PRESET else ["method", "preset"]
+    properties = {"method": {"const": name}, "preset": {"const": preset}}
+    condition = {"properties": properties, "required": required}
+    tables = _make_preset_tables(methods.find(name), preset)
+    return {"if": condition, "then": {"properties": tables}}
+
+
+def _make_preset_tables(method: Method, preset: str) -> dict[str, Schema]:
+    """Return the tables whose defaults depend on the preset."""
+    models = [
+        _schema_of(cls, model_values(method, preset, kind), kind=kind)
+        for kind, cls in model_classes(method).items()
+    ]
+    tables = {
+        "training": _make_training_table(method, preset),
+        "model": {"anyOf": models},
+    }
+    values = method.presets[preset]
+    for key, table in kinds.find(method.holds).tables.items():
+        if key in values and isinstance(table, ConfigTable):
+            tables[key] = _schema_of(table.config, values[key])
+    return tables
+
+
+def _make_training_table(method: Method, preset: str) -> Schema:
+    """Return the [training] table, with what differential privacy fixes in words."""
+    table = _schema_of(
+        method.config_class,
+        training_preset(method, method.presets[preset], private=False),
+        hidden=marked_fields(method.config_class, Mark.FILLED_IN),
+    )
+    if method.dp is not None:
+        for key, value in method.dp.required_settings.items():
+            described = table["properties"][key]
+            text = described.get("description", "")
+            fixed = f"With [privacy]: {format_default(value)}."
+            described["description"] = f"{text} {fixed}".strip()
+    return table
+
+
+def _schema_of(
+    cls: Any,
+    values: Values | None = None,
+    *,
+    hidden: Collection[str] = (),
+    kind: str = "",
+) -> Schema:
+    """Return a table's schema.
+
+    Args:
+        cls: The class that reads the table.
+        values: Values that stand in place of the class's own defaults.
+        hidden: Fields that are no keys, because a job fills them in.
+        kind: The model's kind, if that is a key.
+    """
+    values = values or {}
+    schema: Schema = adapter(cls).json_schema(ref_template="#/$defs/{model}")
+    about, meanings = read_docstring(cls)
+    defaults = class_defaults(cls) | dict(values)
+    hints = get_type_hints(cls)
+    keys: dict[str, Schema] = {}
+    for name, key in schema["properties"].items():
+        if name in hidden:
+            continue
+        if is_dataclass(hints.get(name)):
+            keys[name] = _schema_of(hints[name], values.get(name, {}))
+            continue
+        keys[name] = dict(key)
+        if name in defaults:
+            keys[name]["default"] = toml_value(defaults[name])
+        if meanings.get(name):
+            keys[name]["description"] = meanings[name]
+    if kind:
+        keys["kind"] = {"const": kind, "default": kind}
+    schema.pop("$defs", None)
+    return schema | {
+        "properties": keys,
+        "additionalProperties": False,
+        "description": about,
+    }
