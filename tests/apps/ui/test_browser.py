@@ -76,6 +76,11 @@ def browser(page: tuple[str, Path]) -> Iterator[Browser]:
         yield made
 
 
+def test_a_page_that_waited_for_its_notes_marks_its_section(browser: Browser) -> None:
+    marked = "return document.querySelector('nav [aria-current]')?.textContent"
+    assert browser.run(marked) == "Errors"
+
+
 def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None:
     place, kept = page
     root = place.split("/?")[0]

@@ -49,7 +49,9 @@ async function refresh() {
     const main = page.querySelector("main");
     if (main && main.innerHTML !== shown) {
       shown = main.innerHTML;
-      document.querySelector("main").replaceChildren(...main.childNodes);
+      for (const part of ["main", "nav"]) {
+        document.querySelector(part).replaceChildren(...page.querySelector(part).childNodes);
+      }
     }
     document.title = page.title;
     if (page.body.dataset.poll) setTimeout(refresh, 1000 * seconds);
