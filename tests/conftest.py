@@ -17,6 +17,9 @@ from tiny_models import save_bart, save_bert
 
 Give = Callable[..., tuple[int, str, str]]
 
+# Helpers that need an application lie with its tests, and are deleted with them.
+sys.path[:0] = sorted(map(str, Path(__file__).parent.glob("apps/*/helpers")))
+
 # xdist's, of no screen: what is printed is as in a pipe
 os.environ.pop("COLUMNS", None)
 

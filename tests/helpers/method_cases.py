@@ -7,13 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from applications import has_app
 from made_sites import made_notes, mentions, notes_of
-from phenotype_patients import config_of, sites_of, without_stage_1
 from two_jobs import Case
 
-from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.methods import adversarial, distill, fedner, finetune, personal, pretrain
@@ -59,26 +56,6 @@ def of_two_types() -> list[SiteData]:
 
     return [
         other(site) if place % 2 else site for place, site in enumerate(documents())
-    ]
-
-
-def dense_patients() -> list[SitePatients]:
-    """Sites whose patients are vectors of numbers, for classifiers without a first
-    stage."""
-    rng = np.random.default_rng(5)
-    space = FeatureSpace(12, True, {"fingerprint": "twelve"})
-
-    def cohort(site: str, number: int) -> Cohort:
-        values = rng.normal(size=(number, 12)).astype(np.float32)
-        labels = (values[:, :2] + rng.normal(size=(number, 2)) > 0).astype(np.int8)
-        ids = tuple(f"{site}-{rng.integers(2**40)}" for _ in range(number))
-        return Cohort(site, ids, Vectors(values), labels, ("asthma", "gout"))
-
-    return [
-        SitePatients(
-            name, space, cohort(name, 60), cohort(name, 9), cohort(name, 9), {}
-        )
-        for name in NAMES
     ]
 
 
@@ -148,17 +125,6 @@ def pretrain_case(bert: Path, objective: str) -> Case:
     )
 
 
-def codes_case() -> Case:
-    base = config_of(outputs=("icd9:401", "icd9:250", "icd9:428"))
-    settings = settings_of(phenotype, base)
-    return Case(phenotype.METHOD, settings, sites_of(4), "train", is_change=True)
-
-
-def phenotypes_case() -> Case:
-    settings = settings_of(phenotype, without_stage_1())
-    return Case(phenotype.METHOD, settings, dense_patients(), "train", is_change=False)
-
-
 CASES: dict[str, Callable[[Path], Case]] = {
     "fedner, gradients": lambda bert: fedner_case(),
     "fedner, weights": lambda bert: fedner_case(exchange="weights"),
@@ -169,6 +135,9 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "personal": personal_case,
     "pretrain": lambda bert: pretrain_case(bert, "mlm"),
     "pretrain, pairs": lambda bert: pretrain_case(bert, "mlm+nsp"),
-    "phenotype, codes": lambda bert: codes_case(),
-    "phenotype, classifiers": lambda bert: phenotypes_case(),
 }
+
+if has_app("phenotyping"):
+    from phenotype_cases import PHENOTYPE_CASES
+
+    CASES |= PHENOTYPE_CASES
