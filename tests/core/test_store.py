@@ -287,6 +287,21 @@ def test_bytes_and_names_are_on_disk_in_this_order(
     assert calls[3:] == ["fsync d/s~", "replace d/s", "fsync d"]
 
 
+def test_files_take_whole_blocks_of_a_disk(tmp_path: Path) -> None:
+    """A link takes a block, whatever it leads to, and a missing folder nothing."""
+    folder = tmp_path / "folder"
+    assert store.disk_usage(folder) == 0
+    (folder / "inner").mkdir(parents=True)
+    for name, size in (("none", 0), ("small", 1), ("block", 4096)):
+        (folder / name).write_bytes(bytes(size))
+    (folder / "inner" / "large").write_bytes(bytes(4097))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(bytes(10**6))
+    (folder / "link").symlink_to(tmp_path / "elsewhere" / "file")
+    (folder / "linked folder").symlink_to(tmp_path / "elsewhere")
+    assert store.disk_usage(folder) == 4096 * (0 + 1 + 1 + 2 + 1)
+
+
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
 def test_a_file_system_that_cannot_sync_folders_will_do(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -37,7 +38,7 @@ from fednotes.core.messages import (
 )
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import history
-from fednotes.engines.history import OPENED, Journal, Opened
+from fednotes.engines.history import OPENED, Asked, Journal, Opened
 from fednotes.engines.host import SiteHost, without_folders
 
 X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
@@ -238,6 +239,56 @@ def test_little_is_kept(tmp_path: Path) -> None:
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_site_keeps_no_more_marks_than_an_honest_server_has(
+    checkpoints: bool, tmp_path: Path
+) -> None:
+    """A server that names every request of the run as a checkpoint to go back to."""
+    server = Server(host(tmp_path, keeping=0.0))
+    for round in range(12):
+        marks = tuple(range(server.number + 1))
+        server.train(round, marks=marks)
+        if checkpoints:
+            server.ask(CHECKPOINT, marks=marks)
+    assert len(list((tmp_path / "states").iterdir())) <= 4
+    assert len(list((tmp_path / "journal").iterdir())) <= 8
+    assert own(server.ask("finish", X)) == reference(12)
+
+
+def test_the_newest_marks_are_kept_in_whatever_order_they_come(tmp_path: Path) -> None:
+    server = Server(host(tmp_path, keeping=0.0))
+    server.play(4, 1)
+    (older, counted), (newer, _) = server.marks[-2:]
+    for round in (4, 5):
+        server.train(round, marks=(newer, newer, older, 1, 0))
+    again = Server(host(tmp_path), 2, older, counted)
+    assert own(again.ask("finish", X, first=True)) == reference(3)
+
+
+class Adopts:
+    """A secure sum in which the server says each time that the site lost its history."""
+
+    strict = True
+
+    def adopted(self, request: Request, asked: Asked) -> bytes:
+        return bytes([request.number]) * 32
+
+    def seal(self, request: Request, update: Update, question: bytes) -> Attached:
+        return Attached()
+
+
+def test_a_site_that_adopts_a_history_again_and_again_keeps_few_states(
+    tmp_path: Path,
+) -> None:
+    sealer: Any = Adopts()
+    server = Server(host(tmp_path, sealer=sealer))
+    for _ in range(9):
+        assert server.ask("count", preparing=True).update is not None
+        wrong = server.ask("train", first=True, options={"rate": 1})
+        assert "takes other options" in wrong.refusal
+    assert len(list((tmp_path / "states").iterdir())) <= 4
+
+
 # what goes wrong
 
 
@@ -381,10 +432,16 @@ def test_cut_files_of_a_killed_process_are_cleared(
 
 
 class Watch:
-    """A guard that notes everything and refuses what it is told to."""
+    """A guard that notes everything and refuses what it is told to.
 
-    def __init__(self, request: str = "", leaving: str = "") -> None:
+    room: how much it lets the site write, a piece at a time.
+    """
+
+    def __init__(
+        self, request: str = "", leaving: str = "", room: float = math.inf
+    ) -> None:
         self.no_request, self.no_leaving = request, leaving
+        self.room = room
         self.left: list[tuple[str, bytes, Update | None]] = []
 
     def request(self, request: Request) -> None:
@@ -392,6 +449,10 @@ class Watch:
             error = RefusedError("outside the allowed hours")
             error.later = True  # type: ignore[attr-defined]
             raise error
+
+    def require_room(self, more: int) -> None:
+        if more > self.room:
+            raise RefusedError("there is no room")
 
     def leaving(
         self,
@@ -423,6 +484,36 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [frame for _, frame, _ in guard.left][:2] == frames
     assert own(server.ask("finish", X)) == reference(1)
+
+
+def test_nothing_is_written_that_the_guard_has_no_room_for(tmp_path: Path) -> None:
+    """Neither a request nor a state; with room again, the run goes on as before."""
+    guard = Watch()
+    server = Server(host(tmp_path, guard=guard, keeping=0.0))
+    server.train(0)
+    before = contents(tmp_path)
+    guard.room = 0
+    assert server.ask(CHECKPOINT).refusal == "there is no room"
+    assert contents(tmp_path) == before
+
+    request = server.request("train", X, first=True, options={"round": 1})
+    size = len(encode(request))
+    for room in (size - 1, size):  # too little for it, and for it with its reply
+        guard.room = room
+        assert server.send(request).refusal == "there is no room"
+        assert contents(tmp_path)["journal"] == before["journal"]
+    guard.room = math.inf
+    assert server.send(request).update is not None
+    server.counted = request.number
+    assert own(server.ask("finish", X)) == reference(2)
+
+
+def contents(folder: Path) -> dict[str, list[str]]:
+    """The names in a site's folders of states and requests."""
+    return {
+        name: sorted(path.name for path in (folder / name).iterdir())
+        for name in ("states", "journal")
+    }
 
 
 def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> None:

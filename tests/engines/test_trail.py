@@ -167,6 +167,9 @@ class Questions:
     def request(self, request: Request) -> None:
         pass
 
+    def require_room(self, more: int) -> None:
+        pass
+
     def leaving(
         self,
         request: Request,

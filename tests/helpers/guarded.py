@@ -98,6 +98,7 @@ class Guarded:
             lambda: self.policy,
             secure=self.secure,
             threshold=self.threshold,
+            folders=[self.kit / "state" / self.run],
         )
 
         def make() -> Trainer:

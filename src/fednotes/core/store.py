@@ -35,6 +35,7 @@ _UNCHANGED = "; what was there before is unchanged"
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
 _MAX_LINKS = 40  # in a chain of links, as the operating system has it
 ATTEMPTS = 5  # to rename a folder while other processes rename theirs
+BLOCK_BYTES = 4096  # in which most file systems store a file
 
 
 def replace_file(
@@ -211,6 +212,20 @@ def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
             if is_locked or is_last:  # a file system without locks never locks it
                 yield
                 return
+
+
+def disk_usage(folder: Path) -> int:
+    """Return the bytes that the files of a folder take on disk.
+
+    Each file counts in whole blocks of 4 KiB, or many small files would seem to take
+    almost nothing. No link is followed, and a missing folder takes nothing.
+    """
+    blocks = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                blocks += -(-Path(place, name).lstat().st_size // BLOCK_BYTES)
+    return blocks * BLOCK_BYTES
 
 
 def sync_folder(path: Path) -> None:

@@ -8,6 +8,7 @@ guard does not let even that line leave.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +19,7 @@ from typing import Protocol
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
-from fednotes.core.federation import SiteTasks
+from fednotes.core.federation import SiteTasks, State
 from fednotes.core.messages import (
     BEGIN,
     CHECKPOINT,
@@ -32,11 +33,12 @@ from fednotes.core.messages import (
     decode_request,
     encode,
 )
-from fednotes.core.tensors import restoring, tensor_fingerprint
+from fednotes.core.tensors import nbytes, restoring, tensor_fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.answer_times import AnswerTimes
 from fednotes.engines.history import Asked, Journal, Trail
 from fednotes.engines.launch import place_of
+from fednotes.engines.rounds import KEPT_CHECKPOINTS
 from fednotes.engines.secure import SecureSeal
 from fednotes.engines.summing import check_received, check_update
 
@@ -50,6 +52,16 @@ class Guard(Protocol):
 
     def request(self, request: Request) -> None:
         """Check a request before it is answered.
+
+        Raises:
+            RefusedError: A rule of the site forbids it.
+        """
+
+    def require_room(self, more: int) -> None:
+        """Check whether the site may store more for the run, before it does.
+
+        Args:
+            more: The number of bytes.
 
         Raises:
             RefusedError: A rule of the site forbids it.
@@ -200,6 +212,11 @@ class SiteHost:
             question = b"" if update is None else self._trail.question
             self._guard.leaving(request, reply, update, reason, question=question)
 
+    def _require_room(self, more: int) -> None:
+        """Let the guard check whether so many bytes more may be stored."""
+        if self._guard is not None:
+            self._guard.require_room(more)
+
     def _require_current(self, request: Request) -> None:
         """Raise RefusedError for an old request, or one of another job."""
         if request.job != self._job:
@@ -273,12 +290,12 @@ class SiteHost:
                 f"site {self._name!r}: request {request.number} claims to follow "
                 f"request {counted}: what a site stores is ordered by these numbers"
             )
+        self._require_room(len(frame))  # before the work, which may be long
         site = self._ready()
         if request.task not in site.tasks:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
         self._adopt_history(site, request)
-        is_due = self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
-        if request.first and is_due:
+        if request.first and self._is_due():
             self._save(site, request)
 
         try:
@@ -290,6 +307,7 @@ class SiteHost:
                 sealed = self._seal(request, update, time.monotonic() - started)
                 message = replace(message, update=Update(), attached=sealed)
             reply = encode(message)
+            self._require_room(len(frame) + len(reply))
             self._record(request, reply, update)
             self._journal.add(request.number, frame, reply)
             self._spent += time.monotonic() - started
@@ -309,10 +327,9 @@ class SiteHost:
         if history is None:
             return
         asked = replace(self._asked, history=history)
-        self._journal.save(
-            self._journal.last, site.state(), self._told, asked, self._trail
-        )
+        self._store_state(site, asked)
         self._asked = asked  # only once it is on disk, so that a rebuilt site has it
+        self._forget(request)
 
     def _seal(self, request: Request, update: Update, seconds: float) -> Attached:
         """Return the update under its masks, with the time that the task took."""
@@ -408,13 +425,30 @@ class SiteHost:
         self._spent = time.monotonic() - began
         return site
 
+    def _is_due(self) -> bool:
+        """Return whether too much would have to be repeated without a new state."""
+        return self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
+
     def _save(self, site: SiteTasks, request: Request) -> None:
         """Save the state before this request, which the server counts."""
-        last = self._journal.last
-        if last not in self._journal.states:
-            self._journal.save(last, site.state(), self._told, self._asked, self._trail)
+        if self._journal.last not in self._journal.states:
+            self._store_state(site, self._asked)
         self._spent = 0.0
-        marks = list(request.marks)
+        self._forget(request)
+
+    def _store_state(self, site: SiteTasks, asked: Asked) -> None:
+        """Save the state after the last request."""
+        state = site.state()
+        self._require_room(_state_size(state))
+        self._journal.save(self._journal.last, state, self._told, asked, self._trail)
+
+    def _forget(self, request: Request) -> None:
+        """Delete what neither the site nor a checkpoint of the server needs.
+
+        An honest server has two checkpoints, and may be writing one more. A site keeps
+        no more than these, or a dishonest server could fill its disk.
+        """
+        marks = sorted(set(request.marks))[-KEPT_CHECKPOINTS:]
         if request.task == CHECKPOINT:
             marks.append(request.number)
         self._journal.forget(marks)
@@ -445,6 +479,11 @@ class SiteHost:
         reply = encode(replace(self._reply(request), refusal=public, later=later))
         self._record(request, reply, None, getattr(error, "reason", ""))
         return reply
+
+
+def _state_size(state: State) -> int:
+    """Return the bytes of a state, except for what the host saves with it."""
+    return nbytes(state.tensors) + len(json.dumps(dict(state.facts)))
 
 
 def may_pass(error: Exception) -> bool:

@@ -201,6 +201,7 @@ def test_an_approval_that_is_taken_back_stops_the_site(
         ("min_tokens", OPEN + "min_tokens = 10"),
         ("min_patients", OPEN + "min_patients = 5"),
         ("max_bytes", OPEN + "max_bytes = 2000"),
+        ("max_stored_bytes", OPEN + "max_stored_bytes = 1200000"),
     ],
 )
 def test_a_broken_rule_is_named(
@@ -209,6 +210,38 @@ def test_a_broken_rule_is_named(
     told = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
     assert f"refused by {rule} of this site's policy" in told
     assert str(tmp_path) not in told
+
+
+def test_a_run_that_a_site_has_no_room_for_ends_and_goes_on_with_more(
+    site_notes: Any,
+    undisturbed: tuple[Any, int],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the bits of a run that was never stopped."""
+    hospitals = Hospitals(tmp_path, FEDNER, site_notes)
+    caplog.set_level("INFO")
+    key = "max_stored_bytes"
+
+    def fill_up() -> None:
+        if len(hospitals.lines("round")) == 3:
+            hospitals.change("posts", "[policy]", f"[policy]\n{key} = 1100000")
+
+    hospitals.network.meanwhile = fill_up
+    refused = rf"refused by {key} of this site's policy"
+    with pytest.raises(TrainingError, match=refused):
+        hospitals.run()
+    assert not any((hospitals.results(name) / "model").exists() for name in NAMES)
+    assert re.search(
+        rf"store 1,\d+,\d+ bytes for this run; this site allows at most 1,100,000\. "
+        rf"Only the site can change this: {key} in",
+        caplog.text,
+    )
+
+    hospitals.network.meanwhile = lambda: None
+    hospitals.change("posts", f"{key} = 1100000", f"{key} = 9000000")
+    hospitals.run()
+    assert hospitals.ends() == undisturbed[0]
 
 
 def test_a_calibration_of_too_few_patients_is_refused_before_training(

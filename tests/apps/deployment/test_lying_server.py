@@ -32,6 +32,8 @@ from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import (
+    BEGIN,
+    CHECKPOINT,
     Attached,
     Frame,
     Reply,
@@ -40,6 +42,7 @@ from fednotes.core.messages import (
     decode_request,
     encode,
 )
+from fednotes.core.store import disk_usage
 from fednotes.core.tensors import tensor_fingerprint
 from fednotes.core.update import Update
 from fednotes.engines.history import OPENED, Asked
@@ -108,7 +111,11 @@ class Case(Net):
 
     def begin(self, site: str) -> None:
         kit = self.folder / "kits" / site
-        rules: Any = {"secure": self.secure, "threshold": self.threshold}
+        rules: Any = {
+            "secure": self.secure,
+            "threshold": self.threshold,
+            "folders": [self.folder / site],
+        }
         settle_job(kit, TABLE, approve=True, by="a test")
         self.hosts[site] = SiteHost(
             lambda: Toy(site),
@@ -581,6 +588,53 @@ def test_a_site_counts_its_updates_itself_whatever_round_a_server_claims(
     asks(2.0)
     with pytest.raises(TrainingError, match="refused by max_rounds"):
         asks(3.0)
+
+
+def every_mark(request: Request) -> Request:
+    """Claim that the server may go back to any request of the run."""
+    return replace(request, marks=tuple(range(request.number)))
+
+
+def no_state(request: Request) -> Request:
+    """Let a site save no state, so that it needs all requests of the run."""
+    if request.task == CHECKPOINT:
+        return replace(request, task=BEGIN)
+    return replace(request, first=False)
+
+
+def test_a_server_that_may_go_back_anywhere_fills_no_disk(case: Case) -> None:
+    """Its sites store no more than one that is asked honestly."""
+    case.lies = {"train": every_mark, CHECKPOINT: every_mark}
+    for turn in case.server.rounds(0, 12):
+        case.play(turn)
+    used = {site: disk_usage(case.folder / site) for site in SITES}
+    assert used["b"] <= used[VICTIM]
+    assert used["c"] <= used[VICTIM]
+
+
+@pytest.mark.parametrize("way", ["plain sum", "secure sum"])
+def test_a_server_that_lets_sites_forget_nothing_fills_no_disk(
+    way: str, tmp_path: Path
+) -> None:
+    rules = replace(OPEN, share_scores=True, max_stored_bytes=1_400_000)
+    case = Case(tmp_path, rules=rules, secure=way == "secure sum")
+    case.prepared()
+    case.lies = {"train": no_state, CHECKPOINT: no_state}
+    rounds = 0
+
+    def play_on() -> None:
+        nonlocal rounds
+        for turn in case.server.rounds(0, 99):
+            case.play(turn)
+            rounds += 1
+
+    refused = "refused by max_stored_bytes of this site's policy"
+    with pytest.raises(TrainingError, match=refused):
+        play_on()
+    assert rounds > 5
+    for site in SITES:
+        assert disk_usage(case.folder / site) < rules.max_stored_bytes
+    assert "this site allows at most 1,400,000" in "\n".join(case.told["b"])
 
 
 class Calibrated:

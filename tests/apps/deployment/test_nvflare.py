@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from intruders import PROJECT
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.fuel.f3.cellnet import defs as cells
@@ -37,6 +38,7 @@ from fednotes.apps.deployment.nvflare import server as flare
 from fednotes.apps.deployment.nvflare import site as nvflare_site
 from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.nvflare.certificates import check_kit
+from fednotes.apps.deployment.rules.guard import NoRoom
 from fednotes.apps.deployment.rules.ledger import ledger_of, show
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
@@ -490,6 +492,20 @@ def test_what_the_ledger_does_not_take_does_not_leave(
     assert asked(executor, tmp_path) is None
     ledger.write_bytes(good)
     assert asked(executor, tmp_path) == "site.toml: no such file"
+
+
+def test_a_site_without_room_for_a_refusal_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or a server that asks again and again would fill its disk with refusals."""
+    executor, host = nvflare_site.FednotesExecutor(), mock.Mock()
+    executor._kit, executor._host = tmp_path, host
+    host.handle = lambda frame: raises(NoRoom("this site allows at most 7 bytes"))
+    reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
+    assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert reply.get_header(flare.REASON) is None
+    assert not ledger_of(tmp_path).path.exists()
+    assert "this site allows at most 7 bytes" in caplog.text
 
 
 @pytest.mark.parametrize(

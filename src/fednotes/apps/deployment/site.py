@@ -202,6 +202,7 @@ def _create_guard(
         secure=job.federation.secure_sum,
         threshold=least,
         promise=job.module.make_promise(config),
+        folders=(setup.state, setup.kit / RESULTS / setup.run),
     )
     check_counts(file.policy, job.method, rounds_counts=can_round_counts(job))
     guard.check_job(

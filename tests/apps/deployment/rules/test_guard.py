@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded import SITES, TABLE, Guarded, Network
+from guarded import JOB, SITES, TABLE, Guarded, Network
 
 from fednotes.apps.deployment.rules import guard as module
-from fednotes.apps.deployment.rules.guard import Withheld, open_approvals
+from fednotes.apps.deployment.rules.guard import NoRoom, Withheld, open_approvals
 from fednotes.apps.deployment.rules.ledger import (
     FIRST,
     Head,
@@ -302,6 +302,89 @@ def test_every_reply_is_weighed(tmp_path: Path) -> None:
     site = Guarded(tmp_path, replace(OPEN, max_bytes=900), updates(1), public=public)
     assert "refused by max_bytes" in site.ask("@describe", 1).refusal
     assert site.ask("train", 2).update is not None
+
+
+# what a site stores
+
+
+ROOM = 5 * 10**6
+BOUNDED = replace(OPEN, max_stored_bytes=ROOM)
+LARGE = {"x": torch.ones(100_000)}  # 400 KB
+
+
+def stored(site: Guarded) -> int:
+    """Return the bytes of the site's files, and of its ledger."""
+    files = [path for path in site.kit.rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in files)
+
+
+def test_a_site_stores_no_more_than_its_policy_allows(tmp_path: Path) -> None:
+    """Of a server that never lets it forget; its log says why, and the server the rule
+    alone."""
+    site = Guarded(tmp_path, BOUNDED, updates(99))
+    done = 0
+    for number in range(1, 40):
+        request = Request(JOB, 1, number, "train", counted=at(done), tensors=LARGE)
+        reply = site.send(request)
+        assert stored(site) < ROOM
+        if reply.update is None:
+            break
+        done = number
+    assert 5 < done < 12
+    assert "refused by max_stored_bytes of this site's policy" in reply.refusal
+    assert not reply.later
+    assert not any(character.isdigit() for character in reply.refusal)
+    assert f"bytes for this run; this site allows at most {ROOM:,}" in site.told[-1]
+    assert site.host._site is None or site.host._site.at == done  # it did no more work
+    site.policy = replace(OPEN, max_stored_bytes=2 * ROOM)
+    assert site.send(replace(request, number=50)).update is not None
+
+
+def at(number: int) -> dict[str, int]:
+    return dict.fromkeys(SITES, number)
+
+
+def test_refusals_are_recorded_as_long_as_there_is_room(tmp_path: Path) -> None:
+    """Then nothing leaves, so that a server cannot fill the disk by asking again."""
+    site = Guarded(tmp_path, replace(BOUNDED, max_stored_bytes=120_000), updates(1))
+    refusals: list[str] = []
+
+    def ask_again_and_again() -> None:
+        while stored(site) < 120_000:
+            refusals.append(site.ask("train", len(refusals) + 1).refusal)
+
+    with pytest.raises(NoRoom, match="this site allows at most 120,000"):
+        ask_again_and_again()
+    lines = len(site.ledger)
+    assert lines == len(refusals) > 9
+    assert all("refused by max_stored_bytes" in refusal for refusal in refusals)
+    with pytest.raises(NoRoom):
+        site.host.handle(b"noise")
+    assert len(site.ledger) == lines
+
+
+def test_only_what_belongs_to_the_run_is_counted(tmp_path: Path) -> None:
+    """Not the lines of other runs, nor what else is in the kit."""
+    site = Guarded(tmp_path, BOUNDED, updates(9))
+    assert site.ask("train", 1, tensors=LARGE).update is not None
+    used = site.guard._stored_bytes()
+    (site.kit / "notes.txt").write_bytes(bytes(10**6))
+    other = site.in_another_run("run2", updates(9))
+    assert other.ask("train", 1, tensors=LARGE).update is not None
+    assert site.guard._stored_bytes() == used
+    assert other.guard._stored_bytes() == pytest.approx(used, abs=4096)
+    # many small files take more of a disk than their bytes
+    (site.kit / "state" / site.run / "small").write_bytes(b"1")
+    assert site.guard._stored_bytes() == used + 4096
+
+
+def test_lines_of_a_run_count_after_a_restart_too(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, BOUNDED, updates(9))
+    assert site.ask("train", 1).update is not None
+    used = site.guard._stored_bytes()
+    assert used > ledger_of(tmp_path).path.stat().st_size
+    site.restart()
+    assert site.guard._stored_bytes() == used
 
 
 # rounds

@@ -32,6 +32,7 @@ from fednotes.apps.deployment.rules.ledger import (
     Head,
     Ledger,
     Past,
+    RunLines,
     decode_head,
     describe,
     encode_head,
@@ -438,6 +439,30 @@ def test_an_answer_that_is_sent_again_is_among_the_newest(
     past = Past(path, "job-1")
     past.read()
     assert [*past.answers] == [digests[name] for name in "cad"]
+
+
+def test_the_size_of_a_runs_lines_is_that_of_the_present_ledger(
+    tmp_path: Path,
+) -> None:
+    """Lines of another run and a piece of a line do not count; a new ledger begins at
+    zero."""
+    path = tmp_path / "ledger.jsonl"
+    lines = RunLines(path, "run-1")
+    assert lines.size() == 0
+    ledger = Ledger(path)
+    for run in ("run-1", "run-2", "run-1"):
+        ledger.append(replace(MESSAGE, run=run))
+    first, _, third = path.read_bytes().splitlines(keepends=True)
+    assert lines.size() == lines.size() == len(first) + len(third)
+    with path.open("ab") as file:
+        file.write(b'{"run":"run-1"')
+    assert lines.size() == len(first) + len(third)
+
+    path.unlink()
+    head_path(path).unlink()
+    assert lines.size() == 0
+    ledger.append(replace(MESSAGE, run="run-1"))
+    assert lines.size() == path.stat().st_size
 
 
 def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fednotes.apps.deployment.rules.policy import (
     check_difference,
     check_job,
     check_request,
+    check_storage,
     check_update,
     policy_from,
 )
@@ -117,6 +118,10 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "`rounds_counts = True`; this site allows multiples of 10 (another method, or count_step = 1"),
     ("max_bytes", {"max_bytes": 4_999}, REPLY, {"size": 4_999},
      "has 5,000 bytes; this site allows at most 4,999"),
+    ("max_stored_bytes", {"max_stored_bytes": 4_999}, partial(check_storage, size=5_000),
+     {"size": 4_999}, "would store 5,000 bytes for this run; this site allows at most 4,999"),
+    ("max_stored_bytes", {}, partial(check_storage, size=10**11), {"size": 5 * 10**10},
+     "allows at most 50,000,000,000"),
     ("share_scores", {}, partial(JOB, secure=False), {"secure": True},
      "the counts of this site's own evaluations; this site allows them in a secure sum only "
      "([federation] secure_sum = true, three sites or more)"),
@@ -185,6 +190,7 @@ def test_every_rule_has_a_case() -> None:
         ({"freeze_embeddings": False}, partial(REPLY, tensors=WORDS)),
         ({}, partial(JOB, rounds=None, method="anything")),
         ({"count_step": 1}, COUNTS),
+        ({"max_stored_bytes": 0}, partial(check_storage, size=10**15)),
         ({"hours": "19:00-06:00"}, REPLY),  # served at night, ready in the morning
     ],
 )

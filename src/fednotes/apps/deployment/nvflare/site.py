@@ -30,6 +30,7 @@ from fednotes.apps.deployment.nvflare.gate import (
 )
 from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
 from fednotes.apps.deployment.nvflare.trust import ROOTS_FILE
+from fednotes.apps.deployment.rules.guard import NoRoom
 from fednotes.apps.deployment.rules.ledger import Entry, ledger_of, plain
 from fednotes.core.errors import FednotesError
 from fednotes.engines import launch
@@ -75,6 +76,9 @@ class FednotesExecutor(Executor):
             if self._host is not None:
                 return Shareable({FRAME: self._host.handle(frame)})
             reason = self._refusal
+        except NoRoom as error:
+            logger.error("%s", whole_line(error, self._site))
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         except FednotesError as error:
             logger.error("%s", whole_line(error, self._site))
             reason = without_folders(explained(error, self._site))

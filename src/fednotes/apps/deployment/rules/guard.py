@@ -35,6 +35,7 @@ from fednotes.apps.deployment.rules.ledger import (
     AnsweredQuestion,
     Entry,
     Past,
+    RunLines,
     TensorFacts,
     describe,
     hash_of,
@@ -52,6 +53,7 @@ from fednotes.apps.deployment.rules.policy import (
     check_coverage,
     check_job,
     check_request,
+    check_storage,
     check_update,
 )
 from fednotes.core.cleaning import NAME, clean
@@ -59,7 +61,7 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN, Coverage
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.parsing import open_regular, read_json
-from fednotes.core.store import locked_file, write_json
+from fednotes.core.store import disk_usage, locked_file, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
@@ -79,6 +81,10 @@ MAX_CLOCK_LAG = timedelta(minutes=5)  # by which a clock may be behind the ledge
 # Updates above `max_rounds` of a task that trains nothing: a calibration asks up to 100
 # questions about one model, after the last round.
 SPARE = 100
+# The part of `max_stored_bytes` that is reserved for the ledger, so that a site can
+# still say why it refuses; and the part of it that one line may take.
+LEDGER_BYTES = 2**20
+LINE_BYTES = 2**16
 SHORT = 16  # characters of an answer's hash in the record of the privacy budget
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
 # Counts of training behind an update, as a line of the ledger has them.
@@ -107,6 +113,10 @@ class Withheld(RefusedError):
         super().__init__(message)
         self.public = public
         self.later = later
+
+
+class NoRoom(RefusedError):
+    """All room for a run is taken, so not even a refusal can be recorded, and leave."""
 
 
 def now() -> datetime:
@@ -448,6 +458,7 @@ class SiteGuard:
         secure: Whether sums are masked.
         threshold: Least number of sites with which a sum is opened.
         promise: The job's promise of differential privacy, if it makes one.
+        folders: Where the site stores what belongs to the run.
     """
 
     def __init__(  # noqa: PLR0913 - a run, its job and the ways to ask for its rules
@@ -461,6 +472,7 @@ class SiteGuard:
         secure: bool,
         threshold: int,
         promise: Promise | None = None,
+        folders: Collection[Path] = (),
     ) -> None:
         self.covered: Covered = lambda _task: {}
         self.subject: Subject = lambda _task: ""
@@ -475,7 +487,10 @@ class SiteGuard:
         self._job = table_fingerprint(table)
         self._ledger = ledger_of(kit)
         self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
+        self._folders = tuple(folders)
         self._past = Past(self._ledger.path, self._job)
+        self._lines = RunLines(self._ledger.path, run)
+        self._newest_policy = Policy()  # until the site's own is read
         self._newest: _SentUpdate | None = None  # of the newest task that was done
 
     def check_job(
@@ -567,6 +582,38 @@ class SiteGuard:
             now=time,
         )
 
+    def require_room(self, more: int) -> None:
+        """Check whether the site may store more for the run, before it does.
+
+        Args:
+            more: The number of bytes.
+
+        Raises:
+            PolicyRefusal: It would store more than `max_stored_bytes`.
+            Withheld: A file of the site cannot be read.
+        """
+        policy = self._read_policy()
+        if policy.max_stored_bytes:
+            check_storage(policy, self._stored_bytes() + more + LEDGER_BYTES)
+
+    def _require_room_for_line(self) -> None:
+        """Raise NoRoom unless a line of the ledger may be written."""
+        with suppress(RefusedError):  # why it cannot be read is what is recorded
+            self._read_policy()
+        policy = self._newest_policy
+        if not policy.max_stored_bytes:
+            return
+        try:
+            check_storage(policy, self._stored_bytes() + LINE_BYTES)
+        except PolicyRefusal as error:
+            raise NoRoom(str(error)) from error
+
+    def _stored_bytes(self) -> int:
+        """Return the bytes that the site stores for the run."""
+        with self._readable_ledger():
+            lines = self._lines.size()
+        return lines + sum(map(disk_usage, self._folders))
+
     def leaving(
         self,
         request: Request,
@@ -587,9 +634,12 @@ class SiteGuard:
 
         Raises:
             PolicyRefusal: A rule forbids the reply.
+            NoRoom: The ledger's line would exceed `max_stored_bytes`.
             RefusedError: It is not known what the reply holds.
             Withheld: The ledger or another file of the site cannot be read or written.
         """
+        if update is None:  # otherwise `require_room` was asked about the task
+            self._require_room_for_line()
         sent = decode_reply(reply, checked=True)
         sha256 = hashlib.sha256(reply).hexdigest()
         nothing = _SentUpdate(request.number, request.task, request.round, (), {})
@@ -770,8 +820,14 @@ class SiteGuard:
     def _read_past(self, policy: Policy) -> None:
         """Read the new lines of the ledger."""
         approvals = open_approvals(self._kit, policy.quorum(self._site))
-        try:
+        with self._readable_ledger():
             self._past.read(approvals.approved_after(self._table))
+
+    @contextmanager
+    def _readable_ledger(self) -> Iterator[None]:
+        """Raise Withheld if the ledger cannot be read."""
+        try:
+            yield
         except OSError as error:
             public = f"site {self._site!r} cannot read its ledger"
             raise Withheld(
@@ -781,7 +837,8 @@ class SiteGuard:
     def _read_policy(self) -> Policy:
         """Return the present policy."""
         with self._withheld():
-            return self._policy()
+            self._newest_policy = self._policy()
+        return self._newest_policy
 
     @contextmanager
     def _withheld(self) -> Iterator[None]:

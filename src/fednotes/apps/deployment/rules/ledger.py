@@ -477,13 +477,9 @@ class Past:
             self.answers = {}
         if not self._path.exists():
             return
-        with open(self._path, "rb", opener=open_regular) as file:
-            file.seek(self._offset)
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    break
-                self._offset += len(raw)
-                self._read_line(raw)
+        for raw in _lines_after(self._path, self._offset):
+            self._offset += len(raw)
+            self._read_line(raw)
 
     def _read_line(self, raw: bytes) -> None:
         line = parsed(raw) if self._mark in raw else None
@@ -517,6 +513,46 @@ class Past:
         self.answers[line["sha256"]] = line
         for old in list(self.answers)[:-KEPT]:
             del self.answers[old]
+
+
+class RunLines:
+    """The lines of one run, of which only the size is known.
+
+    Args:
+        path: The ledger.
+        run: The run.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self._path = path
+        self._mark = f'"run":"{plain(run)}"'.encode("ascii")
+        self._offset = 0
+        self._size = 0
+
+    def size(self) -> int:
+        """Return the bytes of all lines of the run.
+
+        Raises:
+            OSError: The ledger cannot be read.
+        """
+        if not self._path.exists() or self._path.stat().st_size < self._offset:
+            self._offset = 0  # a new ledger
+            self._size = 0
+        if self._path.exists():
+            for raw in _lines_after(self._path, self._offset):
+                self._offset += len(raw)
+                self._size += len(raw) if self._mark in raw else 0
+        return self._size
+
+
+def _lines_after(path: Path, offset: int) -> Iterator[bytes]:
+    """Yield the whole lines of a ledger from an offset on."""
+    with open(path, "rb", opener=open_regular) as file:
+        file.seek(offset)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            yield raw
 
 
 def tensors_of(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:

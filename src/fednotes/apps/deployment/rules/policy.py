@@ -1,12 +1,12 @@
 """A site's rules for what a federation may ask of it; they override the server.
 
 `check_job` checks what a job will ask before the site joins, `check_difference` what it
-trains on, `check_request` each request, and `check_update` the contents of a reply
-before it leaves. A request that breaks a rule raises `PolicyRefusal`. Its message names
-the rule, what was asked, what is allowed, and the file and key where the site alone can
-change it. The server receives only the error's `public` text, which names the rule: how
-few patients a site has, and what it allows, is the site's own business. No value of a
-tensor is read here.
+trains on, `check_request` each request, `check_storage` what is written for it, and
+`check_update` the contents of a reply before it leaves. A request that breaks a rule
+raises `PolicyRefusal`. Its message names the rule, what was asked, what is allowed, and
+the file and key where the site alone can change it. The server receives only the
+error's `public` text, which names the rule: how few patients a site has, and what it
+allows, is the site's own business. No value of a tensor is read here.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class Policy:
         max_rounds: Maximum number of rounds, as the server claims and as the site
             counts them.
         max_bytes: Maximum size of a reply.
+        max_stored_bytes: Maximum size of all that the site stores for a run: states,
+            requests, replies, results and lines of the ledger.
         max_epsilon: Privacy budget of all jobs together
             (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
         epsilon_unit: Smallest unit for which a job may promise its ε.
@@ -136,6 +138,7 @@ class Policy:
     min_difference: NonNegativeInt = 0
     max_rounds: NonNegativeInt = 0
     max_bytes: NonNegativeInt = 0
+    max_stored_bytes: NonNegativeInt = 50_000_000_000
     max_epsilon: Annotated[float, Ge(0)] = 0.0
     epsilon_unit: Literal["", "patient", "document", "sentence"] = ""
     hours: str = ""
@@ -415,6 +418,25 @@ def check_request(
     )
     _check_each(policy, what, each=request.each)
     _check_sum(policy, what, secure=secure, scores=not secure)
+
+
+def check_storage(policy: Policy, size: int) -> None:
+    """Check how much the site stores for a run.
+
+    Args:
+        policy: The site's rules.
+        size: Bytes that it would store.
+
+    Raises:
+        PolicyRefusal: They are more than `max_stored_bytes`.
+    """
+    limit = policy.max_stored_bytes
+    policy.require(
+        not limit or size <= limit,
+        "max_stored_bytes",
+        f"the site would store {size:,} bytes for this run",
+        f"at most {limit:,}",
+    )
 
 
 def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which there is a rule
