@@ -36,7 +36,7 @@ from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job import Sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.kinds.documents import never_right
+from fednotes.jobs.kinds.missed_types import find_missed_types
 from fednotes.jobs.parts import Part, Traffic, list_parts
 from fednotes.jobs.progress import LARGE_BYTES
 from fednotes.jobs.remarks import (
@@ -227,9 +227,8 @@ def scored(f1: float, support: int, predicted: int) -> dict[str, Any]:
     return {"strict": {"f1": f1}, "support": support, "predicted": predicted}
 
 
-def test_types_that_score_nothing() -> None:
-    """Named with their training mentions; not those that the test data lack, nor those
-    found."""
+def test_types_that_score_0_are_listed_with_their_training_mentions() -> None:
+    """Drug is found and Route is not in the test data, so neither is listed."""
     by_type = {
         "Drug": scored(0.5, 9, 9),
         "ADE": scored(0.0, 4, 0),
@@ -238,15 +237,21 @@ def test_types_that_score_nothing() -> None:
         "Form": scored(0.0, 1, 0),
     }
     scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
-    (told,) = never_right(scores, [site("a", "ADE", "Dose"), site("b", "ADE", "ADE")])
-    assert told == (
-        "a, federated: 3 of 4 types score 0 (training mentions here of those at all sites): "
-        "ADE (1 of 3, never predicted), Dose (1 of 1), Form (0 of 0, never predicted): "
-        "name what has none as the training data do (label_map); train longer or give more "
-        "mentions; what is here alone may have another name at other sites (label_map)"
+    sites = [site("a", "ADE", "Dose"), site("b", "ADE", "ADE")]
+    (remark,) = find_missed_types(scores, sites)
+    assert remark == (
+        "a, federated: 3 of 4 types score 0 (training mentions here of those at all "
+        "sites): ADE (1 of 3, never predicted), Dose (1 of 1), Form (0 of 0, never "
+        "predicted): name types without training mentions as the training data do "
+        "(label_map); train longer or give more mentions; a type that only this site "
+        "mentions may have another name at other sites (label_map)"
     )
-    nothing = {"a": {"federated": {"relaxed": {"f1": 0.0}, "by_type": by_type}}}
-    assert list(never_right(nothing, [site("a")])) == []  # another note says so
+
+
+def test_a_site_where_no_mention_is_found_has_another_remark() -> None:
+    by_type = {"ADE": scored(0.0, 4, 0)}
+    scores = {"a": {"federated": {"relaxed": {"f1": 0.0}, "by_type": by_type}}}
+    assert list(find_missed_types(scores, [site("a", "ADE")])) == []
 
 
 def test_of_many_types_that_score_nothing_six_are_named() -> None:
@@ -254,10 +259,10 @@ def test_of_many_types_that_score_nothing_six_are_named() -> None:
         "Drug": scored(1.0, 1, 1)
     }
     scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
-    (told,) = never_right(scores, [site("a", *by_type)])
-    assert "13 of 14 types" in told
-    assert "T05 (1 of 1) and 7 more: train longer" in told
-    assert "T06" not in told
+    (remark,) = find_missed_types(scores, [site("a", *by_type)])
+    assert "13 of 14 types" in remark
+    assert "T05 (1 of 1) and 7 more: train longer" in remark
+    assert "T06" not in remark
 
 
 # tables

@@ -1,5 +1,4 @@
-"""A job's sites from files: mapped, flattened, split, reduced, dealt into silos; and
-what is wrong is named."""
+"""Test how the sites of a job are read: mapped, flattened, split, reduced and dealt."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()
 def conll(
     path: Path, first: int, number: int, labels: tuple[str, str] = ("Drug", "ADE")
 ) -> str:
-    """Sentences `Case <i> took <drug> and had <finding> .`, of one document each three."""
+    """Write sentences "Case <i> took <drug> and had <finding> ." in documents of three."""
     lines = []
     for i in range(first, first + number):
         if (i - first) % 3 == 0:
@@ -42,9 +41,13 @@ def conll(
 def load(
     folder: Path, seed: int = 4, tables: Any = None, **sites: dict[str, Any]
 ) -> Sites:
-    """The sites of a job; tables: its others.
+    """Return the sites of a job.
 
-    Which method would train on them is of no account.
+    Args:
+        folder: Folder of the job.
+        seed: Seed of the job.
+        tables: Other keys and tables of the job.
+        sites: The [sites.NAME] tables.
     """
     table = {
         "method": "fedner",
@@ -60,15 +63,21 @@ def texts(documents: tuple[Document, ...]) -> set[str]:
     return {document.text for document in documents}
 
 
-def test_one_file_is_split(tmp_path: Path) -> None:
-    """Documents stay together unless it is asked otherwise."""
+def test_one_file_is_split_into_sentences(tmp_path: Path) -> None:
     name = conll(tmp_path / "all.txt", 0, 100)
     (site,) = load(tmp_path, a={"path": name, "split": "sentence"}).data
     assert site.tags.types == ("ADE", "Drug")
     assert [len(part) for part in (site.train, site.valid, site.test)] == [70, 10, 20]
     assert not texts(site.train) & texts(site.test)
-    (again,) = load(tmp_path, a={"path": name, "split": "sentence"}).data
-    assert again == site
+
+
+def test_the_same_seed_gives_the_same_split(tmp_path: Path) -> None:
+    site = {"path": conll(tmp_path / "all.txt", 0, 100), "split": "sentence"}
+    assert load(tmp_path, a=site).data == load(tmp_path, a=site).data
+    assert load(tmp_path, seed=5, a=site).data != load(tmp_path, a=site).data
+
+
+def test_documents_stay_together_by_default(tmp_path: Path) -> None:
     name = conll(tmp_path / "all.txt", 0, 90)
     (by_default,) = load(tmp_path, a={"path": name}).data
     (by_document,) = load(tmp_path, a={"path": name, "split": "document"}).data
@@ -93,35 +102,46 @@ def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> N
     parts = (site.train, site.valid, site.test)
     patients = [{d.patient for d in part} - {None} for part in parts]
     assert sum(map(len, patients)) == len(set().union(*patients)) == 20
-    assert sum(len(part) for part in parts) == 80  # those without a patient, too
+    assert sum(len(part) for part in parts) == 80  # with those without a patient
     with pytest.raises(
         DataError, match="cannot split by patient: 20 of 80 documents have none"
     ):
         load(tmp_path, a={"path": "all.jsonl", "split": "patient"})
 
 
-def test_given_parts_are_kept_and_valid_is_held_out(tmp_path: Path) -> None:
-    train, test = conll(tmp_path / "a", 0, 50), conll(tmp_path / "b", 60, 30)
-    site = {"train": train, "test": test}
-    (made,) = load(tmp_path, a=site).data
-    assert len(made.train) == 15  # documents of three sentences, the last one of two
-    assert len(made.valid) == 2
-    assert sum(len(document.sentences) for document in made.test) == 30
-    (given,) = load(tmp_path, a=site | {"valid": conll(tmp_path / "c", 100, 9)}).data
-    assert [len(d.sentences) for d in given.valid] == [3, 3, 3]
-    (full,) = load(tmp_path, a=site | {"valid_fraction": 0}).data
-    (tenth,) = load(tmp_path, a=site | {"valid_fraction": 0, "fraction": 0.1}).data
-    assert len(tenth.train) == 5  # a fraction is of training sentences
-    assert all(any(d.text in given.text for given in full.train) for d in tenth.train)
+def train_and_test(folder: Path) -> dict[str, Any]:
+    """Return a site of 50 training sentences and 30 test sentences."""
+    return {"train": conll(folder / "a", 0, 50), "test": conll(folder / "b", 60, 30)}
+
+
+def test_validation_data_are_held_out_of_a_training_file(tmp_path: Path) -> None:
+    (site,) = load(tmp_path, a=train_and_test(tmp_path)).data
+    assert len(site.train) == 15  # documents of three sentences, the last one of two
+    assert len(site.valid) == 2
+    assert sum(len(document.sentences) for document in site.test) == 30
+
+
+def test_a_file_of_validation_data_is_used_as_it_is(tmp_path: Path) -> None:
+    valid = conll(tmp_path / "c", 100, 9)
+    (site,) = load(tmp_path, a=train_and_test(tmp_path) | {"valid": valid}).data
+    assert [len(document.sentences) for document in site.valid] == [3, 3, 3]
+
+
+def test_a_fraction_is_of_training_sentences(tmp_path: Path) -> None:
+    site = train_and_test(tmp_path) | {"valid_fraction": 0}
+    (full,) = load(tmp_path, a=site).data
+    (tenth,) = load(tmp_path, a=site | {"fraction": 0.1}).data
+    assert len(tenth.train) == 5
+    assert all(any(d.text in whole.text for whole in full.train) for d in tenth.train)
     assert tenth.test == full.test
 
 
 def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> None:
     train, test = conll(tmp_path / "a", 0, 50), conll(tmp_path / "b", 40, 30)
-    made = load(tmp_path, a={"train": train, "test": test})
-    (site,) = made.data
+    loaded = load(tmp_path, a={"train": train, "test": test})
+    (site,) = loaded.data
     assert sum(len(d.sentences) for d in (*site.train, *site.valid)) == 40
-    assert made.remarks == ("a: 10 training sentences dropped that occur in test",)
+    assert loaded.remarks == ("a: 10 training sentences dropped that occur in test",)
     kept = load(
         tmp_path,
         a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0},
@@ -130,16 +150,27 @@ def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> N
     assert kept.data[0].valid == kept.remarks == ()
 
 
-def test_labels_are_mapped_dropped_and_chosen(tmp_path: Path) -> None:
+def test_a_label_map_renames_and_drops_labels(tmp_path: Path) -> None:
     name = conll(tmp_path / "a", 0, 40, ("Drug", "ADR"))
     (site,) = load(tmp_path, a={"path": name, "label_map": {"ADR": "ADE"}}).data
     assert site.tags.types == ("ADE", "Drug")
     (site,) = load(tmp_path, a={"path": name, "label_map": {"ADR": ""}}).data
     assert site.tags.types == types_of(site.train) == ("Drug",)
+
+
+def test_a_label_map_with_a_label_that_is_not_annotated_is_remarked_on(
+    tmp_path: Path,
+) -> None:
+    name = conll(tmp_path / "a", 0, 40, ("Drug", "ADR"))
+    loaded = load(tmp_path, a={"path": name, "label_map": {"ADRR": "X"}})
+    assert loaded.remarks == ("a: label_map has 'ADRR', which is not annotated",)
+
+
+def test_a_site_may_choose_its_types_and_its_scheme(tmp_path: Path) -> None:
+    name = conll(tmp_path / "a", 0, 40, ("Drug", "ADR"))
     (site,) = load(tmp_path, a={"path": name, "types": ["ADR"], "scheme": "BIOES"}).data
     assert site.tags.tags == ("O", "B-ADR", "I-ADR", "E-ADR", "S-ADR")
-    made = load(tmp_path, a={"path": name, "label_map": {"ADRR": "X"}})
-    assert made.remarks == ("a: label_map has 'ADRR', which is not annotated",)
+    assert types_of(site.train) == ("ADR",)
 
 
 def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> None:
@@ -156,23 +187,26 @@ def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> N
 
 
 def test_masking_hides_the_forms_that_another_site_annotates(tmp_path: Path) -> None:
-    """Both sites annotate the same eight drugs, and only the first one findings: at a
-    ratio of 1 no drug is left in its training data, and every finding is."""
+    """Both sites annotate drugs and only the first one findings, so drugs are masked."""
     a, b = (
         conll(tmp_path / "a", 0, 100),
         conll(tmp_path / "b", 200, 100, ("Drug", "ADE")),
     )
     drugs_alone = {"path": b, "label_map": {"ADE": ""}}
-    made = load(tmp_path, a={"path": a, "mask_overlap": 1.0}, b=drugs_alone)
-    words = {word for document in made.data[0].train for word in document.text.split()}
+    loaded = load(tmp_path, a={"path": a, "mask_overlap": 1.0}, b=drugs_alone)
+    words = {
+        word for document in loaded.data[0].train for word in document.text.split()
+    }
     assert not words & set(DRUGS)
     assert words >= set(FINDINGS)
-    assert types_of(made.data[0].train) == ("ADE",)
-    words = {word for document in made.data[1].train for word in document.text.split()}
+    assert types_of(loaded.data[0].train) == ("ADE",)
+    words = {
+        word for document in loaded.data[1].train for word in document.text.split()
+    }
     assert words >= set(DRUGS)
 
 
-def test_mentions_that_one_tag_cannot_hold_are_counted(tmp_path: Path) -> None:
+def test_nested_mentions_are_flattened_and_counted(tmp_path: Path) -> None:
     folder = tmp_path / "brat"
     folder.mkdir()
     for i in range(12):
@@ -182,9 +216,9 @@ def test_mentions_that_one_tag_cannot_hold_are_counted(tmp_path: Path) -> None:
             f"T1\tADE {start} {start + 17}\tsevere chest pain\n"
             f"T2\tADE {start + 7} {start + 17}\tchest pain\n"
         )
-    made = load(tmp_path, a={"path": "brat"})
-    assert made.remarks == ("a: 12 nested mentions in brat (outermost)",)
-    assert {d.text[s.start : s.end] for d in made.data[0].train for s in d.spans} == {
+    loaded = load(tmp_path, a={"path": "brat"})
+    assert loaded.remarks == ("a: 12 nested mentions in brat (outermost)",)
+    assert {d.text[s.start : s.end] for d in loaded.data[0].train for s in d.spans} == {
         "severe chest pain"
     }
 
@@ -214,7 +248,7 @@ def test_mentions_that_one_tag_cannot_hold_are_counted(tmp_path: Path) -> None:
         ({"train": "one", "test": "one"}, ConfigError, "site 'a': no training"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_a_site_that_cannot_be_read_is_reported_by_name(
     tmp_path: Path, site: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     conll(tmp_path / "all", 0, 20)
@@ -227,14 +261,16 @@ def test_what_is_wrong_is_named(
 GENERATED = {"synthetic": {"sentences": 30}}
 
 
-def test_generated_sites_come_twice() -> None:
-    made = load(Path(), tables=GENERATED)
-    assert made.complete is not None
-    assert [s.id for s in made.data] == [s.id for s in made.complete]
-    for own, complete in zip(made.data, made.complete, strict=True):
-        assert [d.text for d in own.train] == [d.text for d in complete.train]
-        assert set(own.tags.types) < set(complete.tags.types)
-    # can be sampled too
+def test_generated_sites_have_their_complete_annotation_too() -> None:
+    loaded = load(Path(), tables=GENERATED)
+    assert loaded.complete is not None
+    assert [s.id for s in loaded.data] == [s.id for s in loaded.complete]
+    for site, complete in zip(loaded.data, loaded.complete, strict=True):
+        assert [d.text for d in site.train] == [d.text for d in complete.train]
+        assert set(site.tags.types) < set(complete.tags.types)
+
+
+def test_the_types_of_generated_sites_can_be_sampled() -> None:
     drawn = load(Path(), tables=GENERATED | {"tags": {"design": "disjoint"}})
     assert drawn.complete is not None
     types = [t for site in drawn.data for t in site.tags.types]
@@ -253,8 +289,7 @@ def rich(
     number: int,
     labels: tuple[str, ...] = ("ADE", "Dose", "Drug"),
 ) -> str:
-    """Sentences with a drug, an effect, a dose and a sign each; only `labels` are
-    annotated."""
+    """Write sentences with a drug, an effect, a dose and a sign; annotate `labels`."""
     lines = []
     for i in range(first, first + number):
         if i % 3 == 0:
@@ -268,13 +303,14 @@ def rich(
     return path.name
 
 
-def sampled(
+def load_with_tags(
     folder: Path, tags: dict[str, Any], seed: int = 4, **sites: dict[str, Any]
 ) -> Sites:
     return load(folder, seed, {"tags": tags}, **sites)
 
 
-def three(folder: Path) -> dict[str, dict[str, Any]]:
+def three_sites(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return three sites that annotate all four types."""
     return {
         name: {"path": rich(folder / name, 100 * i, 60, TYPES)}
         for i, name in enumerate("abc")
@@ -282,88 +318,121 @@ def three(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("design", ["disjoint", "appendix-d"])
-def test_sampled_types_alone_are_annotated_in_training(
+def test_only_sampled_types_are_annotated_in_training(
     tmp_path: Path, design: str
 ) -> None:
-    """Each part is compared with the complete one, span by span."""
-    made = sampled(tmp_path, {"design": design}, **three(tmp_path))
-    assert made.complete is not None
-    for site, whole in zip(made.data, made.complete, strict=True):
+    """Compare each part with the complete one, span by span."""
+    loaded = load_with_tags(tmp_path, {"design": design}, **three_sites(tmp_path))
+    assert loaded.complete is not None
+    for site, whole in zip(loaded.data, loaded.complete, strict=True):
         assert whole.tags.types == site.test_types == site.scored_types == TYPES
         assert set(site.tags.types) < set(TYPES)
         for part, full in ((site.train, whole.train), (site.valid, whole.valid)):
             assert [d.text for d in part] == [d.text for d in full]
-            for own, every in zip(part, full, strict=True):
-                assert own.spans == tuple(
+            for document, every in zip(part, full, strict=True):
+                assert document.spans == tuple(
                     s for s in every.spans if s.label in site.tags.types
                 )
                 assert {s.label for s in every.spans} == set(TYPES)
         assert site.test == whole.test
         assert (
             f"{site.id}: annotates {', '.join(site.tags.types)} (of 4 types)"
-            in made.remarks
+            in loaded.remarks
         )
-    named = [t for site in made.data for t in site.tags.types]
+    named = [t for site in loaded.data for t in site.tags.types]
     assert set(named) == set(TYPES)
     assert len(named) == 4 or design == "appendix-d"
 
 
 def test_seeds_share_a_sampling_but_not_a_split(tmp_path: Path) -> None:
-    sites = three(tmp_path)
+    sites = three_sites(tmp_path)
     tags = {"design": "appendix-d", "runs_per_sampling": 3}
-    made = [sampled(tmp_path, tags, seed, **sites).data for seed in range(1, 16)]
-    own = [tuple(site.tags.types for site in data) for data in made]
-    assert all(len(set(own[i : i + 3])) == 1 for i in range(0, 15, 3))
-    assert len(set(own)) > 1
-    assert len({tuple(d.text for d in data[0].test) for data in made[:3]}) == 3
-    few = sampled(tmp_path, {"design": "disjoint", "per_site": 1}, **sites)
+    loaded = [
+        load_with_tags(tmp_path, tags, seed, **sites).data for seed in range(1, 16)
+    ]
+    types = [tuple(site.tags.types for site in data) for data in loaded]
+    assert all(len(set(types[i : i + 3])) == 1 for i in range(0, 15, 3))
+    assert len(set(types)) > 1
+    assert len({tuple(d.text for d in data[0].test) for data in loaded[:3]}) == 3
+
+
+def test_types_that_no_site_draws_are_left_out(tmp_path: Path) -> None:
+    sites = three_sites(tmp_path)
+    few = load_with_tags(tmp_path, {"design": "disjoint", "per_site": 1}, **sites)
     drawn = {t for site in few.data for t in site.tags.types}
     assert len(drawn) == 3
     assert {site.test_types for site in few.data} == {
         tuple(t for t in TYPES if t in drawn)
     }
-    (left,) = set(TYPES) - drawn
-    assert few.remarks[0] == f"annotated at no site in this sampling, left out: {left}"
+    (unused,) = set(TYPES) - drawn
+    remark = f"annotated at no site in this sampling, left out: {unused}"
+    assert few.remarks[0] == remark
 
 
-def test_a_site_may_be_drawn_a_type_that_its_text_lacks(tmp_path: Path) -> None:
-    sites = three(tmp_path) | {"c": {"path": rich(tmp_path / "c", 200, 60, ("ADE",))}}
+def test_a_type_that_is_drawn_for_a_site_without_mentions_is_remarked_on(
+    tmp_path: Path,
+) -> None:
+    sites = three_sites(tmp_path) | {
+        "c": {"path": rich(tmp_path / "c", 200, 60, ("ADE",))}
+    }
     tags: dict[str, Any] = {"design": "disjoint", "types": list(TYPES)}
-    drawn = {seed: sampled(tmp_path, tags, seed, **sites) for seed in range(1, 6)}
-    for made in drawn.values():
-        lacking = [t for t in made.data[2].tags.types if t != "ADE"]
+    drawn = {
+        seed: load_with_tags(tmp_path, tags, seed, **sites) for seed in range(1, 6)
+    }
+    for loaded in drawn.values():
+        lacking = [t for t in loaded.data[2].tags.types if t != "ADE"]
         note = f"c: no training mention of {', '.join(lacking)}"
-        assert (note in made.remarks) == bool(lacking)
-    tags |= {"min_mentions": 1}
-    for seed in drawn:
-        assert sampled(tmp_path, tags, seed, **sites).data[2].tags.types == ("ADE",)
+        assert (note in loaded.remarks) == bool(lacking)
+
+
+def test_min_mentions_repeats_the_draw(tmp_path: Path) -> None:
+    sites = three_sites(tmp_path) | {
+        "c": {"path": rich(tmp_path / "c", 200, 60, ("ADE",))}
+    }
+    tags: dict[str, Any] = {"types": list(TYPES), "min_mentions": 1}
+    tags["design"] = "disjoint"
+    for seed in range(1, 6):
+        assert load_with_tags(tmp_path, tags, seed, **sites).data[2].tags.types == (
+            "ADE",
+        )
     with pytest.raises(ConfigError, match="min_mentions = 999: in 10,000 draws"):
-        sampled(tmp_path, tags | {"min_mentions": 999}, **sites)
+        load_with_tags(tmp_path, tags | {"min_mentions": 999}, **sites)
 
 
-def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
-    """Trained on one type each, at sites that share none; tested on what the files
-    annotate."""
-    a, b = rich(tmp_path / "a", 0, 60), rich(tmp_path / "b", 100, 60)
-    sites = {
+def sites_with_given_types(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return two sites that train on one type each; the first is tested on two."""
+    a, b = rich(folder / "a", 0, 60), rich(folder / "b", 100, 60)
+    return {
         "a": {"path": a, "types": ["Drug"], "test_types": ["ADE", "Drug"]},
         "b": {"path": b, "types": ["ADE"], "label_map": {"Dose": ""}},
     }
-    made = sampled(tmp_path, {"design": "given"}, **sites)
-    first, second = made.data
-    assert made.complete is None
+
+
+def test_a_site_can_be_tested_on_more_types_than_it_trains_on(tmp_path: Path) -> None:
+    sites = sites_with_given_types(tmp_path)
+    loaded = load_with_tags(tmp_path, {"design": "given"}, **sites)
+    first, second = loaded.data
+    assert loaded.complete is None
     assert (first.tags.types, second.tags.types) == (("Drug",), ("ADE",))
     assert (first.test_types, first.scored_types) == (("ADE", "Drug"), ("ADE", "Drug"))
     assert (second.test_types, second.scored_types) == ((), ("ADE",))
     assert types_of(first.train) == types_of(first.valid) == ("Drug",)
     assert types_of(first.test) == ("ADE", "Drug")
     assert types_of(second.test) == ("ADE",)
-    (alone,) = load(tmp_path, a=sites["a"]).data  # needs no [tags]
-    assert alone == first
-    # the tag set is part of what a run is on
-    (same,) = load(tmp_path, a=sites["a"]).data
-    more = replace(same, test_types=("Drug",))
-    assert fingerprint(alone) == fingerprint(same) != fingerprint(more)
+
+
+def test_test_types_need_no_tags_table(tmp_path: Path) -> None:
+    sites = sites_with_given_types(tmp_path)
+    (alone,) = load(tmp_path, a=sites["a"]).data
+    assert alone == load_with_tags(tmp_path, {"design": "given"}, **sites).data[0]
+
+
+def test_the_fingerprint_of_a_site_covers_its_test_types(tmp_path: Path) -> None:
+    site = sites_with_given_types(tmp_path)["a"]
+    (first,) = load(tmp_path, a=site).data
+    (second,) = load(tmp_path, a=site).data
+    changed = replace(second, test_types=("Drug",))
+    assert fingerprint(first) == fingerprint(second) != fingerprint(changed)
 
 
 @pytest.mark.parametrize(
@@ -390,13 +459,13 @@ def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_tag_sets_that_do_not_fit_are_named(
+def test_tag_sets_that_do_not_fit_the_files_are_refused(
     tmp_path: Path, tags: dict[str, Any], site: dict[str, Any], message: str
 ) -> None:
     a, b = rich(tmp_path / "a", 0, 60), rich(tmp_path / "b", 100, 60)
     other = {"types": ["ADE"]} if "types" in tags else {}
     with pytest.raises((ConfigError, DataError), match=message):
-        sampled(tmp_path, tags, a={"path": a, **site}, b={"path": b, **other})
+        load_with_tags(tmp_path, tags, a={"path": a, **site}, b={"path": b, **other})
 
 
 @pytest.mark.parametrize("unit", ["document", "sentence"])
@@ -405,31 +474,31 @@ def test_shares_of_a_corpus_are_disjoint_and_together_everything(
 ) -> None:
     name = rich(tmp_path / "all", 0, 90)
     site = {"path": name, "split": unit, "valid_fraction": 0}
-    made = load(tmp_path, **{f"s{i}": site | {"share": f"{i}/3"} for i in (1, 2, 3)})
+    loaded = load(tmp_path, **{f"s{i}": site | {"share": f"{i}/3"} for i in (1, 2, 3)})
     lines = [
         sorted(line for d in (*s.train, *s.test) for line in d.text.split("\n"))
-        for s in made.data
+        for s in loaded.data
     ]
     assert [len(share) for share in lines] == [30, 30, 30]
     assert len({line for share in lines for line in share}) == 90
-    assert [len(s.valid) for s in made.data] == [0, 0, 0]
+    assert [len(s.valid) for s in loaded.data] == [0, 0, 0]
     (whole,) = load(tmp_path, one=site | {"share": "1/1"}).data
     assert sum(len(d.sentences) for d in (*whole.train, *whole.test)) == 90
 
 
-def test_at_most_so_many_sentences_are_used(tmp_path: Path) -> None:
+def test_the_number_of_sentences_can_be_limited(tmp_path: Path) -> None:
     site = {
         "path": rich(tmp_path / "all", 0, 90),
         "split": "document",
         "valid_fraction": 0,
     }
     (full,) = load(tmp_path, a=site).data
-    made = load(tmp_path, a=site | {"max_sentences": 20, "max_test_sentences": 7})
-    (less,) = made.data
+    loaded = load(tmp_path, a=site | {"max_sentences": 20, "max_test_sentences": 7})
+    (less,) = loaded.data
     assert (len(less.train), len(less.test)) == (20, 7)
     assert texts(less.train) < {t for d in full.train for t in d.text.split("\n")}
     assert texts(less.test) < {t for d in full.test for t in d.text.split("\n")}
-    assert "a: 20 of 72 sentences of train are used" in made.remarks
+    assert "a: 20 of 72 sentences of train are used" in loaded.remarks
     held = site | {"valid_fraction": 0.2, "max_valid_sentences": 5}
     (valid,) = [len(s.valid) for s in load(tmp_path, a=held).data]
     assert valid == 5
@@ -464,9 +533,9 @@ def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(
     corpora: Path, name: str
 ) -> None:
     """Every site can teach its types and is tested on more than it can teach."""
-    made = stub_load(f"tagsets/{name}")
-    complete = {t for site in made.data for t in site.tags.types}
-    for site in made.data:
+    loaded = load_built_in(f"tagsets/{name}")
+    complete = {t for site in loaded.data for t in site.tags.types}
+    for site in loaded.data:
         assert site.train
         assert site.test
         assert set(types_of(site.test)) <= set(site.scored_types) <= complete
@@ -475,8 +544,8 @@ def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(
         assert types_of(site.train) == tuple(sorted(site.tags.types))
 
 
-def stub_load(name: str) -> Sites:
-    """A built-in job's sites."""
+def load_built_in(name: str) -> Sites:
+    """Return the sites of a built-in job, whatever its method."""
     path = built_in_jobs()[name]
     stub = {
         "method": "fedner",
@@ -487,8 +556,10 @@ def stub_load(name: str) -> Sites:
     return load_sites(parse_job(read_toml(path) | stub, name, path.parent, str(path)))
 
 
-def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On invented files in the layout that their first lines ask for."""
+def test_the_jobs_on_licensed_corpora_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read invented files in the layout that the first lines of the jobs describe."""
     types = read_toml(built_in_jobs()["tagsets/ontonotes"])["tags"]["types"]
     genres = ("nw", "tc", "wb", "bn", "bc", "mz")
     for part in ("train", "development", "test"):
@@ -504,10 +575,10 @@ def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 "\n#end document\n"
             )
     monkeypatch.setenv("ONTONOTES", str(tmp_path))
-    made = stub_load("tagsets/ontonotes")
-    assert tuple(site.id for site in made.data) == genres
-    assert sorted(t for site in made.data for t in site.tags.types) == sorted(types)
-    for site in made.data:
+    loaded = load_built_in("tagsets/ontonotes")
+    assert tuple(site.id for site in loaded.data) == genres
+    assert sorted(t for site in loaded.data for t in site.tags.types) == sorted(types)
+    for site in loaded.data:
         assert {d.meta["genre"] for d in (*site.train, *site.valid, *site.test)} == {
             site.id
         }
@@ -532,67 +603,75 @@ def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ]
         (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
     monkeypatch.setenv("CLINIC", str(tmp_path))
-    for site in stub_load("tagsets/clinic").data:
+    for site in load_built_in("tagsets/clinic").data:
         assert [len(part) for part in (site.train, site.valid, site.test)] == [18, 0, 2]
         assert types_of(site.test) == ("ADE", "Disease", "Drug", "Finding", "Symptom")
 
 
-def test_annotated_types_that_the_job_lacks_are_named(tmp_path: Path) -> None:
-    """Left out with a note where a site has others; refused where it has none."""
+def test_annotated_types_that_tags_lacks_are_left_out_or_refused(
+    tmp_path: Path,
+) -> None:
+    """They are left out with a remark, unless a site has no other types."""
     lines = "".join(f"a{i}\tB-Drug\nb{i}\tB-ADE\n\n" for i in range(20))
     (tmp_path / "both.conll").write_text(lines)
     (tmp_path / "ade.conll").write_text(lines.replace("B-Drug", "O"))
     both, tags = {"path": "both.conll"}, {"types": ["Drug"]}
-    notes = sampled(tmp_path, tags, both=both).remarks
+    notes = load_with_tags(tmp_path, tags, both=both).remarks
     assert "both: annotates ADE, which [tags] types lacks: left out" in notes
     with pytest.raises(
         ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"
     ):
-        sampled(tmp_path, tags, both=both, ade={"path": "ade.conll"})
+        load_with_tags(tmp_path, tags, both=both, ade={"path": "ade.conll"})
 
 
-# silos
+# ---- silos ---------------------------------------------------------------------------
 
 
-def silos(folder: Path, table: dict[str, Any], **sites: dict[str, Any]) -> Sites:
+def load_silos(folder: Path, table: dict[str, Any], **sites: dict[str, Any]) -> Sites:
     return load(folder, 1, {"silos": table}, **sites)
 
 
-def test_silos_share_out_every_part_by_document(tmp_path: Path) -> None:
-    """`assign` on the documents of the undealt site, part by part, as the job's table
-    says."""
+def test_every_part_is_dealt_into_silos_by_document(tmp_path: Path) -> None:
+    """Compare with `assign` on the documents of the undealt site, part by part."""
     name = conll(tmp_path / "all", 0, 180)
     site = {"path": name, "split": "document", "scheme": "BIOES"}
     (whole,) = load(tmp_path, 1, a=site).data
-    made = silos(tmp_path, {"number": 3}, a=site)
-    assert [s.id for s in made.data] == ["silo1", "silo2", "silo3"]
-    assert {s.tags for s in made.data} == {whole.tags}
+    loaded = load_silos(tmp_path, {"number": 3}, a=site)
+    assert [s.id for s in loaded.data] == ["silo1", "silo2", "silo3"]
+    assert {s.tags for s in loaded.data} == {whole.tags}
     for part in ("train", "valid", "test"):
-        given = getattr(whole, part)
-        where = assign([("document", "a", d.id) for d in given], 3, 1)
+        documents = getattr(whole, part)
+        where = assign([("document", "a", d.id) for d in documents], 3, 1)
         expected = [{k[2] for k, silo in where.items() if silo == i} for i in range(3)]
-        assert [{d.id for d in getattr(s, part)} for s in made.data] == expected
-        assert sum(len(getattr(s, part)) for s in made.data) == len(given)
-    assert made.complete is None
-    assert made.remarks[-1] == "documents in 3 silos: train 42, valid 6, test 12"
+        assert [{d.id for d in getattr(s, part)} for s in loaded.data] == expected
+        assert sum(len(getattr(s, part)) for s in loaded.data) == len(documents)
+    assert loaded.complete is None
+    assert loaded.remarks[-1] == "documents in 3 silos: train 42, valid 6, test 12"
 
 
-def test_two_corpora_are_one_pool_and_sentences_stay_with_their_document(
+def test_sentences_of_two_corpora_stay_with_their_document_in_silos(
     tmp_path: Path,
 ) -> None:
     a, b = conll(tmp_path / "a", 0, 90), conll(tmp_path / "b", 200, 60)
-    asked = {"split": "sentence"}
-    made = silos(tmp_path, {"number": 4}, a=asked | {"path": a}, b=asked | {"path": b})
+    by_sentence = {"split": "sentence"}
+    loaded = load_silos(
+        tmp_path,
+        {"number": 4},
+        a=by_sentence | {"path": a},
+        b=by_sentence | {"path": b},
+    )
     notes = [
-        {(d.text.split()[1], d.meta["document"]) for d in s.train} for s in made.data
+        {(d.text.split()[1], d.meta["document"]) for d in s.train} for s in loaded.data
     ]
-    sources = [{(int(case) >= 200, note) for case, note in own} for own in notes]
+    sources = [
+        {(int(case) >= 200, note) for case, note in of_silo} for of_silo in notes
+    ]
     assert sum(map(len, sources)) == len(set().union(*sources))  # none in two silos
-    assert all({large for large, _ in own} == {False, True} for own in sources)
-    assert sum(len(s.train) for s in made.data) == 63 + 42
+    assert all({large for large, _ in of_silo} == {False, True} for of_silo in sources)
+    assert sum(len(s.train) for s in loaded.data) == 63 + 42
 
 
-def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
+def test_the_documents_of_a_patient_stay_together_in_silos(tmp_path: Path) -> None:
     lines = [
         {
             "text": f"took aspirin {i}",
@@ -607,12 +686,12 @@ def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
         )
         lines = [line | {"text": line["text"] + " more"} for line in lines]
     site = {"train": "train.jsonl", "test": "test.jsonl", "valid_fraction": 0}
-    made = silos(tmp_path, {"number": 5, "by": "patient"}, a=site)
-    patients = [{d.patient for d in s.train if d.patient} for s in made.data]
+    loaded = load_silos(tmp_path, {"number": 5, "by": "patient"}, a=site)
+    patients = [{d.patient for d in s.train if d.patient} for s in loaded.data]
     assert sum(map(len, patients)) == len(set().union(*patients)) == 5
-    assert sum(len(s.train) for s in made.data) == 60
-    assert [s.valid for s in made.data] == [()] * 5  # no site has any: no silo has
-    assert made.remarks[-1] == "patients in 5 silos: train 35, test 35"
+    assert sum(len(s.train) for s in loaded.data) == 60
+    assert [s.valid for s in loaded.data] == [()] * 5  # no site has any
+    assert loaded.remarks[-1] == "patients in 5 silos: train 35, test 35"
 
 
 @pytest.mark.parametrize(
@@ -646,7 +725,7 @@ def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_dealt_out_is_named(
+def test_what_cannot_be_dealt_into_silos_is_refused(
     tmp_path: Path,
     table: dict[str, Any],
     a: dict[str, Any],
@@ -656,19 +735,19 @@ def test_what_cannot_be_dealt_out_is_named(
     site = {"path": conll(tmp_path / "all", 0, 90), "split": "document"}
     sites = {"a": site | a} | ({"b": site | b} if b is not None else {})
     with pytest.raises(ConfigError, match=r"\[silos\].*" + message):
-        silos(tmp_path, table, **sites)
+        load_silos(tmp_path, table, **sites)
 
 
-def test_generated_sites_are_dealt_out_with_all_their_types() -> None:
+def test_generated_sites_are_dealt_into_silos_with_all_their_types() -> None:
     generated = {"synthetic": {"sites": 2, "sentences": 60}}
-    made, whole = (
+    loaded, whole = (
         load(Path(), 1, generated | {"silos": {"number": 2}}),
         load(Path(), 1, generated),
     )
     assert whole.complete is not None
-    assert {s.tags for s in made.data} == {s.tags for s in whole.complete}
+    assert {s.tags for s in loaded.data} == {s.tags for s in whole.complete}
     for part in ("train", "valid", "test"):
-        dealt = [d.id for s in made.data for d in getattr(s, part)]
+        dealt = [d.id for s in loaded.data for d in getattr(s, part)]
         assert sorted(dealt) == sorted(
             d.id for s in whole.complete for d in getattr(s, part)
         )
@@ -681,16 +760,17 @@ def test_generated_sites_are_dealt_out_with_all_their_types() -> None:
 def test_the_built_in_jobs_of_fine_tuning_load(
     corpora: Path, name: str, sizes: tuple[int, ...]
 ) -> None:
-    made = stub_load(f"bert/{name}")
+    loaded = load_built_in(f"bert/{name}")
     expected = (
         ("Chemical", "Disease")
         if name == "bc5cdr"
         else ("problem", "test", "treatment")
     )
-    assert [s.tags.types for s in made.data] == [expected] * 5
+    assert [s.tags.types for s in loaded.data] == [expected] * 5
     for part, size in zip(("train", "valid", "test"), sizes, strict=True):
         notes = [
-            {d.meta.get("document", d.id) for d in getattr(s, part)} for s in made.data
+            {d.meta.get("document", d.id) for d in getattr(s, part)}
+            for s in loaded.data
         ]
         assert sum(map(len, notes)) == size
         assert max(map(len, notes)) - min(map(len, notes)) <= 1
@@ -700,7 +780,7 @@ LABELS = ("PROBLEM", "TEST", "TREATMENT", "CLINICAL_DEPT", "EVIDENTIAL", "OCCURR
 
 
 def i2b2(path: Path, year: str, number: int) -> None:
-    """An invented record with a mention of each label, as that year's challenge has it."""
+    """Write a record with a mention of each label, in the form of that challenge."""
     words = [f"w{number}{label.lower()}" for label in LABELS]
     text = "\n".join(words) + "\n"
     if year == "2010":
@@ -749,18 +829,17 @@ def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
     test: str,
     mentions: int,
 ) -> None:
-    """On invented records of which the test data repeat some: nothing is held out or
-    dropped."""
+    """Nothing is held out or dropped, although test records repeat training records."""
     monkeypatch.setenv(f"I2B2_{year}", str(tmp_path))
     monkeypatch.setenv("BERT_BASE", str(tmp_path))
     for part, number in ((train, 12), (test, 7)):
         (tmp_path / part).mkdir(parents=True)
         for i in range(number):
             i2b2(tmp_path / part / f"r{i}", year, i)
-    made = load_sites(load_job(f"bert/i2b2-{year}"))
-    assert [len(site.valid) for site in made.data] == [0] * 5
+    loaded = load_sites(load_job(f"bert/i2b2-{year}"))
+    assert [len(site.valid) for site in loaded.data] == [0] * 5
     for name, number in (("train", 12), ("test", 7)):
-        documents = [d for site in made.data for d in getattr(site, name)]
+        documents = [d for site in loaded.data for d in getattr(site, name)]
         assert len({d.id for d in documents}) == len(documents) == number
         assert sum(len(d.spans) for d in documents) == number * mentions
 
@@ -780,33 +859,30 @@ NEGATIVE = """\
 def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(
     tmp_path: Path,
 ) -> None:
-    """By hand: three sentences have relations, one of them is in ADE-NEG.txt too.
-
-    2 of the 3 sentences that a publication would count are 33.3 % fewer: a warning.
-    """
+    """Three sentences have relations; one of them is in ADE-NEG.txt too."""
     paper = read_toml(built_in_jobs()["fedner/paper"])["sites"]["ade"]
     (tmp_path / "DRUG-AE.rel").write_text(ADE)
     (tmp_path / "ADE-NEG.txt").write_text(NEGATIVE)
-    own = {
+    site = {
         "path": ".",
         "where": paper["where"],
         "test_fraction": 0.4,
         "valid_fraction": 0.0,
     }
-    made = load(tmp_path, a={**own, "split": "sentence", "expected_sentences": 3})
-    assert texts((*made.data[0].train, *made.data[0].test)) == {
+    loaded = load(tmp_path, a={**site, "split": "sentence", "expected_sentences": 3})
+    assert texts((*loaded.data[0].train, *loaded.data[0].test)) == {
         "He took gold for pain.",
         "He took zinc for pain.",
         "Rash after iron.",
     }
-    assert not any(finding.code == "other_size" for finding in made.findings)
+    assert not any(finding.code == "other_size" for finding in loaded.findings)
 
     for expected, level, difference in (
         (4, "warning", "-25.0"),
         (2, "warning", "+50.0"),
     ):
         other = load(
-            tmp_path, a={**own, "split": "sentence", "expected_sentences": expected}
+            tmp_path, a={**site, "split": "sentence", "expected_sentences": expected}
         )
         (finding,) = (f for f in other.findings if f.code == "other_size")
         assert finding.level == level
@@ -816,7 +892,7 @@ def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(
         )
 
 
-def test_the_papers_sizes_are_those_of_its_table(
+def test_the_sizes_of_the_papers_corpora_are_those_of_its_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Table 1 of Ge et al. 2020."""
@@ -830,13 +906,13 @@ def test_the_papers_sizes_are_those_of_its_table(
 
 
 @pytest.mark.parametrize("unit", ["sentence", "document"])
-def test_data_held_out_of_training_leave_the_test_part_as_it_is(
+def test_holding_out_training_data_does_not_change_the_test_data(
     tmp_path: Path, unit: str
 ) -> None:
     conll(tmp_path / "all.txt", 0, 60)
-    own = {"path": "all.txt", "split": unit, "valid_fraction": 0.0}
-    (plain,) = load(tmp_path, a=own).data
-    (held,) = load(tmp_path, a={**own, "hold_out": 0.25}).data
+    site = {"path": "all.txt", "split": unit, "valid_fraction": 0.0}
+    (plain,) = load(tmp_path, a=site).data
+    (held,) = load(tmp_path, a={**site, "hold_out": 0.25}).data
     assert not plain.valid
     assert texts(held.test) == texts(plain.test)
     assert texts(held.train) | texts(held.valid) == texts(plain.train)
@@ -847,13 +923,13 @@ def test_data_held_out_of_training_leave_the_test_part_as_it_is(
     )
 
     conll(tmp_path / "test.txt", 100, 20)
-    given = {
+    from_parts = {
         "train": "all.txt",
         "test": "test.txt",
         "valid_fraction": 0.0,
         "split": unit,
     }
-    (parts,) = load(tmp_path, a={**given, "hold_out": 0.25}).data
+    (parts,) = load(tmp_path, a={**from_parts, "hold_out": 0.25}).data
     assert texts(parts.train) | texts(parts.valid) == texts(plain.train) | texts(
         plain.test
     )

@@ -25,8 +25,8 @@ def find(name: str) -> SiteKind:
     entry = plugins.added("site_kinds", _BUILT_IN).get(name)
     if entry is None:
         raise ConfigError(
-            f"no installed package registers sites that hold {name}: install fednotes again, "
-            "or the package that the method comes from"
+            f"no installed package registers sites that hold {name}: install fednotes "
+            "again, or the package that the method comes from"
         )
     kind: SiteKind = plugins.load(entry, SiteKind)
     return kind

@@ -1,8 +1,12 @@
-"""A job's sites of notes without annotations: files or generated notes → `SiteNotes`."""
+"""Define sites of notes without annotations, and read them.
+
+A site's notes are a source that is read again for each pass, never a list: a site's
+files may be larger than its memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -17,6 +21,7 @@ from fednotes.jobs.job import (
     CountTable,
     Job,
     NotesConfig,
+    Progress,
     SiteKind,
     Sites,
     SyntheticConfig,
@@ -24,29 +29,35 @@ from fednotes.jobs.job import (
 from fednotes.privacy.secure_sum.crypto import joined
 
 
-def load_note_sites(
-    job: Job, progress: object = None, cache: Path | None = None
-) -> Sites:
-    """The notes of a job's sites, or of the silos that they are dealt into; read in
-    passing.
+def load_note_sites(job: Job, _progress: Progress | None, _cache: Path | None) -> Sites:
+    """Read the notes of a job's sites once, and deal them into silos if it has them.
 
-    Raises DataError for a bad file, ConfigError for a setting that does not fit it,
-    each with the site.
+    Args:
+        job: The job.
+
+    Raises:
+        DataError: A file cannot be used; with the site.
+        ConfigError: A setting does not fit the files; with the site.
     """
-    corpora = list(_generated(job) if job.synthetic else _from_files(job))
-    number, by = (job.silos.number, job.silos.by) if job.silos else (0, None)
-    sites, told = site_notes(corpora, job.seed, number, by or "patient")
-    return Sites(sites, None, told)
+    corpora = list(_generate_corpora(job) if job.synthetic else _open_corpora(job))
+    if job.silos is None:
+        sites, remarks = site_notes(corpora, job.seed)
+    else:
+        by = job.silos.by or "patient"
+        sites, remarks = site_notes(corpora, job.seed, job.silos.number, by)
+    return Sites(sites, None, remarks)
 
 
-def _from_files(job: Job) -> Iterator[NoteCorpus]:
+def _open_corpora(job: Job) -> Iterator[NoteCorpus]:
+    """Yield the files of each site as a corpus."""
+
+    # Sites may exclude the same corpora.
     @cache
-    def index(paths: tuple[str, ...], where: str) -> TextIndex | None:
+    def index_corpora(paths: tuple[str, ...]) -> TextIndex | None:
         if not paths:
             return None
-        return index_documents(
-            chain.from_iterable(read(job.locate(p, where)) for p in paths)
-        )
+        documents = (read(job.locate(path, "exclude")) for path in paths)
+        return index_documents(chain.from_iterable(documents))
 
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
@@ -66,25 +77,29 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
             ", ".join(map(str, paths)),
             site.valid_fraction,
             site.max_notes,
-            index(site.exclude, "exclude"),
+            index_corpora(site.exclude),
         )
 
 
-def _generated(job: Job) -> Iterator[NoteCorpus]:
-    """The texts of generated sites as their notes (training and validation data)."""
-    for site in synthetic.generate(
+def _generate_corpora(job: Job) -> Iterator[NoteCorpus]:
+    """Yield the training and validation texts of generated sites as corpora."""
+    generated = synthetic.generate(
         job.synthetic.sites, job.synthetic.sentences, job.seed
-    ):
-        name, documents = site.data.id, (*site.data.train, *site.data.valid)
-        yield NoteCorpus(name, partial(_notes, name, documents), "generated notes")
+    )
+    for site in generated:
+        name = site.data.id
+        documents = (*site.data.train, *site.data.valid)
+        source = partial(_as_notes, name, documents)
+        yield NoteCorpus(name, source, "generated notes")
 
 
-def _notes(name: str, documents: tuple[Document, ...]) -> Iterator[Note]:
-    return (Note(d.id, d.text, d.patient, None, name) for d in documents)
+def _as_notes(name: str, documents: tuple[Document, ...]) -> Iterator[Note]:
+    for document in documents:
+        yield Note(document.id, document.text, document.patient, None, name)
 
 
-def _counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
-    """To train on, and held out to judge a model by."""
+def _tabulate_counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
+    """Return a table of the notes to train on, and of those held out to judge by."""
     rows: list[tuple[str, ...]] = []
     for site in sites:
         train = (
@@ -100,7 +115,11 @@ def _counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
     return [CountTable(heads, rows, words=2)]
 
 
-def training_examples(site: SiteNotes) -> dict[str, Iterator[bytes]]:
+def _count_notes(site: SiteNotes) -> int:
+    return site.train_notes
+
+
+def encode_training_examples(site: SiteNotes) -> Mapping[str, Iterator[bytes]]:
     """Return the training notes of a site as bytes."""
     return {"notes": (joined(note.text) for note in site.train())}
 
@@ -111,9 +130,9 @@ KIND = SiteKind(
     synthetic_config=SyntheticConfig,
     load=load_note_sites,
     fingerprint=fingerprint,
-    tabulate_counts=_counts,
+    tabulate_counts=_tabulate_counts,
     source_keys=("path", "paths"),
     source_placeholder={"path": "notes"},
-    count_examples=lambda site: site.train_notes,
-    encode_examples=training_examples,
+    count_examples=_count_notes,
+    encode_examples=encode_training_examples,
 )

@@ -1,0 +1,256 @@
+"""Read the annotated files of a job's sites.
+
+The result is each site's documents with the labels of its `label_map`, after `where`
+and `share`. No site depends on another one yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    Problem,
+    nearest,
+    within,
+)
+from fednotes.core.types import Document
+from fednotes.data.checks import (
+    Finding,
+    in_two_parts,
+    other_size,
+    problem_findings,
+)
+from fednotes.data.formats import examine
+from fednotes.data.formats.problems import Problems
+from fednotes.data.split import split
+from fednotes.data.tags import relabel, types_of
+from fednotes.data.text import split_sentences
+from fednotes.jobs.job import Job, SiteConfig
+
+Documents = tuple[Document, ...]
+# Documents by the name of their part: "path", or "train", "valid" and "test".
+Parts = dict[str, Documents]
+Types = tuple[str, ...]
+
+PARTS = ("train", "valid", "test")
+_MAX_LISTED = 12  # values in a message
+_MAX_LENGTH = 20  # characters of a value in a message
+
+# Reads a file of a format in an encoding; "" stands for a format to be recognised.
+_ReadFile = Callable[[Path, str, str], tuple[Documents, Problems]]
+
+
+@dataclass
+class ReadingLog:
+    """What the user should know about a job's data, collected while they are read.
+
+    Attributes:
+        remarks: What was changed or left out, as counts.
+        findings: What the checks found.
+    """
+
+    remarks: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SiteOfJob:
+    """One site of a job, as the stages of reading need it.
+
+    Attributes:
+        job: The job.
+        name: Name of the site.
+        log: Where the stages report what they change.
+    """
+
+    job: Job
+    name: str
+    log: ReadingLog
+
+    @property
+    def config(self) -> SiteConfig:
+        """The site's table."""
+        config: SiteConfig = self.job.sites[self.name]
+        return config
+
+    def remark(self, text: str) -> None:
+        """Add a remark on the site."""
+        self.log.remarks.append(f"{self.name}: {text}")
+
+
+def files_by_part(config: SiteConfig) -> dict[str, str]:
+    """Return the paths of a site's table by part, without those that are not set."""
+    paths = {
+        "path": config.path,
+        "train": config.train,
+        "valid": config.valid,
+        "test": config.test,
+    }
+    return {part: path for part, path in paths.items() if path}
+
+
+def read_annotated_files(job: Job, log: ReadingLog) -> dict[str, Parts]:
+    """Return the documents of each site's files, with mapped labels.
+
+    Raises:
+        DataError: Files cannot be used, or a site names a type that is not annotated.
+            The error holds the problems of all sites.
+        ConfigError: A setting does not fit the files.
+    """
+
+    # Sites may share a file.
+    @cache
+    def read_file(path: Path, format: str, encoding: str) -> tuple[Documents, Problems]:
+        return examine(path, format or None, encoding)
+
+    problems: list[Problem] = []
+    errors: list[DataError] = []
+    sites: dict[str, Parts] = {}
+    for name in job.sites:
+        try:
+            sites[name] = _read_site(SiteOfJob(job, name, log), read_file)
+        except DataError as error:
+            errors.append(error)
+            problems += error.problems or (Problem("", 0, "site", str(error)),)
+    if len(problems) == 1:
+        raise errors[0]
+    if problems:
+        raise DataError.of(problems)
+    return sites
+
+
+def _read_site(site: SiteOfJob, read_file: _ReadFile) -> Parts:
+    """Return the documents of one site, with mapped labels."""
+    raw = _read_files(site, read_file)
+    if len(raw) > 1:
+        site.log.findings += in_two_parts(raw, site.name)
+    labels = types_of(chain(*raw.values()))
+    label_map = site.config.label_map
+    for label in label_map:
+        if label not in labels:
+            site.remark(f"label_map has {label!r}, which is not annotated")
+    _require_types(site, labels)
+
+    with within(f"site {site.name!r}", FednotesError):
+        chosen = _choose_documents(site, raw)
+    _compare_size(site, chosen)
+    return {part: relabel(documents, label_map) for part, documents in chosen.items()}
+
+
+def _read_files(site: SiteOfJob, read_file: _ReadFile) -> Parts:
+    """Return the documents of a site's files.
+
+    Raises:
+        DataError: Files cannot be used; with the problems of all of them.
+    """
+    raw: Parts = {}
+    unusable: list[Problem] = []
+    config = site.config
+    for part, text in files_by_part(config).items():
+        try:
+            with within(f"site {site.name!r}", ConfigError):
+                path = site.job.locate(text, f"sites.{site.name}.{part}")
+                raw[part], problems = read_file(path, config.format, config.encoding)
+            problems.refuse(config.on_error, raw[part])
+        except DataError as error:
+            unusable += error.problems or (Problem("", 0, "file", str(error)),)
+            continue
+        site.log.findings += problem_findings(problems, site.name, Path(text).name)
+    if unusable:
+        raise DataError.of(unusable)
+    return raw
+
+
+def _require_types(site: SiteOfJob, labels: Types) -> None:
+    """Check the types of a site's files after `label_map`.
+
+    Args:
+        site: The site.
+        labels: Labels of its files.
+
+    Raises:
+        ConfigError: A type is called "O".
+        DataError: A type that the site's table names is not annotated.
+    """
+    config = site.config
+    mapped = {config.label_map.get(label, label) for label in labels} - {""}
+    if "O" in mapped:
+        raise ConfigError(
+            f"{site.name}: mentions are called 'O', which is the tag of words outside "
+            "every mention: give them another name by label_map"
+        )
+    for label in (*config.types, *config.test_types):
+        if label not in mapped:
+            annotated = ", ".join(sorted(mapped)) or "no entity"
+            raise DataError(
+                f"site {site.name!r} asks for the type {label!r}, its files have "
+                f"{annotated}; {nearest(label, mapped)}"
+            )
+
+
+def _choose_documents(site: SiteOfJob, raw: Parts) -> Parts:
+    """Return the documents that belong to a site by `where` and `share`."""
+    config = site.config
+    chosen = dict(raw)
+    if config.where:
+        chosen = {
+            part: _choose_by_metadata(documents, config.where)
+            for part, documents in raw.items()
+        }
+    if config.share:
+        part, number = config.part_of_corpus
+        shares = {str(i): 1 / number for i in range(1, number + 1)}
+        dealt = split(chosen["path"], shares, config.split, site.job.seed)
+        chosen["path"] = dealt[str(part)]
+    return chosen
+
+
+def _choose_by_metadata(documents: Documents, where: str) -> Documents:
+    """Return the documents whose metadata have a value such as "genre=nw".
+
+    Raises:
+        DataError: No document has it.
+    """
+    key, _, value = where.partition("=")
+    chosen = tuple(
+        document for document in documents if str(document.meta.get(key)) == value
+    )
+    if chosen:
+        return chosen
+    values = {
+        str(document.meta[key])[:_MAX_LENGTH]
+        for document in documents
+        if key in document.meta
+    }
+    if values:
+        known = f"{key} is one of {', '.join(sorted(values)[:_MAX_LISTED])}"
+    else:
+        keys = sorted(set(_list_metadata_keys(documents)))[:_MAX_LISTED]
+        known = f"their meta has {', '.join(keys) or 'nothing to choose by'}"
+    raise DataError(f"where = {where!r}: no document has this value; {known}")
+
+
+def _list_metadata_keys(documents: Documents) -> Iterator[str]:
+    """Yield the keys of metadata by which documents can be chosen."""
+    for document in documents:
+        for key, value in document.meta.items():
+            if isinstance(value, str | int):
+                yield key
+
+
+def _compare_size(site: SiteOfJob, parts: Mapping[str, Documents]) -> None:
+    """Report a corpus whose number of sentences is not that of its publication."""
+    expected = site.config.expected_sentences
+    if not expected:
+        return
+    documents = chain.from_iterable(parts.values())
+    sentences = sum(len(split_sentences(document)) for document in documents)
+    if sentences != expected:
+        site.log.findings.append(other_size(site.name, sentences, expected))

@@ -1,0 +1,150 @@
+"""Deal the documents of a job's sites into silos, which simulate hospitals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document, SiteData
+from fednotes.data.notes import Key
+from fednotes.data.notes.sites import assign
+from fednotes.jobs.job import Job, Sites
+
+_REMEDIES = {
+    "train": "or give more documents",
+    "valid": "or set valid_fraction higher, or to 0",
+    "test": "or give more test documents",
+}
+
+
+class _Unit(NamedTuple):
+    """A document, and the key of what is never divided between silos."""
+
+    key: Key
+    document: Document
+
+
+def deal_into_silos(job: Job, sites: Sites) -> Sites:
+    """Return the sites' documents in `silo1`, `silo2` and so on.
+
+    Train, valid and test are dealt out each by itself; a part that no site has, no silo
+    has. Generated sites are dealt out with their complete annotation. Sentences that
+    were cut out of a document stay together.
+
+    Raises:
+        ConfigError: Sites annotate different types or schemes, or a part has fewer
+            documents (or patients) than there are silos.
+    """
+    assert job.silos is not None
+    whole = sites.complete if job.synthetic and sites.complete else sites.data
+    _require_alike(whole)
+    number = job.silos.number
+    by = job.silos.by or "document"
+    unit_name = "patients" if by == "patient" else "documents"
+    dealt: dict[str, list[list[Document]]] = {}
+    counts = []
+    for part in _REMEDIES:
+        units = [
+            _Unit(_key_of(site.id, document, by), document)
+            for site in whole
+            for document in _documents_of(site, part)
+        ]
+        dealt[part] = _deal(job, part, units, unit_name)
+        if units:
+            counts.append(f"{part} {len({unit.key for unit in units}):,}")
+
+    first = whole[0]
+    silos = tuple(
+        SiteData(
+            f"silo{index + 1}",
+            first.tags,
+            tuple(dealt["train"][index]),
+            tuple(dealt["valid"][index]),
+            tuple(dealt["test"][index]),
+            first.test_types,
+        )
+        for index in range(number)
+    )
+    remark = f"{unit_name} in {number} silos: {', '.join(counts)}"
+    return Sites(silos, None, (*sites.remarks, remark), sites.findings)
+
+
+def _documents_of(site: SiteData, part: str) -> tuple[Document, ...]:
+    return {"train": site.train, "valid": site.valid, "test": site.test}[part]
+
+
+def _deal(
+    job: Job, part: str, units: Sequence[_Unit], unit_name: str
+) -> list[list[Document]]:
+    """Return the documents of one part by silo.
+
+    Args:
+        job: The job.
+        part: Name of the part.
+        units: Its documents, with their keys.
+        unit_name: What messages call what is never divided.
+
+    Raises:
+        ConfigError: There are fewer keys than silos.
+    """
+    assert job.silos is not None
+    number = job.silos.number
+    silos: list[list[Document]] = [[] for _ in range(number)]
+    if not units:
+        return silos
+    keys = {unit.key for unit in units}
+    try:
+        silo_of = assign(keys, number, job.seed)
+    except DataError as error:
+        raise ConfigError(
+            f"[silos] number = {number}: the {part} data have {len(keys)} {unit_name}, "
+            f"so a silo would have none: ask for {len(keys)} silos at most, "
+            f"{_REMEDIES[part]}"
+        ) from error
+    for unit in units:
+        silos[silo_of[unit.key]].append(unit.document)
+    return silos
+
+
+def _key_of(site: str, document: Document, by: str) -> Key:
+    """Return the key of a patient, or of the note that a document is or was cut from.
+
+    Args:
+        site: Name of the document's site.
+        document: The document.
+        by: "patient" or "document".
+    """
+    if by == "patient" and document.patient is not None:
+        return ("patient", document.patient)
+    return ("document", site, str(document.meta.get("document", document.id)))
+
+
+def _require_alike(sites: Sequence[SiteData]) -> None:
+    """Raise ConfigError unless all sites annotate the same types in the same scheme."""
+    first = sites[0]
+    for site in sites[1:]:
+        _require_equal("annotates", first, site, first.tags.types, site.tags.types)
+        _require_equal(
+            "is tested on", first, site, first.scored_types, site.scored_types
+        )
+        _require_equal(
+            "has the scheme", first, site, (first.tags.scheme,), (site.tags.scheme,)
+        )
+
+
+def _require_equal(
+    verb: str,
+    one: SiteData,
+    two: SiteData,
+    values_of_one: Sequence[str],
+    values_of_two: Sequence[str],
+) -> None:
+    """Raise ConfigError if two sites differ in types or schemes."""
+    if set(values_of_one) != set(values_of_two):
+        raise ConfigError(
+            f"[silos] silos annotate alike, but site {one.id!r} {verb} "
+            f"{', '.join(sorted(values_of_one))}, and {two.id!r} "
+            f"{', '.join(sorted(values_of_two))}: give both the same `types` "
+            "(label_map renames them) and the same scheme"
+        )

@@ -1,0 +1,186 @@
+"""Cut a site's documents into train, valid and test, and reduce these parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError, FednotesError, within
+from fednotes.core.types import SiteData, TagSet
+from fednotes.data.split import (
+    mask_overlap,
+    sentence_documents,
+    split,
+    subsample,
+    without_leaks,
+)
+from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
+from fednotes.jobs.job import SiteConfig
+from fednotes.jobs.kinds.annotated_files import (
+    PARTS,
+    Documents,
+    Parts,
+    SiteOfJob,
+    Types,
+    files_by_part,
+)
+
+
+def cut_parts(site: SiteOfJob, raw: Parts, types: Types | None) -> Parts:
+    """Return the train, valid and test documents of a site, with flat mentions.
+
+    Args:
+        site: The site.
+        raw: The documents of its files.
+        types: The types that are kept; all if None.
+
+    Raises:
+        FednotesError: The documents cannot be split.
+    """
+    flat = {
+        part: _flatten_mentions(site, part, documents, types)
+        for part, documents in raw.items()
+    }
+    with within(f"site {site.name!r}", FednotesError):
+        parts = _split(site.config, flat, site.job.seed)
+    if site.config.train and site.config.repeats == "drop":
+        _drop_leaks(site, parts)
+    return parts
+
+
+def _flatten_mentions(
+    site: SiteOfJob, part: str, documents: Documents, types: Types | None
+) -> Documents:
+    """Return documents in which no two mentions overlap, and report what changed."""
+    rule = site.config.flatten
+    counts = FlattenCounts()
+    flat = []
+    for document in relabel(documents, {}, types):
+        spans, changes = flatten(document.spans, rule)
+        flat.append(replace(document, spans=spans))
+        counts += changes
+    file = Path(files_by_part(site.config)[part]).name
+    for what, number in _list_counts(counts):
+        site.remark(f"{number} {what} mentions in {file} ({rule})")
+    return tuple(flat)
+
+
+def _list_counts(counts: FlattenCounts) -> Iterator[tuple[str, int]]:
+    """Yield the kinds of mentions that were changed, and how many there were."""
+    numbers = {
+        "duplicates": counts.duplicates,
+        "nested": counts.nested,
+        "crossing": counts.crossing,
+        "discontinuous": counts.discontinuous,
+    }
+    for what, number in numbers.items():
+        if number:
+            yield what, number
+
+
+def _split(config: SiteConfig, flat: Mapping[str, Documents], seed: int) -> Parts:
+    """Return train, valid and test, which are split off where files do not give them.
+
+    Args:
+        config: The site's table.
+        flat: The documents of its files by part.
+        seed: Seed of the split.
+    """
+    valid = config.valid_fraction
+    test = config.test_fraction
+    if config.path:
+        fractions = {"train": 1 - valid - test, "valid": valid, "test": test}
+        parts = split(flat["path"], fractions, config.split, seed)
+    else:
+        parts = {part: flat.get(part, ()) for part in PARTS}
+        if not parts["valid"] and valid:
+            parts |= _split_off_valid(config, parts["train"], valid, seed)
+    if not parts["valid"] and config.hold_out:
+        parts |= _split_off_valid(config, parts["train"], config.hold_out, seed)
+    return parts
+
+
+def _split_off_valid(
+    config: SiteConfig, train: Documents, fraction: float, seed: int
+) -> Parts:
+    fractions = {"train": 1 - fraction, "valid": fraction}
+    return split(train, fractions, config.split, seed)
+
+
+def _drop_leaks(site: SiteOfJob, parts: Parts) -> None:
+    """Drop training sentences that occur in valid or test, and report how many."""
+    for part in ("valid", "test"):
+        parts["train"], dropped = without_leaks(parts["train"], parts[part])
+        # If it has no file of its own, valid was split off train.
+        if part == "test" and not site.config.valid:
+            parts["valid"], more = without_leaks(parts["valid"], parts["test"])
+            dropped += more
+        if dropped:
+            site.remark(f"{dropped} training sentences dropped that occur in {part}")
+
+
+def reduce_parts(site: SiteOfJob, parts_by_site: Mapping[str, Parts]) -> SiteData:
+    """Return the data of a site after `mask_overlap`, `fraction` and its limits.
+
+    Args:
+        site: The site.
+        parts_by_site: Train, valid and test of all sites.
+
+    Raises:
+        ConfigError: No training document is left, or none has a mention.
+    """
+    config = site.config
+    seed = site.job.seed
+    parts = dict(parts_by_site[site.name])
+    types = _require_trainable(site, parts["train"])
+    if config.mask_overlap:
+        others = [
+            other["train"] for name, other in parts_by_site.items() if name != site.name
+        ]
+        parts["train"] = mask_overlap(parts["train"], others, config.mask_overlap, seed)
+    if config.fraction < 1:
+        sentences = sentence_documents(parts["train"])
+        parts["train"] = subsample(sentences, config.fraction, seed)
+    limits = {
+        "train": config.max_sentences,
+        "valid": config.max_valid_sentences,
+        "test": config.max_test_sentences,
+    }
+    for part, limit in limits.items():
+        parts[part] = _limit_sentences(site, part, parts[part], limit)
+    tags = TagSet(types, config.scheme)
+    return SiteData(site.name, tags, parts["train"], parts["valid"], parts["test"])
+
+
+def _require_trainable(site: SiteOfJob, train: Documents) -> Types:
+    """Return the types of a site's training data, before mentions are masked.
+
+    Raises:
+        ConfigError: There are no training documents, or none has a mention.
+    """
+    if not train:
+        raise ConfigError(
+            f"site {site.name!r}: no training document is left after splitting: give "
+            "more documents, or hold out fewer"
+        )
+    types = site.config.types or types_of(train)
+    if not types:
+        raise ConfigError(
+            f"site {site.name!r}: no entity is annotated in its training data; "
+            "check its format and label_map"
+        )
+    return types
+
+
+def _limit_sentences(
+    site: SiteOfJob, part: str, documents: Documents, limit: int
+) -> Documents:
+    """Return at most so many sentences of a part; 0 returns the documents unchanged."""
+    if not limit:
+        return documents
+    sentences = sentence_documents(documents)
+    if len(sentences) <= limit:
+        return documents
+    site.remark(f"{limit:,} of {len(sentences):,} sentences of {part} are used")
+    return subsample(sentences, limit / len(sentences), site.job.seed)

@@ -1,0 +1,289 @@
+"""Choose or draw the entity types that each site of a job annotates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.seeds import seed_of
+from fednotes.core.settings import build
+from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.data.tags import (
+    TagSets,
+    draw_appendix_d,
+    draw_disjoint,
+    relabel,
+    types_of,
+)
+from fednotes.jobs.job import Job, KindTables, SiteConfig, Sites, TagsConfig
+from fednotes.jobs.kinds.annotated_files import ReadingLog, Types
+
+_MAX_DRAWS = 10_000
+
+
+def read_tags(
+    table: Mapping[str, Any], _preset: Mapping[str, Any], where: str
+) -> KindTables:
+    """Read the [tags] table of a job, if it has one.
+
+    Args:
+        table: All tables of the job.
+        where: Name of the job in error messages.
+
+    Raises:
+        ConfigError: The table does not fit the job's other tables.
+    """
+    if "tags" not in table:
+        return KindTables()
+    tags = build(TagsConfig, table["tags"], f"{where} [tags]")
+    if tags.is_sampled and "silos" in table:
+        raise ConfigError(
+            f"{where} [silos]: silos annotate alike, design = {tags.design!r} samples "
+            "other types for each site: leave out one of the two"
+        )
+    if not tags.is_sampled and "synthetic" in table:
+        raise ConfigError(
+            f"{where} [tags]: generated sites have types of their own: "
+            'design = "disjoint" or "appendix-d" samples others'
+        )
+    for name, site in table.get("sites", {}).items():
+        if tags.is_sampled and site.get("test_types"):
+            raise ConfigError(
+                f"{where} [sites.{name}]: test_types does not go with design = "
+                f"{tags.design!r}, which tests on the complete tag set"
+            )
+    return KindTables(tags=tags)
+
+
+def named_types(site: SiteConfig) -> Types:
+    """Return the types that a site's table names for training or testing."""
+    return tuple(dict.fromkeys(site.types + site.test_types))
+
+
+def complete_types(config: TagsConfig, annotated: Iterable[Sequence[str]]) -> Types:
+    """Return the complete tag set of a job.
+
+    Args:
+        config: The [tags] table.
+        annotated: The types of each site.
+
+    Raises:
+        ConfigError: [tags] names a type that occurs at no site.
+    """
+    occurring = sorted({label for types in annotated for label in types})
+    for label in config.types:
+        if label not in occurring:
+            raise ConfigError(
+                f"[tags] types has {label!r}, which is annotated at no site; "
+                f"{nearest(label, occurring)}"
+            )
+    return config.types or tuple(occurring)
+
+
+# ---- choosing ------------------------------------------------------------------------
+
+
+class ChosenTypes(NamedTuple):
+    """The types with which the documents of a job are read.
+
+    Attributes:
+        by_site: The types that each site's documents keep; None keeps all.
+        complete: The complete tag set; empty for a job without [tags].
+    """
+
+    by_site: Mapping[str, Types | None]
+    complete: Types
+
+
+def choose_types(
+    job: Job, annotated: Mapping[str, Types], log: ReadingLog
+) -> ChosenTypes:
+    """Return the types with which the documents of each site are read.
+
+    Args:
+        job: The job.
+        annotated: The types in each site's files.
+        log: Where types that are left out are reported.
+
+    Raises:
+        ConfigError: The types of a site do not fit [tags].
+    """
+    named = {
+        name: named_types(site) if site.types else None
+        for name, site in job.sites.items()
+    }
+    if job.tags is None:
+        return ChosenTypes(named, ())
+    wanted = {name: types or annotated[name] for name, types in named.items()}
+    complete = complete_types(job.tags, wanted.values())
+    for name, site in job.sites.items():
+        _require_fitting_types(name, site, job.tags, complete)
+    for name, labels in annotated.items():
+        _leave_out_labels(name, labels, complete, log)
+    if job.tags.is_sampled:
+        return ChosenTypes(dict.fromkeys(job.sites, complete), complete)
+    by_site = {
+        name: tuple(label for label in complete if label in types)
+        for name, types in wanted.items()
+    }
+    return ChosenTypes(by_site, complete)
+
+
+def _require_fitting_types(
+    name: str, site: SiteConfig, config: TagsConfig, complete: Types
+) -> None:
+    """Raise ConfigError if the types that a site's table names do not fit [tags]."""
+    named = named_types(site)
+    missing = sorted(set(complete) - set(named))
+    if config.is_sampled and site.types and missing:
+        raise ConfigError(
+            f"site {name!r} keeps {', '.join(named)}, but design = {config.design!r} "
+            f"needs the complete tag set there, also {', '.join(missing)}: leave out "
+            'its `types`, or set design = "given"'
+        )
+    unknown = [label for label in named if label not in complete]
+    if unknown and not config.is_sampled:
+        raise ConfigError(
+            f"site {name!r} has the type {unknown[0]!r}, [tags] types does not; "
+            f"{nearest(unknown[0], complete)}"
+        )
+
+
+def _leave_out_labels(
+    name: str, labels: Types, complete: Types, log: ReadingLog
+) -> None:
+    """Report labels of a site's files that the complete tag set lacks.
+
+    Raises:
+        ConfigError: No label is left.
+    """
+    unknown = sorted(set(labels) - set(complete))
+    if not unknown:
+        return
+    annotates = f"annotates {', '.join(unknown)}"
+    if len(unknown) == len(set(labels)):
+        raise ConfigError(
+            f"site {name!r} {annotates}; [tags] types has {', '.join(complete)}: map "
+            "its labels to these in label_map, or add them to types"
+        )
+    log.remarks.append(f"{name}: {annotates}, which [tags] types lacks: left out")
+
+
+def keep_types(
+    site: SiteData, types: Types, kept: Types | None, test_types: Types = ()
+) -> SiteData:
+    """Return a site whose data keep some types.
+
+    Args:
+        site: The site.
+        types: The types of its tag set.
+        kept: The types that its data keep; all if None.
+        test_types: The types that its test data keep, if these are others.
+    """
+    return SiteData(
+        site.id,
+        TagSet(types, site.tags.scheme),
+        relabel(site.train, {}, kept),
+        relabel(site.valid, {}, kept),
+        relabel(site.test, {}, test_types or kept),
+        test_types,
+    )
+
+
+def require_learnable(types: Types, sites: Sequence[SiteData]) -> None:
+    """Raise ConfigError if a type of [tags] is in no site's tag set."""
+    for label in types:
+        if not any(label in site.tags.types for site in sites):
+            by_site = "; ".join(
+                f"{site.id}: {', '.join(site.tags.types)}" for site in sites
+            )
+            raise ConfigError(
+                f"[tags] types has {label!r}, which no site annotates in its training "
+                f"data ({by_site}): leave it out, or add it to the `types` of a site"
+            )
+
+
+def describe_tag_sets(sites: Sequence[SiteData]) -> Iterator[str]:
+    """Yield which types each site annotates, and which have no training mention."""
+    number = len({label for site in sites for label in site.tags.types})
+    for site in sites:
+        yield f"{site.id}: annotates {', '.join(site.tags.types)} (of {number} types)"
+        mentioned = types_of(site.train)
+        missing = [label for label in site.tags.types if label not in mentioned]
+        if missing:
+            yield f"{site.id}: no training mention of {', '.join(missing)}"
+
+
+# ---- sampling ------------------------------------------------------------------------
+
+
+def draw_types(
+    config: TagsConfig,
+    seed: int,
+    types: Types,
+    documents: Sequence[Iterable[Document]],
+) -> TagSets:
+    """Return the types of each site in the job's sampling.
+
+    Args:
+        config: The [tags] table.
+        seed: The job's seed.
+        types: The complete tag set.
+        documents: The documents of each site, of all parts.
+
+    Raises:
+        ConfigError: The types cannot be dealt out, or no draw has enough mentions.
+    """
+    sampling = config.find_sampling(seed)
+    mentions = [
+        Counter(span.label for document in of_site for span in document.spans)
+        for of_site in documents
+    ]
+    for attempt in range(_MAX_DRAWS):
+        draw_seed = seed_of(sampling, "draw", attempt) if attempt else sampling
+        if config.design == "disjoint":
+            sets = draw_disjoint(types, len(mentions), config.per_site, draw_seed)
+        else:
+            sets = draw_appendix_d(types, len(mentions), draw_seed)
+        fewest = min(
+            (
+                counts[label]
+                for counts, drawn in zip(mentions, sets, strict=True)
+                for label in drawn
+            ),
+            default=config.min_mentions,
+        )
+        if fewest >= config.min_mentions:
+            return sets
+    raise ConfigError(
+        f"[tags] min_mentions = {config.min_mentions}: in {_MAX_DRAWS:,} draws some "
+        "site never mentions one of its types so often; lower it, or leave rare types "
+        "out of [tags] types"
+    )
+
+
+def sample_sites(sets: TagSets, types: Types, full: Sequence[SiteData]) -> Sites:
+    """Return sites whose training and validation data keep the types drawn for them.
+
+    Args:
+        sets: The types drawn for each site.
+        types: The complete tag set.
+        full: The sites with all types annotated.
+    """
+    drawn = {label for of_site in sets for label in of_site}
+    unused = [label for label in types if label not in drawn]
+    types = tuple(label for label in types if label in drawn)
+    complete = tuple(keep_types(site, types, types) for site in full)
+    data = tuple(
+        keep_types(site, of_site, of_site, types)
+        for site, of_site in zip(complete, sets, strict=True)
+    )
+    remarks = list(describe_tag_sets(data))
+    if unused:
+        remarks.insert(
+            0,
+            "annotated at no site in this sampling, left out: " + ", ".join(unused),
+        )
+    return Sites(data, complete, tuple(remarks))
