@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +28,19 @@ from fednotes.data.formats.files import open_seekable, starts_with
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
 from fednotes.data.formats.json_files import parse_json_line
+from fednotes.data.formats.parquet_pages import (
+    ColumnSize,
+    footer_limits,
+    measure_column,
+)
 from fednotes.data.formats.problems import Problems
+from fednotes.data.formats.row_sizes import (
+    OBJECT_SIZE,
+    has_shared_values,
+    size_in_memory,
+    slices_within,
+    stated_widths,
+)
 from fednotes.data.tags import encode, flatten, types_of
 from fednotes.data.text import tokenize
 
@@ -36,13 +49,16 @@ _SIGNATURES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 # PAR1 is also a gene: a text that begins with it as a word is no Parquet.
 _GENE = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))
 _UNREADABLE = "no Parquet or Arrow that can be read: is the file complete?"
-_OBJECT_SIZE = 32  # bytes that a Python value takes at least
-_MAX_BATCH = 1024  # rows
+_MAX_BATCH = 1024  # rows that are unpacked at a time
+_READ_SIZE = 2**20  # bytes of a column that are read at a time
+_SMALL = 2**20  # bytes of a column of lists that are unpacked without precaution
+_GROUP_ROWS = 5000  # rows of a group that is written
 
 
 def _import_arrow() -> Any:
     with needs("pyarrow", "arrow"):
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     return pyarrow
 
@@ -145,7 +161,7 @@ def column_names(path: Path) -> list[str]:
 def _read_schema(path: Path) -> Any:
     arrow = _import_arrow()
     with _open(arrow, path) as file:
-        schema, _ = _open_batches(arrow, file)
+        schema, _ = _open_batches(arrow, file, path)
         return schema
 
 
@@ -153,8 +169,8 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the values of some columns of each row.
 
     One batch of rows is in memory at a time. Rows may share a value, so a small file
-    may hold far more than any memory can; the size of the rows is counted while they
-    are read.
+    may hold far more than any memory can; what the file states is compared with its
+    size before it is unpacked, and the size of the rows is counted while they are read.
 
     Args:
         path: The file.
@@ -165,79 +181,95 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     """
     arrow = _import_arrow()
     with _open(arrow, path) as file:
-        schema, batches = _open_batches(arrow, file, columns)
+        schema, batches = _open_batches(arrow, file, path, columns)
         for name in columns:
-            if _has_shared_values(arrow, schema.field(name).type):
+            if schema.get_field_index(name) < 0:
+                raise DataError.at(
+                    path, 0, "two of its columns have one name: rename one of them"
+                )
+            if has_shared_values(arrow, schema.field(name).type):
                 raise DataError.at(
                     path,
                     0,
                     "a column holds lists of shared values: write these as plain "
                     "values",
                 )
-        file_size = _size_of_file(file)
-        limit = max(bounds.PACKED_FREE, bounds.PACKED_RATIO * file_size)
+        limits = _Limits.of(path, file)
         size = 0
         for batch in batches:
-            if batch.nbytes > bounds.ARROW_BYTES:
-                raise DataError.at(
-                    path,
-                    0,
-                    f"a batch of rows has more than {bounds.ARROW_BYTES:,} bytes: "
-                    "write fewer rows into a group",
-                )
-            indices = [batch.schema.get_field_index(name) for name in columns]
-            arrays = [batch.column(index) for index in indices]
-            for row in range(batch.num_rows):
-                values = [array[row].as_py() for array in arrays]
-                size += sum(map(_size_in_memory, values))
-                if size > limit:
-                    raise DataError.at(
-                        path,
-                        0,
-                        f"its rows have more than {limit:,} bytes, which no notes of a "
-                        f"file of {file_size:,} bytes have: write it anew",
-                    )
-                yield values
+            # Arrow trusts the offsets and indices in a file.
+            batch.validate(full=True)
+            limits.require_batch(batch.nbytes)
+            for piece, piece_size in slices_within(arrow, batch, limits.batch):
+                limits.require_batch(piece_size)
+                arrays = [_plain_column(arrow, piece, schema, each) for each in columns]
+                for row in range(piece.num_rows):
+                    values = [array[row].as_py() for array in arrays]
+                    size += sum(map(size_in_memory, values))
+                    limits.require_rows(size)
+                    yield values
 
 
-def _size_of_file(file: BinaryIO) -> int:
-    position = file.tell()
-    size = file.seek(0, os.SEEK_END)
-    file.seek(position)
-    return size
+@dataclass(frozen=True)
+class _Limits:
+    """How much the rows of a file may take in memory.
 
-
-def _size_in_memory(value: Any) -> int:
-    """Return about how many bytes a value of a row takes in memory."""
-    if isinstance(value, str | bytes):
-        return _OBJECT_SIZE + len(value)
-    if isinstance(value, dict):
-        return _OBJECT_SIZE + sum(map(_size_in_memory, value.values()))
-    if isinstance(value, list):
-        return _OBJECT_SIZE + sum(map(_size_in_memory, value))
-    return _OBJECT_SIZE
-
-
-def _has_shared_values(arrow: Any, kind: Any, depth: int = 0) -> bool:
-    """Return whether values within one value of a type may be shared.
-
-    Such a value may be arbitrarily large. A column of shared values is harmless: it has
-    one of them per row, and these are counted.
-
-    Args:
-        arrow: The package pyarrow.
-        kind: The type.
-        depth: How deep the type is nested.
+    Attributes:
+        path: The file.
+        file_size: Its bytes.
+        rows: Bytes that all rows of the file may have.
+        batch: Bytes that a batch of rows may have.
     """
-    is_shared = (
-        arrow.types.is_dictionary(kind)
-        or arrow.types.is_run_end_encoded(kind)
-        or str(kind) in ("string_view", "binary_view")
-    )
-    if depth > 0 and is_shared:
-        return True
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return any(_has_shared_values(arrow, each, depth + 1) for each in inner)
+
+    path: Path
+    file_size: int
+    rows: int
+    batch: int
+
+    @classmethod
+    def of(cls, path: Path, file: BinaryIO) -> _Limits:
+        """Return the limits of an open file."""
+        position = file.tell()
+        file_size = file.seek(0, os.SEEK_END)
+        file.seek(position)
+        rows = max(bounds.PACKED_FREE, bounds.PACKED_RATIO * file_size)
+        return cls(path, file_size, rows, min(rows, bounds.ARROW_BYTES))
+
+    def require_rows(self, size: int) -> None:
+        """Raise DataError if rows of some bytes are more than a file's rows may be."""
+        if size > self.rows:
+            raise DataError.at(
+                self.path,
+                0,
+                f"its rows have more than {self.rows:,} bytes, which no notes of a "
+                f"file of {self.file_size:,} bytes have: write it anew",
+            )
+
+    def require_batch(self, size: int) -> None:
+        """Raise DataError if some bytes are more than a batch of rows may have."""
+        self.require_rows(size)
+        if size > bounds.ARROW_BYTES:
+            raise DataError.at(
+                self.path,
+                0,
+                f"a batch of rows has more than {bounds.ARROW_BYTES:,} bytes: "
+                "write fewer rows into a group",
+            )
+
+
+def _plain_column(arrow: Any, batch: Any, schema: Any, name: str) -> Any:
+    """Return a column of a batch, of the type that the file gives it if that is fast.
+
+    The values of a dictionary are the same, but Python gets them one by one.
+    """
+    array = batch.column(batch.schema.get_field_index(name))
+    kind = schema.field(name).type
+    if array.type == kind:
+        return array
+    try:
+        return array.cast(kind)
+    except arrow.ArrowNotImplementedError:  # such as to a view of texts
+        return array
 
 
 @contextmanager
@@ -251,7 +283,7 @@ def _open(arrow: Any, path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_batches(
-    arrow: Any, file: BinaryIO, columns: Sequence[str] | None = None
+    arrow: Any, file: BinaryIO, path: Path, columns: Sequence[str] | None = None
 ) -> tuple[Any, Iterable[Any]]:
     """Return the schema of a file, and its rows in batches.
 
@@ -260,21 +292,135 @@ def _open_batches(
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"PAR1"):
-        source = arrow.parquet.ParquetFile(file)
-        metadata = source.metadata
-        group_sizes = [
-            metadata.row_group(index).total_byte_size
-            for index in range(metadata.num_row_groups)
-        ]
-        # Rows may share a value, which is no larger than its group.
-        largest_group = max(1, *group_sizes, 0)
-        batch_size = min(_MAX_BATCH, max(1, bounds.ARROW_BYTES // largest_group))
-        return source.schema_arrow, source.iter_batches(batch_size, columns=columns)
+        limits = footer_limits(file)
+        source = arrow.parquet.ParquetFile(file, **limits)
+        reader = _ParquetReader(arrow, file, path, source, columns or ())
+        return source.schema_arrow, reader.read_batches()
     if head.startswith(b"ARROW1"):
         source = arrow.ipc.open_file(file)
         return source.schema, map(source.get_batch, range(source.num_record_batches))
     source = arrow.ipc.open_stream(file)
     return source.schema, source
+
+
+class _ParquetReader:
+    """Reads a Parquet file in batches of rows that are measured first.
+
+    Args:
+        arrow: The package pyarrow.
+        file: The file.
+        path: Its path, for messages.
+        source: Its `ParquetFile`.
+        columns: The names of the columns to read.
+    """
+
+    def __init__(
+        self,
+        arrow: Any,
+        file: BinaryIO,
+        path: Path,
+        source: Any,
+        columns: Sequence[str],
+    ) -> None:
+        self._arrow = arrow
+        self._file = file
+        self._source = source
+        self._columns = columns
+        self._limits = _Limits.of(path, file)
+        # A name stands for a column and for the columns within it.
+        self._leaves = {
+            number: path
+            for number, path in enumerate(column.path for column in source.schema)
+            if any(_is_within(path, name) for name in columns)
+        }
+
+    def read_batches(self) -> Iterator[Any]:
+        """Yield the rows, a group after the other."""
+        for group in range(self._source.metadata.num_row_groups):
+            sizes = self._measure(group)
+            batch_size = self._batch_size(sizes)
+            reader = self._arrow.parquet.ParquetFile(
+                self._file,
+                metadata=self._source.metadata,
+                read_dictionary=self._dictionaries(sizes),
+                pre_buffer=False,
+                buffer_size=_READ_SIZE,
+                **footer_limits(self._file),
+            )
+            yield from reader.iter_batches(
+                batch_size, row_groups=[group], columns=self._columns
+            )
+
+    def _measure(self, group: int) -> dict[int, ColumnSize]:
+        """Return the sizes of the columns of a group.
+
+        Raises:
+            DataError: A page of each column has more bytes than a batch may have, or
+                the columns have more values than the rows of the file may have.
+        """
+        limits = self._limits
+        sizes = {
+            number: measure_column(
+                self._arrow, self._file, self._source, group, number, limits.batch
+            )
+            for number in self._leaves
+        }
+        limits.require_batch(sum(size.largest_page for size in sizes.values()))
+        limits.require_rows(OBJECT_SIZE * sum(size.values for size in sizes.values()))
+        return sizes
+
+    def _batch_size(self, sizes: Mapping[int, ColumnSize]) -> int:
+        """Return how many rows of a group may be unpacked at a time.
+
+        Raises:
+            DataError: A row may have more bytes than a batch may have.
+        """
+        limits = self._limits
+        width = 1  # bytes that a row may have
+        is_large = sum(size.unpacked for size in sizes.values()) > limits.batch
+        for number, size in sizes.items():
+            if is_large:
+                width += size.largest_page
+            if not self._is_list(number):
+                width += size.shared
+            elif size.has_deltas:
+                limits.require_batch(size.values * size.shared)
+        for name in self._columns:
+            kind = self._source.schema_arrow.field(name).type
+            row_width, item_width = stated_widths(self._arrow, kind)
+            limits.require_batch(row_width)
+            width += row_width
+            values = sum(
+                size.values
+                for number, size in sizes.items()
+                if _is_within(self._leaves[number], name)
+            )
+            limits.require_rows(item_width * values)
+        return min(_MAX_BATCH, max(1, limits.batch // width))
+
+    def _dictionaries(self, sizes: Mapping[int, ColumnSize]) -> list[str]:
+        """Return the paths of columns that are read as dictionaries.
+
+        These are columns of lists whose texts may be far longer than their pages, since
+        a row may have any number of them.
+        """
+        return [
+            path
+            for number, path in self._leaves.items()
+            if self._source.schema.column(number).physical_type == "BYTE_ARRAY"
+            and self._is_list(number)
+            and not sizes[number].has_deltas
+            and sizes[number].values * sizes[number].shared > _SMALL
+        ]
+
+    def _is_list(self, number: int) -> bool:
+        """Return whether a row may have any number of values in a column."""
+        return bool(self._source.schema.column(number).max_repetition_level > 0)
+
+
+def _is_within(path: str, name: str) -> bool:
+    """Return whether a path of Parquet is that of a column, or leads into it."""
+    return path == name or path.startswith(f"{name}.")
 
 
 # ---- writing -------------------------------------------------------------------------
@@ -288,7 +434,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     records = [_to_row(document, tagset) for document in all_documents]
     table = arrow.Table.from_pylist(records, schema=_schema(arrow, tagset))
     sink = arrow.BufferOutputStream()
-    arrow.parquet.write_table(table, sink)
+    arrow.parquet.write_table(table, sink, row_group_size=_GROUP_ROWS)
     write_out(Path(path), sink.getvalue().to_pybytes())
 
 

@@ -1,0 +1,404 @@
+"""Measure what a Parquet file holds before Arrow unpacks it.
+
+Arrow trusts the footer and the page headers of a file: a list of a million columns, a
+run of a billion equal values or a page of 2 GB takes a few bytes to state, and Arrow
+allocates the memory for it. The footer's sums say nothing about it, since whoever wrote
+the file chose them. The page headers do: Arrow unpacks no more than they state. So they
+are read here first. They are structs of Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+_TAIL = 8  # bytes at the end of a file: the length of its footer, and its signature
+_MIN_ITEMS = 1000  # items that any list of a footer may have
+_ITEM_BYTES = 8  # that an item of a list of a footer has at least
+_FREE_FOOTER = 2**20  # bytes that a footer may have in any file
+_FOOTER_SHARE = 4  # a longer footer may be a quarter of the file
+
+_HEADER_STEPS = (2**8, 2**12, 2**16, 2**24)  # bytes in which a page header is sought
+_OLD_PADDING = 100  # bytes after a column that Arrow reads in files of old writers
+_MAX_DEPTH = 16  # of structs in a page header
+
+# Kinds of a page.
+_DATA_PAGE = 0
+_DICTIONARY_PAGE = 2
+_DATA_PAGE_V2 = 3
+
+# Encodings whose own headers state how many values follow.
+_DELTA_LENGTH_BYTE_ARRAY = 6
+_DELTA_BYTE_ARRAY = 7
+
+_RLE = 3  # the encoding of levels that state their length
+
+# Types of Thrift's compact protocol.
+_TRUE = 1
+_FALSE = 2
+_BYTE = 3
+_I16 = 4
+_I32 = 5
+_I64 = 6
+_DOUBLE = 7
+_BINARY = 8
+_STRUCT = 12
+
+
+@dataclass(frozen=True)
+class ColumnSize:
+    """What the pages of a column of a row group hold.
+
+    Attributes:
+        values: The values, where null and an empty list are one value, too.
+        unpacked: The bytes of all pages when they are unpacked.
+        largest_page: The bytes of the largest page when it is unpacked.
+        shared: The bytes that a value takes at most which a row states in a few bytes,
+            because it is in a dictionary or begins as the value before it.
+        has_deltas: Whether a page of texts has a delta encoding; Arrow cannot read it
+            as a dictionary.
+    """
+
+    values: int
+    unpacked: int
+    largest_page: int
+    shared: int
+    has_deltas: bool
+
+
+# ---- the footer ----------------------------------------------------------------------
+
+
+def footer_limits(file: BinaryIO) -> dict[str, int]:
+    """Return the limits of lists and texts in a file's footer, for `ParquetFile`.
+
+    Arrow makes room for a list as soon as its length is stated. A column takes 230
+    times its bytes of the footer.
+
+    Raises:
+        ValueError: The file has no footer, or one of an impossible length.
+    """
+    file_size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, file_size - _TAIL))
+    tail = file.read(_TAIL)
+    file.seek(0)
+    length = int.from_bytes(tail[:4], "little")
+    if length > max(_FREE_FOOTER, file_size // _FOOTER_SHARE):
+        raise ValueError("the footer is too long")
+    return {
+        "thrift_container_size_limit": max(_MIN_ITEMS, length // _ITEM_BYTES),
+        "thrift_string_size_limit": file_size,
+    }
+
+
+# ---- pages ---------------------------------------------------------------------------
+
+
+def measure_column(
+    arrow: Any, file: BinaryIO, source: Any, group: int, column: int, max_page: int
+) -> ColumnSize:
+    """Return what the pages of a column hold; only their headers are read.
+
+    Args:
+        arrow: The package pyarrow.
+        file: The file.
+        source: Its `ParquetFile`.
+        group: The number of the row group.
+        column: The number of the column in it.
+        max_page: Bytes of the largest page, unpacked, that is looked into.
+
+    Raises:
+        ValueError: A page header is damaged.
+    """
+    chunk = source.metadata.row_group(group).column(column)
+    levels = source.schema.column(column)
+    values = 0
+    unpacked = 0
+    largest_page = 0
+    dictionary = 0
+    has_deltas = False
+    has_prefixes = False
+    for page in _read_pages(file, chunk):
+        values += page.values
+        unpacked += page.unpacked
+        largest_page = max(largest_page, page.unpacked)
+        if page.kind == _DICTIONARY_PAGE:
+            dictionary = max(dictionary, page.unpacked)
+        if page.encoding in (_DELTA_LENGTH_BYTE_ARRAY, _DELTA_BYTE_ARRAY):
+            has_deltas = True
+            has_prefixes = has_prefixes or page.encoding == _DELTA_BYTE_ARRAY
+            if page.unpacked <= max_page:
+                _check_deltas(arrow, file, page, chunk, levels)
+    return ColumnSize(
+        values=values,
+        unpacked=unpacked,
+        largest_page=largest_page,
+        shared=unpacked if has_prefixes else dictionary,
+        has_deltas=has_deltas,
+    )
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page, as its header states it.
+
+    Attributes:
+        kind: The kind of the page.
+        position: Where its content begins in the file.
+        packed: The bytes of its content.
+        unpacked: The bytes of its content when it is unpacked.
+        values: The values of a page of data, with nulls.
+        encoding: The encoding of these values.
+        level_encodings: The encodings of the repetition and the definition levels.
+        levels: The bytes of levels before the values, which are not packed; None if
+            the levels are packed with the values.
+        is_packed: Whether the content is packed, if the column is.
+    """
+
+    kind: int
+    position: int
+    packed: int
+    unpacked: int
+    values: int = 0
+    encoding: int = -1
+    level_encodings: tuple[int, int] = (_RLE, _RLE)
+    levels: int | None = None
+    is_packed: bool = True
+
+
+def _read_pages(file: BinaryIO, chunk: Any) -> Iterator[_Page]:
+    """Yield the pages of a column that Arrow would read, as it would find them."""
+    file_size = file.seek(0, os.SEEK_END)
+    position = chunk.data_page_offset
+    if chunk.dictionary_page_offset:
+        position = min(position, chunk.dictionary_page_offset)
+    end = min(file_size, position + chunk.total_compressed_size + _OLD_PADDING)
+    values = 0
+    while values < chunk.num_values and position < end:
+        page = _read_page(file, position)
+        if page.packed < 0 or page.unpacked < 0 or page.values < 0:
+            raise ValueError("a size is negative")
+        position = page.position + page.packed
+        if position > file_size:
+            raise ValueError("a page ends after the file")
+        values += page.values
+        yield page
+
+
+def _read_page(file: BinaryIO, position: int) -> _Page:
+    """Return the page whose header begins at a position."""
+    if position < 0:
+        raise ValueError("a page begins before the file")
+    for step in _HEADER_STEPS:
+        file.seek(position)
+        reader = _CompactReader(file.read(step))
+        try:
+            header = reader.read_struct()
+            break
+        except IndexError:  # the header is longer
+            continue
+    else:
+        raise ValueError("a page header has no end")
+    kind = _integer(header, 1)
+    start = position + reader.position
+    unpacked = _integer(header, 2)
+    packed = _integer(header, 3)
+    if kind == _DATA_PAGE:
+        content = _struct(header, 5)
+        return _Page(
+            kind,
+            start,
+            packed,
+            unpacked,
+            values=_integer(content, 1),
+            encoding=_integer(content, 2),
+            level_encodings=(_integer(content, 4), _integer(content, 3)),
+        )
+    if kind == _DATA_PAGE_V2:
+        content = _struct(header, 8)
+        return _Page(
+            kind,
+            start,
+            packed,
+            unpacked,
+            values=_integer(content, 1),
+            encoding=_integer(content, 4),
+            levels=_integer(content, 5) + _integer(content, 6),
+            is_packed=content.get((7, _TRUE), True),
+        )
+    if kind == _DICTIONARY_PAGE and _integer(_struct(header, 7), 1) > unpacked:
+        raise ValueError("a dictionary has more values than bytes")
+    return _Page(kind, start, packed, unpacked)
+
+
+# ---- delta encodings -----------------------------------------------------------------
+
+
+def _check_deltas(
+    arrow: Any, file: BinaryIO, page: _Page, chunk: Any, levels: Any
+) -> None:
+    """Raise ValueError if a page's lengths of texts are more than its values.
+
+    Arrow unpacks all lengths of a page at once, and a few bytes can state a billion of
+    them.
+
+    Args:
+        arrow: The package pyarrow.
+        file: The file.
+        page: The page.
+        chunk: The metadata of its column in the row group.
+        levels: The column in the schema.
+    """
+    file.seek(page.position)
+    data = file.read(page.packed)
+    position = 0
+    if page.levels is None:
+        data = _unpack(arrow, data, page.unpacked, chunk.compression)
+        max_levels = (levels.max_repetition_level, levels.max_definition_level)
+        for max_level, encoding in zip(max_levels, page.level_encodings, strict=True):
+            if max_level == 0:
+                continue
+            if encoding != _RLE:
+                raise ValueError("levels whose length is not stated")
+            position += 4 + int.from_bytes(data[position : position + 4], "little")
+    else:
+        if not 0 <= page.levels <= min(len(data), page.unpacked):
+            raise ValueError("the levels are longer than their page")
+        data = data[page.levels :]
+        if page.is_packed:
+            size = page.unpacked - page.levels
+            data = _unpack(arrow, data, size, chunk.compression)
+    reader = _CompactReader(data, position)
+    runs = 2 if page.encoding == _DELTA_BYTE_ARRAY else 1  # of prefixes, and of ends
+    try:
+        for _ in range(runs):
+            if reader.skip_deltas() > page.values:
+                raise ValueError("a page has more lengths than values")
+    except IndexError:
+        raise ValueError("a page ends within its lengths") from None
+
+
+def _unpack(arrow: Any, data: bytes, size: int, compression: str) -> bytes:
+    if compression == "UNCOMPRESSED" or not data:
+        return data
+    codec = {"LZ4": "lz4_raw"}.get(compression, compression.lower())
+    unpacked: bytes = arrow.decompress(data, size, codec=codec, asbytes=True)
+    return unpacked
+
+
+# ---- Thrift --------------------------------------------------------------------------
+
+# The fields of a struct by number and type. As in Arrow's reader, a field of another
+# type than the expected one counts as missing, and the last of several counts.
+_Fields = dict[tuple[int, int], Any]
+
+
+def _integer(fields: _Fields, number: int) -> int:
+    """Return a field of 32 bits."""
+    value = fields.get((number, _I32))
+    if value is None or not -(2**31) <= value < 2**31:
+        raise ValueError("a page header lacks a number")
+    return int(value)
+
+
+def _struct(fields: _Fields, number: int) -> _Fields:
+    value = fields.get((number, _STRUCT))
+    if value is None:
+        raise ValueError("a page header lacks a struct")
+    struct: _Fields = value
+    return struct
+
+
+class _CompactReader:
+    """Reads Thrift's compact protocol, and Parquet's runs of deltas.
+
+    An IndexError says that the bytes end too early.
+
+    Args:
+        data: The bytes.
+        position: Where to begin.
+
+    Attributes:
+        position: Where the next value begins.
+    """
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self._data = data
+        self.position = position
+
+    def read_struct(self, depth: int = 0) -> _Fields:
+        """Return the numbers and structs of a struct; other fields are skipped."""
+        if depth > _MAX_DEPTH:
+            raise ValueError("structs are nested too deep")
+        fields: _Fields = {}
+        number = 0
+        while head := self._read_byte():
+            kind = head & 15
+            step = head >> 4
+            number = number + step if step else self._read_zigzag()
+            if kind in (_TRUE, _FALSE):
+                fields[number, _TRUE] = kind == _TRUE
+            else:
+                fields[number, kind] = self._read_value(kind, depth)
+        return fields
+
+    def _read_value(self, kind: int, depth: int) -> Any:
+        """Return a number or a struct; skip a value of another type."""
+        if kind in (_I16, _I32, _I64):
+            return self._read_zigzag()
+        if kind == _STRUCT:
+            return self.read_struct(depth + 1)
+        if kind == _BYTE:
+            self._skip_bytes(1)
+        elif kind == _DOUBLE:
+            self._skip_bytes(8)
+        elif kind == _BINARY:
+            self._skip_bytes(self._read_varint())
+        else:
+            raise ValueError("a type that no page header has")
+        return None
+
+    def skip_deltas(self) -> int:
+        """Skip a run of DELTA_BINARY_PACKED, and return how many values it states."""
+        block = self._read_varint()
+        parts = self._read_varint()
+        count = self._read_varint()
+        self._read_varint()  # the first value
+        if parts == 0 or block % parts or block // parts % 32:
+            raise ValueError("the blocks of a page are damaged")
+        part = block // parts
+        left = count - 1
+        while left > 0:
+            self._read_varint()  # the smallest difference
+            widths = self._data[self.position : self.position + parts]
+            self._skip_bytes(parts)
+            for width in widths:
+                if left > 0:
+                    self._skip_bytes(width * part // 8)
+                left -= part
+        return count
+
+    def _skip_bytes(self, number: int) -> None:
+        if number > len(self._data) - self.position:
+            raise IndexError
+        self.position += number
+
+    def _read_byte(self) -> int:
+        value = self._data[self.position]
+        self.position += 1
+        return value
+
+    def _read_varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self._read_byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number of too many bytes")
+
+    def _read_zigzag(self) -> int:
+        value = self._read_varint()
+        return (value >> 1) ^ -(value & 1)

@@ -1,0 +1,165 @@
+"""Measure rows of Arrow before they become values of Python.
+
+Within a column, rows may share a value, and the parts of a row may, too. So a column of
+a few bytes can stand for more values than any memory can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+OBJECT_SIZE = 32  # bytes that a Python value takes at least
+_SCALAR_SIZE = 16  # bytes that a value takes at most in Arrow, besides texts
+
+
+def size_in_memory(value: Any) -> int:
+    """Return about how many bytes a value of a row takes in memory."""
+    if isinstance(value, str | bytes):
+        return OBJECT_SIZE + len(value)
+    if isinstance(value, dict):
+        return OBJECT_SIZE + sum(map(size_in_memory, value.values()))
+    if isinstance(value, list):
+        return OBJECT_SIZE + sum(map(size_in_memory, value))
+    return OBJECT_SIZE
+
+
+def slices_within(arrow: Any, batch: Any, limit: int) -> Iterator[tuple[Any, int]]:
+    """Yield a batch of rows in pieces that take no more than a limit.
+
+    Args:
+        arrow: The package pyarrow.
+        batch: The rows.
+        limit: The limit in bytes.
+
+    Yields:
+        The pieces, and about how many bytes their values take at most. A piece of one
+        row may exceed the limit.
+    """
+    pending = [batch]
+    while pending:
+        piece = pending.pop()
+        size = sum(measure(arrow, column) for column in piece.columns)
+        if size <= limit or piece.num_rows <= 1:
+            yield piece, size
+            continue
+        middle = piece.num_rows // 2
+        pending += [piece.slice(middle), piece.slice(0, middle)]
+
+
+def measure(arrow: Any, array: Any) -> int:
+    """Return about how many bytes the values of an array take in memory, at most."""
+    if not len(array):
+        return 0
+    return OBJECT_SIZE * len(array) + _measure_content(arrow, array)
+
+
+def _measure_content(arrow: Any, array: Any) -> int:
+    """Return the bytes of an array's values without their objects."""
+    kind = array.type
+    types = arrow.types
+    if _has_lengths(arrow, kind):
+        return _sum(arrow, arrow.compute.binary_length(array))
+    if types.is_dictionary(kind) and _has_lengths(arrow, kind.value_type):
+        lengths = arrow.compute.binary_length(array.dictionary)
+        return _sum(arrow, lengths.take(array.indices))
+    # Each of the values may be all that they share.
+    if types.is_dictionary(kind):
+        return len(array) * measure(arrow, array.dictionary)
+    if types.is_run_end_encoded(kind):
+        return len(array) * measure(arrow, array.values)
+    if is_view(kind):
+        return len(array) * int(array.nbytes)
+    return sum(measure(arrow, inner) for inner in _inner_arrays(arrow, array))
+
+
+def _inner_arrays(arrow: Any, array: Any) -> list[Any]:
+    """Return the arrays of which the values of an array consist, if it is nested."""
+    kind = array.type
+    types = arrow.types
+    if isinstance(array, arrow.ExtensionArray):
+        return [array.storage]
+    if types.is_fixed_size_list(kind):
+        return [array.flatten()]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        start = array.offsets[0].as_py()
+        end = array.offsets[-1].as_py()
+        return [array.values.slice(start, end - start)]
+    if types.is_struct(kind):
+        return [array.field(index) for index in range(kind.num_fields)]
+    return []
+
+
+def _has_lengths(arrow: Any, kind: Any) -> bool:
+    """Return whether Arrow tells the lengths of a type's values: texts and bytes."""
+    types = arrow.types
+    return bool(
+        types.is_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_string(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _sum(arrow: Any, lengths: Any) -> int:
+    return arrow.compute.sum(lengths).as_py() or 0
+
+
+def is_view(kind: Any) -> bool:
+    """Return whether the values of a type are views of texts that they may share."""
+    return str(kind) in ("string_view", "binary_view")
+
+
+def has_shared_values(arrow: Any, kind: Any, depth: int = 0) -> bool:
+    """Return whether values within one value of a type may be shared.
+
+    Such a value may be arbitrarily large. A column of shared values is harmless: it has
+    one of them per row, and these are counted.
+
+    Args:
+        arrow: The package pyarrow.
+        kind: The type.
+        depth: How deep the type is nested.
+    """
+    types = arrow.types
+    if isinstance(kind, arrow.BaseExtensionType):
+        return has_shared_values(arrow, kind.storage_type, depth)
+    is_shared = (
+        types.is_dictionary(kind) or types.is_run_end_encoded(kind) or is_view(kind)
+    )
+    # The lists of such a column may be parts of each other, and values of a union, too.
+    is_nested_view = types.is_list_view(kind) or types.is_large_list_view(kind)
+    if is_nested_view or types.is_union(kind) or (depth > 0 and is_shared):
+        return True
+    if types.is_dictionary(kind):
+        return has_shared_values(arrow, kind.value_type, depth + 1)
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return any(has_shared_values(arrow, each, depth + 1) for each in inner)
+
+
+def stated_widths(arrow: Any, kind: Any) -> tuple[int, int]:
+    """Return the bytes that a type alone states, which its null has, too.
+
+    Args:
+        arrow: The package pyarrow.
+        kind: The type of a column.
+
+    Returns:
+        The bytes of a row, and those of an item of a list in it.
+    """
+    types = arrow.types
+    if isinstance(kind, arrow.BaseExtensionType):
+        return stated_widths(arrow, kind.storage_type)
+    if types.is_fixed_size_binary(kind):
+        return kind.byte_width, 0
+    widths = [
+        stated_widths(arrow, kind.field(index).type) for index in range(kind.num_fields)
+    ]
+    row = sum(width for width, _ in widths)
+    item = max((width for _, width in widths), default=0)
+    if types.is_fixed_size_list(kind):
+        return kind.list_size * max(_SCALAR_SIZE, row), item
+    if types.is_struct(kind):
+        return row, item
+    return 0, max(row, item)
