@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -84,37 +83,6 @@ def one_process(instant_disk: None) -> Iterator[None]:
     """For jobs that are deployed in this process: torch is then as it was before them."""
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(scope="module")
-def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the three hospitals of `hospitals` have; tests only read it."""
-    from hospitals import corpus
-
-    return corpus(tmp_path_factory.mktemp("notes") / "notes")
-
-
-@pytest.fixture(scope="session")
-def shared_kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The kits of `intruders.PROJECT`; tests only read them."""
-    pytest.importorskip("nvflare")
-    from intruders import PROJECT
-
-    from fednotes.apps.deployment.nvflare.authority import provision
-
-    return provision(PROJECT, tmp_path_factory.mktemp("kits") / "kits")
-
-
-@pytest.fixture
-def kits(shared_kits: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
-    """A copy of the folder that these kits were shared_kits in, for a test that changes some."""
-    from intruders import PROJECT, copy_kit
-
-    from fednotes.apps.deployment.nvflare.authority import kit_folders
-
-    return kit_folders(
-        PROJECT, copy_kit(shared_kits["server"].parent, tmp_path / "kits")
-    )
 
 
 @pytest.fixture

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -174,39 +169,18 @@ def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
         fn.evaluate(model, [replace(d, spans=()) for d in fn.read(notes)])
 
 
-def test_an_opened_model_is_as_good_as_its_folder(
-    sure: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_opened_model_is_as_good_as_its_folder(sure: tuple[Path, Path]) -> None:
     """Wherever a model is named; what is neither is refused, no number too."""
-    import fednotes.apps.ui.pages as pages
-
     place, notes = sure
     model = fn.load(place)
     assert isinstance(model, fn.MentionModel)
-    card = fn.export(model, "card", tmp_path / "opened.md").read_text()
-    assert card == fn.export(place, "card", tmp_path / "named.md").read_text()
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        pages, "load_content", lambda paths, **_: seen.append(paths) or pages.Content()
-    )
-    monkeypatch.setattr(pages, "run", lambda *_, **__: None)
-    fn.open_ui(model, notes)
-    assert seen == [[place, notes]]
     with pytest.raises(DataError, match="5 are needed"):
         fn.calibrate(model, fn.read(notes)[:2])
-    calls = [
-        (fn.calibrate, notes),
-        (fn.export, "card", tmp_path / "x"),
-        (fn.open_ui,),
-        (fn.serve,),
-    ]
-    for call, *more in calls:
-        for wrong in (None, fn.MentionModel(model.model)):
-            if call is not fn.serve or wrong is None:
-                with pytest.raises(
-                    ConfigError, match=f"expected .*, not {type(wrong).__name__}$"
-                ):
-                    call(wrong, *more)
+    for wrong in (None, fn.MentionModel(model.model)):
+        with pytest.raises(
+            ConfigError, match=f"expected .*, not {type(wrong).__name__}$"
+        ):
+            fn.calibrate(wrong, notes)  # type: ignore[arg-type]
     for threshold in ("a", None, [0.5]):
         with pytest.raises(ConfigError, match="a confidence is from 0 to 1"):
             model("No pain.", threshold=threshold)  # type: ignore[arg-type]
@@ -239,8 +213,6 @@ def test_what_is_none_of_the_known_is_refused_in_one_line(
         fn.check(notes, against=odd)
     with pytest.raises(ConfigError, match="unknown format 5: known: aci-bench, ade, "):
         fn.read(notes, format=odd)
-    with pytest.raises(ConfigError, match="unknown form 5; known: card, "):
-        fn.export(place, odd, "out")
     with pytest.raises(
         ConfigError, match="expected a table of labels and new names, not int"
     ):
@@ -263,7 +235,6 @@ def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
 def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
     """A simulation leaves a card beside each model; the page is written where one says.
     A room that is called stays a room."""
-    import fednotes.apps.ui.pages
     import fednotes.report.html
 
     place = run[0] / "run"
@@ -274,82 +245,6 @@ def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -
     said = CliRunner().invoke(app, ["report", str(place)])
     assert said.stdout == f"report: {place / 'report.html'}\n"
     assert fednotes.report.html.write_report(place) == place / "report.html"
-    with pytest.raises(ConfigError, match="is neither a model, nor a run, nor a kit"):
-        fn.open_ui(tmp_path)
-
-
-def test_the_page_is_for_who_has_its_address(
-    run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would listen where nobody else's computer reaches it; its token is told to the
-    caller."""
-    testclient, told, heard = pytest.importorskip("starlette.testclient"), [], []
-
-    def listen(page: Any, host: str, port: int, ready: Any, extra: str) -> None:
-        heard.append((page, host, port, extra))
-        ready("http://127.0.0.1:8080")
-
-    monkeypatch.setattr("fednotes.apps.ui.pages.run", listen)
-    fn.open_ui(run[0] / "run", port=8080, tell=told.append)
-    (page, *where), words = heard[0], told[0].split()
-    assert where == ["127.0.0.1", 8080, "ui"]
-    client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
-    assert client.get(words[1].partition("?")[0]).status_code == 403
-    assert "discharge" in client.get(words[1]).text
-
-
-def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> None:
-    """A loop runs there already; interrupting the cell ends the page and not the
-    kernel."""
-    pytest.importorskip("uvicorn")
-    status, main = list[int](), threading.main_thread().ident
-    assert main is not None
-
-    def look(told: str) -> None:
-        def asked() -> None:
-            try:
-                urlopen(told.split()[1], timeout=20)
-            except HTTPError as error:  # it sends no cookie when it is led on
-                status.append(error.code)
-            finally:
-                signal.pthread_kill(main, signal.SIGINT)
-
-        threading.Thread(target=asked).start()
-
-    async def cell() -> str:
-        fn.open_ui(run[0] / "run", tell=look)
-        return "next cell"
-
-    loop = asyncio.new_event_loop()
-    # some shells ignore it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert loop.run_until_complete(cell()) == "next cell"
-    finally:
-        signal.signal(signal.SIGINT, before)
-        loop.close()
-    assert status == [403]
-    with pytest.raises(ConfigError, match="name a run"):
-        fn.open_ui()
-
-
-def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
-    """By the command and by the function; what a form does not have is said."""
-    model = run[0] / "run" / "federated" / "sites" / "reports" / "model"
-    assert fn.export(model, "card", tmp_path / "card.md") == tmp_path / "card.md"
-    said = CliRunner().invoke(app, ["export", "card", str(model)])
-    assert said.stdout == (tmp_path / "card.md").read_text()
-    for form, options, message in (
-        ("hf", {}, "fednotes export onnx"),
-        ("sklearn", {}, "is for models of patients"),
-        ("onxx", {}, "did you mean 'onnx'"),
-        ("spacy", {}, "without an export"),
-        ("card", {"int8": True}, "`int8` does not apply to the form .card."),
-        ("onnx", {"dictionary": "d"}, "`dictionary` does not apply to the form .onnx."),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            fn.export(model, form, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_device_that_is_not_here_is_named(
@@ -359,7 +254,6 @@ def test_a_device_that_is_not_here_is_named(
     calls: list[Any] = [
         lambda: fn.load(model, "gpu"),
         lambda: fn.simulate("demo", tmp_path / "out", device="gpu"),
-        lambda: fn.open_ui(model, device="gpu"),
     ]
     for call in calls:
         with pytest.raises(ConfigError, match="device 'gpu' is not available here"):
@@ -410,8 +304,6 @@ def test_calibrated_by_notes_of_ones_own(
     assert again.calibration == model.calibration
     assert fn.calibrate(place, fn.read(notes)) == again
     assert fn.reliability(place, notes) == after
-    with pytest.raises(fn.FednotesError, match="70000: nothing can listen there"):
-        fn.serve(place, port=70000)
     with pytest.raises(DataError, match="expected annotated Documents, not str"):
         fn.reliability(place, texts)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no label 'Sign'"):
@@ -462,12 +354,9 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("read", (None,), "a file or folder of notes, not NoneType"),
         ("convert", (None, "out", "brat"), "a corpus, not NoneType"),
         ("convert", ("notes", 5, "brat"), "a path to write, not int"),
-        ("export", (None, "hf", "out"), "a model's folder, not NoneType"),
         ("write_report", (None,), "a run's folder, not NoneType"),
         ("job", (5,), "a job's file, name or table, not int"),
-        ("open_ui", (None,), "a run, a model or notes, not NoneType"),
         ("check", (None,), "a corpus or a job, not NoneType"),
-        ("serve", (None,), "a model's folder, not NoneType"),
     ],
 )
 def test_wrong_arguments_say_what_was_expected(

@@ -128,22 +128,39 @@ def test_the_installed_entry_points_are_those_of_the_project() -> None:
             assert own == values, group
 
 
-def test_a_command_imports_no_other_command_and_the_help_no_large_package() -> None:
+def last_line_of(*words: str) -> str:
+    """Give words to our program in a process of its own; return what it imported:
+    applications of fednotes, and large packages."""
     program = (
         "import sys\n"
         "from fednotes.cli.app import app\n"
         "app([*sys.argv[1:]], standalone_mode=False)\n"
-        "names = [name for name in sys.modules if name.endswith('.commands')]\n"
-        "names += ['fednotes.apps.deployment'] * ('fednotes.apps.deployment' in sys.modules)\n"
-        "print('commands', names)\n"
-        "print('large', sorted({'torch', 'numba', 'pydantic'} & {*sys.modules}))\n"
+        "parts = [name.split('.') for name in sys.modules]\n"
+        "apps = {part[2] for part in parts if part[:2] == ['fednotes', 'apps'] and part[2:]}\n"
+        "print(sorted(apps), sorted({'torch', 'numba', 'pydantic'} & {*sys.modules}))\n"
     )
+    command = [sys.executable, "-c", program, *words]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return ran.stdout.splitlines()[-1]
 
-    def last_lines(*words: str) -> list[str]:
-        command = [sys.executable, "-c", program, *words]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True)
-        return ran.stdout.splitlines()[-2:]
 
-    assert last_lines("simulate", "--help")[0] == "commands []"
-    assert last_lines("ui", "--help")[0] == "commands ['fednotes.apps.ui.commands']"
-    assert last_lines("--help")[1] == "large []"
+def command_of_each_app() -> dict[str, str]:
+    """Return the name of a command for each application that registers some."""
+    return {
+        entry.module.split(".")[2]: name
+        for name, entry in plugins.registered("commands").items()
+        if entry.module.startswith("fednotes.apps.")
+    }
+
+
+def test_a_command_of_the_core_imports_no_application() -> None:
+    assert last_line_of("simulate", "--help").startswith("[] ")
+
+
+@pytest.mark.parametrize(("application", "command"), command_of_each_app().items())
+def test_a_command_imports_no_other_application(application: str, command: str) -> None:
+    assert last_line_of(command, "--help").startswith(f"['{application}'] ")
+
+
+def test_the_help_imports_no_large_package() -> None:
+    assert last_line_of("--help").endswith(" []")

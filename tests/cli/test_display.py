@@ -4,7 +4,6 @@ scores."""
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from phenotype_scores import (
     CONDITIONS,
     OUTPUTS,
@@ -24,13 +22,11 @@ from phenotype_scores import (
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from shown_tables import row_of, shown
 from tiny_jobs import TABLE
 
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
-from fednotes.apps.phenotyping.data_kind import KIND
-from fednotes.apps.phenotyping.hints import score_hints
 from fednotes.cli import display
-from fednotes.cli.display import RichDisplay, count_tables, runs_bar
+from fednotes.cli.display import RichDisplay, runs_bar
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
@@ -41,7 +37,6 @@ from fednotes.jobs.parts import Part, Traffic, list_parts
 from fednotes.jobs.progress import LARGE_BYTES
 from fednotes.jobs.remarks import (
     mark_conditions,
-    remark_on_empty_scores,
     remark_on_pooled,
 )
 from fednotes.jobs.results import PairedDifference, RunResult
@@ -278,22 +273,6 @@ def disease_table(values: dict[str, Any]) -> Table | None:
 
 def nothing_judged(values: dict[str, Any]) -> str:
     return display.nothing_judged(RunResult(**values))
-
-
-def shown(table: Table | None, width: int = 200) -> list[list[str]]:
-    """The words of each row that has any."""
-    assert table is not None
-    out = io.StringIO()
-    Console(file=out, width=width).print(table)
-    rows = [
-        re.sub(r"[^\w.,/–… %-]", " ", line).split()
-        for line in out.getvalue().splitlines()
-    ]
-    return [row for row in rows if row]
-
-
-def row_of(table: Table | None, name: str) -> list[str]:
-    return next(r[1:] for r in shown(table) if r[0] == name)
 
 
 def rows_of(table: Table, site: str) -> dict[str, list[str]]:
@@ -576,64 +555,6 @@ def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
     narrow = {tuple(line[-12:]) for line in lines if len(line) == 13}
     assert narrow == wide
     assert len(narrow) == 5  # the heads, three diseases, the average
-
-
-def test_hints_name_what_was_never_found() -> None:
-    score = site_score(1)
-    score["by_output"]["asthma"]["present"]["predicted"] = 0
-    (never, lone) = score_hints({"north": {"federated": score}}, ())
-    assert never.startswith("north, federated: predicts nobody to have asthma:")
-    assert "all present or all absent for gout" in lone
-    assert list(remark_on_empty_scores({"north": {"federated": score}})) == []
-    assert list(score_hints({"north": {"federated": codes_alone(1)}}, ())) == []
-
-
-# what `check` shows
-
-
-def test_patients_are_counted_by_part() -> None:
-    """Counts by plain loops over the patients."""
-    sites = sites_of(2)
-    counted = shown(count_tables(KIND.tabulate_counts(sites))[0])
-    lines = [line for line in counted if {"train", "valid", "test"} & {*line}]
-    for place, site in enumerate(sites):
-        for at, part in enumerate(("train", "valid", "test")):
-            cohort = getattr(site, part)
-            sizes = [
-                int(cohort.bags.offsets[i + 1] - cohort.bags.offsets[i])
-                for i in range(len(cohort))
-            ]
-            expected = [
-                len(cohort),
-                sum(p in site.codes for p in cohort.patients),
-                sum(
-                    any(label >= 0 for label in labels)
-                    for labels in cohort.labels.tolist()
-                ),
-                sizes.count(0),
-                f"{fmean(sizes):.1f}",
-                max(sizes),
-            ]
-            assert lines[3 * place + at][-6:] == list(map(str, expected))
-
-
-def test_labels_of_test_patients() -> None:
-    """By hand; a site without labels is left out, and no table is made without any."""
-    labels = np.array([[1, 0, 2], [1, 1, -1], [0, -1, -1]], np.int8)
-    bags = Bags.of([[0], [1], []], VOCABULARY)
-    cohort = Cohort("a", ("x", "y", "z"), bags, labels, DISEASES)
-    empty = cohort.take([])
-    bare = Cohort("b", ("u",), Bags.of([[]], VOCABULARY), np.full((1, 3), -1), DISEASES)
-    sites = (
-        SitePatients("a", SPACE, empty, empty, cohort, {}),
-        SitePatients("b", SPACE, empty, empty, bare, {}),
-    )
-    assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "asthma") == ["2/1/0"]
-    assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "gout") == ["0/0/1"]
-    assert len(KIND.tabulate_counts(sites[1:])) == 1
-    assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(
-        count_tables(KIND.tabulate_counts(sites))[0]
-    )
 
 
 def test_a_bar_over_runs_shows_planning_and_then_the_runs() -> None:

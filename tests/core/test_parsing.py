@@ -16,8 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednotes.apps.deployment.rules.approval import Approvals
-from fednotes.apps.deployment.rules.ledger import show
 from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.parsing import JsonError, parse_json, read_json
@@ -157,18 +155,6 @@ def test_a_toml_file_that_takes_for_ever_is_not_read(tmp_path: Path) -> None:
             ConfigError, match="too large for a file that a person wrote"
         ):
             read_toml(path)
-
-
-def test_records_that_were_edited_by_hand(tmp_path: Path) -> None:
-    site = Approvals(tmp_path)
-    decision = {"fingerprint": "f", "decision": "approved", "by": 7, "when": "now"}
-    site.path.write_text(json.dumps({"format": 1, "jobs": {}, "decisions": [decision]}))
-    with pytest.raises(ConfigError, match="approve the site's jobs again"):
-        site.decisions()
-    ledger = tmp_path / "ledger.jsonl"
-    ledger.write_text('{"seq":1,"round":"x","hash":"' + "0" * 64 + '"}\n')
-    with pytest.raises(DataError, match="not a line of a ledger"):
-        list(show(ledger))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.data.notes import Note
@@ -17,14 +14,8 @@ def test_what_holds_notes_shows_no_text_and_no_patient() -> None:
         "n1", "Took Xylozan.", (Span(5, 12, "Drug"),), "Erika", ("F32",), {"a": "Hugo"}
     )
     site = SiteData("mercy", TagSet(("Drug",)), (note,), (note,), (note,))
-    cohort = Cohort(
-        "mercy", ("Erika",), Bags.of([[0]], 1), np.zeros((1, 1)), ("depression",)
-    )
     space = encode_corpus((note,), site.tags)
-    patients = SitePatients(
-        "mercy", None, *(cohort,) * 3, {"Erika": frozenset({"F32"})}
-    )  # type: ignore[arg-type]
-    held = (note, site, Part("alone", (site,), None), cohort, patients, space)
+    held = (note, site, Part("alone", (site,), None), space)
     for value in (*held, Note("n1", "Took Xylozan.", "Erika", None, "x"), {"of": held}):
         assert not [
             t for t in ("Took", "Xylozan", "Erika", "F32", "Hugo") if t in repr(value)

@@ -12,11 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from applications import has_app
 
-from fednotes.apps.phenotyping.code_tables import read_codiesp, read_mimic
-from fednotes.apps.phenotyping.ctakes import read_ctakes
-from fednotes.apps.phenotyping.obesity import read_obesity
-from fednotes.apps.phenotyping.patient_notes import notes_of
 from fednotes.core.errors import DataError
 from fednotes.data.formats import read
 from fednotes.data.formats.files import open_file
@@ -33,12 +30,14 @@ READERS: dict[str, Callable[[Path], object]] = {
     },
     "notes": lambda path: list(read_notes(path)),
     "predict": lambda path: tuple(inputs_of(str(path))),
-    "predict patients": lambda path: notes_of(str(path)),
-    "ctakes": read_ctakes,
-    "codes": read_codiesp,
-    "mimic": read_mimic,
-    "obesity": read_obesity,
 }
+READERS_OF_FILES = ["read", "notes", "predict"]  # which take one file as well
+
+if has_app("phenotyping"):
+    from patient_readers import PATIENT_READERS, PATIENT_READERS_OF_FILES
+
+    READERS |= PATIENT_READERS
+    READERS_OF_FILES += PATIENT_READERS_OF_FILES
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +116,7 @@ def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             read(folder)
 
 
-@pytest.mark.parametrize("reader", ["read", "notes", "predict", "predict patients"])
+@pytest.mark.parametrize("reader", READERS_OF_FILES)
 @pytest.mark.parametrize("name", ["a.txt", "a.ann", "a.csv", "a.jsonl"])
 def test_a_fifo_that_is_named_itself_is_not_waited_for(
     tmp_path: Path, name: str, reader: str

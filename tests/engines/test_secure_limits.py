@@ -6,19 +6,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from fault_toy import JOB
 from secure_net import ByHand, network, random_updates
 
-from fednotes.apps.deployment.agreement import sum_threshold
 from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.core.messages import Attached
 from fednotes.core.update import Update
-from fednotes.engines.secure import MOST_LIMITS, SecureSeal, SecureSum
+from fednotes.engines.secure import MOST_LIMITS, SecureSeal
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.messages import Terms
 
@@ -129,26 +126,6 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
 
 
 # what else a site and the server hold each other to
-
-
-@pytest.mark.parametrize("sites", range(3, 11))
-def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> None:
-    """At both ends of a deployed job, at every `min_sites`: lists are confirmed
-    wherever a lying server could open a sum of fewer
-    (`test_least_sum_of_a_lying_server`)."""
-    names = tuple(f"s{i}" for i in range(sites))
-    for least in range(sites + 1):
-        job: Any = SimpleNamespace(
-            federation=SimpleNamespace(secure_sum=True, min_sites=least)
-        )
-        asked = sum_threshold(
-            job, cast("Any", SimpleNamespace(sites=names, min_sites=1))
-        )
-        terms: dict[str, Any] = {"job": JOB, "threshold": asked}
-        ends = SecureSum(names, **terms), SecureSeal(names[0], names, **terms)
-        assert asked == ends[0].least == max(least or sites, sites // 2 + 1)
-        assert [end._parties.threshold for end in ends] == [asked] * 2
-        assert [end._parties.confirmed for end in ends] == [asked < sites] * 2
 
 
 @pytest.mark.parametrize(("end", "name"), [("seal", "more"), ("stage", "words")])

@@ -1,18 +1,13 @@
-"""Kits of a server and sites as processes on loopback, and the commands that a user
-gives them."""
+"""Commands that a user gives in a folder, and the processes and files that they leave."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
-
-from fednotes.apps.deployment.nvflare import processes
 
 
 class Place:
@@ -47,31 +42,12 @@ class Place:
         return out
 
 
-def stopped(place: Place) -> None:
-    """End everything that was started in a place."""
-    for kit in (
-        place.folder / "kits" / "server",
-        *(place.folder / "kits" / "sites").glob("*"),
-    ):
-        processes.stop(kit, patience=5)
-
-
 def until(found: object, seconds: float = 120) -> None:
     assert callable(found)
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.3)
-
-
-def project(folder: Path, names: Iterable[str]) -> None:
-    """Write project.toml of sites on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (folder / "project.toml").write_text(
-        f'name = "ward"\nserver = "localhost"\nport = {port}\nsites = {list(names)}\n'
-    )
 
 
 def alive(folder: Path) -> list[str]:

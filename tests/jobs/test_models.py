@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from every_kind import DOCUMENTS, WORDS, make
-from patient_files import save_model as save_patients
 from typer.testing import CliRunner
 
 import fednotes as fn
 from fednotes.cli.app import app
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl, read
@@ -36,7 +36,7 @@ def texts(number: int) -> list[str]:
 
 def test_the_import_reads_nothing() -> None:
     """Neither torch nor NumPy, nor a module of ours, until a name is used; a wrong name
-    is told."""
+    is told. Applications add functions of their own."""
     code = (
         "import sys, fednotes as fn; "
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'pydantic'}), "
@@ -50,62 +50,9 @@ def test_the_import_reads_nothing() -> None:
         timeout=120,
         check=True,
     )
-    assert done.stdout == "[] [] ['export', 'open_ui', 'serve']\n"
+    assert done.stdout == f"[] [] {sorted(plugins.registered('api'))}\n"
     assert all(callable(getattr(fn, name)) for name in dir(fn) if name[0] != "_")
     assert not hasattr(fn, "simulat")
-
-
-def test_patients(tmp_path: Path) -> None:
-    """One note, several, or all of each patient, as `fednotes predict` has them; who
-    has no concept has a count of 0. (`test_phenotype_predict.py` has the command.)"""
-    place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
-    model = fn.load(place)
-    assert isinstance(model, fn.PatientModel)
-    assert model.types == ("asthma", "gout")
-    assert "not calibrated" in model.confidence
-    of_all = model(
-        {"p1": ["Known asthma.", "Known gout."], "p2": "No evidence of gout."}
-    )
-    said = CliRunner().invoke(
-        app, ["predict", str(place), "--text", "Known asthma. Known gout."]
-    )
-    row = json.loads(said.stdout)
-    assert (of_all[0].probabilities, of_all[0].labels) == (
-        row["probabilities"],
-        row["labels"],
-    )
-    assert of_all[0].labels == {"asthma": "present", "gout": "present"}
-    assert [(f.patient, f.concepts) for f in of_all] == [("p1", 2), ("p2", 0)]
-    assert model("Known asthma.").labels == {"asthma": "present", "gout": "absent"}
-    assert [f.patient for f in model(["Known gout.", "Seen today."])] == ["1", "2"]
-    both = model([["Known asthma.", "Known gout."], "Seen today."])
-    assert [f.labels for f in both] == [of_all[0].labels, model("Seen today.").labels]
-    assert model([]) == model({}) == []
-    labelled = [
-        {"patient": str(n), "text": t, "labels": {"gout": "present"}}
-        for n, t in enumerate(
-            ["Known gout.", "No evidence of gout.", "Known gout.", "Seen today."]
-        )
-    ]
-    (tmp_path / "gold.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in labelled)
-    )
-    found = fn.evaluate(model, tmp_path / "gold.jsonl")
-    command = ["evaluate", str(place), str(tmp_path / "gold.jsonl"), "--json"]
-    assert found.scores == json.loads(CliRunner().invoke(app, command).stdout)
-    assert found.scores["by_output"]["gout"]["present"]["recall"] == 0.5
-    for wrong in (lambda: fn.evaluate(model, []), lambda: fn.reliability(model, [])):
-        with pytest.raises(ConfigError, match=r"patients|phenotypes"):
-            wrong()
-    with pytest.raises(ConfigError, match="calibrated in training"):
-        fn.calibrate(place, [])
-    note = Document("n", "Known asthma.")
-    assert model(note) == model(note.text) == model([note])[0] == model([[note]])[0]
-    for wrong_notes in ({"p1": [3]}, {"p1": 3}, [3], 3):
-        with pytest.raises(DataError, match="not int"):
-            model(wrong_notes)  # type: ignore[call-overload]
-    with pytest.raises(DataError, match="half a character"):
-        model("\ud83d")
 
 
 def test_the_same_spans_as_the_command(folder: Path, tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 from every_kind import WORDS, make
-from patient_files import save_model as save_patients
 
 import fednotes as fn
-from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.jobs import predict as predicting
 from fednotes.jobs.inputs import inputs_of
@@ -347,36 +346,13 @@ def test_a_line_without_end_is_refused_before_it_is_held(
         list(inputs_of(str(path)))
 
 
-def test_patients_are_read_from_tables_too(tmp_path: Path) -> None:
-    place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
-    path = tmp_path / "notes.csv.gz"
-    rows = [
-        ["1", "p", "Known asthma."],
-        ["2", "q", "Known gout."],
-        ["3", "p", "Known gout."],
-    ]
-    path.write_bytes(gzip.compress(table("id,patient,text", rows)))
-    opened = fn.load(place)
-    assert isinstance(opened, fn.PatientModel)
-    found = opened.predict_file(path)
-    assert {
-        f.patient: [n for n, v in f.labels.items() if v == "present"] for f in found
-    } == {
-        "p": ["asthma", "gout"],
-        "q": ["gout"],
-    }
-    (tmp_path / "notes.md").write_text("Known gout.")
-    with pytest.raises(FednotesError, match="cannot tell the format"):
-        opened.predict_file(tmp_path / "notes.md")
-
-
-def test_models_of_mentions_need_no_module_of_patients(model: Path) -> None:
+def test_models_of_mentions_need_no_module_of_an_application(model: Path) -> None:
     code = (
         "import sys; from fednotes.cli.app import main\n"
         f"sys.argv = ['fednotes', 'predict', {str(model)!r}, '--text', 'He took aspirin.']\n"
         "main()\n"
         "import fednotes as fn; list(fn.load(sys.argv[2]).stream(['a']))\n"
-        "print(sorted(m for m in sys.modules if m.startswith('fednotes.apps.phenotyping')))"
+        "print(sorted(m for m in sys.modules if m.startswith('fednotes.apps.')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

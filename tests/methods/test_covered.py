@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import FEDNER, SITES, SMALL, corpus
+from hospital_jobs import FEDNER, SITES, SMALL, corpus
 
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import parse_job

@@ -16,7 +16,6 @@ import pytest
 import torch
 from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, resumed, values
 
-from fednotes.apps.deployment.site import outward_message
 from fednotes.core.errors import ConfigError, ModelError, RefusedError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of, seed_of
@@ -25,6 +24,7 @@ from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total
 from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
+from fednotes.engines.host import explained
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, fedner
 from fednotes.metrics.spans import SpanCounts
@@ -706,7 +706,7 @@ def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
         fedner.train(InProcess([member]), settings)
     with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
         config(sites, private=("lstn",))
-    told = outward_message(caught.value, member.id)  # a server could make one word fail
+    told = explained(caught.value, member.id)  # a server could make one word fail
     assert told.startswith(
         f"site {member.id!r}: the loss is not finite: lower learning_rate"
     )

@@ -16,7 +16,7 @@ import pytest
 import torch
 from fault_net import STRICT, Net, ServerKilled
 from fault_toy import SITES, Toy
-from hospitals import FEDNER, OPEN, Hospitals, corpus, simulated
+from hospital_jobs import FEDNER
 from scipy.stats import trim_mean
 
 from fednotes.core.errors import ConfigError, TrainingError
@@ -361,24 +361,6 @@ def test_a_secure_sum_hides_them(tmp_path: Path) -> None:
 # ---- jobs ----------------------------------------------------------------------------
 
 MEDIAN = FEDNER.replace("[training]", '[training]\naggregation = "median"')
-
-
-@pytest.mark.usefixtures("one_process")
-def test_real_sites_permit_it_and_have_the_bits_of_a_simulation(tmp_path: Path) -> None:
-    """FedNER's gradients, with rows of a table of words."""
-    data = corpus(tmp_path / "notes", 12)
-    job = MEDIAN.replace("hashed_words = 64", "hashed_words = 1024")
-    folder = tmp_path / "closed"
-    folder.mkdir()
-    closed = Hospitals(folder, job, data)
-    assert "refused by individual_updates of this site's policy" in closed.refusal()
-    folder = tmp_path / "open"
-    folder.mkdir()
-    hospitals = Hospitals(
-        folder, job, data, policy=f"{OPEN}individual_updates = true\n"
-    )
-    hospitals.run()
-    assert hospitals.ends() == simulated(job, data, tmp_path / "simulated")
 
 
 def table(method: str, training: str, more: str = "") -> dict[str, Any]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import needs_app
 from audit_jobs import tagger_job
 
 from fednotes.apps.audit import Attack, all_attacks, attacks
 from fednotes.apps.audit.attacks import counts, word_tables
-from fednotes.apps.deployment.site_file import job_at_home
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.audit_result import Audit, Leak, read_audit
@@ -121,6 +121,9 @@ def test_attacks_that_fail_or_were_not_tried_are_listed() -> None:
 
 def test_a_site_audits_with_its_own_notes_alone(tmp_path: Path) -> None:
     """Copies of its notes stand for those of the other site, which has no file."""
+    needs_app("deployment")
+    from fednotes.apps.deployment.site_file import job_at_home
+
     sentences = [f"Drug{number} B-Drug\nhelped O\n\n" for number in range(20)]
     (tmp_path / "north.conll").write_text("".join(sentences))
     path, own = tmp_path / "job.toml", tmp_path / "site.toml"

@@ -10,19 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patient_files import write, write_terms
+from applications import needs_app
 
 from fednotes.apps.audit import Scene, all_attacks, open_target
 from fednotes.apps.audit.attacks import membership, patient_counts, patient_updates
 from fednotes.apps.audit.attacks.membership import members
 from fednotes.apps.audit.shadow import models
-from fednotes.apps.phenotyping import shadow
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.audit_result import Leak, read_audit
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.privacy import training as private
+
+needs_app("phenotyping")
+from patient_files import write, write_terms
+
+from fednotes.apps.phenotyping import shadow
 
 TABLE: dict[str, Any] = {
     "method": "phenotype",

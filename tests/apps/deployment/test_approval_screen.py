@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import needs_app
 from kits import given, site_kit
 from rich.cells import cell_len
 from rich.console import Console
 
-from fednotes.apps.audit import all_attacks
 from fednotes.apps.deployment.commands import site as kit_cli
 from fednotes.apps.deployment.rules.guard import (
     RULES,
@@ -283,6 +283,9 @@ def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -
 def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     """Of this site and this job table, with all attacks tried and none above the bound;
     then the kit's copy is enough for the next who approves."""
+    needs_app("audit")
+    from fednotes.apps.audit import all_attacks
+
     job = {"method": "fedner", "sites": {name: {} for name in SITES}}
     table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
     (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')

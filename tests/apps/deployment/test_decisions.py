@@ -14,7 +14,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hospitals import QUICK, SHORT, Hospitals, weights
+from hospital_jobs import QUICK, SHORT
+from hospitals import Hospitals, weights
 from kits import given, site_kit
 
 from fednotes.apps.deployment.rules.guard import (
@@ -30,6 +31,7 @@ from fednotes.core.errors import (
     ConfigError,
     DataError,
     FednotesError,
+    LossError,
     ModelError,
     RefusedError,
 )
@@ -174,6 +176,13 @@ def test_an_error_names_no_file(error: Exception, words: str) -> None:
     told = outward_message(error, "posts")
     assert told.startswith(f"site 'posts': {words}")
     assert NAME not in told
+
+
+def test_a_loss_that_is_not_finite_leaves_without_its_place() -> None:
+    """A server could choose parameters that make one word fail."""
+    error = LossError("posts", float("nan"), "at mini-batch 3", "lower learning_rate")
+    told = outward_message(error, "posts")
+    assert told == "site 'posts': the loss is not finite: lower learning_rate"
 
 
 def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:

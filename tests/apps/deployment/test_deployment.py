@@ -12,20 +12,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hospitals import (
-    DISTILL,
-    FEDNER,
-    FINETUNE,
-    NAMES,
-    OPEN,
-    PHENOTYPE,
-    Hospitals,
-    corpus,
-    patients,
-    simulated,
-    simulated_one,
-    weights,
-)
+from applications import needs_app
+from hospital_jobs import DISTILL, FEDNER, FINETUNE, NAMES, corpus
+from hospitals import OPEN, Hospitals, simulated, simulated_one, weights
 from tiny_models import save_bert
 
 from fednotes.jobs.results import read_result
@@ -86,6 +75,9 @@ def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -
 def test_a_phenotyping_model_is_that_of_a_simulation(tmp_path: Path) -> None:
     """Two stages, codes held out, calibration; the test part by the job's fractions.
     The sites allow as many rounds as it takes and no more."""
+    needs_app("phenotyping")
+    from patient_hospitals import PHENOTYPE, patients
+
     data = {name: patients(tmp_path / name, n) for n, name in enumerate(NAMES)}
     simulated_one(PHENOTYPE, data, tmp_path / "sim")
     expected = weights(tmp_path / "sim" / "federated" / "model")

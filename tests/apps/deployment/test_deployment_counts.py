@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import FEDNER, NAMES, OPEN, PHENOTYPE, SECURE, SHORT, Hospitals, patients
+from applications import needs_app
+from hospital_jobs import FEDNER, NAMES, SECURE, SHORT
+from hospitals import OPEN, Hospitals
 from kits import given, site_kit
 
 from fednotes.apps.deployment.agreement import AGREE, SCORES
@@ -86,6 +88,9 @@ def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
 
 
 def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
+    needs_app("phenotyping")
+    from patient_hospitals import PHENOTYPE, patients
+
     data = {
         name: patients(tmp_path / name, number) for number, name in enumerate(NAMES)
     }

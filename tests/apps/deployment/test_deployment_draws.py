@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hospitals import DISTILL, FEDNER, OPEN, SHORT, Hospitals, simulated
+from hospital_jobs import DISTILL, FEDNER, SHORT
+from hospitals import OPEN, Hospitals, simulated
 from two_jobs import LEAST, MOST, missed
 
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal

@@ -20,26 +20,16 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from hospitals import (
-    DISTILL,
-    FEDERATION,
-    FINETUNE,
-    NAMES,
-    PHENOTYPE,
-    PRIVATE,
-    SITES,
-    corpus,
-    lines,
-    patients,
-    simulated,
-    simulated_one,
-    weights,
-)
-from places import Place, alive, opened, project, stopped, until
+from applications import has_app
+from hospital_jobs import DISTILL, FEDERATION, FINETUNE, NAMES, PRIVATE, SITES, corpus
+from hospitals import lines, simulated, simulated_one, weights
+from places import Place, alive, opened, until
 from proxy import Proxy, proxy
 from tiny_models import save_bert
+from ward_places import project, stopped
 
 from fednotes.apps.deployment.nvflare import processes
+from fednotes.data.synthetic import generate
 from fednotes.jobs.card import card
 from fednotes.jobs.results import PROMISED
 
@@ -181,9 +171,13 @@ JOBS = {
     "pretrain": FINETUNE.replace('"finetune"', '"pretrain"')
     .replace("cycles = 2", "cycles = 1")
     .replace("learning_rate = 1e-3\n", ""),
-    "phenotype": PHENOTYPE,
     "private": PRIVATE,
 }
+if has_app("phenotyping"):
+    from patient_hospitals import PHENOTYPE, patients
+
+    JOBS["phenotype"] = PHENOTYPE
+
 POLICY = "[policy]\nfreeze_embeddings = false\ndraws = 'job'\n"
 
 
@@ -194,19 +188,30 @@ class Ward:
     data: Mapping[str, Mapping[str, Any]]  # kind → site → its [data] table
 
 
+def notes_of_sites(folder: Path) -> dict[str, dict[str, Any]]:
+    """Write a table of notes, without annotations, for each site."""
+    tables = {}
+    for name, site in zip(NAMES, generate(num_sites=3, seed=1), strict=True):
+        rows = [
+            {"patient": document.id, "text": document.text}
+            for document in site.data.train
+        ]
+        path = folder / f"notes-{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tables[name] = {"path": str(path)}
+    return tables
+
+
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     pytest.importorskip("transformers")
     base = tmp_path_factory.mktemp("ward")
     bert = save_bert(base / "bert", max_position_embeddings=512)
-    tables = {
-        name: patients(base / f"patients-{name}", i) for i, name in enumerate(NAMES)
-    }
-    data = {
-        "documents": corpus(base / "notes"),
-        "notes": {name: {"path": table["notes"]} for name, table in tables.items()},
-        "patients": tables,
-    }
+    data = {"documents": corpus(base / "documents"), "notes": notes_of_sites(base)}
+    if has_app("phenotyping"):
+        data["patients"] = {
+            name: patients(base / f"patients-{name}", i) for i, name in enumerate(NAMES)
+        }
     place = Place(base)
     project(base, NAMES)
     place.give("provision", "project.toml", "--out", "kits")

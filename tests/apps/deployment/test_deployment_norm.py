@@ -16,7 +16,8 @@ import pytest
 import torch
 from fault_net import STRICT, Net
 from fault_toy import JOB
-from hospitals import DISTILL, Hospitals
+from hospital_jobs import DISTILL
+from hospitals import Hospitals
 from secure_net import Giver
 
 from fednotes.core.errors import ConfigError, TrainingError

@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import (
-    FEDNER,
-    PRIVATE,
-    SECURE,
-    SHORT,
-    Hospitals,
-    corpus,
-    patients,
-    simulated,
-)
+from applications import needs_app
+from hospital_jobs import FEDNER, PRIVATE, SECURE, SHORT, corpus
+from hospitals import Hospitals, simulated
 
 from fednotes.apps.deployment.rules.guard import RULES
 from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
@@ -269,6 +262,9 @@ def test_phenotyping_is_approved_and_run_with_one_promise(
 ) -> None:
     """What sites approve before they have told what they hold is what the run keeps;
     noisy counts that it begins with are told once, however often a site is killed."""
+    needs_app("phenotyping")
+    from patient_hospitals import patients
+
     pytest.importorskip("cryptography")
     data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(3)}
     rules = f"{NOISE}min_patients = 10\nmax_rounds = {2 * rounds}\n"

@@ -18,21 +18,19 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hospitals import (
+from applications import needs_app
+from hospital_jobs import (
     FEDERATION,
     FEDNER,
     FINETUNE,
     NAMES,
-    OPEN,
-    PHENOTYPE,
     QUICK,
     SECURE,
     SHORT,
     SITES,
     SMALL,
-    Hospitals,
-    patients,
 )
+from hospitals import OPEN, Hospitals
 from tiny_models import save_bert
 
 from fednotes.apps.deployment.agreement import (
@@ -249,6 +247,9 @@ def test_a_calibration_of_too_few_patients_is_refused_before_training(
 ) -> None:
     """With enough training patients; of 90, a fifth is held out, and not all of these
     have a label."""
+    needs_app("phenotyping")
+    from patient_hospitals import PHENOTYPE, patients
+
     data = {name: patients(tmp_path / name, n) for n, name in enumerate(NAMES)}
     policy = f"{OPEN}min_patients = 30\n"
     hospitals = Hospitals(tmp_path, PHENOTYPE, data, policy=policy)
@@ -421,6 +422,9 @@ def test_a_server_that_tells_of_more_sites_is_refused(
 
 
 def test_different_dictionaries_are_named(tmp_path: Path) -> None:
+    needs_app("phenotyping")
+    from patient_hospitals import patients
+
     job = f"""
 method = "phenotype"
 {FEDERATION}

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("nvflare")
 
 from intruders import copy_kit, free_port, project
-from places import Place, stopped, until
+from places import Place, until
+from ward_places import stopped
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import provision

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import FEDNER, Hospitals
+from hospital_jobs import FEDNER
+from hospitals import Hospitals
 from kits import given, site_kit
 from places import files_of
 

@@ -20,15 +20,11 @@ import pytest
 import torch
 from fault_net import STRICT, Net, seal_of
 from fault_toy import JOB, SITES, Toy
-from phenotype_patients import DISEASES, VOCABULARY, sites_of, without_stage_1
 from tiny_taggers import MODEL, generated
 
 from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
 from fednotes.apps.deployment.rules.ledger import ledger_of, show
 from fednotes.apps.deployment.rules.policy import Policy as Rules
-from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.classifiers import LinearSVMs
-from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import (
@@ -635,83 +631,6 @@ def test_a_server_that_lets_sites_forget_nothing_fills_no_disk(
     for site in SITES:
         assert disk_usage(case.folder / site) < rules.max_stored_bytes
     assert "this site allows at most 1,400,000" in "\n".join(case.told["b"])
-
-
-class Calibrated:
-    """One site of the phenotyping method, prepared for a calibration, with its rules."""
-
-    def __init__(self, folder: Path, rules: Rules) -> None:
-        (data,) = sites_of(1)
-        config = phenotype.METHOD.configure(without_stage_1(calibrate=True), (data,))
-        table = {**TABLE, "sites": ["s0", "s1", "s2"]}
-        guard = SiteGuard(
-            folder, "s0", "run", table, lambda: rules, secure=False, threshold=3
-        )
-        settle_job(folder, table, approve=True, by="a test")
-
-        def make() -> Any:
-            site = phenotype.Site(data, config)
-            guard.covered, guard.subject = site.covered, site.subject
-            return site
-
-        self.host = SiteHost(make, folder / "state", job=JOB, name="s0", guard=guard)
-        self.machines = LinearSVMs(
-            [(ABSENT, PRESENT)] * len(DISEASES), VOCABULARY, config.model.classifier
-        )
-        self.number = 0
-        self.ask(
-            "prepare",
-            {
-                "classes": torch.tensor([[1.0, 1.0, 0.0]] * len(DISEASES)),
-                "idf": torch.ones(VOCABULARY, dtype=torch.float64),
-            },
-        )
-        self.prepared = self.number
-
-    def ask(self, task: str, tensors: Any, counted: int = 0) -> Reply:
-        """Ask for a task after the request with the number `counted`."""
-        self.number += 1
-        at = {"s0": counted, "s1": counted, "s2": counted}
-        request = Request(
-            JOB, 1, self.number, task, tensors=tensors, counted=at, first=True
-        )
-        return decode_reply(self.host.handle(encode(request)))
-
-    def calibrate(self, concept: int, slope: float, counted: int) -> Reply:
-        """Ask about classifiers that score patients by one concept."""
-        sent = self.machines.to_float32()
-        sent["svm.weight"][concept] = 1.0
-        platt = torch.tensor([[slope, 0.0]] * len(DISEASES), dtype=torch.float64)
-        return self.ask("calibrate", {**sent, "platt": platt}, counted)
-
-
-def test_a_run_that_goes_on_calibrates_one_model(tmp_path: Path) -> None:
-    site = Calibrated(tmp_path, replace(OPEN, share_scores=True))
-    first = site.calibrate(7, slope=1.0, counted=site.prepared)
-    assert first.update is not None
-    last = site.number
-    other = site.calibrate(8, slope=1.0, counted=last)
-    assert other.update is None
-    assert "a run calibrates one model" in other.refusal
-    again = site.calibrate(7, slope=2.0, counted=last)
-    assert again.update is not None
-
-
-def test_a_server_that_sends_a_site_back_calibrates_as_many_models_as_rounds(
-    tmp_path: Path,
-) -> None:
-    """Otherwise each model could tell one held-out patient apart from the others."""
-    rules = replace(OPEN, share_scores=True, max_rounds=2)
-    site = Calibrated(tmp_path, rules)
-    replies = [
-        site.calibrate(concept, slope=1.0, counted=site.prepared)
-        for concept in range(5)
-    ]
-    answered = [reply.update is not None for reply in replies]
-    assert answered == [True, True, False, False, False]
-    assert "refused by max_rounds" in replies[-1].refusal
-    known = site.calibrate(1, slope=2.0, counted=site.prepared)
-    assert known.update is not None
 
 
 @pytest.mark.parametrize("claimed", ["a round before", "the round's end", "new"])

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import DISTILL, FEDNER, Hospitals, ServerKilled
+from hospital_jobs import DISTILL, FEDNER
+from hospitals import Hospitals, ServerKilled
 from places import opened
 from tiny_jobs import TABLE
 

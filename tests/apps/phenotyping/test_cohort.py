@@ -375,3 +375,15 @@ def test_a_fingerprint_changes_with_what_is_in_a_site() -> None:
     assert fingerprint(replace(one, id="b")) == fingerprint(one)
     turned = replace(one, codes=dict(reversed(one.codes.items())))
     assert fingerprint(turned) == fingerprint(one)
+
+
+def test_a_site_and_its_cohorts_show_no_patient() -> None:
+    """In a log, a traceback's locals or a notebook."""
+    cohort = Cohort(
+        "mercy", ("Erika",), Bags.of([[0]], 1), np.zeros((1, 1)), ("depression",)
+    )
+    patients = SitePatients(
+        "mercy", SPACE, cohort, cohort, cohort, {"Erika": frozenset({"F32"})}
+    )
+    for value in (cohort, patients, {"of": (cohort, patients)}):
+        assert not [text for text in ("Erika", "F32") if text in repr(value)]

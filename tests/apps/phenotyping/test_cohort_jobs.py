@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from applications import needs_app
 from patient_files import SECRET, everyone, job, load, parts, write, write_terms
 
-from fednotes.apps.deployment.agreement import Description, agreed_config, describe
 from fednotes.apps.phenotyping.cohort import Bags, Vectors, fingerprint, pool_sites
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
@@ -511,6 +511,9 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
 
 def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
     """Sites compare digests before round 1."""
+    needs_app("deployment")
+    from fednotes.apps.deployment.agreement import Description, agreed_config, describe
+
     vectors_job, loaded = of_vectors(place, LINES)
     description = describe(vectors_job, loaded.data[0])
     assert description.vectors == loaded.data[0].vectors.digest

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from applications import needs_app
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
-from fednotes.apps.serving.exports import export
 from fednotes.core.errors import FednotesError
+
+needs_app("serving")
+from fednotes.apps.serving.exports import export
 
 sio = pytest.importorskip("skops.io")
 sparse = pytest.importorskip("scipy.sparse")

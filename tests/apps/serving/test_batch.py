@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import needs_app
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
@@ -18,7 +19,6 @@ pytest.importorskip("prometheus_client")
 import pyarrow
 import pyarrow.parquet
 from fastapi.testclient import TestClient
-from patient_files import save_model
 
 from fednotes.apps.serving.app import create_app
 from fednotes.apps.serving.limits import Limits
@@ -217,6 +217,9 @@ def test_tables_are_refused_unless_batch_is_set() -> None:
 
 
 def test_batch_is_refused_for_a_phenotyping_model(tmp_path: Path) -> None:
+    needs_app("phenotyping")
+    from patient_files import save_model
+
     place = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
     with pytest.raises(ConfigError, match="`batch` needs a model that finds mentions"):
         create_app(load(place), batch=True)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import needs_app
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
 from fastapi.testclient import TestClient
-from patient_files import save_model
 
 from fednotes.apps.serving.app import create_app
 from fednotes.apps.serving.limits import Limits
@@ -269,6 +269,9 @@ def test_a_host_other_than_loopback_needs_a_token_file(model: CapitalWords) -> N
 
 def test_a_phenotyping_model_labels_each_patient(tmp_path: Path) -> None:
     """The classifiers are set by hand: a label is present if the notes name it."""
+    needs_app("phenotyping")
+    from patient_files import save_model
+
     folder = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
     model = load(folder)
     with TestClient(create_app(model), base_url=LOCAL) as client:

@@ -9,12 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ledgers import lines_of, written
+from applications import needs_app
 from pages import Tree
 from tiny_jobs import TABLE
 
-from fednotes.apps.deployment.nvflare.kit import KIT_FILE
-from fednotes.apps.deployment.rules.ledger import ledger_of
 from fednotes.apps.ui.access import Access
 from fednotes.apps.ui.content import Content, load_content
 from fednotes.apps.ui.pages import create_app
@@ -162,6 +160,12 @@ def test_a_run_of_patients_has_no_section_of_errors(runs: Path, tmp_path: Path) 
 def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     tmp_path: Path, instant_disk: None
 ) -> None:
+    needs_app("deployment")
+    from ledgers import lines_of, written
+
+    from fednotes.apps.deployment.nvflare.kit import KIT_FILE
+    from fednotes.apps.deployment.rules.ledger import ledger_of
+
     kit = tmp_path / "north"
     kit.mkdir()
     (kit / KIT_FILE).write_text("{}")

@@ -4,7 +4,6 @@ server."""
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,10 +17,8 @@ from fednotes.apps.deployment.rules.guard import settle_job
 from fednotes.apps.deployment.server import server_main
 from fednotes.apps.deployment.site import site_main
 from fednotes.apps.deployment.site_file import SITE_FILE, install
-from fednotes.apps.phenotyping.synthetic import generate as generate_patients
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
-from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.host import SiteHost, explained, without_folders
 from fednotes.engines.launch import Setup
 from fednotes.jobs.declaration import table_to_approve
@@ -32,84 +29,6 @@ OPEN = (
     "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\nshare_scores = true\n"
     "draws = 'job'\n"
 )
-
-
-SMALL = """
-[model]
-tagger = "cnn-clstm-crf"
-hashed_words = 64
-word_dim = 6
-char_dim = 4
-char_filters = 6
-cnn_filters = 8
-lstm_units = 6
-"""
-NAMES = ("discharge", "reports", "posts")
-SITES = "".join(f"[sites.{name}]\n" for name in NAMES)
-FEDERATION = "[federation]\npause = 0.01\nknock_every = 0\ntimeout = 20\n"
-FEDNER = f"""
-method = "fedner"
-seed = 3
-{FEDERATION}
-[training]
-epochs = 2
-batch_size = 16
-personal_epochs = 1
-{SMALL}
-{SITES}
-"""
-PRIVATE = (
-    FEDNER.replace("[federation]", "[federation]\nsecure_sum = true")
-    .replace("personal_epochs = 1", "")
-    .replace(
-        "[training]",
-        '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n[training]',
-    )
-)
-DISTILL = f"""
-method = "distill"
-seed = 3
-{FEDERATION}
-[training]
-rounds = 3
-unannotated = "pseudo"
-weighting = true
-{SMALL}
-{SITES}
-"""
-SHORT = DISTILL.replace("rounds = 3", "rounds = 2")
-SECURE = SHORT.replace("[federation]", "[federation]\nsecure_sum = true")
-QUICK = SHORT.replace("weighting = true", "weighting = false").replace("= 20", "= 0.1")
-FINETUNE = f"""
-method = "finetune"
-seed = 3
-{FEDERATION}
-[training]
-cycles = 2
-batch_size = 8
-learning_rate = 1e-3
-[model]
-encoder = "BERT"
-{SITES}
-"""
-PHENOTYPE = f"""
-method = "phenotype"
-seed = 3
-{FEDERATION}
-[concepts]
-dictionary = "synthetic"
-[training]
-cycles = 2
-classifier_cycles = 2
-minimum = 10
-min_patients = 10
-[model]
-network = {{ embedding = 6, hidden = 8 }}
-[phenotypes]
-pneumonia = ["icd9:485"]
-back = ["icd9:722"]
-{"".join(f"[sites.{name}]{chr(10)}valid_fraction = 0.2{chr(10)}" for name in NAMES)}
-"""
 
 
 class ServerKilled(BaseException):
@@ -279,43 +198,6 @@ class Hospitals:
 def lines(table: Mapping[str, Any]) -> str:
     """A table as TOML."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
-
-
-def corpus(folder: Path, sentences: int = 30) -> dict[str, dict[str, Any]]:
-    """Generated notes of three sites in three folders; each one's [data] table."""
-    made = generate(num_sites=3, sentences_per_site=sentences, seed=1)
-    shutil.rmtree(folder, ignore_errors=True)
-    write_sites(made, folder, "conll")
-    parts = ("train", "valid", "test")
-    return {
-        site.data.id: {
-            part: str(folder / site.data.id / f"{part}.conll") for part in parts
-        }
-        for site in made
-    }
-
-
-def patients(folder: Path, number: int) -> dict[str, Any]:
-    """Generated patients as a table of notes and MIMIC-III's codes."""
-    made = generate_patients(f"s{number}", 90, seed=number)
-    folder.mkdir()
-    rows = [
-        {"patient": f"{number}-{patient}", "text": text}
-        for patient, texts in made.notes.items()
-        for text in texts
-    ]
-    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = ["ROW_ID,SUBJECT_ID,ICD9_CODE"]
-    for patient, codes in made.codes.items():
-        own = sorted(code for code in codes if code.startswith("icd9:"))
-        lines += [f"1,{number}-{patient},{code.partition(':')[2]}" for code in own]
-    (folder / "DIAGNOSES_ICD.csv").write_text("\n".join(lines) + "\n")
-    return {
-        "notes": str(folder / "notes.jsonl"),
-        "codes": str(folder),
-        "codes_format": "mimic",
-        "tables": ["diagnoses"],
-    }
 
 
 def simulated_one(job: str, data: Mapping[str, Mapping[str, Any]], out: Path) -> None:

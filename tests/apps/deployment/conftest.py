@@ -1,0 +1,38 @@
+"""What the tests of deployment share: the notes of three hospitals, and kits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospital_jobs import corpus
+
+
+@pytest.fixture(scope="module")
+def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the three sites of `hospital_jobs` have; tests only read it."""
+    return corpus(tmp_path_factory.mktemp("notes") / "notes")
+
+
+@pytest.fixture(scope="session")
+def shared_kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The kits of `intruders.PROJECT`; tests only read them."""
+    pytest.importorskip("nvflare")
+    from intruders import PROJECT
+
+    from fednotes.apps.deployment.nvflare.authority import provision
+
+    return provision(PROJECT, tmp_path_factory.mktemp("kits") / "kits")
+
+
+@pytest.fixture
+def kits(shared_kits: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+    """A copy of the folder of `shared_kits`, for a test that changes kits."""
+    from intruders import PROJECT, copy_kit
+
+    from fednotes.apps.deployment.nvflare.authority import kit_folders
+
+    return kit_folders(
+        PROJECT, copy_kit(shared_kits["server"].parent, tmp_path / "kits")
+    )

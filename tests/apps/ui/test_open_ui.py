@@ -1,0 +1,115 @@
+"""`fednotes.open_ui`, from a program or a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from every_kind import DOCUMENTS, make
+from tiny_jobs import TABLE
+
+import fednotes as fn
+from fednotes.apps.ui import pages
+from fednotes.core.errors import ConfigError
+from fednotes.data.formats import jsonl
+from fednotes.taggers.saving import save_model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("api") / "run"
+    table = TABLE | {"conditions": ["alone", "federated"], "synthetic": {"sites": 2}}
+    job = fn.job(table, seed=5, synthetic={"sentences": 30}, training={"epochs": 1})
+    fn.simulate(job, folder)
+    return folder
+
+
+def test_an_opened_model_is_as_good_as_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(make("tagger", tmp_path), tmp_path / "model")
+    jsonl.write(DOCUMENTS, tmp_path / "notes.jsonl")
+    model = fn.load(tmp_path / "model")
+    assert isinstance(model, fn.MentionModel)
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        pages, "load_content", lambda paths, **_: seen.append(paths) or pages.Content()
+    )
+    monkeypatch.setattr(pages, "run", lambda *_, **__: None)
+    fn.open_ui(model, tmp_path / "notes.jsonl")
+    assert seen == [[tmp_path / "model", tmp_path / "notes.jsonl"]]
+    with pytest.raises(ConfigError, match=r"expected .*, not MentionModel$"):
+        fn.open_ui(fn.MentionModel(model.model))
+
+
+def test_what_cannot_be_shown_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="expected a run, a model or notes, not NoneType"
+    ):
+        fn.open_ui(None)
+    with pytest.raises(ConfigError, match="is neither a model, nor a run, nor a kit"):
+        fn.open_ui(tmp_path)
+    model = run / "federated" / "sites" / "reports" / "model"
+    with pytest.raises(ConfigError, match="device 'gpu' is not available here"):
+        fn.open_ui(model, device="gpu")
+
+
+def test_the_page_is_for_who_has_its_address(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would listen where nobody else's computer reaches it; its token is told to the
+    caller."""
+    testclient, told, heard = pytest.importorskip("starlette.testclient"), [], []
+
+    def listen(page: Any, host: str, port: int, ready: Any, extra: str) -> None:
+        heard.append((page, host, port, extra))
+        ready("http://127.0.0.1:8080")
+
+    monkeypatch.setattr("fednotes.apps.ui.pages.run", listen)
+    fn.open_ui(run, port=8080, tell=told.append)
+    (page, *where), words = heard[0], told[0].split()
+    assert where == ["127.0.0.1", 8080, "ui"]
+    client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
+    assert client.get(words[1].partition("?")[0]).status_code == 403
+    assert "discharge" in client.get(words[1]).text
+
+
+def test_the_page_is_shown_from_a_notebook(run: Path) -> None:
+    """A loop runs there already; interrupting the cell ends the page and not the
+    kernel."""
+    pytest.importorskip("uvicorn")
+    status, main = list[int](), threading.main_thread().ident
+    assert main is not None
+
+    def look(told: str) -> None:
+        def asked() -> None:
+            try:
+                urlopen(told.split()[1], timeout=20)
+            except HTTPError as error:  # it sends no cookie when it is led on
+                status.append(error.code)
+            finally:
+                signal.pthread_kill(main, signal.SIGINT)
+
+        threading.Thread(target=asked).start()
+
+    async def cell() -> str:
+        fn.open_ui(run, tell=look)
+        return "next cell"
+
+    loop = asyncio.new_event_loop()
+    # some shells ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert loop.run_until_complete(cell()) == "next cell"
+    finally:
+        signal.signal(signal.SIGINT, before)
+        loop.close()
+    assert status == [403]
+    with pytest.raises(ConfigError, match="name a run"):
+        fn.open_ui()
