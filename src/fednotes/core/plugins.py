@@ -29,6 +29,7 @@ way. Nothing is imported before it is used.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -50,6 +51,15 @@ Group = Literal[
     "ledgers",
     "api",
 ]
+
+
+@cache
+def modules_in(*folders: str) -> tuple[str, ...]:
+    """Return the names of the modules in a package's folders.
+
+    A folder is listed once in a process: a site asks for them at every request.
+    """
+    return tuple(module.name for module in pkgutil.iter_modules(folders))
 
 
 @cache

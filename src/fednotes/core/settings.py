@@ -97,12 +97,21 @@ FilledIn = Annotated[T, Mark.FILLED_IN]
 
 def marked_fields(cls: Any, mark: Mark) -> frozenset[str]:
     """Return the names of the fields of a checked class whose type has a mark."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _evaluate_hints(cls)
     return frozenset(
         field.name
         for field in fields(cls)
         if mark in getattr(hints[field.name], "__metadata__", ())
     )
+
+
+@functools.cache
+def _evaluate_hints(cls: Any) -> dict[str, Any]:
+    """Return the types of a class's fields with their marks.
+
+    Evaluating them takes long, and a site asks for them at every request.
+    """
+    return get_type_hints(cls, include_extras=True)
 
 
 # ---- checked classes -----------------------------------------------------------------

@@ -6,7 +6,6 @@ Other packages add methods by entry points (`core/plugins.py`).
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -41,14 +40,13 @@ def names() -> tuple[str, ...]:
 
 
 def _built_in_names() -> tuple[str, ...]:
-    modules = [module.name for module in pkgutil.iter_modules(__path__)]
+    modules = plugins.modules_in(*__path__)
     return tuple(name for name in modules if _built_in(name) is not None)
 
 
 def _built_in(name: str) -> Method | None:
     """Return the method that a module of this folder holds, if it holds one."""
-    known = [module.name for module in pkgutil.iter_modules(__path__)]
-    if name not in known:
+    if name not in plugins.modules_in(*__path__):
         return None
     module = importlib.import_module(f"{__name__}.{name}")
     method = getattr(module, "METHOD", None)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pkgutil
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -64,8 +63,8 @@ def kinds() -> list[str]:
 
 
 def _built_in_kinds() -> list[str]:
-    modules = pkgutil.iter_modules(sys.modules[__package__].__path__)
-    names = [module.name.replace("_", "-") for module in modules]
+    modules = plugins.modules_in(*sys.modules[__package__].__path__)
+    names = [name.replace("_", "-") for name in modules]
     return sorted(
         filter(_built_in_kind, names), key=lambda name: (name != DEFAULT, name)
     )
