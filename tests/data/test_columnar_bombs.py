@@ -171,6 +171,28 @@ BOMBS = {
 }
 
 
+def arrow(
+    table: pyarrow.Table, *, is_stream: bool, packing: str | None = None
+) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    new = pyarrow.ipc.new_stream if is_stream else pyarrow.ipc.new_file
+    options = pyarrow.ipc.IpcWriteOptions(compression=packing)
+    with new(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def example(folder: Path, ending: str) -> Path:
+    """A small file of one document."""
+    path = folder / f"example{ending}"
+    table = pyarrow.table({"text": ["a rash"], "spans": [[]]})
+    if ending == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        path.write_bytes(arrow(table, is_stream=False))
+    return path
+
+
 def write_all(folder: Path, files: Mapping[str, bytes], ending: str) -> list[Path]:
     paths = [folder / f"{name.replace(' ', '-')}{ending}" for name in files]
     for path, data in zip(paths, files.values(), strict=True):
@@ -182,7 +204,8 @@ def test_parquet_that_states_gigabytes_is_refused_before_it_is_unpacked(
     tmp_path: Path,
 ) -> None:
     paths = write_all(tmp_path, BOMBS, ".parquet")
-    for path, reading in zip(paths, read_apart("notes", paths), strict=True):
+    readings = read_apart("notes", example(tmp_path, ".parquet"), paths)
+    for path, reading in zip(paths, readings, strict=True):
         assert path.stat().st_size < 1000 or "schema" in path.name
         assert reading.mib < MIB, (path.name, reading)
         assert reading.end.startswith(f"DataError: {path}: "), reading
@@ -191,7 +214,7 @@ def test_parquet_that_states_gigabytes_is_refused_before_it_is_unpacked(
 def test_columns_of_parquet_are_bounded_together(tmp_path: Path) -> None:
     (path,) = write_all(tmp_path, {"columns": many_columns(40, 2**21)}, ".parquet")
     assert path.stat().st_size < 200_000
-    (reading,) = read_apart("documents", [path])
+    (reading,) = read_apart("documents", example(tmp_path, ".parquet"), [path])
     assert "its rows have more than" in reading.end
     assert reading.mib < 40
 
@@ -252,3 +275,121 @@ def test_lists_of_texts_are_read(tmp_path: Path, kind: str) -> None:
     assert [document.text.split()[1] for document in documents] == [
         pair[1] for pair in tokens
     ]
+
+
+# ---- Arrow ---------------------------------------------------------------------------
+
+
+def one_text(length: int) -> pyarrow.Array:
+    return pyarrow.array(["a" * length])
+
+
+def in_dictionary(texts: pyarrow.Array) -> pyarrow.Array:
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0]), texts)
+
+
+def list_of(items: pyarrow.Array) -> pyarrow.Array:
+    return pyarrow.ListArray.from_arrays([0, len(items)], items)
+
+
+def nested_nulls(number: int, fields: int) -> pyarrow.Array:
+    """Structs of nulls, which take no bytes at all."""
+    nulls = [pyarrow.nulls(number)] * fields
+    return pyarrow.StructArray.from_arrays(nulls, [str(n) for n in range(fields)])
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["file", "stream"])
+@pytest.mark.parametrize("packing", ["lz4", "zstd"])
+def test_arrow_that_unpacks_to_much_is_refused_before_it_is_unpacked(
+    tmp_path: Path, packing: str, is_stream: bool
+) -> None:
+    text_of_100_mb = one_text(10**8)
+    tables = [text_of_100_mb, in_dictionary(text_of_100_mb)]
+    files = {
+        f"{index}": arrow(
+            pyarrow.table({"text": column}), is_stream=is_stream, packing=packing
+        )
+        for index, column in enumerate(tables)
+    }
+    paths = write_all(tmp_path, files, ".arrow")
+    readings = read_apart("notes", example(tmp_path, ".arrow"), paths)
+    for path, reading in zip(paths, readings, strict=True):
+        assert path.stat().st_size < 500_000
+        assert reading.mib < 40, (path.name, reading)
+        assert "more than" in reading.end, reading
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["file", "stream"])
+def test_rows_of_arrow_are_measured_before_they_become_values(
+    tmp_path: Path, is_stream: bool
+) -> None:
+    columns = {
+        "nulls": list_of(pyarrow.nulls(2**31 - 1)),
+        "structs": list_of(nested_nulls(10**6, 200)),
+        "dictionary": in_dictionary(list_of(pyarrow.nulls(2**31 - 1))),
+    }
+    files = {
+        name: arrow(
+            pyarrow.table({"text": ["a"], "spans": column}), is_stream=is_stream
+        )
+        for name, column in columns.items()
+    }
+    paths = write_all(tmp_path, files, ".arrow")
+    readings = read_apart("documents", example(tmp_path, ".arrow"), paths)
+    for path, reading in zip(paths, readings, strict=True):
+        assert path.stat().st_size < 100_000
+        assert reading.mib < MIB, (path.name, reading)
+        assert "its rows have more than" in reading.end, reading
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["file", "stream"])
+def test_arrow_whose_offsets_lead_out_of_its_texts_is_refused(
+    tmp_path: Path, is_stream: bool
+) -> None:
+    offsets = pyarrow.array([0, 10**6, 2, 4], pyarrow.int32()).buffers()[1]
+    texts = pyarrow.StringArray.from_buffers(3, offsets, pyarrow.py_buffer(b"rash"))
+    indices = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([5], pyarrow.int32()), pyarrow.array(["rash"]), safe=False
+    )
+    files = {
+        "offsets": arrow(pyarrow.table({"text": texts}), is_stream=is_stream),
+        "indices": arrow(pyarrow.table({"text": indices}), is_stream=is_stream),
+        "inner": arrow(
+            pyarrow.table({"text": in_dictionary(texts)}), is_stream=is_stream
+        ),
+    }
+    paths = write_all(tmp_path, files, ".arrow")
+    readings = read_apart("notes", example(tmp_path, ".arrow"), paths)
+    for path, reading in zip(paths, readings, strict=True):
+        assert f"{path}: no Parquet or Arrow that can be read" in reading.end
+
+
+def test_lists_that_are_parts_of_each_other_are_refused(tmp_path: Path) -> None:
+    """A view of lists of a view of lists grows by the power of its depth."""
+    view = pyarrow.array(["a"])
+    for _ in range(3):
+        view = pyarrow.ListViewArray.from_arrays(
+            pyarrow.array([0] * 100, pyarrow.int32()),
+            pyarrow.array([len(view)] * 100, pyarrow.int32()),
+            view,
+        )
+    table = pyarrow.table({"text": ["a"] * 100, "spans": view})
+    (path,) = write_all(tmp_path, {"a": arrow(table, is_stream=False)}, ".arrow")
+    with pytest.raises(DataError, match="a column holds lists of shared values"):
+        read(path)
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["file", "stream"])
+@pytest.mark.parametrize("packing", [None, "lz4", "zstd"])
+def test_arrow_of_any_packing_is_read(
+    tmp_path: Path, packing: str | None, is_stream: bool
+) -> None:
+    texts = [f"Note {number}: no rash." for number in range(3000)]
+    table = pyarrow.table({"text": texts, "category": ["a", "b", "c"] * 1000})
+    table = table.set_column(1, "category", table["category"].dictionary_encode())
+    data = arrow(table, is_stream=is_stream, packing=packing)
+    (path,) = write_all(tmp_path, {"a": data}, ".arrow")
+    assert [note.text for note in read_notes(path)] == texts
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match="no Parquet or Arrow that can be read"):
+        list(read_notes(path))

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MIB = 2**20
-_ROOM = 2**30  # bytes beside those at the start that the process may map for each file
+_ROOM = (
+    3 * 2**30
+)  # bytes beside those at the start that the process may map for each file
 
 
 class Reading(NamedTuple):
@@ -26,14 +28,16 @@ class Reading(NamedTuple):
     mib: float
 
 
-def read_apart(reader: str, paths: Sequence[Path]) -> list[Reading]:
+def read_apart(reader: str, example: Path, paths: Sequence[Path]) -> list[Reading]:
     """Read files one after the other in a new process.
 
     Args:
         reader: One of `READERS`.
+        example: A small file of the same format, which is read before the others, so
+            that the memory of modules is not counted.
         paths: The files.
     """
-    command = [sys.executable, __file__, reader, *map(str, paths)]
+    command = [sys.executable, __file__, reader, str(example), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [Reading(*json.loads(line)) for line in done.stdout.splitlines()]
@@ -57,8 +61,20 @@ READERS: dict[str, Callable[[Path], int]] = {
 }
 
 
+def _begin_peak() -> int:
+    """Forget the peak of memory so far, and return the bytes that are in use."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak()
+
+
 def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the peak of memory in bytes; that of `resource` is the parent's, too."""
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
+    return int(line.split()[1]) * 1024
 
 
 def _mapped() -> int:
@@ -68,10 +84,12 @@ def _mapped() -> int:
 
 def _main(name: str, paths: Sequence[Path]) -> None:
     read = READERS[name]
-    for path in paths:
+    example, *others = paths
+    read(example)
+    for path in others:
         # A reader that does not measure first must not take the machine's memory.
         resource.setrlimit(resource.RLIMIT_AS, (_mapped() + _ROOM, -1))
-        before = _peak()
+        before = _begin_peak()
         try:
             end = str(read(path))
         except Exception as error:

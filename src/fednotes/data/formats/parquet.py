@@ -24,6 +24,7 @@ from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, TagSet
 from fednotes.data.formats import bigbio, conll, jsonl
+from fednotes.data.formats.arrow_buffers import require_batches
 from fednotes.data.formats.files import open_seekable, starts_with
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
@@ -296,6 +297,8 @@ def _open_batches(
         source = arrow.parquet.ParquetFile(file, **limits)
         reader = _ParquetReader(arrow, file, path, source, columns or ())
         return source.schema_arrow, reader.read_batches()
+    if columns is not None:
+        require_batches(file, _Limits.of(path, file).require_batch)
     if head.startswith(b"ARROW1"):
         source = arrow.ipc.open_file(file)
         return source.schema, map(source.get_batch, range(source.num_record_batches))
