@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,17 +25,15 @@ from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import inputs_of
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, parse_job
-from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
-from fednotes.jobs.predict import evaluate_documents, gold_of
+from fednotes.jobs.models import folder_of, load, open_model
 from fednotes.jobs.progress import AnyListener
 from fednotes.jobs.results import RunResult
+from fednotes.jobs.saved_models import EvaluationOptions, SavedModel
 from fednotes.jobs.seeds import SeedsResult, simulate_seeds
 from fednotes.jobs.simulate import simulate as simulate_job
 from fednotes.metrics.calibration import (
     Calibrated,
-    Calibration,
     Reliability,
-    judge_spans,
     weights_digest,
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
@@ -260,7 +258,7 @@ def simulate(
 
 
 def evaluate(
-    model: MentionModel | PatientModel | PathLike,
+    model: SavedModel | PathLike,
     documents: PathLike | Sequence[Document],
     *,
     types: Sequence[str] = (),
@@ -288,59 +286,19 @@ def evaluate(
         DataError: The documents have none of the model's labels.
         ConfigError: A parameter does not fit the model.
     """
-    if not isinstance(model, MentionModel | PatientModel):
-        model = load(model)
-    if isinstance(model, PatientModel):
-        for_mentions = {
-            "format": bool(format),
-            "types": bool(types),
-            "on_error": not refuses(on_error),
-        }
-        for parameter, is_given in for_mentions.items():
-            if is_given:
-                raise ParameterError(
-                    f"`{parameter}` is for annotated text, not for labelled patients"
-                )
-        if not isinstance(documents, str | Path):
-            raise ConfigError("patients are scored in a file or folder")
-        table = None if labels is None else path_of(labels, "a table of labels")
-        return model.evaluate(Path(documents), label_map, table, encoding)
-
-    if labels is not None:
-        name = model.folder or "the model"
-        raise ParameterError(
-            f"`labels`: {name} is no phenotyping model; it finds mentions"
-        )
-    annotated, where, skipped = _documents(documents, format, on_error, encoding)
-    return evaluate_documents(
-        model.model, annotated, where, label_map, types=types, skipped=skipped
+    options = EvaluationOptions(
+        types=types,
+        label_map=label_map,
+        labels=None if labels is None else path_of(labels, "a table of labels"),
+        format=format,
+        on_error=on_error,
+        encoding=encoding,
     )
-
-
-def _documents(
-    source: PathLike | Sequence[Document],
-    format: str | None = None,
-    on_error: OnError = "refuse",
-    encoding: str = AUTO,
-) -> tuple[tuple[Document, ...], str, str]:
-    """Return documents, how messages name them, and what could not be read."""
-    if isinstance(source, str | Path):
-        documents, problems = formats.examine(source, format, encoding)
-        problems.refuse(on_error, documents)
-        return documents, str(source), str(problems)
-
-    documents = tuple(source) if isinstance(source, Iterable) else (source,)
-    for document in documents:
-        if not isinstance(document, Document):
-            raise DataError(
-                f"expected annotated Documents, not {type(document).__name__}; `read` "
-                "returns them"
-            )
-    return documents, "the corpus", ""
+    return open_model(model).evaluate(documents, options)
 
 
 def reliability(
-    model: MentionModel | PatientModel | PathLike,
+    model: SavedModel | PathLike,
     documents: PathLike | Sequence[Document],
     *,
     label_map: Mapping[str, str] | None = None,
@@ -359,20 +317,13 @@ def reliability(
         ConfigError: The model finds phenotypes of patients.
         DataError: The documents have none of the model's labels.
     """
-    if not isinstance(model, MentionModel | PatientModel):
-        model = load(model)
-    if not isinstance(model, MentionModel):
-        raise ConfigError(
-            "confidences are of mentions, and this model finds phenotypes"
-        )
-    chances, right, owner = _judged(
-        model, documents, label_map, model.calibration, encoding
-    )
-    return Reliability.of(chances, right, len(np.unique(owner)))
+    judged = open_model(model).judge_confidences(documents, label_map, encoding)
+    confidences, is_right, owners = judged
+    return Reliability.of(confidences, is_right, len(np.unique(owners)))
 
 
 def calibrate(
-    path: MentionModel | PatientModel | PathLike,
+    path: SavedModel | PathLike,
     notes: PathLike | Sequence[Document],
     *,
     label_map: Mapping[str, str] | None = None,
@@ -401,34 +352,12 @@ def calibrate(
     """
     folder = folder_of(path)
     model = load(folder, device, backbone, calibrated=False)
-    if not isinstance(model, MentionModel):
-        raise ConfigError(
-            f"{folder}: phenotypes are calibrated in training ([training] calibrate = "
-            "true)"
-        )
+    confidences, is_right, owners = model.judge_confidences(notes, label_map, encoding)
     weights = weights_digest(folder)
-    chances, right, owner = _judged(model, notes, label_map, None, encoding)
-    calibrated = fit_calibration(chances, right, owner, _fit_platt, weights)
+    calibrated = fit_calibration(confidences, is_right, owners, _fit_platt, weights)
     if calibrated.calibration is not None:
         calibrated.calibration.write(folder)
     return calibrated
-
-
-def _judged(
-    model: MentionModel,
-    documents: PathLike | Sequence[Document],
-    label_map: Mapping[str, str] | None,
-    calibration: Calibration | None,
-    encoding: str,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return confidences, whether they are right, and the index of their document."""
-    annotated, where, _ = _documents(documents, encoding=encoding)
-    gold, scored_types, _ = gold_of(model.model, annotated, where, label_map)
-    predicted = model.model.predict(gold, confidence=True)
-    confidences, is_right, owners = judge_spans(gold, predicted, scored_types)
-    if calibration:
-        confidences = calibration.values(confidences)
-    return confidences, is_right, owners
 
 
 def _fit_platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:

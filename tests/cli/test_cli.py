@@ -538,6 +538,9 @@ def test_evaluate_maps_what_is_there(
         ),
     ):
         assert told in refused("evaluate", model, path, "--map", *given.split(" "))
+    for option in ("--labels", "--dictionary"):
+        told = refused("evaluate", model, path, option, path)
+        assert f"{option}: {model} is no phenotyping model" in told
     out, err = run("evaluate", model, path, "--map", "Medicine=Drug", "--json")
     assert err == "note: the model has no Time: left out (--map renames labels)\n"
     assert json.loads(out)["not_scored"]["unknown"] == ["Time"]

@@ -338,10 +338,12 @@ def test_one_mention_over_all_is_shown_for_what_it_is() -> None:
     cells = ["0.0", "0.0", "0.0", *["100.0"] * 3, "100.0", "10.0", "18.2"]
     assert rows_of(table, "s0") == {"federated": cells}
     assert "one long mention can match several" in str(table.caption)
-    assert "100.0 10.0 18.2" in " ".join(row_of(display.score_table(whole), "Drug"))
+    assert "100.0 10.0 18.2" in " ".join(
+        row_of(display.evaluation_table(whole), "Drug")
+    )
     only_good = display.result_table(mention_run(good))
     assert len(rows_of(only_good, "s0")["federated"]) == 6
-    assert len(row_of(display.score_table(good), "Drug")) == 7
+    assert len(row_of(display.evaluation_table(good), "Drug")) == 7
     assert only_good.caption is None
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fednotes.cli.app import app
 from fednotes.core.errors import ModelError
 from fednotes.jobs.audit_result import AUDIT, Audit, Leak
-from fednotes.jobs.card import OwnRun, card, write_cards
+from fednotes.jobs.card import OwnRun, render_card, write_cards
 from fednotes.jobs.results import RunResult
 
 yaml = pytest.importorskip("yaml")
@@ -109,7 +109,7 @@ def test_of_two_sites_nothing_tells_the_others(
             json.dumps({**summary, "sites": dict(sites)})
         )
         (model / "tagger.json").write_bytes(source.read_bytes())
-        text = card(model)
+        text = render_card(model)
         own = f"{first[1]['federated']['strict']['f1']:.3f}"
         assert ("examples of all sites together" in text) == (len(sites) == 3)
         assert (mean in text.replace(own, "")) == (len(sites) == 3 and mean != own)
@@ -170,7 +170,7 @@ def test_a_title_of_any_characters_is_read_again(run: Path, tmp_path: Path) -> N
     model = tmp_path / "federated" / "sites" / min(summary["sites"]) / "model"
     model.mkdir(parents=True)
     (model / "tagger.json").write_bytes(next(run.rglob("tagger.json")).read_bytes())
-    text = card(model)
+    text = render_card(model)
     assert head(text)["model-index"][0]["name"] == title
     assert "\n# Gänge \\&amp; 😀 𝛽\n" in text
 
@@ -187,7 +187,7 @@ def test_a_damaged_description_has_a_card(
     tmp_path: Path, facts: dict[str, Any]
 ) -> None:
     (tmp_path / "model.json").write_text(json.dumps(facts))
-    assert f"Kind: `{facts['kind']}`" in card(tmp_path)
+    assert f"Kind: `{facts['kind']}`" in render_card(tmp_path)
 
 
 def test_a_card_that_a_person_edited_stays(run: Path) -> None:
@@ -206,17 +206,17 @@ def test_a_model_without_its_run_has_a_card_too(run: Path, tmp_path: Path) -> No
     (tmp_path / "model").mkdir()
     for name in ("tagger.json", "tagger.safetensors"):
         (tmp_path / "model" / name).write_bytes((source / name).read_bytes())
-    text = card(tmp_path / "model")
+    text = render_card(tmp_path / "model")
     assert "model-index" not in head(text)
-    assert "None are known here" in text
+    assert "No scores are known here" in text
     with pytest.raises(ModelError, match="no model here"):
-        card(tmp_path)
+        render_card(tmp_path)
 
 
 def test_a_card_tells_its_run_s_audit(run: Path) -> None:
     """Of the model of the federation; what failed undefended is said to say nothing."""
     model = next(run.glob("federated/sites/*/model"))
-    assert "false alarms" not in card(model)
+    assert "false alarms" not in render_card(model)
     told: dict[str, Any] = {"success": 0.5, "low": 0.25, "high": 0.75, "chance": 0.01}
     leaks = [
         Leak(attack="words | a", control=1.0, proven=True, **told),
@@ -226,17 +226,16 @@ def test_a_card_tells_its_run_s_audit(run: Path) -> None:
     ]
     (run / AUDIT).write_text(Audit(attacks=leaks).model_dump_json())
     try:
-        text = card(model)
-        alone = card(next(run.glob("alone/*/sites/*/model")))
+        text = render_card(model)
+        alone = render_card(next(run.glob("alone/*/sites/*/model")))
     finally:
         (run / AUDIT).unlink()
-    assert (
-        "- Attack on one site's notes, words \\| a: 0.500 (0.250 to 0.750) of what"
-        in text
-    )
-    assert "named at 1 % false alarms; by chance 0.010, undefended 1.000.\n" in text
-    assert "undefended 0.200, so it says nothing.\n" in text
+    found = "it finds 0.500 (0.250 to 0.750) of what is there at 1 % false alarms."
+    assert f"- Attack on one site's notes, words \\| a: {found}" in text
+    guessing = "Guessing finds 0.010, and the attack without any defence"
+    assert f"{guessing} 1.000.\n" in text
+    assert f"{guessing} 0.200. The attack is too weak to prove anything.\n" in text
     assert "none here" not in text
-    assert "success alone: 0.500 of what" in text
-    assert "by chance 0.000, so it says nothing.\n" in text
+    assert "success alone: it finds 0.500 of what" in text
+    assert "Guessing finds 0.000. The attack is too weak to prove anything.\n" in text
     assert "false alarms" not in alone

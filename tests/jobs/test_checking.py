@@ -426,7 +426,7 @@ def test_only_annotated_types_are_scored(
     path.write_text(row * 10)
     found = evaluate(MentionModel(Finder()), path, types=types)
     assert found.scores["strict"]["precision"] == precision
-    assert (found.silent, found.left) == (silent, left)
+    assert (found.not_annotated, found.not_requested) == (silent, left)
     assert set(found.scores["by_type"]) <= set(types or ("Drug",))
 
 

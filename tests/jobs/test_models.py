@@ -20,6 +20,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl, read
 from fednotes.jobs.predict import predict
+from fednotes.jobs.saved_models import NoteSource, PredictionOutput
 from fednotes.taggers.saving import save_model
 
 
@@ -60,7 +61,11 @@ def test_the_same_spans_as_the_command(folder: Path, tmp_path: Path) -> None:
     jsonl.write(
         [Document(str(n), t) for n, t in enumerate(texts(9), 1)], tmp_path / "in.jsonl"
     )
-    predict(folder, str(tmp_path / "in.jsonl"), "jsonl", tmp_path / "out.jsonl", "cpu")
+    predict(
+        folder,
+        NoteSource(str(tmp_path / "in.jsonl")),
+        PredictionOutput(tmp_path / "out.jsonl"),
+    )
     wanted = list(read(tmp_path / "out.jsonl", "jsonl", "refuse"))
     model = fn.load(folder)
     assert isinstance(model, fn.MentionModel)

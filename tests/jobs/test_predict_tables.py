@@ -20,9 +20,11 @@ from every_kind import WORDS, make
 import fednotes as fn
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
-from fednotes.jobs import predict as predicting
+from fednotes.jobs import mention_models
 from fednotes.jobs.inputs import inputs_of
-from fednotes.jobs.predict import predict, write_brat, write_documents
+from fednotes.jobs.predict import predict
+from fednotes.jobs.prediction_files import write_brat, write_documents
+from fednotes.jobs.saved_models import NoteSource, PredictionOutput
 from fednotes.taggers.saving import save_model
 
 TEXTS = (" ".join(WORDS * 2), 'A "quoted", text,\nof two lines', "Plain.")
@@ -157,7 +159,7 @@ def test_the_notes_of_every_table_keep_their_ids(
     path = tmp_path / f"{name}{packed}"
     path.write_bytes(PACKING[packed](TABLES[name]()))
     out = tmp_path / "found.jsonl"
-    predict(model, str(path), "jsonl", out, "cpu")
+    predict(model, NoteSource(str(path)), PredictionOutput(out))
     found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert [(f["id"], f["patient"], str(f["visit"]), f["text"]) for f in found] == [
         (IDS[i], f"p{i}", str(40 + i), text) for i, text in enumerate(TEXTS)
@@ -184,7 +186,6 @@ def test_few_notes_are_held_at_a_time(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generator counts the notes that were read and are not yet answered."""
-    monkeypatch.setattr(predicting, "_DOCUMENTS", 4)
     read = answered = most = 0
 
     def notes() -> Iterator[Document]:
@@ -196,7 +197,7 @@ def test_few_notes_are_held_at_a_time(
 
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
-    for _ in predicting.confident_stream(opened.model, None, notes(), most=4):
+    for _ in opened.stream(notes(), batch=4):
         answered += 1
     assert (read, answered) == (40, 40)
     assert most == 4
@@ -205,7 +206,7 @@ def test_few_notes_are_held_at_a_time(
 def test_long_notes_are_read_in_small_batches(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicting, "_CHARACTERS", 100)
+    monkeypatch.setattr(mention_models, "MAX_CHARACTERS", 100)
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
     taken = 0
@@ -216,7 +217,7 @@ def test_long_notes_are_read_in_small_batches(
             taken += 1
             yield Document(str(number), "word " * 30)
 
-    next(predicting.confident_stream(opened.model, None, notes()))
+    next(opened.stream(notes()))
     assert taken == 1
 
 
@@ -260,9 +261,9 @@ def test_what_is_wrong_is_refused_before_anything_is_predicted(
     with pytest.raises(
         DataError, match=r"notes.csv:6: the row has 2 columns.*and 1 more"
     ):
-        predict(model, str(path), "jsonl", None, "cpu")
+        predict(model, NoteSource(str(path)))
     assert capsys.readouterr().out == ""
-    predict(model, str(path), "jsonl", None, "cpu", on_error="skip")
+    predict(model, NoteSource(str(path), on_error="skip"))
     found = capsys.readouterr()
     assert len(found.out.splitlines()) == len(TEXTS)
     assert "left out of" in found.err
@@ -276,10 +277,12 @@ def test_brat_and_conll_of_a_table(
     path.write_bytes(
         table("id,text", [["x", TEXTS[0]], ["x", TEXTS[2]], ["x~2", "Third."]])
     )
-    predict(model, str(path), "brat", tmp_path / "out", "cpu")
+    predict(
+        model, NoteSource(str(path)), PredictionOutput(tmp_path / "out", format="brat")
+    )
     texts = {p.stem: p.read_text() for p in (tmp_path / "out").glob("*.txt")}
     assert texts == {"x": TEXTS[0], "x~2": TEXTS[2], "x~2~2": "Third."}
-    predict(model, str(path), "conll", None, "cpu")
+    predict(model, NoteSource(str(path)), PredictionOutput(format="conll"))
     shown = capsys.readouterr().out
     assert shown.count("# newdoc id = x\n") == 2
     tokens = [line.split("\t")[0] for line in shown.splitlines() if "\t" in line]
@@ -294,11 +297,13 @@ def test_a_file_of_an_unknown_format_is_refused(
     path.write_text("He took aspirin.")
     told = r"cannot tell the format: let the name of a text end in .txt, or name the format: one of"
     with pytest.raises(DataError, match=told) as caught:
-        predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
+        predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     assert all(
         name in str(caught.value) for name in ("mimic", "omop", "parquet", "brat")
     )
-    predict(model, str(path), "jsonl", tmp_path / "out", "cpu", read_as="text")
+    predict(
+        model, NoteSource(str(path), format="text"), PredictionOutput(tmp_path / "out")
+    )
     assert json.loads((tmp_path / "out").read_text())["text"] == "He took aspirin."
 
 
@@ -310,8 +315,10 @@ def test_an_unnamed_column_is_refused_and_can_be_named(
     with pytest.raises(
         DataError, match="no column of this table is known to hold notes: name it"
     ):
-        predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
-    predict(model, str(path), "jsonl", tmp_path / "out", "cpu", column="body")
+        predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
+    predict(
+        model, NoteSource(str(path), column="body"), PredictionOutput(tmp_path / "out")
+    )
     assert json.loads((tmp_path / "out").read_text())["text"] == TEXTS[0]
 
 
@@ -324,7 +331,7 @@ def test_a_packed_table_that_is_cut_off_is_refused(
     with pytest.raises(
         DataError, match=r"cannot be read to its end .*: is the file complete"
     ):
-        predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
+        predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

@@ -13,7 +13,8 @@ from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
 from fednotes.jobs import kinds
 from fednotes.jobs.job import SiteKind
-from fednotes.jobs.patient_models import PatientModel, is_patient_model, kind_of
+from fednotes.jobs.models import MentionModel, find_model_class
+from fednotes.jobs.patient_models import PatientModel
 
 
 def test_the_built_in_kinds_come_before_the_registered_ones() -> None:
@@ -44,11 +45,9 @@ def test_a_patient_model_is_recognised_by_the_file_that_bears_its_name(
     monkeypatch.setitem(sys.modules, "tests_of_kinds", sys.modules[__name__])
     target = "tests_of_kinds:Scorer"
     monkeypatch.setattr(plugins, "registered", lambda group: registered_as(target))
-    assert kind_of(tmp_path) is None
-    assert not is_patient_model(tmp_path)
+    assert find_model_class(tmp_path) is MentionModel
     (tmp_path / "scorer.json").write_text("{}")
-    assert is_patient_model(tmp_path)
-    assert kind_of(tmp_path) is Scorer
+    assert find_model_class(tmp_path) is Scorer
 
 
 def test_a_registered_class_must_be_a_patient_model(
@@ -59,4 +58,4 @@ def test_a_registered_class_must_be_a_patient_model(
     )
     (tmp_path / "scorer.json").write_text("{}")
     with pytest.raises(ConfigError, match="pathlib:Path is not a subclass"):
-        kind_of(tmp_path)
+        find_model_class(tmp_path)

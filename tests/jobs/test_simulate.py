@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tiny_jobs import TABLE
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.jobs.card import card
+from fednotes.jobs.card import render_card
 from fednotes.jobs.compare import compare
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
@@ -164,11 +164,11 @@ def test_that_the_pooled_model_is_trained_less_stands_beside_its_scores(done) ->
     told = "none of the 5 personal epochs that end alone and federated"
     assert [*summary.marks] == ["pooled"]
     model = out / "pooled" / "sites" / "pooled" / "model"
-    other = card(out / "federated" / "sites" / "reports" / "model")
+    other = render_card(out / "federated" / "sites" / "reports" / "model")
     for text in (
         summary.marks["pooled"],
         (out / "report.html").read_text(),
-        card(model),
+        render_card(model),
     ):
         assert told in text
     assert told not in other

@@ -22,7 +22,7 @@ from tiny_jobs import TABLE
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.update import Total
 from fednotes.engines.inprocess import InProcess
-from fednotes.jobs.card import card
+from fednotes.jobs.card import render_card
 from fednotes.jobs.declaration import parse_declared
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import PROMISED
@@ -464,9 +464,9 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(
     assert result.mean["federated"]["strict"]["f1"] >= 0
     model = next((tmp_path / "federated" / "sites").iterdir()) / "model"
     alone = shutil.copytree(model, tmp_path_factory.mktemp("kit") / "run" / "model")
-    assert "differential privacy" not in card(alone)
+    assert "differential privacy" not in render_card(alone)
     (alone.parent / PROMISED).write_text(json.dumps(told))
-    for text in (card(model), card(alone)):
+    for text in (render_card(model), render_card(alone)):
         for line in (f"epsilon: {told['epsilon']}", "delta: 1e-05", "unit: document"):
             assert f"- {line}\n" in text
         assert "No promise" not in text

@@ -17,6 +17,7 @@ from fednotes.api import evaluate
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document
 from fednotes.jobs.predict import predict
+from fednotes.jobs.saved_models import NoteSource
 from fednotes.taggers.saving import (
     build_model,
     kinds,
@@ -217,7 +218,7 @@ def test_predict_and_evaluate_take_every_kind(
 
     model = make(which, tmp_path)
     save_model(model, tmp_path / "model")
-    predict(tmp_path / "model", "-", "jsonl", None, "cpu", text=TEXT)
+    predict(tmp_path / "model", NoteSource("-", text=TEXT))
     line = json.loads(capsys.readouterr().out.splitlines()[0])
     (wanted,) = model.predict((Document("text", TEXT),))
     assert line["text"] == TEXT

@@ -204,15 +204,6 @@ def _show_seeds(result: SeedsResult, out: Path) -> None:
         console.print(table)
 
 
-def _require_no_patient_options(model: Path, **options: object) -> None:
-    """Raise FednotesError for options of phenotyping models that a person gave."""
-    for name, value in options.items():
-        if value is not None:
-            raise FednotesError(
-                f"--{name}: {model} is no phenotyping model, so it does not read this"
-            )
-
-
 def _parse_label_map(label_map: list[str] | None) -> dict[str, str]:
     new_names: dict[str, str] = {}
     for pair in label_map or ():
@@ -274,25 +265,19 @@ def predict(
     folder of these.
     """
     with _fast_imports():
-        from fednotes.jobs.patient_models import is_patient_model
         from fednotes.jobs.predict import predict as run
+        from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
 
-    if not is_patient_model(model):
-        _require_no_patient_options(model, dictionary=dictionary)
-    run(
-        model,
+    source = NoteSource(
         path,
-        format.value,
-        out,
-        device,
-        dictionary or backbone,
-        text=text,
-        on_error=on_error.value,
-        threshold=threshold,
-        read_as=of or None,
+        text,
+        format=of or None,
         column=column or None,
         encoding=encoding,
+        on_error=on_error.value,
     )
+    output = PredictionOutput(out, format.value, threshold)
+    run(model, source, output, LoadOptions(device, backbone, dictionary))
 
 
 @app.command(rich_help_panel=USE)
@@ -323,9 +308,8 @@ def evaluate(
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.api import evaluate as run
-    from fednotes.cli.display import patient_score_table, score_table
+    from fednotes.cli.display import evaluation_table
     from fednotes.jobs.models import load
-    from fednotes.jobs.patient_models import is_patient_model
 
     new_names = _parse_label_map(label_map)
     chosen_types = dict.fromkeys(
@@ -333,10 +317,7 @@ def evaluate(
     )
     if types and not chosen_types:
         raise FednotesError(f"--types {types}: names no type")
-    of_patients = is_patient_model(model)
-    if not of_patients:
-        _require_no_patient_options(model, dictionary=dictionary, labels=labels)
-    loaded = load(model, device, dictionary or backbone, calibrated=False)
+    loaded = load(model, device, backbone, calibrated=False, dictionary=dictionary)
     evaluation = run(
         loaded,
         path,
@@ -349,13 +330,10 @@ def evaluate(
     )
     for line in evaluation.notes():
         print(f"note: {one_line(with_options(line))}", file=sys.stderr)
-    scores = evaluation.scores
     if json_output:
-        console.print_json(data=scores if of_patients else evaluation.to_dict())
-    elif of_patients:
-        console.print(patient_score_table(scores))
+        console.print_json(data=evaluation.to_dict())
     else:
-        console.print(score_table(scores))
+        console.print(evaluation_table(evaluation.scores))
 
 
 @app.command(rich_help_panel=USE)

@@ -561,7 +561,14 @@ def _side_by_side(cells: Sequence[str]) -> str:
     return f"{cells[0]:>5}" + "".join(f"{cell:>6}" for cell in cells[1:])
 
 
-def score_table(scores: Mapping[str, Any]) -> Table:
+def evaluation_table(scores: Mapping[str, Any]) -> Table:
+    """Return the scores of a model: by disease if it has these, else by entity type."""
+    if "by_output" in scores:
+        return _patient_score_table(scores)
+    return _mention_score_table(scores)
+
+
+def _mention_score_table(scores: Mapping[str, Any]) -> Table:
     """Return precision, recall and F1 in percent, by type and for all types."""
     kinds = ["strict", "relaxed"]
     rows: dict[str, Any] = dict(scores["by_type"])
@@ -600,7 +607,7 @@ def reliability_table(title: str, reliability: Reliability) -> Table:
     return table
 
 
-def patient_score_table(scores: Mapping[str, Any]) -> Table:
+def _patient_score_table(scores: Mapping[str, Any]) -> Table:
     """Return the scores of each disease and their average.
 
     Precision, recall and F1 are means over a disease's classes, in percent.

@@ -9,7 +9,7 @@ A package registers an object under a name in one of these groups of its
     group                  what the object is
     fednotes.methods       a `Method` of methods/base.py
     fednotes.taggers       a `Kind` of taggers/model.py
-    fednotes.models        a subclass of `PatientModel` (jobs/patient_models.py), under
+    fednotes.models        a subclass of `PatientModel` of jobs/patient_models.py, under
                            the stem of the JSON file in its saved models
     fednotes.site_kinds    a `SiteKind` of jobs/job.py, named as it names itself
     fednotes.exports       an `ExportForm` of jobs/export_forms.py

@@ -1,10 +1,9 @@
-"""The card of a saved model: what it is, how it was made, what it can do, as a
-README.md.
+"""Write the card of a saved model: what it is, how it was trained, what it can do.
 
-It is written for people who get the model and know nothing of the run, in Hugging
-Face's form. It has sums and means over sites, the scores of the site whose model it is,
-and no name of a site: the others' sizes and scores are theirs to tell.
-`templates/card.md` has the words.
+A card is a README.md in Hugging Face's form, for people who receive the model and know
+nothing of the run. It has sums and means over the sites, and the scores of the site
+whose model it is. It names no site, because the sizes and scores of other sites are
+theirs to publish. Its words are in `templates/card.md`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,75 +21,114 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ModelError
 from fednotes.core.parsing import mapping, number, read_json_table
 from fednotes.core.store import write_text
-from fednotes.jobs.audit_result import read_audit
-from fednotes.jobs.patient_models import file_names, kind_of
+from fednotes.jobs.audit_result import Audit, read_audit
+from fednotes.jobs.models import find_model_class, read_description
 from fednotes.jobs.results import CONDITIONS, PROMISED, SUMMARY, RunResult, read_result
+from fednotes.jobs.run_folder import JOB_RECORD
 from fednotes.jobs.score_layouts import SCORES
+from fednotes.metrics.gap import Verdict
 
-CARD, SCORES_FILE = "README.md", "scores.json"
-# Files that describe a model which finds mentions, in the order in which they are
-# looked for.
-_DESCRIBED = ("tagger.json", "model.json", "config.json")
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")  # in Markdown
-# of a job
-_HIDDEN = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")
-# sites of which what is one's own, and the sum or the mean, tell the other's
-_TELLING = 2
-_ABOVE = 6  # folders in which a model's run is looked for
+CARD = "README.md"
+SCORES_FILE = "scores.json"
 
-
-def write_cards(run: Path, own: OwnRun | None = None) -> None:
-    """Lay a card beside each model of a run that has none: a person may have edited
-    one.
-
-    own: what a real site knows of the run, in place of what its folder says.
-    """
-    for folder in sorted(run.rglob("model")):
-        if not (folder / CARD).exists() and _described(folder):
-            write_text(folder / CARD, card(folder, run, own))
+# Characters with a meaning in Markdown.
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")
+# Tables and keys of a job that are not settings of its training.
+_NO_SETTINGS = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")
+# With two sites, a sum or mean and one site's own value reveal the other's.
+_REVEALING_SITES = 2
+# Number of folders above a model in which its run is looked for.
+_MAX_FOLDERS = 6
+_MAX_CHARACTERS = 200  # of a text in a card
 
 
 class OwnRun(NamedTuple):
-    """What a real site knows of a run: its own name, the result without what is of
-    other sites, and the job's name and fingerprint."""
+    """What a real site knows of a run.
+
+    Attributes:
+        site: The site's name.
+        result: The result of the run, without anything about other sites.
+        job: The job's name as "job", and its "fingerprint".
+    """
 
     site: str
     result: RunResult
     job: Mapping[str, str]
 
 
-def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> str:
-    """The card of a saved model.
+@dataclass(frozen=True)
+class _Origin:
+    """The part of a run that trained a model.
 
-    run: its run's folder; looked for above the model's if not given. Without one the
-    card says what the model is, and the scores that lie beside it; known: and what a
-    site knows of its run. Raises ModelError where there is no model, DataError for a
-    damaged run.
+    Attributes:
+        result: The result of the run; an empty one if the run is not known.
+        job: The job's name as "job", and its "fingerprint".
+        condition: The condition of the training.
+        site: The site whose model it is; "" for a model of all sites.
+        audit: The audit of the run, if it applies to the model.
     """
-    facts = _described(model)
+
+    result: RunResult
+    job: Mapping[str, Any]
+    condition: str = "federated"
+    site: str = ""
+    audit: Audit | None = None
+
+    @property
+    def reveals_no_site(self) -> bool:
+        """Whether sums and means over the sites reveal nothing of a single site."""
+        return len(self.result.sites) not in (0, _REVEALING_SITES)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the federation gave, if the model is federated and it may be said."""
+        if self.condition != "federated":
+            return None
+        if self.site in self.result.sites:
+            return self.result.verdict(self.site)
+        return self.result.verdict() if self.reveals_no_site else None
+
+
+def write_cards(run: Path, own: OwnRun | None = None) -> None:
+    """Write a card beside each model of a run that has none.
+
+    An existing card stays, because a person may have edited it.
+
+    Args:
+        run: Folder of the run.
+        own: What a real site knows of the run; None to read the folder.
+    """
+    for folder in sorted(run.rglob("model")):
+        if not (folder / CARD).exists() and read_description(folder):
+            write_text(folder / CARD, render_card(folder, run, own))
+
+
+def render_card(model: Path, run: Path | None = None, own: OwnRun | None = None) -> str:
+    """Return the card of a saved model.
+
+    Args:
+        model: Folder of the model.
+        run: Folder of its run; looked for above the model's folder if None. Without a
+            run, the card says what the model is, and the scores that are beside it.
+        own: What a real site knows of the run; None to read the folder.
+
+    Raises:
+        ModelError: The folder holds no model.
+        DataError: The run is damaged.
+    """
+    facts = read_description(model)
     if not facts:
         raise ModelError(f"{model}: no model here; name the folder that training wrote")
-    above = [p for p in model.resolve().parents[:_ABOVE] if (p / SUMMARY).is_file()]
-    place = run or next(iter(above), None)
-    result, job, condition, site = RunResult(), dict[str, Any](), "federated", ""
-    if known is not None:
-        site, result, job = known.site, known.result, dict(known.job)
-    elif place is not None:
-        result, job = read_result(place), read_json_table(place / "job.json")
-        parts = model.resolve().relative_to(place.resolve()).parts
-        condition = next((p for p in parts if p in CONDITIONS), condition)
-        site = parts[-2] if len(parts) > 2 and parts[-3] == "sites" else ""
-    own = mapping(mapping(result.sites.get(site)).get(condition))
-    own = own or read_json_table(model.parent / SCORES_FILE)
-    of_all = len(result.sites) not in (0, _TELLING)  # whether sums and means are told
-    whole = mapping(result.mean.get(condition)) if of_all else {}
-    spent = mapping(result.conditions.get(condition))
-    promised = mapping(mapping(result.model_dump().get("privacy")).get(condition))
-    promised = promised or read_json_table(model.parent / PROMISED)
-    # Alone, they are of trainings that are not this one; of what is private none may be
-    # counted.
-    if condition == "alone" or not of_all or promised:
-        spent = {key: value for key, value in spent.items() if key != "examples"}
+    origin = _find_origin(model, run, own)
+    values = {
+        **_describe_model(model, facts),
+        **_describe_run(origin, model),
+        **_describe_scores(origin, model),
+    }
+    return _environment().get_template("card.md").render(values)
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("fednotes.jobs"),
         undefined=StrictUndefined,
@@ -98,104 +136,203 @@ def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> s
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": _plain, "quoted": _quoted, "code": _code}
-    named = site in result.sites
-    verdict = result.verdict(site if named else None) if named or of_all else None
-    return environment.get_template("card.md").render(
-        **_model(model, facts),
-        result=result,
-        verdict=verdict if condition == "federated" else None,
+    environment.filters |= {
+        "plain": _to_markdown,
+        "quoted": _to_yaml,
+        "code": _to_code,
+    }
+    return environment
+
+
+# ---- where the model comes from ------------------------------------------------------
+
+
+def _find_origin(model: Path, run: Path | None, own: OwnRun | None) -> _Origin:
+    """Return the part of a run that trained a model.
+
+    Args:
+        model: Folder of the model.
+        run: Folder of its run; looked for above the model's folder if None.
+        own: What a real site knows of the run; None to read the folder.
+    """
+    folder = run or _find_run(model)
+    if own is not None:
+        audit = None if folder is None else read_audit(folder)
+        return _Origin(own.result, own.job, site=own.site, audit=audit)
+    if folder is None:
+        return _Origin(RunResult(), {})
+    parts = model.resolve().relative_to(folder.resolve()).parts
+    conditions = (part for part in parts if part in CONDITIONS)
+    condition = next(conditions, "federated")
+    is_of_site = len(parts) > 2 and parts[-3] == "sites"
+    return _Origin(
+        read_result(folder),
+        read_json_table(folder / JOB_RECORD),
         condition=condition,
-        of_site=bool(own),
-        scores=list(_scores(own or whole)),
-        mean=list(_scores(whole)) if own else [],
-        types=list(_types(own or whole)),
-        interval=result.interval(site, condition),
-        spent=spent,
-        mark=result.marks.get(condition, ""),
-        audit=read_audit(place)
-        if place is not None and condition == "federated"
-        else None,
-        secure=bool(mapping(result.config.get("federation")).get("secure_sum")),
-        promised=promised,
-        settings=[
-            (k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN
-        ],
-        job={key: str(job.get(key, "")) for key in ("job", "fingerprint")},
+        site=parts[-2] if is_of_site else "",
+        audit=read_audit(folder) if condition == "federated" else None,
     )
 
 
-def _described(model: Path) -> dict[str, Any]:
-    """Return what a model's folder says of itself; nothing if it is no model's folder."""
-    for name in (*file_names(), *_DESCRIBED):
-        if facts := read_json_table(model / name):
-            return facts
-    return {}
+def _find_run(model: Path) -> Path | None:
+    """Return the nearest folder above a model that holds a run, or None."""
+    for folder in model.resolve().parents[:_MAX_FOLDERS]:
+        if (folder / SUMMARY).is_file():
+            return folder
+    return None
 
 
-def _model(model: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the kind, labels and version of a model.
+# ---- what the card says --------------------------------------------------------------
+
+
+def _describe_model(model: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the template says of a model.
 
     Args:
-        model: The model's folder.
-        facts: What the folder says of itself.
+        model: Folder of the model.
+        facts: The content of its JSON file, which may be damaged.
     """
-    labels = mapping(facts.get("tagset")).get("types")
-    if "id2label" in facts:
-        tags = [str(tag) for tag in mapping(facts["id2label"]).values()]
-        labels = [*dict.fromkeys(tag.partition("-")[2] for tag in tags if "-" in tag)]
-    own = facts.get("fednotes")
-    patient_model = kind_of(model)
-    if patient_model is not None:
-        labels = patient_model.described_types(facts)
+    saved_by = facts.get("fednotes")
+    version = saved_by.get("version") if isinstance(saved_by, dict) else saved_by
     return {
+        "description": find_model_class(model).describe(facts),
         "kind": facts.get("kind", "token-classifier"),
         "library": "transformers" if "id2label" in facts else "fednotes",
-        "labels": [*map(str, labels)] if isinstance(labels, list | tuple) else [],
-        "patients": patient_model is not None,
-        "version": own.get("version", "?") if isinstance(own, dict) else own or "?",
+        "version": version or "?",
     }
 
 
-def _scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Kind, measure and value of whatever was measured."""
-    for kind, of in SCORES.items():
-        for measure in of.measures:
-            if (value := number(scores, kind, measure)) is not None:
-                yield of.title, measure, value
+def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
+    """Return what the template says of the training of a model."""
+    result = origin.result
+    condition = origin.condition
+    promise = mapping(result.privacy.get(condition))
+    promise = promise or read_json_table(model.parent / PROMISED)
+
+    costs = dict(mapping(result.conditions.get(condition)))
+    # The examples of "alone" belong to the trainings of all sites. A promise of privacy
+    # covers the number of examples, too.
+    if condition == "alone" or not origin.reveals_no_site or promise:
+        costs.pop("examples", None)
+
+    settings = [
+        (key, value)
+        for key, value in _flatten(result.config)
+        if key.split(".")[0] not in _NO_SETTINGS
+    ]
+    return {
+        "result": result,
+        "condition": condition,
+        "costs": costs,
+        "promise": promise,
+        "audit": origin.audit,
+        "is_secure": bool(mapping(result.config.get("federation")).get("secure_sum")),
+        "settings": settings,
+        "job": {key: str(origin.job.get(key, "")) for key in ("job", "fingerprint")},
+    }
 
 
-def _types(
-    scores: Mapping[str, Any],
-) -> Iterator[tuple[str, float | None, float | None]]:
-    """Of each type strict and relaxed F1; of each disease F1 and AUROC."""
-    for name, of in mapping(scores.get("by_type")).items():
-        yield name, number(of, "strict", "f1"), number(of, "relaxed", "f1")
-    for name, of in mapping(scores.get("by_output")).items():
-        yield name, number(of, "f1"), number(of, "auroc")
+def _describe_scores(origin: _Origin, model: Path) -> dict[str, Any]:
+    """Return what the template says of the scores of a model."""
+    result = origin.result
+    condition = origin.condition
+    own = mapping(result.sites.get(origin.site, {}).get(condition))
+    own = own or read_json_table(model.parent / SCORES_FILE)
+    mean: Mapping[str, Any] = {}
+    if origin.reveals_no_site:
+        mean = mapping(result.mean.get(condition))
+    shown = own or mean
+    means = {(title, measure): value for title, measure, value in _list_scores(mean)}
+    return {
+        "is_of_site": bool(own),
+        "scores": list(_list_scores(shown)),
+        "means": means if own else {},
+        "lead_score": _lead_score(shown),
+        "interval": result.interval(origin.site, condition),
+        "verdict": origin.verdict,
+        "mark": result.marks.get(condition, ""),
+        "types": _list_types(shown),
+    }
 
 
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def _list_scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield the title, measure and value of each score that exists."""
+    for kind, layout in SCORES.items():
+        for measure in layout.measures:
+            value = number(scores, kind, measure)
+            if value is not None:
+                yield layout.title, measure, value
+
+
+def _lead_score(scores: Mapping[str, Any]) -> str:
+    """Return the name of the score that models are compared by; "" if there is none."""
+    for kind, layout in SCORES.items():
+        if kind in scores and layout.is_lead and layout.dots is not None:
+            return layout.dots.tile
+    return ""
+
+
+class _TypeTable(NamedTuple):
+    """A table with two scores of each entity type, or of each disease.
+
+    Attributes:
+        heads: The heads of its three columns.
+        rows: A name and its two scores; None for one that does not exist.
+    """
+
+    heads: tuple[str, str, str]
+    rows: list[tuple[str, float | None, float | None]]
+
+
+def _list_types(scores: Mapping[str, Any]) -> _TypeTable | None:
+    """Return the scores of each entity type or disease; None if there are none."""
+    by_type = mapping(scores.get("by_type"))
+    if by_type:
+        rows = [
+            (
+                name,
+                number(type_scores, "strict", "f1"),
+                number(type_scores, "relaxed", "f1"),
+            )
+            for name, type_scores in by_type.items()
+        ]
+        return _TypeTable(("type", "strict F1", "relaxed F1"), rows)
+    by_disease = mapping(scores.get("by_output"))
+    if by_disease:
+        rows = [
+            (name, number(disease, "f1"), number(disease, "auroc"))
+            for name, disease in by_disease.items()
+        ]
+        return _TypeTable(("label", "F1", "AUROC"), rows)
+    return None
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of nested tables as text, under names such as "model.kind".
+
+    Of a path only the name is left, because the places of files are private.
+    """
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             text = str(value)
-            with suppress(ValueError):  # a place is nobody's business
-                text = Path(text).name if "/" in text else text
-            yield f"{above}{key}", text
+            yield f"{prefix}{key}", Path(text).name if "/" in text else text
 
 
-def _plain(value: object) -> str:
-    """Anybody's text as a line of Markdown."""
-    return _SPECIAL.sub(r"\\\1", one_line(value, 200))
+# ---- text that anybody may have written ----------------------------------------------
 
 
-def _code(value: object) -> str:
-    """Anybody's text between backticks."""
-    return one_line(value, 200).replace("`", "'")
+def _to_markdown(value: object) -> str:
+    """Return a value as one line of Markdown that shows it literally."""
+    return _SPECIAL.sub(r"\\\1", one_line(value, _MAX_CHARACTERS))
 
 
-def _quoted(value: object) -> str:
-    """Anybody's text in YAML, which has no halves of characters."""
-    return json.dumps(one_line(value, 200), ensure_ascii=False)
+def _to_code(value: object) -> str:
+    """Return a value as one line of text that can stand between backticks."""
+    return one_line(value, _MAX_CHARACTERS).replace("`", "'")
+
+
+def _to_yaml(value: object) -> str:
+    """Return a value as a quoted string of YAML."""
+    return json.dumps(one_line(value, _MAX_CHARACTERS), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Scores of a saved model, and what of the data was not scored."""
+"""Hold the scores of a saved model, and what could not be scored."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Evaluation:
     Attributes:
         scores: The scores.
         unknown: Labels of the documents that the model does not know.
-        silent: Types of the model that the documents do not annotate.
-        left: Types that they annotate, but that were not to be scored.
-        skipped: What of the documents could not be used.
+        not_annotated: Types of the model that the documents do not annotate.
+        not_requested: Types that they annotate, but that were not to be scored.
+        skipped: What in the documents could not be used.
     """
 
     scores: dict[str, Any]
     unknown: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    not_annotated: tuple[str, ...] = ()
+    not_requested: tuple[str, ...] = ()
     skipped: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scores and what was not scored as JSON values."""
         not_scored = {
             "unknown": list(self.unknown),
-            "not_annotated": list(self.silent),
-            "not_asked": list(self.left),
+            "not_annotated": list(self.not_annotated),
+            "not_asked": list(self.not_requested),
         }
         return {**self.scores, "not_scored": not_scored}
 
@@ -41,12 +41,12 @@ class Evaluation:
         """Yield one line for each thing that was not scored."""
         if self.unknown:
             names = ", ".join(self.unknown)
-            yield f"the model has no {names}: left out (`label_map` renames labels)"
-        if self.silent:
-            names = ", ".join(self.silent)
+            yield (f"the model has no {names}: left out (`label_map` renames labels)")
+        if self.not_annotated:
+            names = ", ".join(self.not_annotated)
             yield (
-                f"not annotated here, so not scored: {names} (`types` scores them all "
-                "the same)"
+                f"the documents do not annotate {names}: not scored (name types in "
+                "`types` to score them anyway)"
             )
         if self.skipped:
             yield f"left out of the documents: {self.skipped}"
@@ -58,7 +58,7 @@ def require_mapping(
     known: Sequence[str],
     path: Path | str,
 ) -> Mapping[str, str]:
-    """Return a mapping of labels, {} if there is none.
+    """Return a mapping of labels; {} if there is none.
 
     Args:
         label_map: New names of labels; "" drops a label.
@@ -70,20 +70,22 @@ def require_mapping(
         ConfigError: It is not a mapping, names a label that does not occur, or maps one
             to a type that the model does not have.
     """
-    if not isinstance(label_map, Mapping | None):
+    if label_map is None:
+        return {}
+    if not isinstance(label_map, Mapping):
         raise ConfigError(
             "label_map: expected a table of labels and new names, not "
             f"{type(label_map).__name__}"
         )
-    for old, new in (label_map or {}).items():
+    for old, new in label_map.items():
+        pair = f"`label_map` {old}={new}"
         if old not in labels:
+            message = f"{pair}: {path} has no label {old!r}, it has "
+            message += ", ".join(labels) or "none"
             hint = nearest(old, labels, "")
-            raise ParameterError(
-                f"`label_map` {old}={new}: {path} has no label {old!r}, it has "
-                f"{', '.join(labels) or 'none'}{hint and f'; {hint}'}"
-            )
+            raise ParameterError(f"{message}; {hint}" if hint else message)
         if new and new not in known:
             raise ParameterError(
-                f"`label_map` {old}={new}: the model has no {new!r}; {nearest(new, known)}"
+                f"{pair}: the model has no {new!r}; {nearest(new, known)}"
             )
-    return label_map or {}
+    return label_map

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fednotes.jobs.saved_models import ModelInput
+
 Fill = Callable[[Path], None]
 
 
@@ -14,13 +16,12 @@ class ExportForm:
     """A form of a saved model. A package registers it in the group `fednotes.exports`.
 
     Attributes:
-        writer: Returns what fills an empty folder. Gets the folder of the saved model,
-            and the options of the form that are given.
+        writer: Returns a function that fills an empty folder. It receives the folder
+            of the saved model, and the options of the form that a person set.
         options: Names of these options.
-        of_patients: Whether the form is for models of patients; else for those that
-            find mentions.
+        reads: What the models read that the form is for.
     """
 
     writer: Callable[..., Fill]
     options: tuple[str, ...] = ()
-    of_patients: bool = False
+    reads: ModelInput = "documents"

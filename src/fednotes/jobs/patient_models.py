@@ -1,29 +1,39 @@
-"""Saved models of patients, which read a patient's notes and return findings.
+"""Use saved models of patients, which read a patient's notes and return findings.
 
 An application brings such a model and decides what it finds. It registers the model's
 class by an entry point in the group `fednotes.models`, under the name of the JSON file
 that describes a saved model: a folder of a class that is registered as `phenotyper` has
-a file `phenotyper.json`. A folder without such a file holds a model that finds
-mentions.
+a file `phenotyper.json`. `jobs/models.py` finds the class by this file.
 """
 
 from __future__ import annotations
 
 import reprlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, ClassVar, Self, overload
 
-from fednotes.core import plugins
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.core.settings import path_of
+from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
+from fednotes.data.formats.problems import refuses
 from fednotes.jobs.evaluation import Evaluation
+from fednotes.jobs.saved_models import (
+    EvaluationOptions,
+    JudgedConfidences,
+    LoadOptions,
+    ModelDescription,
+    ModelInput,
+    NoteSource,
+    PredictionOutput,
+)
+from fednotes.jobs.texts import Text, document_of
 
-Text = str | Document
 Patient = Text | Sequence[Text]  # one note, or all notes of a patient
 Notes = Text | Sequence[Patient] | Mapping[str, Patient]
 
@@ -67,20 +77,27 @@ class PatientModel(ABC):
     """A model that finds phenotypes, or billing codes, in the notes of patients.
 
     Attributes:
-        folder: Folder of the saved model; None if it was not read from one.
+        folder: Folder of the saved model; None if it was not loaded from one.
     """
+
+    reads: ClassVar[ModelInput] = "patients"
 
     folder: Path | None = None
 
+    def __repr__(self) -> str:
+        return f"<PatientModel: {reprlib.repr([*self.types])}>"
+
+    # ---- what an application defines
+
     @classmethod
     @abstractmethod
-    def load(cls, folder: Path, device: str = "cpu", place: str | None = None) -> Self:
-        """Read a saved model.
+    def load(cls, folder: Path, options: LoadOptions) -> Self:
+        """Load the model in a folder.
 
         Args:
-            folder: The model's folder.
-            device: As of torch.
-            place: Where the model's dictionary or encoder is now, if it has moved.
+            folder: The folder.
+            options: How it is loaded. `dictionary`, or else `backbone`, says where the
+                model's dictionary or encoder is now.
 
         Raises:
             ModelError: The model is damaged, or its dictionary or encoder is not found.
@@ -93,25 +110,11 @@ class PatientModel(ABC):
 
     @staticmethod
     @abstractmethod
-    def read_notes(
-        name: str,
-        text: str | None = None,
-        *,
-        format: str | None = None,
-        column: str | None = None,
-        encoding: str = AUTO,
-    ) -> Iterable[PatientNote]:
+    def read_notes(source: NoteSource) -> Iterable[PatientNote]:
         """Return the notes in a file or folder, read one at a time.
 
         The file is read again at each iteration. It is read once before this function
         returns, so that a damaged file is refused before the model reads a note.
-
-        Args:
-            name: A path, or `-` for stdin.
-            text: A text in place of a path.
-            format: Format of the notes; recognised if it is None.
-            column: The column, or the key of JSON lines, that holds the text.
-            encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
         Raises:
             DataError: The file cannot be read, or has no note with any text.
@@ -139,22 +142,9 @@ class PatientModel(ABC):
                 follow in the order of their first notes.
         """
 
-    def find(self, notes: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
-        """Return a finding for each patient, in order.
-
-        Args:
-            notes: The texts of each patient's notes by the patient's name.
-        """
-        stream = (
-            PatientNote(patient, text)
-            for patient, texts in notes.items()
-            for text in texts
-        )
-        return self.find_in_stream(stream, patients=notes)
-
     @abstractmethod
-    def written(self, notes: Iterable[PatientNote], format: str) -> str:
-        """Return the findings as a file, and hold one note at a time.
+    def format_findings(self, notes: Iterable[PatientNote], format: str) -> str:
+        """Return the findings as the content of a file, and hold one note at a time.
 
         Args:
             notes: The notes, in any order of patients.
@@ -162,14 +152,14 @@ class PatientModel(ABC):
         """
 
     @abstractmethod
-    def evaluate(
+    def evaluate_file(
         self,
         path: Path,
         label_map: Mapping[str, str] | None = None,
         labels: Path | None = None,
         encoding: str = AUTO,
     ) -> Evaluation:
-        """Return the scores of the model on labelled patients.
+        """Score the model on labelled patients.
 
         Args:
             path: Labelled patients, or notes.
@@ -182,11 +172,10 @@ class PatientModel(ABC):
             DataError: The files cannot be read, or have no phenotype of the model.
         """
 
-    def __repr__(self) -> str:
-        return f"<PatientModel: {reprlib.repr([*self.types])}>"
+    # ---- predictions
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]  # a text is a sequence of texts
         self, notes: Text
     ) -> PatientFinding: ...
     @overload
@@ -201,14 +190,30 @@ class PatientModel(ABC):
             notes: One note of a patient; a sequence with a note, or a list of notes,
                 for each patient; or the same by the patients' names: `model({"p1":
                 ["first note", "second note"]})`.
+
+        Raises:
+            DataError: A note is no text.
         """
         if isinstance(notes, str) or not isinstance(notes, Iterable):
-            return self({"1": [notes]})[0]
+            (finding,) = self({"1": [notes]})
+            return finding
         if not isinstance(notes, Mapping):
             notes = {str(number): patient for number, patient in enumerate(notes, 1)}
-        return self.find(
-            {name: _texts_of(patient_notes) for name, patient_notes in notes.items()}
+        texts = {patient: _texts_of(each) for patient, each in notes.items()}
+        return self.find(texts)
+
+    def find(self, notes: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
+        """Return a finding for each patient, in order.
+
+        Args:
+            notes: The texts of each patient's notes by the patient's name.
+        """
+        stream = (
+            PatientNote(patient, text)
+            for patient, texts in notes.items()
+            for text in texts
         )
+        return self.find_in_stream(stream, patients=notes)
 
     def predict_file(
         self,
@@ -234,36 +239,86 @@ class PatientModel(ABC):
             ConfigError: A parameter has an impossible value.
         """
         name = str(path_of(path, "a file or folder of notes"))
-        notes = self.read_notes(name, format=format, column=column, encoding=encoding)
-        return self.find_in_stream(notes)
+        source = NoteSource(name, format=format, column=column, encoding=encoding)
+        return self.find_in_stream(self.read_notes(source))
 
+    @classmethod
+    def write_predictions(
+        cls,
+        folder: Path,
+        source: NoteSource,
+        output: PredictionOutput,
+        options: LoadOptions,
+    ) -> None:
+        """Write findings of patients; see `SavedModel.write_predictions`.
 
-def file_names() -> tuple[str, ...]:
-    """Return the names of the JSON files that describe saved models of patients."""
-    return tuple(f"{name}.json" for name in plugins.registered("models"))
+        A note without a patient is a patient of its own, by its id.
+        """
+        if output.format not in ("jsonl", "csv"):
+            raise ParameterError(
+                f"`format` = {output.format!r}: phenotypes are written as jsonl or "
+                "csv; choose one of these"
+            )
+        if output.threshold:
+            raise ParameterError(
+                "`threshold` is for mentions; phenotypes have probabilities"
+            )
+        notes = cls.read_notes(source)
+        text = cls.load(folder, options).format_findings(notes, output.format)
+        if output.path is None:
+            sys.stdout.write(text)
+        else:
+            write_out(output.path, text)
 
+    # ---- scores and description
 
-def is_patient_model(folder: Path) -> bool:
-    """Return whether a folder holds a model of patients. Nothing is imported for it."""
-    return any((folder / name).is_file() for name in file_names())
-
-
-def kind_of(folder: Path) -> type[PatientModel] | None:
-    """Return the class of the patient model in a folder; None if the folder holds none.
-
-    Raises:
-        ConfigError: The class cannot be loaded.
-    """
-    for name, entry in plugins.registered("models").items():
-        if (folder / f"{name}.json").is_file():
-            kind: type[Any] = plugins.load(entry, type)
-            if not issubclass(kind, PatientModel):
-                raise ConfigError(
-                    f"{entry.value} is not a subclass of PatientModel: update or "
-                    "uninstall the package that registers it"
+    def evaluate(
+        self,
+        documents: str | Path | Sequence[Document],
+        options: EvaluationOptions | None = None,
+    ) -> Evaluation:
+        """Score the model on labelled patients; see `SavedModel.evaluate`."""
+        options = options or EvaluationOptions()
+        for_mentions = {
+            "format": bool(options.format),
+            "types": bool(options.types),
+            "on_error": not refuses(options.on_error),
+        }
+        for parameter, is_set in for_mentions.items():
+            if is_set:
+                raise ParameterError(
+                    f"`{parameter}` is for annotated text, not for labelled patients"
                 )
-            return kind
-    return None
+        if not isinstance(documents, str | Path):
+            raise ConfigError("patients are scored in a file or folder")
+        return self.evaluate_file(
+            Path(documents), options.label_map, options.labels, options.encoding
+        )
+
+    def judge_confidences(
+        self,
+        documents: str | Path | Sequence[Document],  # noqa: ARG002 - of SavedModel
+        label_map: Mapping[str, str] | None,  # noqa: ARG002 - of SavedModel
+        encoding: str,  # noqa: ARG002 - of SavedModel
+    ) -> JudgedConfidences:
+        """Raise ConfigError: phenotypes are calibrated in training."""
+        raise ConfigError(
+            f"{self.folder or 'the model'}: phenotypes of patients are calibrated in "
+            "training ([training] calibrate = true)"
+        )
+
+    @classmethod
+    def describe(cls, facts: Mapping[str, Any]) -> ModelDescription:
+        """Describe a model by the content of its JSON file, which may be damaged."""
+        labels = tuple(map(str, cls.described_types(facts)))
+        return ModelDescription(
+            task="text-classification",
+            labels=labels,
+            summary=(
+                "Reads the notes of a patient and returns the probability of each of "
+                f"{len(labels)} labels"
+            ),
+        )
 
 
 def _texts_of(notes: Patient) -> list[str]:
@@ -275,32 +330,3 @@ def _texts_of(notes: Patient) -> list[str]:
     if isinstance(notes, str) or not isinstance(notes, Iterable):
         return [document_of(notes, 1).text]
     return [document_of(note, 1).text for note in notes]
-
-
-def document_of(text: Text, number: int) -> Document:
-    """Return a text as a document whose id is its place in the input.
-
-    Args:
-        text: The text; a document is returned as it is.
-        number: The place, counted from 1.
-
-    Raises:
-        DataError: It is no text.
-    """
-    if isinstance(text, Document):
-        _require_text(text.text)
-        return text
-    return Document(str(number), _require_text(text))
-
-
-def _require_text(text: str) -> str:
-    """Return a text, and raise DataError for another type or half a character."""
-    if not isinstance(text, str):
-        raise DataError(f"expected a text or a Document, not {type(text).__name__}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"half a character at {error.start} of a text: decode the text again"
-        ) from error
-    return text

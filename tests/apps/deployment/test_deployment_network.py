@@ -30,7 +30,7 @@ from ward_places import project, stopped
 
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.data.synthetic import generate
-from fednotes.jobs.card import card
+from fednotes.jobs.card import render_card
 from fednotes.jobs.results import PROMISED
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -287,7 +287,7 @@ def _promised_everywhere(
         (new,) = set(kit.glob("results/*")) - old
         kept = json.loads((new / PROMISED).read_text())
         assert {key: kept[key] for key in promise} == promise
-        described = card(new / "model")
+        described = render_card(new / "model")
         for line in (
             f"epsilon: {promise['epsilon']}",
             "delta: 1e-05",

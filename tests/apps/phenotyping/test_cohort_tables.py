@@ -231,7 +231,7 @@ def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
         text = f"{SECRET} has {TERMS[i % 3]}."
         lines.append(json.dumps({"patient": str(i), "text": text, "labels": labels}))
     (place / "gold.jsonl").write_text("\n".join(lines))
-    assert scores == evaluate(model, place / "gold.jsonl").scores
+    assert scores == evaluate(model, place / "gold.jsonl").to_dict()
     notes = [line for line in err.splitlines() if line.startswith("note: ")]
     assert notes[0].startswith(f"note: {place / 'labels.csv'}:53: the label is none of")
     assert (
@@ -258,7 +258,7 @@ def test_evaluate_refuses_what_has_no_labels(
     err = run("evaluate", place, place / "notes.csv", "--labels", place / "other.csv")[
         1
     ]
-    assert f"--labels: {place} is no phenotyping model" in err
+    assert f"{place}: no model here" in err
 
 
 # the cache of concepts

@@ -35,6 +35,7 @@ from fednotes.data.notes import read_notes
 from fednotes.data.text import Passage
 from fednotes.jobs.patient_models import PatientNote
 from fednotes.jobs.predict import predict
+from fednotes.jobs.saved_models import EvaluationOptions, LoadOptions, NoteSource
 
 TERMS = ("asthma", "gout", "hypertension")
 NOTES = [
@@ -50,7 +51,9 @@ NOTES = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> PhenotypeModel:
     folder = tmp_path_factory.mktemp("model") / "model"
-    return PhenotypeModel.load(save_model(folder, "synthetic", Path(), *TERMS))
+    return PhenotypeModel.load(
+        save_model(folder, "synthetic", Path(), *TERMS), LoadOptions()
+    )
 
 
 def write_csv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
@@ -165,7 +168,7 @@ def test_predictions_are_those_of_a_model_that_holds_all_notes(
     held = model.reader.features.make(by_patient(read_notes(path)))
     expected = list(model.reader.rows(held))
 
-    written = model.written(notes_of(str(path)), "jsonl")
+    written = model.format_findings(notes_of(str(path)), "jsonl")
 
     assert [json.loads(line) for line in written.splitlines()] == expected
     assert [row["patient"] for row in expected[:3]] == ["b", "a", "c"]
@@ -192,7 +195,7 @@ def test_a_patient_with_too_many_concepts_has_an_empty_finding(
     tmp_path: Path,
 ) -> None:
     place = save_model(tmp_path / "model", "synthetic", Path(), *TERMS)
-    model = PhenotypeModel.load(place)
+    model = PhenotypeModel.load(place, LoadOptions())
     config = ConceptsConfig(dictionary="synthetic", most=1)
     features = features_for(config, Path())
     reader = type(model.reader)(model.reader.model, features)
@@ -214,7 +217,7 @@ def test_a_damaged_file_is_refused_before_the_model_is_loaded(tmp_path: Path) ->
     folder.mkdir()
     (folder / "phenotyper.json").write_text("damaged")
     with pytest.raises(DataError, match=r"notes\.jsonl:2"):
-        predict(folder, str(path), "jsonl", None, "cpu")
+        predict(folder, NoteSource(str(path)))
 
 
 def test_notes_are_read_again_at_each_iteration(tmp_path: Path) -> None:
@@ -253,11 +256,11 @@ def predict_file(model: PhenotypeModel, notes: Path, labels: Path) -> object:
 
 
 def write_predictions(model: PhenotypeModel, notes: Path, labels: Path) -> object:
-    return model.written(notes_of(str(notes)), "jsonl")
+    return model.format_findings(notes_of(str(notes)), "jsonl")
 
 
 def evaluate_with_table(model: PhenotypeModel, notes: Path, labels: Path) -> object:
-    return model.evaluate(notes, labels=labels)
+    return model.evaluate(notes, EvaluationOptions(labels=labels))
 
 
 def evaluate_json_lines(model: PhenotypeModel, notes: Path, labels: Path) -> object:

@@ -53,7 +53,7 @@ def test_patients(tmp_path: Path) -> None:
     )
     found = fn.evaluate(model, tmp_path / "gold.jsonl")
     command = ["evaluate", str(place), str(tmp_path / "gold.jsonl"), "--json"]
-    assert found.scores == json.loads(CliRunner().invoke(app, command).stdout)
+    assert found.to_dict() == json.loads(CliRunner().invoke(app, command).stdout)
     assert found.scores["by_output"]["gout"]["present"]["recall"] == 0.5
     for wrong in (lambda: fn.evaluate(model, []), lambda: fn.reliability(model, [])):
         with pytest.raises(ConfigError, match=r"patients|phenotypes"):

@@ -29,6 +29,7 @@ from fednotes.cli import app
 from fednotes.core.errors import DataError
 from fednotes.jobs.patient_models import PatientNote
 from fednotes.jobs.predict import predict
+from fednotes.jobs.saved_models import NoteSource, PredictionOutput
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 TERMS = ("asthma", "gout", "hypertension")
@@ -172,10 +173,14 @@ def test_vectors_of_text_have_no_concepts(
     monkeypatch.setattr(
         "fednotes.apps.phenotyping.predict.load_features", lambda recipe, place: Stub()
     )
-    predict(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
+    predict(tmp_path / "m", NoteSource("-", text="Known gout."))
     (found,) = lines(capsys.readouterr().out)
     assert found.keys() == {"patient", "probabilities", "labels"}
-    predict(tmp_path / "m", "-", "csv", None, "cpu", text="Known gout.")
+    predict(
+        tmp_path / "m",
+        NoteSource("-", text="Known gout."),
+        PredictionOutput(format="csv"),
+    )
     assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
 
@@ -188,7 +193,7 @@ def test_what_was_never_learnt_is_null(
     machines = LinearSVMs([(), (0,)], space.width)
     never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), machines=machines)
     never.save(tmp_path / "never")
-    predict(tmp_path / "never", "-", "jsonl", None, "cpu", text="Known asthma today.")
+    predict(tmp_path / "never", NoteSource("-", text="Known asthma today."))
     (found,) = lines(capsys.readouterr().out)
     assert found["labels"] == {"a": None, "b": "absent"}
     assert found["probabilities"] == {"a": None, "b": 0.0}

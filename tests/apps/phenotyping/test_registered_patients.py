@@ -11,7 +11,7 @@ from fednotes.apps.phenotyping.data_kind import KIND
 from fednotes.apps.phenotyping.model import PhenotypeModel
 from fednotes.core import plugins
 from fednotes.jobs import kinds
-from fednotes.jobs.patient_models import kind_of
+from fednotes.jobs.models import find_model_class
 
 
 def test_the_kind_of_sites_is_registered_under_its_name() -> None:
@@ -21,7 +21,7 @@ def test_the_kind_of_sites_is_registered_under_its_name() -> None:
 
 def test_a_saved_model_is_recognised(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma")
-    assert kind_of(folder) is PhenotypeModel
+    assert find_model_class(folder) is PhenotypeModel
 
 
 def test_a_job_may_have_the_tables_of_registered_kinds_only(

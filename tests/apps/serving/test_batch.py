@@ -41,6 +41,7 @@ ROWS = [
 class CapitalWords:
     """Finds words that begin with a capital; the confidence is 1 / their length."""
 
+    reads = "documents"
     types = ("NAME",)
     confidence = "1 / the number of letters"
 

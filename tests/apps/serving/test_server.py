@@ -40,6 +40,7 @@ class CapitalWords:
         batch_sizes: Number of texts in each call.
     """
 
+    reads = "documents"
     types = ("NAME",)
     confidence = "1 / the number of letters"
 

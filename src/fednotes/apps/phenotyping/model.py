@@ -12,6 +12,7 @@ from fednotes.apps.phenotyping.predict import PatientReader, evaluate_patients
 from fednotes.data.encodings import AUTO
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.patient_models import PatientFinding, PatientModel, PatientNote
+from fednotes.jobs.saved_models import LoadOptions, NoteSource
 
 
 class PhenotypeModel(PatientModel):
@@ -27,9 +28,10 @@ class PhenotypeModel(PatientModel):
         self.folder = folder
 
     @classmethod
-    def load(cls, folder: Path, device: str = "cpu", place: str | None = None) -> Self:
-        """Read a saved model."""
-        model = load_phenotyper(folder, device)
+    def load(cls, folder: Path, options: LoadOptions) -> Self:
+        """Load the model in a folder."""
+        model = load_phenotyper(folder, options.device)
+        place = options.dictionary or options.backbone
         return cls(PatientReader.of(folder, model, place), folder)
 
     @staticmethod
@@ -39,16 +41,15 @@ class PhenotypeModel(PatientModel):
         return names if isinstance(names, list) else ()
 
     @staticmethod
-    def read_notes(
-        name: str,
-        text: str | None = None,
-        *,
-        format: str | None = None,
-        column: str | None = None,
-        encoding: str = AUTO,
-    ) -> PatientNotes:
+    def read_notes(source: NoteSource) -> PatientNotes:
         """Return the notes in a file or folder, read one at a time."""
-        return notes_of(name, text, format=format, column=column, encoding=encoding)
+        return notes_of(
+            source.path,
+            source.text,
+            format=source.format,
+            column=source.column,
+            encoding=source.encoding,
+        )
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -100,16 +101,16 @@ class PhenotypeModel(PatientModel):
             )
         return findings
 
-    def written(self, notes: Iterable[PatientNote], format: str) -> str:
+    def format_findings(self, notes: Iterable[PatientNote], format: str) -> str:
         """Return the findings as JSON lines or CSV."""
-        return self.reader.written(notes, format)
+        return self.reader.format_results(notes, format)
 
-    def evaluate(
+    def evaluate_file(
         self,
         path: Path,
         label_map: Mapping[str, str] | None = None,
         labels: Path | None = None,
         encoding: str = AUTO,
     ) -> Evaluation:
-        """Return the scores of the model on labelled patients."""
+        """Score the model on labelled patients."""
         return evaluate_patients(self.reader, path, label_map, labels, encoding)

@@ -146,7 +146,7 @@ class PatientReader:
             }
             yield {"probabilities": probabilities, "labels": labels}
 
-    def written(self, notes: Iterable[PatientNote], format: str) -> str:
+    def format_results(self, notes: Iterable[PatientNote], format: str) -> str:
         """Return the results as JSON lines or CSV, and warn about empty ones.
 
         Args:

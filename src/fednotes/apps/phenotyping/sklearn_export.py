@@ -281,4 +281,4 @@ def _fitted(estimator: Any, width: int, **values: Any) -> Any:
     return estimator
 
 
-FORM = ExportForm(writer, options=("dictionary",), of_patients=True)
+FORM = ExportForm(writer, options=("dictionary",), reads="patients")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fednotes import __version__
 from fednotes.apps.serving.gate import FHIR_JSON, REFUSED_STATUS, Gate
@@ -33,13 +33,22 @@ from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import DataError, ParameterError, needs
 from fednotes.core.http_server import Refused
 from fednotes.data.formats import fhir
-from fednotes.jobs.models import MentionModel, PatientFinding, PatientModel
+from fednotes.jobs.patient_models import PatientFinding
+from fednotes.jobs.saved_models import ModelInput, SavedModel
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from fastapi.exceptions import RequestValidationError
 
-AnyModel = MentionModel | PatientModel
+
+class AddRoutes(Protocol):
+    """Adds the routes of a class of models to an application."""
+
+    def __call__(
+        self, app: FastAPI, queue: ModelQueue, limits: Limits, *, batch: bool
+    ) -> None:
+        """Add the routes."""
+
 
 # Number of invalid values that the refusal of a request lists.
 _LISTED_ERRORS = 5
@@ -52,7 +61,7 @@ _FIELD_NAMES = frozenset(
 
 
 def create_app(
-    model: AnyModel,
+    model: SavedModel,
     limits: Limits | None = None,
     token: str = "",
     *,
@@ -70,11 +79,6 @@ def create_app(
         ParameterError: `batch` is set, but the model predicts patients, not mentions.
         MissingExtra: The extra "serve" is not installed.
     """
-    if batch and isinstance(model, PatientModel):
-        raise ParameterError(
-            "`batch` needs a model that finds mentions; this one predicts phenotypes "
-            "of patients"
-        )
     with needs("", "serve"):
         from fastapi import FastAPI
         from fastapi.exceptions import RequestValidationError
@@ -119,12 +123,8 @@ def create_app(
     )
     app.exception_handler(RequestValidationError)(_refuse_invalid)
 
-    if isinstance(model, PatientModel):
-        _add_patient_route(app, queue, limits)
-    else:
-        _add_mention_routes(app, queue, limits)
-    if batch:
-        add_table_route(app, queue, limits)
+    add_routes = _ROUTES[model.reads]
+    add_routes(app, queue, limits, batch=batch)
     _add_status_routes(app, model, metrics)
     metrics.name_paths(app.openapi()["paths"])
     return app
@@ -150,8 +150,17 @@ def _public_name(part: str | int) -> str:
 # ---- routes --------------------------------------------------------------------------
 
 
-def _add_mention_routes(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
-    """Let an application answer requests to a model that finds mentions."""
+def _add_mention_routes(
+    app: FastAPI, queue: ModelQueue, limits: Limits, *, batch: bool
+) -> None:
+    """Let an application answer requests to a model that finds mentions.
+
+    Args:
+        app: The application.
+        queue: The queue before the model.
+        limits: The limits on requests.
+        batch: Whether to accept tables of notes.
+    """
     from fastapi.responses import JSONResponse
 
     class FhirResponse(JSONResponse):
@@ -188,6 +197,9 @@ def _add_mention_routes(app: FastAPI, queue: ModelQueue, limits: Limits) -> None
             for note, document in zip(resources, documents, strict=True)
         )
 
+    if batch:
+        add_table_route(app, queue, limits)
+
 
 def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """Return the resources with notes in a resource or Bundle, and their texts.
@@ -213,8 +225,25 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     return resources, texts
 
 
-def _add_patient_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
-    """Let an application answer requests to a model that predicts patients."""
+def _add_patient_route(
+    app: FastAPI, queue: ModelQueue, limits: Limits, *, batch: bool
+) -> None:
+    """Let an application answer requests to a model that predicts patients.
+
+    Args:
+        app: The application.
+        queue: The queue before the model.
+        limits: The limits on requests.
+        batch: Must be False.
+
+    Raises:
+        ParameterError: `batch` is True.
+    """
+    if batch:
+        raise ParameterError(
+            "`batch` needs a model that finds mentions; this one predicts phenotypes "
+            "of patients"
+        )
 
     @app.post("/predict")
     async def predict_patients(request: PatientNotes) -> Results[PatientFinding]:
@@ -233,7 +262,14 @@ def _add_patient_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
         )
 
 
-def _add_status_routes(app: FastAPI, model: AnyModel, metrics: Metrics) -> None:
+# The requests that a model answers, by what it reads.
+_ROUTES: dict[ModelInput, AddRoutes] = {
+    "documents": _add_mention_routes,
+    "patients": _add_patient_route,
+}
+
+
+def _add_status_routes(app: FastAPI, model: SavedModel, metrics: Metrics) -> None:
     """Let an application describe its model and its own state."""
     from fastapi.responses import PlainTextResponse
 

@@ -73,10 +73,10 @@ def export_card(
 ) -> None:
     """Write a model's card: how it was trained, its privacy and its scores."""
     from fednotes.apps.serving import exports
-    from fednotes.jobs.card import card
+    from fednotes.jobs.card import render_card
 
     if out is None:
-        sys.stdout.write(card(model))
+        sys.stdout.write(render_card(model))
     else:
         exports.export(model, "card", out)
 
@@ -137,7 +137,7 @@ def serve(
         max_requests=max_requests,
     )
     serve_model(
-        load(model, device, dictionary or backbone),
+        load(model, device, backbone, dictionary=dictionary),
         host,
         port,
         token_file=token_file,

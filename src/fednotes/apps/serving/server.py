@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from fednotes.apps.serving.app import AnyModel, create_app
+from fednotes.apps.serving.app import create_app
 from fednotes.apps.serving.gate import is_loopback
 from fednotes.apps.serving.limits import Limits
 from fednotes.core.errors import ConfigError, ParameterError, readable
 from fednotes.core.http_server import run
 from fednotes.core.parsing import open_regular
-from fednotes.jobs.models import MentionModel, PatientModel, load
+from fednotes.jobs.models import open_model
+from fednotes.jobs.saved_models import SavedModel
 
 PathLike = str | Path
 
@@ -29,7 +30,7 @@ _TOKEN_FILE_BYTES = 4096
 
 
 def serve(  # noqa: PLR0913 - what a person may want to set
-    model: PathLike | AnyModel,
+    model: PathLike | SavedModel,
     host: str = "127.0.0.1",
     port: int = 8000,
     *,
@@ -67,7 +68,7 @@ def serve(  # noqa: PLR0913 - what a person may want to set
     if (certificate is None) != (key is None):
         raise ParameterError("`certificate` and `key` go together: give both")
 
-    loaded = model if isinstance(model, MentionModel | PatientModel) else load(model)
+    loaded = open_model(model)
     app = create_app(loaded, limits, token, batch=batch)
     # The first call compiles and loads what later calls reuse.
     loaded(["Aspirin was given."])

@@ -16,11 +16,11 @@ from spacy.language import Language
 from spacy.tokens import Doc, Span
 from spacy.util import filter_spans, minibatch
 
-from fednotes.core.errors import ConfigError, ModelError, readable
+from fednotes.core.errors import ModelError, readable
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.encoders.pretrained import fingerprint
-from fednotes.jobs.models import MentionModel, load
+from fednotes.jobs.models import load_mention_model
 
 Alignment = Literal["expand", "contract", "strict"]
 
@@ -60,13 +60,8 @@ class Recogniser:
         alignment: Alignment = "expand",
         device: str = "cpu",
     ) -> None:
-        loaded = load(model, device)
-        if not isinstance(loaded, MentionModel):
-            raise ConfigError(
-                f"{model}: this is a model of patients; name one that finds mentions"
-            )
         self.path = Path(model).resolve()
-        self.model = loaded
+        self.model = load_mention_model(model, device)
         self.spans_key = spans_key
         self.threshold = threshold
         self.alignment = alignment

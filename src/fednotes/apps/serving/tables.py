@@ -24,7 +24,7 @@ from fednotes.core.http_server import Refused
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.jobs.inputs import Inputs, inputs_of
-from fednotes.jobs.predict import prediction_line
+from fednotes.jobs.prediction_files import format_json_line
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -97,7 +97,7 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
                     predictions = await queue.predict(window)
                     for note, prediction in zip(window, predictions, strict=True):
                         spans = confident_spans(prediction.spans, threshold)
-                        yield prediction_line(replace(note, spans=tuple(spans)))
+                        yield format_json_line(replace(note, spans=tuple(spans)))
 
         return StreamingResponse(predict_lines(), media_type="application/x-ndjson")
 

@@ -19,7 +19,8 @@ from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.folders import name_paths
 from fednotes.data.formats.problems import OnError
-from fednotes.jobs.models import MentionModel, load
+from fednotes.jobs.mention_models import MentionModel
+from fednotes.jobs.models import load_mention_model
 from fednotes.jobs.run_folder import is_run, read_progress
 from fednotes.taggers.saving import is_model
 
@@ -101,12 +102,7 @@ def load_content(
     if corrections or notes:
         require_writable(file)
     if models:
-        model = load(models[0], device, backbone)
-        if not isinstance(model, MentionModel):
-            raise ConfigError(
-                f"{models[0]}: this is a model of patients; the page shows models that "
-                "find mentions"
-            )
+        model = load_mention_model(models[0], device, backbone)
         content.model = model
         content.about = str(models[0])
         content.confidence = model.confidence

@@ -38,9 +38,10 @@ from fednotes.data.formats import LossyError
 from fednotes.data.formats.problems import OnError
 from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.metrics_file import read_metrics
-from fednotes.jobs.models import MentionModel, PatientModel, folder_of
+from fednotes.jobs.models import folder_of
 from fednotes.jobs.results import SUMMARY
 from fednotes.jobs.run_folder import read_progress
+from fednotes.jobs.saved_models import SavedModel
 from fednotes.metrics.judging import KINDS
 from fednotes.report.html import environment, parts_of_page, two_runs
 
@@ -89,7 +90,7 @@ T = TypeVar("T")
 
 
 def open_ui(  # noqa: PLR0913 - what a person may want to set
-    *paths: str | Path | MentionModel | PatientModel,
+    *paths: str | Path | SavedModel,
     port: int = 0,
     format: str = "",
     corrections: str | Path | None = None,

@@ -27,11 +27,9 @@ from fednotes.data.formats import write
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import load_recorded_job
-from fednotes.jobs.models import MentionModel
+from fednotes.jobs.models import load_mention_model
 from fednotes.jobs.run_folder import find_model_folder, require_same_data
-from fednotes.metrics.calibration import Calibration
 from fednotes.metrics.judging import KINDS, judge_mentions
-from fednotes.taggers.saving import load_model
 
 UNDO = "undo"  # the action that removes a decision
 
@@ -432,7 +430,7 @@ def review_run(run: Path, file: Path) -> Review:
     sources = []
     for site in sites:
         folder = find_model_folder(run, condition, site.id)
-        model = MentionModel(load_model(folder), Calibration.of(folder))
+        model = load_mention_model(folder)
         sources.append(
             predict_notes(
                 site.id,

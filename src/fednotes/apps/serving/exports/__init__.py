@@ -16,12 +16,17 @@ from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.core.settings import path_of
 from fednotes.core.store import write_folder, write_out
-from fednotes.jobs.card import card
+from fednotes.jobs.card import render_card
 from fednotes.jobs.export_forms import ExportForm
-from fednotes.jobs.models import MentionModel, PatientModel, folder_of
-from fednotes.jobs.patient_models import is_patient_model
+from fednotes.jobs.models import find_model_class, folder_of
+from fednotes.jobs.saved_models import ModelInput, SavedModel
 
 _CARD = "card"
+# Models, by what they read, in words.
+_MODELS: dict[ModelInput, str] = {
+    "documents": "models that find mentions",
+    "patients": "models of patients",
+}
 # The forms of this folder and the options that each of them accepts.
 _BUILT_IN: dict[str, tuple[str, ...]] = {"hf": (), "onnx": ("int8",)}
 
@@ -48,7 +53,7 @@ def find_form(name: str) -> ExportForm:
 
 
 def export(
-    model: str | Path | MentionModel | PatientModel,
+    model: str | Path | SavedModel,
     form: str,
     out: str | Path,
     *,
@@ -85,12 +90,12 @@ def export(
         options["dictionary"] = str(dictionary)
     if form == _CARD:
         _require_options(options, (), form)
-        write_out(target, card(folder))
+        write_out(target, render_card(folder))
         return target
 
     export_form = find_form(form)
     _require_options(options, export_form.options, form)
-    _require_kind(folder, form, of_patients=export_form.of_patients)
+    _require_fitting(folder, form, export_form)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(
             f"{target}: already exists and is not an empty folder; name a new or empty "
@@ -108,22 +113,21 @@ def _require_options(options: Iterable[str], known: tuple[str, ...], form: str) 
         raise ParameterError(f"`{unknown[0]}` does not apply to the form {form!r}")
 
 
-def _require_kind(folder: Path, form: str, *, of_patients: bool) -> None:
-    """Raise ConfigError unless a model is of the kind that a form exports.
+def _require_fitting(folder: Path, form: str, export_form: ExportForm) -> None:
+    """Raise ConfigError unless a form is for models like the one in a folder.
 
     Args:
         folder: The folder of the saved model.
         form: The name of the form.
-        of_patients: Whether the form is for models of patients, not of mentions.
+        export_form: The form.
     """
-    if of_patients == is_patient_model(folder):
+    reads = find_model_class(folder).reads
+    if export_form.reads == reads:
         return
-    if of_patients:
-        raise ConfigError(
-            f"{folder}: this model finds mentions, and the form {form!r} is for models "
-            "of patients; use `fednotes export onnx` or `fednotes export hf`"
-        )
+    fitting = [
+        name for name in list_forms() if name == _CARD or find_form(name).reads == reads
+    ]
     raise ConfigError(
-        f"{folder}: this is a model of patients, and the form {form!r} is for models "
-        "that find mentions; use `fednotes export sklearn`"
+        f"{folder}: the form {form!r} is for {_MODELS[export_form.reads]}, and this is "
+        f"none; use one of the forms {', '.join(fitting)}"
     )

@@ -24,7 +24,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.encoders.pretrained import positions_of
-from fednotes.jobs.card import CARD, card
+from fednotes.jobs.card import CARD, render_card
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifier
 
@@ -64,8 +64,9 @@ def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> No
 
     # The model's own card may have been edited, or written by a run that knew more.
     card_file = source / CARD
-    text = card_file.read_bytes() if card_file.is_file() else card(source).encode()
-    (folder / CARD).write_bytes(text)
+    has_card = card_file.is_file()
+    card = card_file.read_bytes() if has_card else render_card(source).encode()
+    (folder / CARD).write_bytes(card)
 
     config_file = folder / "config.json"
     config = read_json(config_file, strict=False)

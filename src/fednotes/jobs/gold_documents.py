@@ -1,0 +1,122 @@
+"""Read annotated documents, and prepare them to score a model that finds mentions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fednotes.core.errors import DataError, ParameterError, nearest
+from fednotes.core.types import Document
+from fednotes.data import formats
+from fednotes.data.encodings import AUTO
+from fednotes.data.formats.problems import OnError
+from fednotes.data.tags import flatten, relabel, types_of
+from fednotes.jobs.evaluation import require_mapping
+
+
+class AnnotatedDocuments(NamedTuple):
+    """Documents with annotations as they were read.
+
+    Attributes:
+        documents: The documents.
+        name: How messages call them.
+        skipped: What could not be used, in words.
+    """
+
+    documents: tuple[Document, ...]
+    name: str
+    skipped: str
+
+
+class GoldDocuments(NamedTuple):
+    """Documents with the annotations that a model is scored by.
+
+    Attributes:
+        documents: The documents, with flat spans of the model's types.
+        scored: The types that can be scored.
+        labels: All labels of the documents, with their new names.
+    """
+
+    documents: tuple[Document, ...]
+    scored: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+def read_annotated(
+    source: str | Path | Sequence[Document],
+    format: str | None = None,
+    on_error: OnError = "refuse",
+    encoding: str = AUTO,
+) -> AnnotatedDocuments:
+    """Return annotated documents.
+
+    Args:
+        source: The documents, or a file or folder of them.
+        format: Format of the files; recognised if it is None.
+        on_error: "skip" leaves out what cannot be used.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+    Raises:
+        DataError: A file cannot be read, or an item is no document.
+    """
+    if isinstance(source, str | Path):
+        documents, problems = formats.examine(source, format, encoding)
+        problems.refuse(on_error, documents)
+        return AnnotatedDocuments(documents, str(source), str(problems))
+
+    documents = tuple(source) if isinstance(source, Iterable) else (source,)
+    for document in documents:
+        if not isinstance(document, Document):
+            raise DataError(
+                f"expected annotated Documents, not {type(document).__name__}; `read` "
+                "returns them"
+            )
+    return AnnotatedDocuments(documents, "the corpus", "")
+
+
+def prepare_gold(
+    annotated: AnnotatedDocuments,
+    known: tuple[str, ...],
+    label_map: Mapping[str, str] | None = None,
+    types: Sequence[str] = (),
+) -> GoldDocuments:
+    """Return documents with the annotations that a model is scored by.
+
+    A model is scored by the types that the documents annotate: their silence about
+    another type says nothing.
+
+    Args:
+        annotated: The documents.
+        known: The types of the model.
+        label_map: New names of the documents' labels. Unknown labels are left out of
+            the scores.
+        types: The types to score, annotated or not; by default those of the model that
+            the documents annotate.
+
+    Raises:
+        DataError: The documents annotate none of the model's types.
+        ConfigError: A label to map or a type does not exist.
+    """
+    original_labels = types_of(annotated.documents)
+    label_map = require_mapping(label_map, original_labels, known, annotated.name)
+    documents = relabel(annotated.documents, label_map, None)
+    labels = types_of(documents)
+    for label in types:
+        if label not in known:
+            raise ParameterError(
+                f"`types`: the model has no {label!r}; {nearest(label, known)}"
+            )
+    scored = tuple(label for label in known if label in (types or labels))
+    if not scored:
+        raise DataError(
+            f"{annotated.name} annotates {', '.join(labels) or 'nothing'}, the model "
+            f"knows {', '.join(known)}: no label is common; rename labels by label_map "
+            "(on the command line --map OLD=NEW)"
+        )
+    gold = tuple(
+        replace(document, spans=flatten(document.spans, "outermost")[0])
+        for document in relabel(documents, {}, known)
+    )
+    return GoldDocuments(gold, scored, labels)

@@ -1,0 +1,133 @@
+"""Write documents with predicted mentions to files and to stdout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.store import locked_folder, stream_out, temporary_path
+from fednotes.core.types import Document
+from fednotes.data.formats import FORMATS
+from fednotes.data.formats.jsonl import to_json, to_record
+
+
+def write_documents(
+    documents: Iterable[Document], out: Path | None, format: str
+) -> None:
+    """Write predictions as JSON lines or CoNLL, each as it comes.
+
+    Args:
+        documents: The documents with their predicted mentions.
+        out: A file, which appears when all of it is written; None writes to stdout.
+        format: "jsonl" or "conll".
+    """
+    with _open_out(out) as file:
+        if format == "jsonl":
+            for document in documents:
+                file.write(format_json_line(document).encode("utf-8"))
+        else:
+            for lines in FORMATS["conll"].document_lines(documents):
+                file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+
+
+@contextmanager
+def _open_out(out: Path | None) -> Iterator[IO[bytes]]:
+    """Yield a file that appears when the context ends, or stdout."""
+    if out is not None:
+        with stream_out(out) as file:
+            yield file
+        return
+    sys.stdout.flush()
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+def format_json_line(document: Document) -> str:
+    """Return a document as a JSON line.
+
+    It is in the project's own format, with the key "visit" beside "patient" if the note
+    has a visit.
+    """
+    meta = dict(document.meta)
+    visit = meta.pop("visit", None)
+    if visit is None:
+        return f"{to_json(document, to_record(document))}\n"
+    record = to_record(replace(document, meta=meta))
+    return f"{to_json(document, {**record, 'visit': visit})}\n"
+
+
+def write_conll(documents: Sequence[Document], out: Path | None) -> None:
+    """Write predictions as CoNLL in the layout in which the documents were read.
+
+    Args:
+        documents: The documents with their predicted mentions.
+        out: A file; None writes to stdout.
+    """
+    if out is not None:
+        FORMATS["conll"].write(documents, out)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "predictions")
+        FORMATS["conll"].write(documents, file)
+        sys.stdout.write(file.read_bytes().decode())
+
+
+def write_brat(documents: Iterable[Document], out: Path) -> None:
+    """Write predictions as brat's pairs of files into a folder.
+
+    The files are written beside the folder, and moved there when all are complete. Of
+    several documents with the same id, the later ones are called `id~2`, `id~3` and so
+    on.
+
+    Raises:
+        DataError: `out` is a file.
+        FednotesError: The folder cannot be written.
+    """
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: brat needs a folder and this is a file")
+    stage = temporary_path(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with locked_folder(stage, mode=0o777):
+            FORMATS["brat"].write(_with_distinct_ids(documents), stage)
+            if out.exists():
+                _move_files(stage, out)
+            else:
+                os.rename(stage, out)
+    except OSError as error:
+        raise FednotesError(
+            f"{out}: cannot be written ({error.strerror or error})"
+        ) from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _with_distinct_ids(documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield the documents; a repeated id gets a number."""
+    seen: Counter[str] = Counter()
+    for document in documents:
+        name = document.id
+        while seen[name]:
+            seen[document.id] += 1
+            name = f"{document.id}~{seen[document.id]}"
+        seen[name] += 1
+        yield document if name == document.id else replace(document, id=name)
+
+
+def _move_files(stage: Path, out: Path) -> None:
+    """Move all files of a folder to the same places in another one."""
+    for file in sorted(stage.rglob("*")):
+        place = out / file.relative_to(stage)
+        if file.is_dir():
+            place.mkdir(exist_ok=True)
+        else:
+            os.replace(file, place)

@@ -1,0 +1,244 @@
+"""Define what a saved model can do, whatever it reads and finds.
+
+A saved model is a folder, and `jobs/models.py` finds the class of the model in it. Each
+class owns what differs between models: `MentionModel` (`jobs/mention_models.py`) finds
+mentions in documents, and a `PatientModel` (`jobs/patient_models.py`) finds phenotypes
+of patients. All other code uses the protocol, and never asks for the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from fednotes.core.types import Document
+from fednotes.data.encodings import AUTO
+from fednotes.data.formats.problems import OnError
+from fednotes.jobs.evaluation import Evaluation
+
+# What one prediction is about: a document, or a patient with all notes.
+ModelInput = Literal["documents", "patients"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a saved model is loaded.
+
+    Attributes:
+        device: Device to compute on, as torch names it.
+        backbone: Where the model's frozen encoder is now, if it has moved.
+        dictionary: Where the dictionary or encoder is now that a model of patients
+            reads notes with, if it has moved.
+        calibrated: Whether to use a calibration in the model's folder.
+    """
+
+    device: str = "cpu"
+    backbone: str | None = None
+    dictionary: str | None = None
+    calibrated: bool = True
+
+
+@dataclass(frozen=True)
+class NoteSource:
+    """The notes that a model reads.
+
+    Attributes:
+        path: A file or folder, or "-" for stdin.
+        text: A text in place of a path.
+        format: Format of the notes; recognised if it is None.
+        column: The column, or the key of JSON lines, that holds the text.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8, such
+            as "cp1252".
+        on_error: "skip" leaves out what cannot be used, where the model allows it.
+    """
+
+    path: str = "-"
+    text: str | None = field(default=None, repr=False)
+    format: str | None = None
+    column: str | None = None
+    encoding: str = AUTO
+    on_error: OnError = "refuse"
+
+
+@dataclass(frozen=True)
+class PredictionOutput:
+    """Where and how predictions are written.
+
+    Attributes:
+        path: A file, or a folder of brat; None writes to stdout.
+        format: "jsonl", "brat" or "conll" for mentions; "jsonl" or "csv" for patients.
+        threshold: Mentions of a lower confidence are left out.
+    """
+
+    path: Path | None = None
+    format: str = "jsonl"
+    threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How a model is scored; a class of models refuses the options that it lacks.
+
+    Attributes:
+        types: The entity types to score; by default all types of the model that the
+            documents annotate.
+        label_map: New names of the documents' labels.
+        labels: A table of the patients' labels.
+        format: Format of the documents; recognised if it is None.
+        on_error: "skip" leaves out what cannot be used.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+    """
+
+    types: Sequence[str] = ()
+    label_map: Mapping[str, str] | None = None
+    labels: Path | None = None
+    format: str | None = None
+    on_error: OnError = "refuse"
+    encoding: str = AUTO
+
+
+class JudgedConfidences(NamedTuple):
+    """The confidences of predictions, and which of these are right.
+
+    Attributes:
+        confidences: (predictions,) confidences from 0 to 1.
+        is_right: (predictions,) bool.
+        owners: (predictions,) index of the document.
+    """
+
+    confidences: np.ndarray
+    is_right: np.ndarray
+    owners: np.ndarray
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What a model's card says of its class of models.
+
+    Attributes:
+        task: The task in Hugging Face's terms.
+        labels: What the model predicts.
+        summary: What it does, in a sentence without its end.
+        limits: Sentences on what its predictions do not mean.
+    """
+
+    task: str
+    labels: tuple[str, ...]
+    summary: str
+    limits: tuple[str, ...] = ()
+
+
+class SavedModel(Protocol):
+    """A saved model that was loaded for use.
+
+    Attributes:
+        reads: What one prediction is about.
+        folder: Folder of the model; None if it was not loaded from one.
+    """
+
+    reads: ClassVar[ModelInput]
+    folder: Path | None
+
+    @classmethod
+    def load(cls, folder: Path, options: LoadOptions) -> Self:
+        """Load the model in a folder.
+
+        Raises:
+            ParameterError: An option does not apply to this class of models.
+            ModelError: The model is damaged, or what it reads notes with is not found.
+            MissingExtra: A package is missing.
+        """
+
+    @classmethod
+    def describe(cls, facts: Mapping[str, Any]) -> ModelDescription:
+        """Describe a model by the content of its JSON file, which may be damaged."""
+
+    @classmethod
+    def write_predictions(
+        cls,
+        folder: Path,
+        source: NoteSource,
+        output: PredictionOutput,
+        options: LoadOptions,
+    ) -> None:
+        """Predict with the model in a folder, and write the predictions.
+
+        The notes are checked before the model is loaded. They are read one at a time,
+        or one batch at a time. A file appears when all of it is written.
+
+        Raises:
+            ConfigError: An option does not apply to this class of models.
+            DataError: The notes cannot be read.
+            ModelError: The model cannot be loaded.
+        """
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """What the model predicts: entity types, phenotypes or codes."""
+
+    @property
+    def confidence(self) -> str:
+        """What the confidences or probabilities of the model are, in words."""
+
+    def __call__(self, inputs: list[Any], /) -> Sequence[Any]:
+        """Return one prediction for each input."""
+
+    def predict_file(
+        self,
+        path: str | Path,
+        *,
+        format: str | None = None,
+        column: str | None = None,
+        encoding: str = AUTO,
+    ) -> Iterable[Any]:
+        """Return the predictions for the notes in a file or folder.
+
+        Args:
+            path: The file or folder.
+            format: Format of the notes; recognised if it is None.
+            column: The column, or the key of JSON lines, that holds the text.
+            encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+        Raises:
+            DataError: The file cannot be read, or its format is not known.
+            ConfigError: A parameter has an impossible value.
+        """
+
+    def evaluate(
+        self,
+        documents: str | Path | Sequence[Document],
+        options: EvaluationOptions | None = None,
+    ) -> Evaluation:
+        """Score the model.
+
+        Args:
+            documents: Annotated documents or labelled patients, or a file or folder of
+                them.
+            options: How the model is scored; the defaults if None.
+
+        Raises:
+            ConfigError: An option does not apply to this class of models.
+            DataError: The documents cannot be read, or have none of the model's labels.
+        """
+
+    def judge_confidences(
+        self,
+        documents: str | Path | Sequence[Document],
+        label_map: Mapping[str, str] | None,
+        encoding: str,
+    ) -> JudgedConfidences:
+        """Return the model's confidences in annotated documents, and which are right.
+
+        Args:
+            documents: Annotated documents, or a file or folder of them.
+            label_map: New names of the documents' labels.
+            encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+        Raises:
+            ConfigError: The model is not calibrated on documents.
+            DataError: The documents have none of the model's labels.
+        """

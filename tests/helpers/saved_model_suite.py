@@ -1,0 +1,110 @@
+"""What every class of saved models must do, as tests that each class derives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fednotes.core.errors import DataError, ParameterError
+from fednotes.core.parsing import read_json_table
+from fednotes.jobs.models import (
+    find_model_class,
+    folder_of,
+    load,
+    open_model,
+    read_description,
+)
+from fednotes.jobs.predict import predict
+from fednotes.jobs.saved_models import NoteSource, PredictionOutput, SavedModel
+
+NOTE = "Known gout. He took aspirin against pain."
+
+
+class SavedModelSuite:
+    """Tests of a saved model with two types; a subclass has the fixture `folder`."""
+
+    @pytest.fixture
+    def model(self, folder: Path) -> SavedModel:
+        return load(folder)
+
+    @pytest.fixture
+    def notes(self, tmp_path: Path) -> Path:
+        path = tmp_path / "notes.jsonl"
+        path.write_text(json.dumps({"id": "1", "text": NOTE}) + "\n")
+        return path
+
+    def test_the_class_of_a_model_follows_from_its_folder(
+        self, model: SavedModel, folder: Path
+    ) -> None:
+        assert find_model_class(folder) is type(model)
+
+    def test_a_loaded_model_knows_its_folder_and_its_types(
+        self, model: SavedModel, folder: Path
+    ) -> None:
+        assert model.folder == folder_of(model) == folder
+        assert open_model(model) is model
+        assert open_model(folder).types == model.types
+        assert len(model.types) == 2
+        assert "not calibrated" in model.confidence
+
+    def test_a_list_of_inputs_has_one_prediction_each(self, model: SavedModel) -> None:
+        assert len(model([NOTE, NOTE, "Seen today."])) == 3
+        assert model([]) == []
+
+    def test_predictions_of_a_file_are_those_of_its_notes(
+        self, model: SavedModel, folder: Path, notes: Path
+    ) -> None:
+        (from_file,) = model.predict_file(notes)
+        (from_list,) = model([NOTE])
+        assert from_file == from_list
+        out = notes.with_name("out.jsonl")
+        predict(folder, NoteSource(str(notes)), PredictionOutput(out))
+        assert len(out.read_text("utf-8").splitlines()) == 1
+
+    def test_a_damaged_file_is_refused_before_the_model_is_loaded(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "model"
+        broken.mkdir()
+        for description in folder.glob("*.json"):
+            (broken / description.name).write_text("damaged")
+        path = tmp_path / "notes.jsonl"
+        path.write_text('{"id": "1", "text": "pain"}\n{"id": "2"')
+        out = tmp_path / "out.jsonl"
+        with pytest.raises(DataError, match=r"notes\.jsonl:2"):
+            predict(broken, NoteSource(str(path)), PredictionOutput(out))
+        assert not out.exists()
+
+    def test_predictions_never_replace_the_notes(
+        self, folder: Path, notes: Path
+    ) -> None:
+        before = notes.read_bytes()
+        for source, out in (
+            (notes, notes),
+            (notes.parent, notes),
+            (notes, notes.parent),
+        ):
+            with pytest.raises(ParameterError, match=r"`out`.* would replace files"):
+                predict(folder, NoteSource(str(source)), PredictionOutput(out))
+        assert notes.read_bytes() == before
+
+    def test_an_unknown_format_of_predictions_is_refused(self, folder: Path) -> None:
+        with pytest.raises(ParameterError, match=r"`format` = 'xml': .* choose one"):
+            predict(folder, NoteSource(text=NOTE), PredictionOutput(format="xml"))
+
+    def test_a_model_describes_itself_by_its_file(
+        self, model: SavedModel, folder: Path
+    ) -> None:
+        facts = read_description(folder)
+        assert facts in [read_json_table(path) for path in folder.glob("*.json")]
+        description = find_model_class(folder).describe(facts)
+        assert description.labels == model.types
+        assert " 2 " in description.summary
+
+    @pytest.mark.parametrize("facts", [{}, {"tagset": 3}, {"id2label": []}])
+    def test_a_damaged_description_has_no_labels(
+        self, folder: Path, facts: dict[str, object]
+    ) -> None:
+        assert find_model_class(folder).describe(facts).labels == ()
