@@ -17,11 +17,13 @@ from papers import (
     markers,
     rows,
     source_of,
+    without_deleted_apps,
 )
 
 TEXT = PAGE.read_text("utf-8")
 ROWS = rows(TEXT)
-each_row = pytest.mark.parametrize("row", ROWS, ids=[row.marker for row in ROWS])
+CURRENT = without_deleted_apps(ROWS)
+each_row = pytest.mark.parametrize("row", CURRENT, ids=[row.marker for row in CURRENT])
 
 
 def test_every_marker_in_the_page_is_in_a_table() -> None:
@@ -86,7 +88,7 @@ def test_every_marker_in_the_source_is_in_the_page() -> None:
 
 def test_every_marker_is_in_a_function_of_its_row() -> None:
     """`make mutate` changes a marked line only there."""
-    outside = find_markers_outside(ROWS)
+    outside = find_markers_outside(CURRENT)
     assert not outside, (
         f"not in a function that docs/papers.md names for the marker: {outside}"
     )
@@ -124,6 +126,25 @@ def test_a_marker_outside_the_functions_of_its_row_is_found(tmp_path: Path) -> N
     assert found == [
         f"{Path('src/fednotes/toy.py')}:{line}: [fedner eq 2]" for line in (1, 8, 12)
     ]
+
+
+def test_rows_of_a_deleted_application_are_left_out(tmp_path: Path) -> None:
+    """Of "here", a row stays; of "gone", its functions and its tests go."""
+    here = tmp_path / "src" / "fednotes" / "apps" / "here"
+    here.mkdir(parents=True)
+    (here / "__init__.py").touch()
+    (here.parent / "gone" / "__pycache__").mkdir(parents=True)
+    core, test = "fednotes.toy.mean", "tests/test_toy.py::test_mean"
+    gone, test_gone = "fednotes.apps.gone.f", "tests/apps/gone/test_a.py::test_f"
+    left = Row("[fedner eq 2]", (core,), (test,))
+    stays = Row("[fedner eq 3]", ("fednotes.apps.here.f",), ("tests/apps/here/a::b",))
+    table = [
+        Row("[fedner eq 2]", (core, gone), (test, test_gone)),
+        stays,
+        Row("[fedner eq 4]", (gone,), (test,)),
+        Row("[fedner eq 5]", (core,), (test_gone,)),
+    ]
+    assert without_deleted_apps(table, tmp_path) == [left, stays]
 
 
 def test_markers_are_read_from_comments_only() -> None:

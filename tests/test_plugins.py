@@ -1,5 +1,4 @@
-"""A package of a third party adds a method, a tagger, a format, an attack and a
-command.
+"""A package of a third party adds a method, a tagger, a format and a command.
 
 It is built as a wheel and installed by pip into a folder of its own, as a user would
 install it.
@@ -8,16 +7,16 @@ install it.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from acme import ROOT, install_acme, run_python
 
-ROOT = Path(__file__).parents[1]
+from fednotes.core import plugins
+
 SAMPLES = ROOT / "tests" / "data" / "samples"
 
 METHOD = '''
@@ -32,18 +31,6 @@ class SlowFedNER(FedNER):
 
 METHOD = SlowFedNER()
 '''
-ATTACK = '''
-"""An attack that always succeeds."""
-
-from fednotes.apps.audit import Attack, Trial
-
-
-def _trial(scene):
-    return Trial(success=1.0, chance=0.5, low=1.0, high=1.0)
-
-
-ATTACKS = (Attack("oracle", sees="everything", closes="nothing", trial=_trial),)
-'''
 COMMAND = '''
 """A command that greets."""
 
@@ -52,12 +39,6 @@ def greet(name: str) -> None:
     """Greet somebody."""
     print(f"hello {name}")
 '''
-JOB = """\
-method = "fedner"
-title = "A small job of Acme"
-[synthetic]
-sites = 3
-"""
 ENTRY_POINTS = """\
 [fednotes.methods]
 slow_fedner = acme_notes.slow_fedner:METHOD
@@ -67,9 +48,6 @@ capitals = acme_notes.capitals:KIND
 
 [fednotes.formats]
 loud-notes = acme_notes.loud_notes
-
-[fednotes.attacks]
-oracle = acme_notes.oracle:ATTACKS
 
 [fednotes.commands]
 greet = acme_notes.greet:greet
@@ -100,7 +78,6 @@ API = """
 import json
 import sys
 import fednotes as fn
-from fednotes.apps.audit import all_attacks
 
 (document,) = fn.read(sys.argv[1])
 job = fn.job({"method": "slow_fedner", "synthetic": {"sites": 3}})
@@ -108,93 +85,37 @@ print(json.dumps({
     "text": document.text,
     "spans": [[span.start, span.end, span.label] for span in document.spans],
     "learning rate": job.config.learning_rate,
-    "last attack": list(all_attacks())[-1].name,
 }))
 """
-
-
-def _wheel(folder: Path, entry_points: str, modules: dict[str, str]) -> Path:
-    """Write the wheel of a package `acme_notes` by hand: no build tool is needed."""
-    path = folder / "acme_notes-1.0-py3-none-any.whl"
-    info = "acme_notes-1.0.dist-info"
-    files = {f"acme_notes/{name}.py": source for name, source in modules.items()}
-    files["acme_notes/__init__.py"] = ""
-    files["acme_notes/acme/small.toml"] = JOB
-    files[f"{info}/METADATA"] = (
-        "Metadata-Version: 2.1\nName: acme-notes\nVersion: 1.0\n"
-    )
-    files[f"{info}/WHEEL"] = (
-        "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    )
-    files[f"{info}/entry_points.txt"] = entry_points
-    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(path, "w") as wheel:
-        for name, text in {**files, f"{info}/RECORD": record}.items():
-            wheel.writestr(name, text)
-    return path
-
-
-def _install(
-    folder: Path, entry_points: str, modules: dict[str, str]
-) -> dict[str, str]:
-    """Install the package below a folder; return the environment in which it is found."""
-    folder.mkdir(exist_ok=True)
-    wheel = _wheel(folder, entry_points, modules)
-    target = folder / "packages"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run(
-        [*pip, "--no-index", "--no-deps", "--target", target, wheel], check=True
-    )
-    paths = [str(target), str(ROOT / "src")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     modules = {
         "slow_fedner": METHOD,
-        "oracle": ATTACK,
         "greet": COMMAND,
         "capitals": (SAMPLES / "capitals.py.txt").read_text(),
         "loud_notes": (SAMPLES / "loud_notes.py.txt").read_text(),
     }
-    return _install(tmp_path_factory.mktemp("acme"), ENTRY_POINTS, modules)
-
-
-def _run(environment: dict[str, str], *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return install_acme(tmp_path_factory.mktemp("acme"), ENTRY_POINTS, modules)
 
 
 def test_a_command_of_a_package_runs(environment: dict[str, str]) -> None:
-    assert _run(environment, "-m", "fednotes", "greet", "Ada") == "hello Ada\n"
-    assert "Greet somebody." in _run(environment, "-m", "fednotes", "--help")
+    assert run_python(environment, "-m", "fednotes", "greet", "Ada") == "hello Ada\n"
+    assert "Greet somebody." in run_python(environment, "-m", "fednotes", "--help")
 
 
 def test_a_function_of_a_package_is_part_of_the_python_api(
     environment: dict[str, str],
 ) -> None:
     program = "import fednotes as fn; fn.greet('Ada'); print('greet' in dir(fn))"
-    assert _run(environment, "-c", program) == "hello Ada\nTrue\n"
+    assert run_python(environment, "-c", program) == "hello Ada\nTrue\n"
 
 
 def test_a_job_file_of_a_package_is_found_by_its_name(
     environment: dict[str, str],
 ) -> None:
-    shown = _run(environment, "-m", "fednotes", "job", "show", "acme/small")
+    shown = run_python(environment, "-m", "fednotes", "job", "show", "acme/small")
     assert 'title = "A small job of Acme"' in shown
 
 
@@ -205,7 +126,7 @@ def answers(
     """What the Python API finds of the package, in one process."""
     notes = tmp_path_factory.mktemp("loud") / "notes.txt"
     notes.write_text("SHOUTED\nno PAIN today\n")
-    found: dict[str, Any] = json.loads(_run(environment, "-c", API, notes))
+    found: dict[str, Any] = json.loads(run_python(environment, "-c", API, notes))
     return found
 
 
@@ -219,11 +140,11 @@ def test_a_tagger_of_a_package_is_trained_saved_and_loaded(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shown = _run(environment, "-c", SIMULATE, run)
+    shown = run_python(environment, "-c", SIMULATE, run)
     model = next(run.rglob("model.json"))
     assert json.loads(model.read_text())["kind"] == "capitals"
     assert shown.count("'") == 6  # three sites
-    predicted = _run(
+    predicted = run_python(
         environment,
         "-m",
         "fednotes",
@@ -239,15 +160,9 @@ def test_a_method_of_a_package_has_its_own_preset(answers: dict[str, Any]) -> No
     assert answers["learning rate"] == 0.0005
 
 
-def test_an_attack_of_a_package_comes_after_the_built_in_ones(
-    answers: dict[str, Any],
-) -> None:
-    assert answers["last attack"] == "oracle"
-
-
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     """The other commands still work, and are listed."""
-    broken = _install(
+    broken = install_acme(
         tmp_path / "broken",
         "[fednotes.commands]\ngreet = acme_notes.greet:greet\n",
         {"greet": "raise RuntimeError('out of order')"},
@@ -270,24 +185,29 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 
 def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) -> None:
-    greedy = _install(
+    command = next(
+        name
+        for name, entry in plugins.registered("commands").items()
+        if entry.module.startswith("fednotes.apps.")
+    )
+    greedy = install_acme(
         tmp_path / "greedy",
-        "[fednotes.commands]\nserve = acme_notes.greet:greet\n",
+        f"[fednotes.commands]\n{command} = acme_notes.greet:greet\n",
         {"greet": COMMAND},
     )
     done = subprocess.run(
-        [sys.executable, "-m", "fednotes", "serve"],
+        [sys.executable, "-m", "fednotes", command],
         capture_output=True,
         text=True,
         env=greedy,
     )
     assert done.returncode == 2
-    assert "the package 'acme-notes' registers 'serve'" in done.stderr
+    assert f"the package 'acme-notes' registers {command!r}" in done.stderr
     assert "which is built in" in done.stderr
 
 
 def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
-    greedy = _install(
+    greedy = install_acme(
         tmp_path / "greedy",
         "[fednotes.methods]\nfedner = acme_notes.slow_fedner:METHOD\n",
         {"slow_fedner": METHOD},

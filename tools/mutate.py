@@ -39,7 +39,15 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from mutations import marked, mutants
-from papers import ROOT, Row, lines_of, markers, rows
+from papers import (
+    ROOT,
+    Row,
+    is_of_deleted_app,
+    lines_of,
+    markers,
+    rows,
+    without_deleted_apps,
+)
 from scratch import scratch
 
 SLOW = [  # to import
@@ -123,9 +131,12 @@ def _places(root: Path, marker: str, function: str) -> Iterator[tuple[Path, int]
 
 
 def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
-    """The named mutants."""
+    """The named mutants, but those of applications that were deleted."""
     for each in listed:
         path, old, new = Path(each["file"]), each["old"], each["new"]
+        tests = [test for test in each["tests"] if not is_of_deleted_app(test, root)]
+        if is_of_deleted_app(each["file"], root) or not tests:
+            continue
         source = (root / path).read_text("utf-8")
         if source.count(old) != 1:
             raise Wrong(
@@ -143,15 +154,20 @@ def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
                     f"tools/mutants.toml: {each['what']!r} does not parse"
                 ) from error
         line = source[: source.index(old)].count("\n") + 1
-        yield Change(each["what"], path, line, changed, tuple(each["tests"]))
+        yield Change(each["what"], path, line, changed, tuple(tests))
 
 
 def collected(root: Path) -> list[Change]:
     """All mutants but the equivalent ones. Raises Wrong."""
     listed = tomllib.loads((root / "tools" / "mutants.toml").read_text("utf-8"))
     page = (root / "docs" / "papers.md").read_text("utf-8")
-    found = [*of_rows(root, rows(page)), *of_list(root, listed.get("mutant", []))]
-    equivalent = [(e["file"], e["old"], e["new"]) for e in listed.get("equivalent", [])]
+    table = without_deleted_apps(rows(page), root)
+    found = [*of_rows(root, table), *of_list(root, listed.get("mutant", []))]
+    equivalent = [
+        (each["file"], each["old"], each["new"])
+        for each in listed.get("equivalent", [])
+        if not is_of_deleted_app(each["file"], root)
+    ]
     files = {path for path, _, _ in equivalent}
     keys = [_key(c, root) if c.path.as_posix() in files else None for c in found]
     for entry in equivalent:

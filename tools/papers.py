@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
 PAPERS = "fedner|tagsets|bert|phenotype|robust|abadi|canonne|mironov|kairouz|audit"
 MARKER = re.compile(rf"\[(?:{PAPERS}) [a-z0-9][a-z0-9 .-]*\]")
+_OF_APP = re.compile(r"^(?:src/|tests/)?(?:fednotes[./])?apps[./](\w+)")
 _ROW = re.compile(r"^\|\s*`(\[[^`]+\])`\s*\|\s*(.+?)\s*\|\s*(.+?)\s*\|$", re.MULTILINE)
 
 
@@ -34,6 +35,38 @@ def rows(text: str) -> list[Row]:
         Row(marker, tuple(quoted.findall(functions)), tuple(quoted.findall(tests)))
         for marker, functions, tests in _ROW.findall(text)
     ]
+
+
+def is_of_deleted_app(place: str, root: Path = ROOT) -> bool:
+    """Return whether an application was deleted from the project, and so this place.
+
+    Args:
+        place: A file, a test, or the dotted path of a function.
+        root: The root of the project.
+    """
+    app = _OF_APP.match(place)
+    if app is None:
+        return False
+    return not (root / "src" / "fednotes" / "apps" / app[1] / "__init__.py").is_file()
+
+
+def without_deleted_apps(table: Sequence[Row], root: Path = ROOT) -> list[Row]:
+    """Return the rows without functions and tests of applications that were deleted.
+
+    Rows that are left without a function or without a test are left out.
+
+    Args:
+        table: The rows of docs/papers.md.
+        root: The root of the project.
+    """
+    current = []
+    for row in table:
+        functions = [f for f in row.functions if not is_of_deleted_app(f, root)]
+        tests = [test for test in row.tests if not is_of_deleted_app(test, root)]
+        is_whole = len(functions) == len(row.functions) and len(tests) == len(row.tests)
+        if is_whole or (functions and tests):
+            current.append(Row(row.marker, tuple(functions), tuple(tests)))
+    return current
 
 
 @cache

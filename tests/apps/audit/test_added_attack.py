@@ -1,0 +1,34 @@
+"""A package of a third party adds an attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from acme import install_acme, run_python
+
+ATTACK = '''
+"""An attack that always succeeds."""
+
+from fednotes.apps.audit import Attack, Trial
+
+
+def _trial(scene):
+    return Trial(success=1.0, chance=0.5, low=1.0, high=1.0)
+
+
+ATTACKS = (Attack("oracle", sees="everything", closes="nothing", trial=_trial),)
+'''
+ENTRY_POINTS = """\
+[fednotes.attacks]
+oracle = acme_notes.oracle:ATTACKS
+"""
+PROGRAM = """
+from fednotes.apps.audit import all_attacks
+
+print([attack.name for attack in all_attacks()][-1])
+"""
+
+
+def test_an_attack_of_a_package_comes_after_the_built_in_ones(tmp_path: Path) -> None:
+    environment = install_acme(tmp_path / "acme", ENTRY_POINTS, {"oracle": ATTACK})
+    assert run_python(environment, "-c", PROGRAM) == "oracle\n"
