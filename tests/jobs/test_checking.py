@@ -1,70 +1,42 @@
-"""`fednotes check` finds everything, of files and of jobs; readers leave out what they
-must."""
+"""Test that `fednotes check` reports everything that is wrong with a corpus."""
 
 from __future__ import annotations
 
 import json
-import random
 import tracemalloc
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nervaluate import Evaluator
-from sklearn.metrics import cohen_kappa_score
-from tiny_jobs import JOB, SITES, corpus
+from corpus_files import write_damaged_brat, write_hospitals, write_notes
 
-from fednotes.api import evaluate
 from fednotes.cli.app import fail
 from fednotes.core.errors import DataError, Problem
-from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.types import Document
 from fednotes.data.checks import Finding
-from fednotes.data.formats import examine, read, write
-from fednotes.jobs.checking import Checked, check_against, check_files, check_job
-from fednotes.jobs.models import MentionModel
+from fednotes.data.formats import examine, read
+from fednotes.jobs.checking import Checked, check_files
 
 
-def of(found: Checked, code: str) -> tuple[Finding, ...]:
-    """The findings with that code."""
-    return tuple(f for f in found.findings if f.code == code)
+def findings_of(checked: Checked, code: str) -> tuple[Finding, ...]:
+    return tuple(finding for finding in checked.findings if finding.code == code)
 
 
-NOTE = "Ann took aspirin for pain.\nShe had a rash on the second day.\n"
-GOOD = "T1\tDrug 9 16\taspirin\n"
+def kinds_of(checked: Checked) -> list[str]:
+    return [problem.kind for problem in checked.wrong]
 
 
-def brat(folder: Path) -> Path:
-    """A folder in which every kind of thing is wrong once, and one note that is right."""
-    folder.mkdir()
-    files: dict[str, tuple[str | bytes, str]] = {
-        "good": (NOTE, GOOD),
-        "cut": (NOTE, GOOD + "T2\tADE 37 41\trash\nT3\tAD"),
-        "beyond": (NOTE, GOOD + "T2\tADE 90 94\trash\n"),
-        "moved": (NOTE, GOOD + "T2\tADE 36 40\trash\n"),
-        "twice": (NOTE, GOOD + GOOD),
-        "latin": (NOTE.replace("Ann", "Zoë").encode("latin-1"), GOOD),
-        "bare": (NOTE, ""),
-    }
-    for name, (text, lines) in files.items():
-        data = text if isinstance(text, bytes) else text.encode()
-        (folder / f"{name}.txt").write_bytes(data)
-        (folder / f"{name}.ann").write_text(lines)
-    (folder / "alone.ann").write_text(GOOD)
-    (folder / "unread.txt").write_text(NOTE)
-    return folder
+# ---- what readers refuse and leave out -----------------------------------------------
 
 
-def test_all_problems_of_all_files(tmp_path: Path) -> None:
-    """The refusal lists all; skipping leaves out the line, mention or document and
-    counts it."""
-    folder = brat(tmp_path / "notes")
-    found = check_files([folder]).to_dict()
-    assert [
-        (Path(p["file"]).name, p["line"], p["kind"]) for p in found["problems"]
-    ] == [
+def test_a_check_lists_the_problems_of_all_files(tmp_path: Path) -> None:
+    result = check_files([write_damaged_brat(tmp_path / "notes")]).to_dict()
+    problems = [
+        (Path(problem["file"]).name, problem["line"], problem["kind"])
+        for problem in result["problems"]
+    ]
+    assert problems == [
         ("alone.txt", None, "document"),
         ("beyond.ann", 2, "mention"),
         ("cut.ann", 3, "line"),
@@ -72,25 +44,52 @@ def test_all_problems_of_all_files(tmp_path: Path) -> None:
         ("moved.ann", 2, "mention"),
         ("twice.ann", 2, "line"),
     ]
-    assert found["counts"] == {
+    assert result["counts"] == {
         "problems": 6,
         "kinds": {"document": 2, "mention": 2, "line": 2},
     }
-    texts = [f for f in found["findings"] if f["code"] == "texts_without_annotations"]
-    assert [f["counts"] for f in texts] == [{"texts": 1}]
-    assert "rash" not in json.dumps(found)
-    with pytest.raises(
-        DataError, match=r"alone.txt: no such file \(and 5 more\)"
-    ) as caught:
+
+
+def test_a_check_shows_no_text_of_a_note(tmp_path: Path) -> None:
+    checked = check_files([write_damaged_brat(tmp_path / "notes")])
+    assert "rash" not in json.dumps(checked.to_dict())
+
+
+def test_texts_without_annotations_are_counted(tmp_path: Path) -> None:
+    checked = check_files([write_damaged_brat(tmp_path / "notes")])
+    (finding,) = findings_of(checked, "texts_without_annotations")
+    assert finding.counts == {"texts": 1}
+
+
+def test_a_reader_refuses_a_corpus_with_all_of_its_problems(tmp_path: Path) -> None:
+    folder = write_damaged_brat(tmp_path / "notes")
+    message = r"alone.txt: no such file \(and 5 more\)"
+    with pytest.raises(DataError, match=message) as caught:
         read(folder)
     assert len(caught.value.problems) == 6
-    kept = {d.id: len(d.spans) for d in read(folder, None, "skip")}
-    assert kept == {"bare": 0, "beyond": 1, "cut": 2, "good": 1, "moved": 1, "twice": 1}
+
+
+def test_a_reader_that_skips_leaves_out_what_it_cannot_use(tmp_path: Path) -> None:
+    folder = write_damaged_brat(tmp_path / "notes")
+    mentions = {
+        document.id: len(document.spans) for document in read(folder, None, "skip")
+    }
+    assert mentions == {
+        "bare": 0,
+        "beyond": 1,
+        "cut": 2,
+        "good": 1,
+        "moved": 1,
+        "twice": 1,
+    }
     assert str(examine(folder)[1]) == "2 documents, 2 mentions, 2 lines"
-    skipped = check_files([folder], None, "skip")
-    assert not skipped.wrong
-    (left,) = of(skipped, "left_out")
-    assert left.counts == {"document": 2, "mention": 2, "line": 2}
+
+
+def test_what_is_left_out_is_no_problem_if_the_check_skips(tmp_path: Path) -> None:
+    checked = check_files([write_damaged_brat(tmp_path / "notes")], None, "skip")
+    assert not checked.wrong
+    (finding,) = findings_of(checked, "left_out")
+    assert finding.counts == {"document": 2, "mention": 2, "line": 2}
 
 
 @pytest.mark.parametrize(
@@ -118,61 +117,59 @@ def test_all_problems_of_all_files(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_every_line_that_is_wrong(
+def test_every_wrong_line_of_a_file_is_listed(
     tmp_path: Path,
     name: str,
     content: str,
     places: list[tuple[int, str]],
     documents: int,
 ) -> None:
-    """In a file whose name says its format, however much of it is wrong."""
     (tmp_path / name).write_text(content)
-    found, problems = examine(tmp_path / name)
+    usable, problems = examine(tmp_path / name)
     # PubTator's lines are read before its mentions.
     assert sorted((p.line, p.kind) for p in problems.listed) == places
-    assert len(found) == documents
+    assert len(usable) == documents
 
 
-def test_ids_that_repeat(tmp_path: Path) -> None:
-    """Each is named with its line; ids that a reader makes of files and lines do not
-    count."""
-    path = tmp_path / "a.jsonl"
-    rows = [{"id": name, "text": f"note {i}"} for i, name in enumerate("xyx")]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    problems = check_files([path]).to_dict()["problems"]
-    repeated = [(p["line"], p["kind"]) for p in problems if p["kind"] == "repeated_id"]
-    assert repeated == [(3, "repeated_id")]
-    (tmp_path / "b").mkdir()
-    for folder in ("b/one", "b/two"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "n.conll").write_text("a B-X\n")
-    assert not [
-        p for p in check_files([tmp_path / "b"]).wrong if p.kind == "repeated_id"
-    ]
+# ---- ids -----------------------------------------------------------------------------
 
 
-def lines(path: Path, numbers: range, patient: int = 0, same: str = "") -> Path:
-    """Notes of two sentences; `patient` of them share one, `same` is the id of the
-    first."""
-    rows: list[dict[str, Any]] = []
-    for i in numbers:
-        text = f"Case number {i} took aspirin today.\nShe went home on day {i} of it."
-        start = text.index("aspirin")
-        rows.append(
-            {"id": f"n{i}", "text": text, "spans": [[start, start + 7, "Drug"]]}
-        )
-    for row in rows[:patient]:
-        row["patient"] = "p"
-    if same:
-        rows[0]["id"] = same
+def write_ids(path: Path, ids: str) -> Path:
+    """Write a note for each letter, which is its id."""
+    rows = [{"id": name, "text": f"note {i}"} for i, name in enumerate(ids)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def of_site(folder: Path, site: str) -> Checked:
-    """The check of a job of one site."""
-    (folder / "job.toml").write_text(f"{JOB}[sites.north]\n{site}\n")
-    return check_job(str(folder / "job.toml"))
+def test_repeated_ids_are_listed_by_line_in_the_order_of_the_file(
+    tmp_path: Path,
+) -> None:
+    path = write_ids(tmp_path / "a.jsonl", "abacba")
+    (finding, *_) = [
+        finding
+        for finding in findings_of(check_files([path]), "repeated_ids")
+        if finding.level == "error"
+    ]
+    assert [problem.line for problem in finding.problems] == [3, 5, 6]
+    assert {problem.file for problem in finding.problems} == {str(path)}
+
+
+def test_a_repeated_id_is_one_problem(tmp_path: Path) -> None:
+    checked = check_files([write_ids(tmp_path / "a.jsonl", "777")])
+    repeated = [p.line for p in checked.wrong if p.kind == "repeated_id"]
+    assert repeated == [2, 3]
+    assert "repeated_ids" not in kinds_of(checked)
+    assert checked.to_dict()["counts"]["kinds"]["repeated_id"] == 2
+
+
+def test_ids_that_a_reader_makes_of_files_and_lines_may_repeat(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "n.conll").write_text("a B-X\n")
+    assert "repeated_id" not in kinds_of(check_files([tmp_path]))
+
+
+# ---- parts of a corpus ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,195 +177,130 @@ def of_site(folder: Path, site: str) -> Checked:
     [
         ({}, {}, []),
         ({"patient": 2}, {"patient": 1}, ["shared_patients"]),
-        ({"same": "m7"}, {"same": "m7"}, ["shared_notes"]),
-        ({"same": "a:7"}, {"same": "a:7"}, []),  # as a reader would make it
+        ({"first_id": "m7"}, {"first_id": "m7"}, ["shared_notes"]),
+        # as a reader would make it of a file and a line
+        ({"first_id": "a:7"}, {"first_id": "a:7"}, []),
     ],
 )
-def test_a_note_or_patient_in_two_files(
+def test_a_note_or_patient_in_two_parts_is_a_problem(
     tmp_path: Path, train: dict[str, Any], test: dict[str, Any], kinds: list[str]
 ) -> None:
-    """Given to the command, and as train and test of a job."""
-    a = lines(tmp_path / "a.jsonl", range(30), **train)
-    b = lines(tmp_path / "b.jsonl", range(100, 130), **test)
-    assert [p.kind for p in check_files([a, b]).wrong] == kinds
-    found = of_site(tmp_path, 'train = "a.jsonl"\ntest = "b.jsonl"')
-    assert [p.kind for p in found.wrong] == kinds
+    a = write_notes(tmp_path / "a.jsonl", range(30), **train)
+    b = write_notes(tmp_path / "b.jsonl", range(100, 130), **test)
+    assert kinds_of(check_files([a, b])) == kinds
 
 
-def test_a_note_in_two_files_is_known_by_its_text(tmp_path: Path) -> None:
-    a = lines(tmp_path / "a.jsonl", range(30))
-    b = lines(tmp_path / "b.jsonl", range(29, 60), same="z")
+def test_a_note_in_two_parts_is_recognised_by_its_text(tmp_path: Path) -> None:
+    a = write_notes(tmp_path / "a.jsonl", range(30))
+    b = write_notes(tmp_path / "b.jsonl", range(29, 60), first_id="z")
     checked = check_files([a, b])
-    (leak,) = of(checked, "leakage")
+    (leak,) = findings_of(checked, "leakage")
     assert leak.counts == {"sentences": 2, "of": 62, "long": 2}
-    (found,) = checked.wrong
-    assert found.kind == "shared_notes"
-    assert "1 notes are in a.jsonl and in b.jsonl" in found.message
+    (problem,) = checked.wrong
+    assert problem.kind == "shared_notes"
+    assert "1 notes are in a.jsonl and in b.jsonl" in problem.message
 
 
-def test_equal_file_names_are_no_equal_notes(tmp_path: Path) -> None:
-    """Two hospitals' folders of brat, of which one note is really in both."""
-    for site, own in (("mercy", 1), ("north", 2)):
-        for number in range(12):
-            words = "both" if number == 3 else f"site{own}"
-            name = tmp_path / site / f"{number:03}"
-            name.parent.mkdir(exist_ok=True)
-            body = f"Took drug{number} for pain at {words} twice.\nNothing of {words} {number} else."
-            name.with_suffix(".txt").write_text(body)
-            name.with_suffix(".ann").write_text(
-                "T1\tDrug 0 4\tTook\n" if number % 4 else ""
-            )
-    (wrong,) = check_files([tmp_path / "mercy", tmp_path / "north"]).wrong
-    assert wrong.kind == "shared_notes"
-    assert "1 notes are in mercy and in north" in wrong.message
-    (north := tmp_path / "north" / "003.txt").write_text(
-        north.read_text().replace("both", "own")
-    )
-    for found in (
-        check_files([tmp_path / "mercy", tmp_path / "north"]),
-        of_site(tmp_path, 'train = "mercy"\ntest = "north"'),
-    ):
-        assert not [p.kind for p in found.wrong]
-
-
-def test_a_type_that_is_the_tag_of_nothing(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", range(60))
-    path.write_text(path.read_text().replace('"Drug"', '"O"'))
-    assert [p.kind for p in check_files([path]).wrong] == ["outside_label"]
-    (wrong,) = of_site(tmp_path, 'path = "a.jsonl"').wrong
-    assert "mentions are called 'O'" in wrong.message
-    assert not of_site(tmp_path, 'path = "a.jsonl"\nlabel_map = { O = "Other" }').wrong
-
-
-def test_sentences_of_a_note_in_two_parts(tmp_path: Path) -> None:
-    """Who asked for it is warned, and who did not has none."""
-    lines(tmp_path / "a.jsonl", range(60))
-    for split, level in (("", []), ('split = "sentence"\n', ["warning"] * 3)):
-        found = of_site(tmp_path, f'path = "a.jsonl"\n{split}')
-        assert not found.wrong
-        assert [f.level for f in of(found, "shared_notes")] == level
-
-
-def test_a_job_of_sites_that_skip(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", range(60))
-    path.write_text(path.read_text() + "{\n{\n")
-    wrong = of_site(tmp_path, 'path = "a.jsonl"').wrong
-    assert [(p.line, p.kind) for p in wrong] == [(61, "line"), (62, "line")]
-    found = of_site(tmp_path, 'path = "a.jsonl"\non_error = "skip"')
-    assert not found.wrong
-    assert found.sites is not None
-    assert (
-        "warning: north: 2 lines of a.jsonl cannot be used and are left out"
-        in found.sites.messages
-    )
-
-
-def test_types_that_only_held_out_data_have(tmp_path: Path) -> None:
-    """No mistake, so exit code 0; a run says that they are not scored."""
-    for part, text in {
-        "train": "a B-X\nb O\n\nc B-X\n",
-        "valid": "d B-Y\ne O\n\nf B-X\n",
-        "test": "g B-Y\nh B-Z\n\ni B-X\nj B-Y\n",
-    }.items():
-        (tmp_path / f"{part}.conll").write_text(text)
-    parts = 'train = "train.conll"\nvalid = "valid.conll"\ntest = "test.conll"\n'
-    found = of_site(tmp_path, parts)
-    assert found.wrong == ()
-    counted = {f.where: dict(f.counts) for f in of(found, "unlearnt_types")}
-    assert counted == {"north/valid": {"Y": 1}, "north/test": {"Y": 2, "Z": 1}}
-    assert found.sites is not None
-    told = "warning: north/test: 3 mentions are of types that no training mention has (Y, Z): "
-    assert any(line.startswith(told) for line in found.sites.messages)
-    named = of_site(tmp_path, parts + 'types = ["X", "Y", "Z"]')
-    assert (named.wrong, of(named, "unlearnt_types")) == ((), ())
-
-
-def test_problems_of_every_site_and_of_the_model(tmp_path: Path) -> None:
-    for name, line in (
-        ("north", "a B-X\nb O\nc\n"),
-        ("south", "a B-X\nb O\n\nc O O O\n"),
-    ):
-        (tmp_path / f"{name}.conll").write_text(line)
-    job = tmp_path / "job.toml"
-    job.write_text(JOB.replace("[model]", '[model]\nword_vectors = "none.txt"') + SITES)
-    wrong = check_job(str(job)).wrong
-    assert [(Path(p.file).name, p.line) for p in wrong[:2]] == [
-        ("north.conll", 3),
-        ("south.conll", 4),
-    ]
-    (model,) = wrong[2:]
-    assert "none.txt" in model.message
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("[model]", '[model]\nword_vectors = "none.txt"', "none.txt"),
-        ("[model]", '[model]\ncontextual = "no/such"', "no/such"),
-        ("[model]", "[model]\ntager = 1", "unknown key 'tager'"),
-        ("[training]", "[training]\nepocs = 1", "unknown key 'epocs'"),
-        ("[training]", "[federation]\nsecure_sum = true\n[training]", "it takes 3"),
-        ("[training]", "[training", "not a TOML file"),
-    ],
-)
-def test_what_a_simulation_would_refuse(
-    tmp_path: Path, old: str, new: str, told: str, give: Any
+def test_files_of_equal_names_are_one_note_if_their_texts_are_equal(
+    tmp_path: Path,
 ) -> None:
-    """The check says what `simulate` says, and that before it trains."""
-    corpus(tmp_path / "north.conll", "Drug", "north")
-    corpus(tmp_path / "south.conll", "Drug", "south")
-    job = tmp_path / "job.toml"
-    job.write_text((JOB + SITES).replace(old, new, 1))
-    (wrong,) = check_job(str(job)).wrong
-    assert told in wrong.message
-    code, _, err = give("simulate", job, "--out", tmp_path / "run")
-    assert code == 2
-    assert told in err
+    mercy, north = write_hospitals(tmp_path)
+    (problem,) = check_files([mercy, north]).wrong
+    assert problem.kind == "shared_notes"
+    assert "1 notes are in mercy and in north" in problem.message
+    text = (north / "003.txt").read_text()
+    (north / "003.txt").write_text(text.replace("both", "none"))
+    assert not check_files([mercy, north]).wrong
 
 
-def test_the_command_itself(tmp_path: Path, give: Any) -> None:
-    """0: nothing is wrong. 1: problems. 2: it could not be done."""
-    path = lines(tmp_path / "a.jsonl", range(30))
+def test_a_label_that_is_the_tag_of_other_words_is_a_problem(tmp_path: Path) -> None:
+    path = write_notes(tmp_path / "a.jsonl", range(60))
+    path.write_text(path.read_text().replace('"Drug"', '"O"'))
+    assert kinds_of(check_files([path])) == ["outside_label"]
+
+
+# ---- the command ---------------------------------------------------------------------
+
+
+def test_the_command_exits_with_0_if_nothing_is_wrong(
+    tmp_path: Path, give: Any
+) -> None:
+    path = write_notes(tmp_path / "a.jsonl", range(30))
     assert give("check", path)[0] == 0
     code, out, _ = give("check", path, "--json")
     assert code == 0
     assert json.loads(out)["problems"] == []
+
+
+def test_the_command_exits_with_1_if_there_are_problems(
+    tmp_path: Path, give: Any
+) -> None:
+    path = tmp_path / "a.jsonl"
     path.write_text("{\n")
     code, out, err = give("check", path, "--json")
     assert (code, err) == (1, "")
     (problem,) = json.loads(out)["problems"]
     assert (problem["file"], problem["line"], problem["kind"]) == (str(path), 1, "line")
-    for wrong in (
-        [tmp_path / "nothing"],
-        [path, tmp_path / "nothing.jsonl"],
-        [path, path],
-        [path, "--format", "jsn"],
-        [path, "--set", "seed=2"],
-        ["no.toml"],  # no such job file
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["{folder}/nothing"],
+        ["{folder}/a.jsonl", "{folder}/nothing.jsonl"],
+        ["{folder}/a.jsonl", "{folder}/a.jsonl"],
+        ["{folder}/a.jsonl", "--format", "jsn"],
+        ["{folder}/a.jsonl", "--set", "seed=2"],
+        ["no.toml"],
         ["demo", "--set", "seed"],
-        ["demo", path],
+        ["demo", "{folder}/a.jsonl"],
         ["demo", "--on-error", "skip"],
-    ):
-        code, out, err = give("check", *wrong)
-        assert (code, out, len(err.splitlines())) == (2, "", 1), wrong
+    ],
+)
+def test_the_command_exits_with_2_if_it_cannot_check(
+    tmp_path: Path, give: Any, arguments: list[str]
+) -> None:
+    write_notes(tmp_path / "a.jsonl", range(30))
+    code, out, err = give(
+        "check", *(each.format(folder=tmp_path) for each in arguments)
+    )
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
-def test_an_error_lists_twenty(capsys: pytest.CaptureFixture[str]) -> None:
-    path = "a.jsonl"
+def test_similar_problems_are_folded_except_in_json(tmp_path: Path, give: Any) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.ann").write_text(f"T1\tDrug 0 {number + 1}\ta\n")
+    code, out, err = give("check", tmp_path)
+    assert code == 1
+    lines = [line for line in out.splitlines() if "no such file" in line]
+    assert len(lines) == 4
+    assert lines[-1] == "37 more like it: no such file"
+    assert "problems: 40 " in err
+    hint = 'hint: --on-error skip (on_error = "skip" of a job\'s site) leaves these out'
+    assert hint in err
+    assert len(json.loads(give("check", tmp_path, "--json")[1])["problems"]) == 40
+
+
+def test_an_error_of_a_command_lists_twenty_problems(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     names = [f"{a}{b}" for a in "abcde" for b in "abcdefghij"]
     problems = [
-        Problem(path, n, "line", f"no {name}") for n, name in enumerate(names, 1)
+        Problem("a.jsonl", line, "line", f"no {name}")
+        for line, name in enumerate(names, 1)
     ]
     with pytest.raises(SystemExit):
         fail(str(DataError.of(problems)), problems[1:])
     rows = capsys.readouterr().err.splitlines()
     assert rows[0].endswith("(and 49 more)")
-    assert rows[19] == f"error: {path}:20: no bj"
+    assert rows[19] == "error: a.jsonl:20: no bj"
     assert rows[20].startswith("error: 30 more; `fednotes check` lists all")
     assert len(rows) == 21
 
 
-def test_an_error_folds_what_is_alike(tmp_path: Path, give: Any) -> None:
+def test_an_error_of_a_command_folds_similar_problems(
+    tmp_path: Path, give: Any
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{\n" * 50)
     code, _, err = give("corpus", "stats", path)
@@ -382,192 +314,65 @@ def test_an_error_folds_what_is_alike(tmp_path: Path, give: Any) -> None:
     assert len(rows) == 6
 
 
-def test_stats_of_what_can_be_used(tmp_path: Path, give: Any) -> None:
-    path = lines(tmp_path / "a.jsonl", range(30))
+def test_statistics_can_leave_out_what_cannot_be_used(
+    tmp_path: Path, give: Any
+) -> None:
+    path = write_notes(tmp_path / "a.jsonl", range(30))
     path.write_text(path.read_text() + "{\n")
-    skipping = ("corpus", "stats", path, "--on-error", "skip")
-    code, out, _ = give(*skipping, "--json")
+    command = ("corpus", "stats", path, "--on-error", "skip")
+    code, out, _ = give(*command, "--json")
     assert code == 0
-    made = json.loads(out)
-    assert made["left_out"] == {"a.jsonl": {"line": 1}}
-    assert made["sites"][0]["documents"] == 30
-    assert "left out of a.jsonl: 1 line" in give(*skipping)[1]
+    statistics = json.loads(out)
+    assert statistics["left_out"] == {"a.jsonl": {"line": 1}}
+    assert statistics["sites"][0]["documents"] == 30
+    assert "left out of a.jsonl: 1 line" in give(*command)[1]
 
 
-class Finder:
-    """A model that finds the first two words of every note, as two types."""
-
-    tagset = TagSet(("ADE", "Drug"))
-
-    def predict(self, documents: Sequence[Document]) -> tuple[Document, ...]:
-        spans = (Span(0, 4, "Drug"), Span(5, 9, "ADE"))
-        return tuple(replace(d, spans=spans) for d in documents)
+# ---- memory and progress -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("types", "precision", "silent", "left"),
-    [
-        ((), 1.0, ("ADE",), ()),
-        (("ADE", "Drug"), 0.5, (), ()),
-        (("ADE",), 0.0, (), ("Drug",)),
-    ],
-)
-def test_only_annotated_types_are_scored(
-    tmp_path: Path,
-    types: tuple[str, ...],
-    precision: float,
-    silent: tuple[str, ...],
-    left: tuple[str, ...],
-) -> None:
-    """Ten notes with one drug each that is found, and no word on side effects: what is
-    found of these is wrong only where they are asked for."""
-    path = tmp_path / "gold.jsonl"
-    row = json.dumps({"text": "drug rash", "spans": [[0, 4, "Drug"]]}) + "\n"
-    path.write_text(row * 10)
-    found = evaluate(MentionModel(Finder()), path, types=types)
-    assert found.scores["strict"]["precision"] == precision
-    assert (found.not_annotated, found.not_requested) == (silent, left)
-    assert set(found.scores["by_type"]) <= set(types or ("Drug",))
-
-
-def test_runs_are_compared_on_the_data_they_had(tmp_path: Path, give: Any) -> None:
-    """A job that would be split otherwise now is told from the run it made."""
-    for name in ("north", "south"):
-        corpus(tmp_path / f"{name}.conll", "Drug", name)
-    job, run = tmp_path / "job.toml", tmp_path / "run"
-    job.write_text(JOB.replace('["federated"]', '["alone", "federated"]') + SITES)
-    assert give("simulate", job, "--out", run)[0] == 0
-    assert give("compare", run, run, "--samples", 5)[0] == 0
-    record = json.loads((run / "job.json").read_text())
-    record["notes"]["south"] = "0" * 64
-    (run / "job.json").write_text(json.dumps(record))
-    code, _, err = give("compare", run, run, "--samples", 5)
-    assert code == 2
-    assert "site 'south' has other data, or another division of them, than when" in err
-
-
-def test_two_annotators(tmp_path: Path) -> None:
-    """F1 by nervaluate, kappa by scikit-learn, of random annotations of words."""
-    drawn = random.Random(3)
-    words = [[drawn.choice("abc") * 3 for _ in range(12)] for _ in range(9)]
-    tags = [
-        [[drawn.choice(["O", "O", "X", "Y"]) for _ in row] for row in words]
-        for _ in range(2)
-    ]
-    made = [
-        tuple(
-            Document(f"d{n}", " ".join(row), tuple(
-                Span(4 * i, 4 * i + 3, tag) for i, tag in enumerate(own[n]) if tag != "O"))
-            for n, row in enumerate(words)
-        )
-        for own in tags
-    ]  # fmt: skip
-    for name, documents in zip("ab", made, strict=True):
-        odd = Document(f"only {name}", "x"), Document("of another text", name)
-        write([*documents, *odd], tmp_path / f"{name}.jsonl", "jsonl")
-    found = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
-    scores = found.to_dict()["agreement"]
-    flat = [[tag for row in own for tag in row] for own in tags]
-    assert scores["kappa"] == pytest.approx(cohen_kappa_score(*flat), abs=1e-12)
-    spans = [
-        [
-            [{"label": s.label, "start": s.start, "end": s.end} for s in d.spans]
-            for d in own
-        ]
-        for own in made
-    ]
-    whole = Evaluator(*spans, tags=["X", "Y"]).evaluate()["overall"]
-    assert scores["strict"] == pytest.approx(whole["strict"].f1, abs=1e-12)
-    assert scores["relaxed"] == pytest.approx(whole["ent_type"].f1, abs=1e-12)
-    assert (scores["documents"], scores["apart"], scores["tokens"]) == (9, 3, 108)
-    told = [f.message for f in found.findings if f.code == "agreement"]
-    assert len(told) == 1
-    assert f"{scores['kappa']:.3f}" in told[0]
-    write([Document("z", "y")], tmp_path / "c.jsonl", "jsonl")
-    with pytest.raises(DataError, match="no document with the id and the text"):
-        check_against(tmp_path / "a.jsonl", tmp_path / "c.jsonl", None, "refuse")
-
-
-def test_annotators_who_say_nothing_agree_in_nothing(tmp_path: Path) -> None:
-    """No mention on either side: no kappa, no division by zero; an empty text has no
-    token."""
-    for name in "ab":
-        write(
-            [Document("d", "x y"), Document("e", "")],
-            tmp_path / f"{name}.jsonl",
-            "jsonl",
-        )
-    found = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
-    assert found.agreement is not None
-    assert (found.agreement["kappa"], found.agreement["tokens"]) == (None, 2)
-
-
-def test_problems_alike_are_folded(
-    give: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    """Three examples and a count; the whole list is in the JSON."""
-    for number in range(40):
-        (tmp_path / f"{number:02}.ann").write_text(f"T1\tDrug 0 {number + 1}\ta\n")
-    code, out, err = give("check", tmp_path)
-    assert code == 1
-    lines = [line for line in out.splitlines() if "no such file" in line]
-    assert len(lines) == 4
-    assert lines[-1] == "37 more like it: no such file"
-    assert "problems: 40 " in err
-    assert (
-        'hint: --on-error skip (on_error = "skip" of a job\'s site) leaves these out'
-        in err
-    )
-    assert len(json.loads(give("check", tmp_path, "--json")[1])["problems"]) == 40
-
-
-def test_a_repeated_id_is_counted_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"id": "7", "text": "Had rash"}\n' * 3)
-    found = check_files([path])
-    repeated = [
-        problem.line for problem in found.wrong if problem.kind == "repeated_id"
-    ]
-    assert repeated == [2, 3]
-    assert not [problem for problem in found.wrong if problem.kind == "repeated_ids"]
-    assert found.to_dict()["counts"]["kinds"]["repeated_id"] == 2
+def write_short_notes(path: Path) -> Path:
+    rows = [f'{{"id": "{n}", "text": "Had rash {n}"}}\n' for n in range(50)]
+    path.write_text("".join(rows))
+    return path
 
 
 def test_a_corpus_of_json_lines_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each document may go before the second one behind it is read."""
-    path = tmp_path / "a.jsonl"
-    path.write_text(
-        "".join(f'{{"id": "{n}", "text": "Had rash {n}"}}\n' for n in range(50))
-    )
-    alive = most = 0
+    """A document is freed before the second one behind it is read."""
+    alive = 0
+    peak = 0
 
-    class Kept(Document):
-        """One that can be watched."""
+    class WatchedDocument(Document):
+        """A document that tells when it is freed."""
 
-    def gone() -> None:
+    def count_freed() -> None:
         nonlocal alive
         alive -= 1
 
-    def kept(*given: Any, **named: Any) -> Document:
-        nonlocal alive, most
-        document = Kept(*given, **named)
-        weakref.finalize(document, gone)
+    def make_watched(*args: Any, **kwargs: Any) -> Document:
+        nonlocal alive, peak
+        document = WatchedDocument(*args, **kwargs)
+        weakref.finalize(document, count_freed)
         alive += 1
-        most = max(most, alive)
+        peak = max(peak, alive)
         return document
 
-    monkeypatch.setattr("fednotes.data.formats.jsonl.Document", kept)
-    heard: list[int] = []
-    monkeypatch.setattr("fednotes.jobs.checking._OFTEN", 20)
-    found = check_files([path], heard=heard.append)
-    assert most <= 3
-    assert heard == [20, 40]
-    (bare,) = (
-        finding for finding in found.findings if finding.code == "bare_documents"
-    )
+    monkeypatch.setattr("fednotes.data.formats.jsonl.Document", make_watched)
+    checked = check_files([write_short_notes(tmp_path / "a.jsonl")])
+    assert peak <= 3
+    (bare,) = findings_of(checked, "bare_documents")
     assert bare.counts == {"documents": 50, "of": 50}
+
+
+def test_progress_is_reported_from_time_to_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fednotes.jobs.checking._REPORT_EVERY", 20)
+    numbers: list[int] = []
+    check_files([write_short_notes(tmp_path / "a.jsonl")], progress=numbers.append)
+    assert numbers == [20, 40]
 
 
 def peak_of_check(path: Path) -> int:
@@ -581,8 +386,11 @@ def peak_of_check(path: Path) -> int:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """1,800 more notes of ten sentences. One hash of 8 bytes for each sentence, id,
-    text and name of a cut note would be 169 KB, and twice that while they are sorted."""
+    """Check 1,800 more notes of ten sentences.
+
+    One hash of 8 bytes for each sentence, id, text and name of a cut note would be
+    169 KB, and twice that while they are sorted.
+    """
     paths = []
     for size in (200, 2000):
         path = tmp_path / f"{size}.jsonl"
@@ -596,19 +404,3 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     small, large = paths
     peak_of_check(small)  # fills the caches that every check shares
     assert peak_of_check(large) - peak_of_check(small) < 100_000
-
-
-def test_repeated_ids_are_reported_by_line_in_the_order_of_the_file(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "notes.jsonl"
-    ids = ["a", "b", "a", "c", "b", "a"]
-    lines = [json.dumps({"id": name, "text": f"Note {name}."}) for name in ids]
-    path.write_text("\n".join(lines))
-    (repeated, *_) = (
-        finding
-        for finding in check_files([path]).findings
-        if finding.code == "repeated_ids" and finding.level == "error"
-    )
-    assert [problem.line for problem in repeated.problems] == [3, 5, 6]
-    assert {problem.file for problem in repeated.problems} == {str(path)}

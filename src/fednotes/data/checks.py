@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.identifiers import KINDS, count_identifiers
-from fednotes.data.repeats import Repeats
+from fednotes.data.repeats import Repeats, SharedValues
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
@@ -34,6 +34,11 @@ from fednotes.data.text import Bounds, normalise, split_sentences, tokenize
 Level = Literal["info", "warning", "error"]
 
 RARE = 20  # a type with fewer mentions can hardly be learned or measured
+# Notes of two sites are many if they are this share of the smaller site's; a few equal
+# notes may be forms.
+MANY_SHARED = 0.05
+# Pairs of sites that are named; of fifty equal sites there would be 1,225.
+_MAX_PAIRS = 10
 
 _FINDINGS = shipped("data/findings.toml")
 # An id that a reader made of the name of a file and a number.
@@ -478,7 +483,7 @@ def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
     """Yield how well two annotations of a corpus agree.
 
     Args:
-        scores: As `jobs.checking.agreed` returns them.
+        scores: As `metrics.agreement.measure_agreement` returns them.
         where: What the findings call the corpus.
     """
     if scores["apart"]:
@@ -792,3 +797,66 @@ def _compare_sites(
         yield from _leak(other_train, test, site.id, "leakage_between_sites")
     forms = len(overlapping_forms(site.train for site in sites))
     yield _finding("all sites", "overlapping_forms", {"forms": forms})
+
+
+class _SharedNotes(NamedTuple):
+    """The notes that two sites have in common.
+
+    Attributes:
+        number: The number of these notes.
+        of: The number of notes of the smaller site.
+        smaller: Name of the smaller site.
+        larger: Name of the other site.
+    """
+
+    number: int
+    of: int
+    smaller: str
+    larger: str
+
+
+def notes_of_several_sites(
+    texts_by_site: Mapping[str, Iterable[str]],
+) -> Iterator[Finding]:
+    """Yield a warning for each pair of sites that have many notes in common.
+
+    Notes are compared without regard to case and white space; notes of fewer than
+    `MIN_WORDS` words do not count. Memory does not grow with the number of notes.
+
+    Args:
+        texts_by_site: The texts of each site's notes by the site's name.
+
+    Raises:
+        FednotesError: The temporary folder is full.
+    """
+    if len(texts_by_site) < 2:
+        return
+    with SharedValues() as notes:
+        for site, texts in texts_by_site.items():
+            notes.add(site, _normalise_long(texts))
+        sizes = notes.count_distinct()
+        shared = [
+            _SharedNotes(number, min(sizes[a], sizes[b]), *_by_size(a, b, sizes))
+            for (a, b), number in notes.count_shared().items()
+        ]
+    many = [pair for pair in shared if pair.number >= MANY_SHARED * pair.of]
+    many.sort(key=lambda pair: -pair.number)
+    for pair in many[:_MAX_PAIRS]:
+        counts = {"notes": pair.number, "of": pair.of}
+        sites = f"{pair.smaller}, {pair.larger}"
+        yield _finding(sites, "equal_notes", counts, a=pair.smaller, b=pair.larger)
+    if len(many) > _MAX_PAIRS:
+        counts = {"pairs": len(many) - _MAX_PAIRS}
+        yield _finding("all sites", "more:equal_notes", counts)
+
+
+def _normalise_long(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts of `MIN_WORDS` words and more for comparison."""
+    for text in map(normalise, texts):
+        if text.count(" ") >= MIN_WORDS - 1:
+            yield text
+
+
+def _by_size(a: str, b: str, sizes: Mapping[str, int]) -> tuple[str, str]:
+    """Return two sites, the smaller one first."""
+    return (a, b) if sizes[a] <= sizes[b] else (b, a)

@@ -1,9 +1,14 @@
-"""Repeated values of a long stream, found in bounded memory.
+"""Repeated and shared values of long streams, found in bounded memory.
 
     with Repeats() as sentences:
         for document in documents:
             sentences.add(sentence_keys(document))
         print(sentences.count())           # how many repeat an earlier one
+
+    with SharedValues() as notes:
+        for site in sites:
+            notes.add(site.id, site.texts)
+        print(notes.count_shared())        # {("mercy", "north"): 12}
 
 Each value is stored as a 64-bit hash in a temporary database of SQLite. The database
 stays in memory while it is smaller than its cache, and goes to a temporary file after
@@ -14,8 +19,11 @@ when the process ends; the hashes are salted by Python anew in each process.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import combinations, groupby
+from operator import itemgetter
 from typing import Any, Final, Self
 
 from fednotes.core.errors import FednotesError
@@ -28,6 +36,9 @@ _SETTINGS: Final = (
     "PRAGMA synchronous = OFF",  # nothing must outlive the process
     "PRAGMA temp_store = FILE",  # sort on disk, not in memory
 )
+_INSERT: Final = "INSERT INTO seen (hash, file) VALUES (?, ?)"
+# A join would look up each hash in a table on disk; sorting them is much faster.
+_FILES_BY_HASH: Final = "SELECT hash, file FROM seen GROUP BY hash, file"
 _DISTINCT: Final = "SELECT COUNT(*) FROM (SELECT 1 FROM seen GROUP BY hash)"
 _REPEATED_PLACES: Final = """
 SELECT file, line
@@ -62,17 +73,7 @@ class Repeats:
             cache: Memory that the database may take, in KiB.
         """
         self.total = 0
-        # A generator that holds the database may be closed by another thread.
-        self._database = sqlite3.connect(
-            "", isolation_level=None, check_same_thread=False
-        )
-        for setting in _SETTINGS:
-            self._database.execute(setting)
-        self._database.execute(f"PRAGMA cache_size = -{cache}")
-        self._database.execute(
-            "CREATE TABLE seen (hash INTEGER, file INTEGER, line INTEGER)"
-        )
-        self._database.execute("BEGIN")
+        self._database = _open_database(cache)
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +148,102 @@ class Repeats:
                 _REPEATED_PLACES, (limit,)
             ).fetchall()
         return rows
+
+
+class SharedValues:
+    """Values of several streams, of which some may be in more than one.
+
+    As in `Repeats`, two values are taken for one if their 64-bit hashes are equal.
+    """
+
+    def __init__(self, cache: int = CACHE) -> None:
+        """Open an empty temporary database.
+
+        Args:
+            cache: Memory that the database may take, in KiB.
+        """
+        self._streams: list[str] = []
+        self._database = _open_database(cache)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the database."""
+        self._database.close()
+
+    def add(self, stream: str, values: Iterable[str]) -> None:
+        """Take in the values of a stream.
+
+        Args:
+            stream: Name of the stream.
+            values: Its values, which may repeat.
+
+        Raises:
+            FednotesError: The temporary folder is full.
+        """
+        number = len(self._streams)
+        self._streams.append(stream)
+        with _on_scratch_disk():
+            rows = ((hash(value), number) for value in values)
+            self._database.executemany(_INSERT, rows)
+
+    def count_distinct(self) -> dict[str, int]:
+        """Return the number of different values of each stream, by its name.
+
+        Raises:
+            FednotesError: The temporary folder is full.
+        """
+        counts = Counter(
+            stream for streams in self._streams_of_values() for stream in streams
+        )
+        return {name: counts[number] for number, name in enumerate(self._streams)}
+
+    def count_shared(self) -> dict[tuple[str, str], int]:
+        """Return how many different values each pair of streams has in common.
+
+        Returns:
+            The number by the names of two streams, in the order in which they were
+            added. Pairs without such a value are left out.
+
+        Raises:
+            FednotesError: The temporary folder is full.
+        """
+        counts = Counter(
+            pair
+            for streams in self._streams_of_values()
+            for pair in combinations(streams, 2)
+        )
+        return {
+            (self._streams[one], self._streams[two]): counts[one, two]
+            for one, two in sorted(counts)
+        }
+
+    def _streams_of_values(self) -> Iterator[list[int]]:
+        """Yield the numbers of the streams that have it, for each different value."""
+        with _on_scratch_disk():
+            rows = self._database.execute(_FILES_BY_HASH)
+            for _, group in groupby(rows, key=itemgetter(0)):
+                yield [stream for _, stream in group]
+
+
+def _open_database(cache: int) -> sqlite3.Connection:
+    """Open an empty temporary database with the table `seen`.
+
+    Args:
+        cache: Memory that the database may take, in KiB.
+    """
+    # A generator that holds the database may be closed by another thread.
+    database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    for setting in _SETTINGS:
+        database.execute(setting)
+    database.execute(f"PRAGMA cache_size = -{cache}")
+    database.execute("CREATE TABLE seen (hash INTEGER, file INTEGER, line INTEGER)")
+    database.execute("BEGIN")
+    return database
 
 
 @contextmanager

@@ -1,22 +1,15 @@
-"""`fednotes check`: everything that is wrong with a corpus or a job, before training."""
+"""Check a corpus before training: `fednotes check` of files and folders."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import (
-    ConfigError,
-    DataError,
-    FednotesError,
-    ParameterError,
-    Problem,
-)
+from fednotes.core.errors import DataError, Problem
 from fednotes.core.types import Document
 from fednotes.data.checks import (
     CorpusCheck,
@@ -30,31 +23,27 @@ from fednotes.data.encodings import AUTO
 from fednotes.data.formats import examine, read, stream
 from fednotes.data.formats.folders import name_paths
 from fednotes.data.formats.problems import OnError, Problems, refuses
-from fednotes.data.tags import flatten
-from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, Sites
-from fednotes.jobs.job_file import load_job
-from fednotes.jobs.parts import (
-    Part,
-    is_summed_securely,
-    list_parts,
-    make_method_sites,
-    prepare,
-)
-from fednotes.metrics.spans import SpanCounts, token_kappa
+from fednotes.metrics.agreement import measure_agreement
 
-# kind of a problem with a path of which nothing can be read, whatever is left out
+# Kind of a problem with a path that cannot be read, whatever is left out.
 UNREADABLE = "unreadable"
-_OFTEN = 100  # documents between two reports of how many were read
+# Number of documents between two reports of progress.
+_REPORT_EVERY = 100
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found.
+    """The result of a check.
 
-    problems: by file and line, where these are known. number: how many there are, if
-    they are more than are kept. job, sites: of a job, as far as they could be read.
-    agreement: with another annotation, as `agreed` counts it.
+    Attributes:
+        problems: What is wrong by file and line, where these are known.
+        number: The number of problems, if not all are in `problems`.
+        findings: What else to know.
+        job: The job, if it was checked and could be read.
+        sites: The sites of the job, if they could be read.
+        agreement: The agreement with another annotation, as `measure_agreement`
+            returns it.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -67,28 +56,41 @@ class Checked:
     @property
     def wrong(self) -> tuple[Problem, ...]:
         """`problems`, and the findings that are errors."""
-        errors = [f for f in self.findings if f.level == "error"]
-        listed = [p for f in errors for p in f.problems]
-        unlisted = [f for f in errors if not f.problems]  # else each is counted already
-        others = [Problem("", 0, f.code, f"{f.where}: {f.message}") for f in unlisted]
-        return (*self.problems, *listed, *others)
+        errors = [finding for finding in self.findings if finding.level == "error"]
+        with_places = [problem for error in errors for problem in error.problems]
+        without_places = [
+            Problem("", 0, error.code, f"{error.where}: {error.message}")
+            for error in errors
+            if not error.problems
+        ]
+        return (*self.problems, *with_places, *without_places)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: problems by file and line (null where none is to
-        blame)."""
-        wrong, left = self.wrong, max(0, self.number - len(self.problems))
-        return {
-            "problems": [
-                {**asdict(p), "file": p.file or None, "line": p.line or None}
-                for p in wrong
-            ],
+        """Return plain values, for JSON.
+
+        The file and the line of a problem are null where none is to blame.
+        """
+        wrong = self.wrong
+        unlisted = max(0, self.number - len(self.problems))
+        values: dict[str, Any] = {
+            "problems": [_describe_problem(problem) for problem in wrong],
             "findings": [finding.to_dict() for finding in self.findings],
-            **({} if self.agreement is None else {"agreement": dict(self.agreement)}),
             "counts": {
-                "problems": len(wrong) + left,
-                "kinds": dict(Counter(p.kind for p in wrong)),
+                "problems": len(wrong) + unlisted,
+                "kinds": dict(Counter(problem.kind for problem in wrong)),
             },
         }
+        if self.agreement is not None:
+            values["agreement"] = dict(self.agreement)
+        return values
+
+
+def _describe_problem(problem: Problem) -> dict[str, Any]:
+    return {
+        **asdict(problem),
+        "file": problem.file or None,
+        "line": problem.line or None,
+    }
 
 
 def check_files(
@@ -96,54 +98,141 @@ def check_files(
     format: str | None = None,
     on_error: OnError = "refuse",
     encoding: str = AUTO,
-    heard: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Checked:
     """Check a corpus, or several files or folders that are the parts of one.
 
-    on_error: with "skip" what cannot be used is no problem, but counted. encoding: of
-    files without a byte-order mark that are not UTF-8. Raises DataError for a path that
-    does not exist, ConfigError for a format that does not.
+    A single corpus in JSON lines is read document by document and not held.
 
-    A single corpus in JSON lines is read document by document and not held. heard: is
-    told, from time to time, how many documents were read.
+    Args:
+        paths: The files and folders.
+        format: Format of the corpus; recognised if it is None.
+        on_error: With "skip", what cannot be used is no problem, but counted.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+        progress: Called from time to time with the number of documents of the present
+            path that were read.
+
+    Raises:
+        DataError: A path does not exist.
+        ConfigError: There is no such format.
     """
     for path in paths:
         if not os.path.exists(path):
             raise DataError(f"{path}: no such file or folder")
-    places = name_paths(paths) if len(paths) > 1 else {"corpus": paths[0]}
-    wrong, number = list[Problem](), 0
-    findings: list[Finding] = []
-    parts: dict[str, tuple[Document, ...]] = {}
-    for name, path in places.items():
+    has_parts = len(paths) > 1
+    places = name_paths(paths) if has_parts else {"corpus": paths[0]}
+    reader = _PartReader(
+        format, encoding, progress, refuses=refuses(on_error), has_parts=has_parts
+    )
+    parts = [reader.check(name, path) for name, path in places.items()]
+    documents = {
+        part.name: part.documents for part in parts if part.documents is not None
+    }
+    findings = [finding for part in parts for finding in part.findings]
+    findings += in_two_parts(documents, "corpus")
+    findings += leaks(documents, "corpus")
+    return Checked(
+        problems=tuple(problem for part in parts for problem in part.problems),
+        number=sum(part.number for part in parts),
+        findings=tuple(findings),
+    )
+
+
+@dataclass(frozen=True)
+class _CheckedPart:
+    """The result of a check of one path.
+
+    Attributes:
+        name: Name of the part.
+        problems: What cannot be used.
+        number: The number of problems, if not all are in `problems`.
+        findings: What else to know.
+        documents: The documents, if the corpus has several parts; None if the path
+            cannot be read.
+    """
+
+    name: str
+    problems: tuple[Problem, ...] = ()
+    number: int = 0
+    findings: tuple[Finding, ...] = ()
+    documents: tuple[Document, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _PartReader:
+    """Checks the paths of a corpus one by one.
+
+    Attributes:
+        format: Format of the corpus; recognised if it is None.
+        encoding: As of `check_files`.
+        progress: As of `check_files`.
+        refuses: Whether what cannot be used is a problem.
+        has_parts: Whether documents are held, to compare parts.
+    """
+
+    format: str | None
+    encoding: str
+    progress: Callable[[int], None] | None
+    refuses: bool
+    has_parts: bool
+
+    def check(self, name: str, path: Path) -> _CheckedPart:
+        """Check one path."""
         problems = Problems()
-        held: list[Document] = []
-        read_so_far = 0
         try:
-            with CorpusCheck(name) as corpus:
-                for document in stream(path, problems, format, encoding):
-                    corpus.add(document)
-                    if len(places) > 1:  # for what the parts share
-                        held.append(document)
-                    read_so_far += 1
-                    if heard is not None and not read_so_far % _OFTEN:
-                        heard(read_so_far)
-                of_corpus = corpus.findings()
+            documents, number, of_corpus = self._read(name, path, problems)
         except DataError as error:
-            told = str(error).removeprefix(f"{path}: ")
-            own = error.problems or (Problem(str(path), 0, UNREADABLE, told),)
-            wrong += own
-            number += len(own)
-            continue
-        if refuses(on_error):
-            wrong += problems.listed
-            number += problems.number
+            listed = error.problems or (_unreadable(path, error),)
+            return _CheckedPart(name, listed, len(listed))
+
+        refused: tuple[Problem, ...] = ()
+        number_refused = 0
+        if self.refuses:
+            refused = tuple(problems.listed)
+            number_refused = problems.number
             problems.counts.clear()
-        parts[name] = tuple(held)
-        findings += problem_findings(problems, name, path.name)
-        if read_so_far or not problems.listed:
+        findings = [*problem_findings(problems, name, path.name)]
+        # A path of which nothing can be used would only be called empty.
+        if number or not problems.listed:
             findings += of_corpus
-    findings += (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
-    return Checked(tuple(wrong), number, tuple(findings))
+        return _CheckedPart(
+            name, refused, number_refused, tuple(findings), tuple(documents)
+        )
+
+    def _read(
+        self, name: str, path: Path, problems: Problems
+    ) -> tuple[list[Document], int, list[Finding]]:
+        """Read a path once.
+
+        Args:
+            name: Name of the part.
+            path: The path.
+            problems: Collects what cannot be used.
+
+        Returns:
+            The documents, if the corpus has several parts; their number; and what to
+            know about them.
+
+        Raises:
+            DataError: The path cannot be read.
+        """
+        held: list[Document] = []
+        number = 0
+        with CorpusCheck(name) as corpus:
+            for document in stream(path, problems, self.format, self.encoding):
+                corpus.add(document)
+                if self.has_parts:
+                    held.append(document)
+                number += 1
+                if self.progress is not None and number % _REPORT_EVERY == 0:
+                    self.progress(number)
+            return held, number, corpus.findings()
+
+
+def _unreadable(path: Path, error: DataError) -> Problem:
+    # The problem names the file already.
+    message = str(error).removeprefix(f"{path}: ")
+    return Problem(str(path), 0, UNREADABLE, message)
 
 
 def check_against(
@@ -153,124 +242,25 @@ def check_against(
     on_error: OnError,
     encoding: str = AUTO,
 ) -> Checked:
-    """Check a corpus, and how well another annotation of the same documents agrees with
-    it.
+    """Check a corpus, and its agreement with another annotation of the same documents.
 
-    Raises as `check_files`, DataError where the other one cannot be read or none of its
-    documents is one of these.
+    Args:
+        path: The corpus.
+        other: The other annotation.
+        format: As of `check_files`.
+        on_error: As of `check_files`.
+        encoding: As of `check_files`.
+
+    Raises:
+        DataError: A path cannot be read, or the corpora have no document in common.
+        ConfigError: There is no such format.
     """
-    found = check_files([path], format, on_error, encoding)
+    checked = check_files([path], format, on_error, encoding)
     documents, _ = examine(path, format, encoding)
-    scores = agreed(documents, read(other, None, on_error, encoding))
+    scores = measure_agreement(documents, read(other, None, on_error, encoding))
     if not scores["documents"]:
         raise DataError(
             f"{other}: no document with the id and the text of one in {path}"
         )
-    told = (*found.findings, *agreement(scores, path.name))
-    return replace(found, findings=told, agreement=scores)
-
-
-def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]:
-    """How well two annotations agree: of documents with the same id and text.
-
-    F1 of mentions, flattened to the outermost, strict and relaxed (any overlap), over
-    all types and by type; Cohen's kappa of the tokens' types. apart: the other ids,
-    each once.
-    """
-    known = {document.id: document for document in other}
-    mine = list(one)
-    pairs = [
-        (d, known[d.id]) for d in mine if d.id in known and known[d.id].text == d.text
-    ]
-    flat = [
-        [
-            replace(pair[i], spans=flatten(pair[i].spans, "outermost")[0])
-            for pair in pairs
-        ]
-        for i in (0, 1)
-    ]
-    counts = SpanCounts.of(flat[0], flat[1])
-    tokens, kappa = token_kappa(flat[0], flat[1])
-    f1 = {kind: counts.total.score(kind)["f1"] for kind in ("strict", "relaxed")}
-    by_type = {name: own.score("strict")["f1"] for name, own in counts.by_type.items()}
-    ids = {document.id for document in mine} | known.keys()
-    numbers = {"documents": len(pairs), "apart": len(ids) - len(pairs)}
-    numbers |= {
-        "gold": counts.total.gold,
-        "predicted": counts.total.predicted,
-        "tokens": tokens,
-    }
-    return {**numbers, **f1, "kappa": kappa, "strict_by_type": by_type}
-
-
-def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
-    """Check all that a simulation of a job would do before it trains.
-
-    name, settings: as `load_job`. Raises ConfigError where there is no such job, or a
-    setting of the command line is none.
-    """
-    try:
-        job = load_job(name, settings)
-    except ConfigError as error:
-        if isinstance(error, ParameterError) or not Path(name).is_file():
-            raise
-        return _refused(error)
-    stopped = Checked(job=job)
-    try:
-        sites, _, parts = prepare(job)
-    except FednotesError as error:
-        others = [other for other in _stand_in(job) if str(other) != str(error)]
-        problems = [p for each in (error, *others) for p in _problems(each)]
-        return replace(stopped, problems=tuple(problems), number=len(problems))
-    try:
-        rehearse(job, parts)
-    except FednotesError as error:
-        stopped = _refused(error)
-    return replace(stopped, findings=job.kind.check(job, sites), job=job, sites=sites)
-
-
-def _refused(error: FednotesError) -> Checked:
-    """What a simulation would refuse."""
-    found = _problems(error)
-    return Checked(found, len(found))
-
-
-def _problems(error: FednotesError) -> tuple[Problem, ...]:
-    return getattr(error, "problems", ()) or (Problem("", 0, "job", str(error)),)
-
-
-def rehearse(job: Job, parts: Iterable[Part]) -> None:
-    """Make the sites and models of every part as a simulation does, and train none of
-    them.
-
-    Where frozen features are computed of notes, one sentence of each site stands for
-    them.
-    Raises FednotesError as the simulation would.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        for part in parts:
-            model = getattr(part.config, "model", None)
-            frozen = getattr(model, "contextual", "") or getattr(model, "tuning", "")
-            little = bool(frozen) and job.kind.shrink
-            if little:
-                part = replace(part, sites=tuple(map(little, part.sites)))
-            cache = Path(folder) if little else None
-            members = make_method_sites(
-                job, part, [None] * len(part.sites), cache=cache
-            )
-            InProcess(members, secure=is_summed_securely(job, part))
-
-
-def _stand_in(job: Job) -> Iterable[FednotesError]:
-    """What is wrong with a job's model, tried on a sentence where its notes cannot be
-    read."""
-    if job.kind.invent_site is None:
-        return
-    sites = tuple(job.kind.invent_site(name, site) for name, site in job.sites.items())
-    try:
-        parts = list_parts(job, Sites(sites), job.module.configure(job.config, sites))
-        rehearse(
-            job, [part for part in parts if part.condition == "federated"] or parts[:1]
-        )
-    except FednotesError as error:
-        yield error
+    findings = (*checked.findings, *agreement(scores, path.name))
+    return replace(checked, findings=findings, agreement=scores)

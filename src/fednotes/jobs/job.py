@@ -488,6 +488,10 @@ def _encode_no_examples(_site: Any) -> Mapping[str, Iterator[bytes]]:
     return {}
 
 
+def _iterate_no_notes(_site: Any) -> Iterator[str]:
+    return iter(())
+
+
 def _describe_nothing(_job: Job, _site: Any) -> Mapping[str, Any]:
     return {}
 
@@ -523,6 +527,8 @@ class SiteKind:
             sites.
         check: Returns what the user should know before training. Takes the job and its
             sites.
+        iterate_notes: Yields the texts of a site's training and validation notes, to
+            find notes that several sites have; nothing if the data hold no texts.
         encode_examples: Returns the training examples of a site as bytes, by the name
             of a view. Views range from the text alone to everything known about an
             example. They are compared with the examples of earlier jobs.
@@ -564,6 +570,7 @@ class SiteKind:
         _find_no_hints
     )
     check: Callable[[Job, Sites], tuple[Finding, ...]] = _check_nothing
+    iterate_notes: Callable[[Any], Iterator[str]] = _iterate_no_notes
     encode_examples: Callable[[Any], Mapping[str, Iterator[bytes]]] = (
         _encode_no_examples
     )

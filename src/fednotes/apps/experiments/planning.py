@@ -33,8 +33,8 @@ from fednotes.apps.experiments.runs import (
 )
 from fednotes.core.errors import ConfigError, FednotesError, ParameterError
 from fednotes.core.wording import list_names
-from fednotes.jobs.checking import rehearse
 from fednotes.jobs.job import Job, Sites, load_sites
+from fednotes.jobs.job_check import rehearse
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import list_parts
 

@@ -214,6 +214,11 @@ def _describe(job: Job, site: SiteData) -> dict[str, Any]:
     }
 
 
+def _iterate_notes(site: SiteData) -> Iterator[str]:
+    """Yield the texts to train on and to validate with; sentences, if notes are cut."""
+    return (document.text for document in (*site.train, *site.valid))
+
+
 def encode_training_examples(site: SiteData) -> Mapping[str, Iterator[bytes]]:
     """Return the training sentences of a site as bytes, in several views.
 
@@ -264,6 +269,7 @@ KIND = SiteKind(
     make_stand_in=_make_stand_in,
     find_hints=find_missed_types,
     check=_check,
+    iterate_notes=_iterate_notes,
     compare=compare_documents,
     metrics={
         name: f"{name} F1" for name in ("strict", "relaxed", "relaxed_one_to_one")

@@ -119,6 +119,10 @@ def _count_notes(site: SiteNotes) -> int:
     return site.train_notes
 
 
+def _iterate_notes(site: SiteNotes) -> Iterator[str]:
+    return (note.text for note in chain(site.train(), site.valid()))
+
+
 def encode_training_examples(site: SiteNotes) -> Mapping[str, Iterator[bytes]]:
     """Return the training notes of a site as bytes."""
     return {"notes": (joined(note.text) for note in site.train())}
@@ -134,5 +138,6 @@ KIND = SiteKind(
     source_keys=("path", "paths"),
     source_placeholder={"path": "notes"},
     count_examples=_count_notes,
+    iterate_notes=_iterate_notes,
     encode_examples=encode_training_examples,
 )

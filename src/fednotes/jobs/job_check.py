@@ -1,0 +1,113 @@
+"""Check a job before training: everything that a simulation does before round 1."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    ParameterError,
+    Problem,
+)
+from fednotes.data.checks import notes_of_several_sites
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.checking import Checked
+from fednotes.jobs.job import Job, Sites
+from fednotes.jobs.job_file import load_job
+from fednotes.jobs.parts import (
+    Part,
+    is_summed_securely,
+    list_parts,
+    make_method_sites,
+    prepare,
+)
+from fednotes.taggers.model import ModelConfig
+
+
+def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
+    """Check all that a simulation of a job would do before it trains.
+
+    Args:
+        name: Path of the job's file, or name of a built-in job.
+        settings: Assignments such as "training.epochs=3".
+
+    Raises:
+        ConfigError: There is no such job, or an assignment is invalid.
+    """
+    try:
+        job = load_job(name, settings)
+    except ConfigError as error:
+        if isinstance(error, ParameterError) or not Path(name).is_file():
+            raise
+        problems = _problems_of(error)
+        return Checked(problems, len(problems))
+    try:
+        sites, _, parts = prepare(job)
+    except FednotesError as error:
+        problems = _problems_of(error)
+        problems += tuple(each for each in _try_model(job) if each not in problems)
+        return Checked(problems, len(problems), job=job)
+    problems = ()
+    try:
+        rehearse(job, parts)
+    except FednotesError as error:
+        problems = _problems_of(error)
+    texts = {site.id: job.kind.iterate_notes(site) for site in sites.data}
+    findings = (*job.kind.check(job, sites), *notes_of_several_sites(texts))
+    return Checked(problems, len(problems), findings, job=job, sites=sites)
+
+
+def _problems_of(error: FednotesError) -> tuple[Problem, ...]:
+    """Return the problems for which a simulation would refuse a job."""
+    if isinstance(error, DataError) and error.problems:
+        return error.problems
+    return (Problem("", 0, "job", str(error)),)
+
+
+def rehearse(job: Job, parts: Iterable[Part]) -> None:
+    """Make the sites and models of every part as a simulation does, and train none.
+
+    Where a frozen encoder reads notes, one sentence of each site stands for them.
+
+    Args:
+        job: The job.
+        parts: The parts of its run.
+
+    Raises:
+        FednotesError: The simulation would raise it.
+    """
+    shrink = job.kind.shrink
+    with tempfile.TemporaryDirectory() as folder:
+        for part in parts:
+            model = part.config.model
+            is_slow = isinstance(model, ModelConfig) and model.has_frozen_encoder
+            cache = None
+            if is_slow and shrink is not None:
+                part = replace(part, sites=tuple(map(shrink, part.sites)))
+                cache = Path(folder)
+            folders = [None] * len(part.sites)
+            members = make_method_sites(job, part, folders, cache=cache)
+            InProcess(members, secure=is_summed_securely(job, part))
+
+
+def _try_model(job: Job) -> tuple[Problem, ...]:
+    """Return what is wrong with the model of a job whose notes cannot be read.
+
+    The model is tried on one invented sentence of each site.
+    """
+    if job.kind.invent_site is None:
+        return ()
+    sites = tuple(job.kind.invent_site(name, site) for name, site in job.sites.items())
+    try:
+        config = job.module.configure(job.config, sites)
+        parts = list_parts(job, Sites(sites), config)
+        federated = [part for part in parts if part.condition == "federated"]
+        rehearse(job, federated or parts[:1])
+    except FednotesError as error:
+        return _problems_of(error)
+    return ()

@@ -1,0 +1,109 @@
+"""Test the agreement of two annotations: F1 by nervaluate, kappa by scikit-learn."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from nervaluate import Evaluator
+from sklearn.metrics import cohen_kappa_score
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import write
+from fednotes.jobs.checking import check_against
+from fednotes.metrics.agreement import measure_agreement
+
+Tags = list[list[str]]
+
+
+@pytest.fixture
+def words() -> Tags:
+    """Nine documents of twelve words of three letters each."""
+    rng = random.Random(3)
+    return [[rng.choice("abc") * 3 for _ in range(12)] for _ in range(9)]
+
+
+@pytest.fixture
+def annotations(words: Tags) -> tuple[Tags, Tags]:
+    """Two random annotations of the words, by type or O."""
+    rng = random.Random(4)
+    one, two = (
+        [[rng.choice(["O", "O", "X", "Y"]) for _ in row] for row in words]
+        for _ in range(2)
+    )
+    return one, two
+
+
+def annotate(words: Tags, tags: Tags) -> list[Document]:
+    """Return documents in which each tagged word is a mention."""
+    documents = []
+    for number, (row, labels) in enumerate(zip(words, tags, strict=True)):
+        spans = tuple(
+            Span(4 * i, 4 * i + 3, label)
+            for i, label in enumerate(labels)
+            if label != "O"
+        )
+        documents.append(Document(f"d{number}", " ".join(row), spans))
+    return documents
+
+
+def test_kappa_is_that_of_scikit_learn(
+    words: Tags, annotations: tuple[Tags, Tags]
+) -> None:
+    one, two = annotations
+    scores = measure_agreement(annotate(words, one), annotate(words, two))
+    flat = [[tag for row in tags for tag in row] for tags in annotations]
+    assert scores["kappa"] == pytest.approx(cohen_kappa_score(*flat), abs=1e-12)
+    assert scores["tokens"] == 108
+
+
+def test_f1_is_that_of_nervaluate(words: Tags, annotations: tuple[Tags, Tags]) -> None:
+    one, two = (annotate(words, tags) for tags in annotations)
+    scores = measure_agreement(one, two)
+    spans = [
+        [
+            [
+                {"label": span.label, "start": span.start, "end": span.end}
+                for span in document.spans
+            ]
+            for document in documents
+        ]
+        for documents in (one, two)
+    ]
+    expected = Evaluator(*spans, tags=["X", "Y"]).evaluate()["overall"]
+    assert scores["strict"] == pytest.approx(expected["strict"].f1, abs=1e-12)
+    assert scores["relaxed"] == pytest.approx(expected["ent_type"].f1, abs=1e-12)
+
+
+def test_documents_of_one_side_or_with_another_text_are_not_compared() -> None:
+    one = [Document("d", "x"), Document("only a", "x"), Document("changed", "a")]
+    two = [Document("d", "x"), Document("only b", "x"), Document("changed", "b")]
+    scores = measure_agreement(one, two)
+    assert (scores["documents"], scores["apart"]) == (1, 3)
+
+
+def test_annotations_without_mentions_have_no_kappa() -> None:
+    documents = [Document("d", "x y"), Document("e", "")]
+    scores = measure_agreement(documents, documents)
+    assert (scores["kappa"], scores["tokens"]) == (None, 2)
+
+
+def test_a_check_reports_the_agreement_with_another_file(
+    tmp_path: Path, words: Tags, annotations: tuple[Tags, Tags]
+) -> None:
+    for name, tags in zip("ab", annotations, strict=True):
+        write(annotate(words, tags), tmp_path / f"{name}.jsonl", "jsonl")
+    checked = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
+    scores = checked.to_dict()["agreement"]
+    assert scores["documents"] == 9
+    (finding,) = [each for each in checked.findings if each.code == "agreement"]
+    assert f"{scores['kappa']:.3f}" in finding.message
+
+
+def test_a_check_refuses_a_file_of_other_documents(tmp_path: Path) -> None:
+    write([Document("a", "x")], tmp_path / "a.jsonl", "jsonl")
+    write([Document("z", "y")], tmp_path / "c.jsonl", "jsonl")
+    with pytest.raises(DataError, match="no document with the id and the text"):
+        check_against(tmp_path / "a.jsonl", tmp_path / "c.jsonl", None, "refuse")
