@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hospital_jobs import corpus
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _keys_checked_once() -> Iterator[None]:
+    """Check the primes of each RSA key once, which takes longer than most tests."""
+    pytest.importorskip("cryptography")
+    from fednotes.apps.deployment.nvflare import authority, certificates
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (authority, certificates):
+            load = functools.cache(module.load_pem_private_key)
+            patch.setattr(module, "load_pem_private_key", load)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,23 @@ pytestmark = pytest.mark.usefixtures("one_process")
 JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
 
 
-@pytest.fixture
-def kit(site_notes: Any, tmp_path: Path) -> Path:
-    """A site's, after a run, with another run beside it."""
+@pytest.fixture(scope="module")
+def kit_after_a_run(site_notes: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site's kit after a run; tests only read it."""
     hospitals = Hospitals(
-        tmp_path, FEDNER.replace("epochs = 2", "epochs = 1"), site_notes
+        tmp_path_factory.mktemp("run"),
+        FEDNER.replace("epochs = 2", "epochs = 1"),
+        site_notes,
     )
     hospitals.run()
-    kit = site_kit(hospitals.setups["posts"].kit)
+    return site_kit(hospitals.setups["posts"].kit)
+
+
+@pytest.fixture
+def kit(kit_after_a_run: Path, tmp_path: Path) -> Path:
+    """A copy of the kit, with another run beside the first one."""
+    kit = tmp_path / kit_after_a_run.name
+    shutil.copytree(kit_after_a_run, kit)
     (kit / "state" / "run2").mkdir()
     (kit / "state" / "run2" / "kept").write_text("kept")
     config = kit / JOB_ID / "app_posts" / "config"
