@@ -22,7 +22,7 @@ from fednotes.data.formats.problems import OnError, refuses
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files
 from fednotes.jobs.evaluation import Evaluation
-from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.inputs import open_inputs
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_check import check_job
 from fednotes.jobs.job_file import built_in_jobs, load_table, parse_job
@@ -71,10 +71,10 @@ def read(
         raise DataError(f"{path}: no such file or folder")
     if format in formats.FORMATS and column is None:
         return formats.read(path, format, on_error, encoding)
-    inputs = inputs_of(
+    inputs = open_inputs(
         str(path), None, on_error, format=format, column=column, encoding=encoding
     )
-    return with_unique_ids(inputs.all())
+    return with_unique_ids(inputs.read_all())
 
 
 def check(

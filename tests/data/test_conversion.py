@@ -37,7 +37,7 @@ from fednotes.data.formats import (
     read,
     write,
 )
-from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.inputs import open_inputs
 
 File = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
@@ -362,7 +362,7 @@ def test_texts_without_annotations_are_notes_to_predict_and_lost_to_convert(
     file("Had rash.\r\n x", "q/e/f.txt")
     file("Had pain.", "q/g.txt")
     for folder, names in (("p", {"a", "b", "c/d"}), ("q", {"e/f", "g"})):
-        found = tuple(inputs_of(str(tmp_path / folder)))
+        found = tuple(open_inputs(str(tmp_path / folder)))
         assert {d.id for d in found} == names
         assert sum(bool(d.spans) for d in found) == 1
         assert len(read(tmp_path / folder)) == 1  # gold is what somebody annotated

@@ -18,7 +18,7 @@ from fednotes.core.errors import DataError
 from fednotes.data.formats import read
 from fednotes.data.formats.files import open_file
 from fednotes.data.notes import read_notes
-from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.inputs import open_inputs
 
 SECRET = "Zyxwolan was given."
 
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[Path], object]] = {
         for form in ("brat", "i2b2", "conll", "jsonl", "pubtator")
     },
     "notes": lambda path: list(read_notes(path)),
-    "predict": lambda path: tuple(inputs_of(str(path))),
+    "predict": lambda path: tuple(open_inputs(str(path))),
 }
 READERS_OF_FILES = ["read", "notes", "predict"]  # which take one file as well
 

@@ -21,7 +21,7 @@ import fednotes as fn
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.jobs import mention_models
-from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.inputs import open_inputs
 from fednotes.jobs.predict import predict
 from fednotes.jobs.prediction_files import write_brat, write_documents
 from fednotes.jobs.saved_models import NoteSource, PredictionOutput
@@ -227,11 +227,11 @@ def test_a_table_is_read_as_it_is_asked_for(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     good = _simple() if name == "notes.csv" else _lines(_records())
     path.write_bytes(good + b"{\n" if name == "notes.jsonl" else good + b"1,2\n")
-    inputs = iter(inputs_of(str(path)))
+    inputs = iter(open_inputs(str(path)))
     assert next(inputs).id == "17"
     with pytest.raises(DataError, match=r"notes\.\w+:\d+: "):
         list(inputs)
-    kept = inputs_of(str(path), on_error="skip")
+    kept = open_inputs(str(path), on_error="skip")
     assert [document.id for document in kept] == [*IDS]
     assert kept.problems.number == 1
 
@@ -344,13 +344,13 @@ def test_a_line_without_end_is_refused_before_it_is_held(
         path = tmp_path / f"{name}{packed}"
         path.write_bytes(PACKING[packed](begin.encode() + b"a" * 5000))
         with pytest.raises(DataError, match="the line has more than 1,000 characters"):
-            list(inputs_of(str(path)))
+            list(open_inputs(str(path)))
     path = tmp_path / f"m.csv{packed}"
     path.write_bytes(PACKING[packed](b'id,text\n1,"' + b"a\n" * 5000))
     with pytest.raises(
         DataError, match=r":2: the row has more than 1,000 characters: is a quote"
     ):
-        list(inputs_of(str(path)))
+        list(open_inputs(str(path)))
 
 
 def test_models_of_mentions_need_no_module_of_an_application(model: Path) -> None:

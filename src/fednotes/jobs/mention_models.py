@@ -22,7 +22,7 @@ from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.gold_documents import prepare_gold, read_annotated
-from fednotes.jobs.inputs import Inputs, inputs_of
+from fednotes.jobs.inputs import Inputs, open_inputs
 from fednotes.jobs.prediction_files import write_brat, write_conll, write_documents
 from fednotes.jobs.saved_models import (
     EvaluationOptions,
@@ -363,7 +363,7 @@ def _require_threshold(threshold: float) -> None:
 
 def _open_inputs(source: NoteSource) -> Inputs:
     """Return the documents of a source after it was checked."""
-    inputs = inputs_of(
+    inputs = open_inputs(
         source.path,
         source.text,
         source.on_error,

@@ -17,7 +17,8 @@ from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import Note, read_notes
-from fednotes.jobs.inputs import require_notes, source_of
+from fednotes.jobs.input_readers import find_note_format
+from fednotes.jobs.inputs import find_source
 from fednotes.jobs.patient_models import PatientNote
 
 
@@ -60,14 +61,14 @@ def notes_of(
     Raises:
         DataError: The file cannot be read, or has no note with any text.
     """
-    source = source_of(name, text, encoding)
+    source = find_source(name, text, encoding)
     if isinstance(source, Document):
         note = PatientNote(source.id, source.text)
         return PatientNotes((note.patient,), lambda: iter([note]))
 
     path = source
     summaries = _summary_files(path)
-    kind = None if summaries else require_notes(path, format, column, encoding)
+    kind = None if summaries else find_note_format(path, format, column, encoding)
 
     def read() -> Iterator[PatientNote]:
         notes: Iterator[Note]

@@ -23,7 +23,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.http_server import Refused
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
-from fednotes.jobs.inputs import Inputs, inputs_of
+from fednotes.jobs.inputs import Inputs, open_inputs
 from fednotes.jobs.prediction_files import format_json_line
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _store_table(
         Refused: One note, or all notes together, have too many characters.
     """
     path.write_bytes(table)
-    inputs = inputs_of(str(path), column=column or None, encoding=encoding)
+    inputs = open_inputs(str(path), column=column or None, encoding=encoding)
 
     max_characters = _UNPACKED_CHARACTERS * limits.max_bytes
     characters = 0

@@ -1,0 +1,268 @@
+"""Choose how a path is read: as a table of notes, as JSON lines, or as a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.types import Document
+from fednotes.data.encodings import encoding_of, reading_as
+from fednotes.data.formats import FORMATS, examine, guess_format, parquet
+from fednotes.data.formats.files import read_first_line, read_text, unpacked_name
+from fednotes.data.formats.folders import find_corpus_files, list_files
+from fednotes.data.formats.json_files import parse_json_line
+from fednotes.data.formats.jsonl import accepts as accepts_jsonl
+from fednotes.data.formats.jsonl import stream_file
+from fednotes.data.formats.problems import Problems
+from fednotes.data.notes import FORMATS as NOTE_FORMATS
+from fednotes.data.notes import Note, guess_notes, read_notes, with_standard_keys
+
+# Corpora that are tables of notes, too.
+_STREAMED = ("fhir", "omop")
+_TEXT_SUFFIXES = (".txt", ".text")
+
+# Reads a source from its beginning, and collects what cannot be used.
+Reader = Callable[[Problems], Iterable[Document]]
+
+
+class ChosenReader(NamedTuple):
+    """How a path is read.
+
+    Attributes:
+        read: The reader.
+        is_held: Whether it holds all documents in memory.
+    """
+
+    read: Reader
+    is_held: bool
+
+
+def choose_reader(
+    path: Path, format: str | None, column: str | None, encoding: str
+) -> ChosenReader:
+    """Return the reader of a file or folder.
+
+    Args:
+        path: A file or folder that exists.
+        format: A format of corpora or of notes; recognised if it is None.
+        column: The column of a table, or the key of JSON lines, that holds the text.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+    Raises:
+        DataError: The format is unknown.
+    """
+    notes = _NotesReader(path, format, column, encoding)
+    as_table = ChosenReader(notes.read_table, is_held=False)
+    as_json_lines = ChosenReader(notes.read_json_lines, is_held=False)
+    if format == "jsonl" and column is None:
+        return as_json_lines
+    is_only_of_notes = format in NOTE_FORMATS and format not in FORMATS
+    if column is not None or is_only_of_notes:
+        return as_table
+
+    corpus_format = format or _guess_corpus_format(path, encoding)
+    if corpus_format is None or corpus_format in _STREAMED:
+        return as_table
+    if corpus_format == "parquet" and _has_text_column(path):
+        return as_table
+    if corpus_format == "jsonl":
+        return as_json_lines if _has_text_key(path, encoding) else as_table
+    corpus = _CorpusReader(path, corpus_format, encoding)
+    return ChosenReader(corpus.read, is_held=True)
+
+
+# ---- readers -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _NotesReader:
+    """Reads notes one by one; the attributes are those of `choose_reader`."""
+
+    path: Path
+    format: str | None
+    column: str | None
+    encoding: str
+
+    def read_table(self, problems: Problems) -> Iterator[Document]:
+        """Yield the notes of a table, of JSON lines or of text files."""
+        named = self.format if self.format in NOTE_FORMATS else None
+        notes = read_notes(
+            self.path,
+            find_note_format(self.path, named, self.column, self.encoding),
+            column=self.column,
+            encoding=self.encoding,
+            problems=problems,
+            exact=True,
+        )
+        return map(_as_document, notes)
+
+    def read_json_lines(self, problems: Problems) -> Iterator[Document]:
+        """Yield the documents of this project's own JSON lines."""
+        with reading_as(self.encoding):
+            files = find_corpus_files(self.path, accepts_jsonl, "JSONL")
+        return chain.from_iterable(
+            _read_json_file(file, self.encoding, problems) for file in files
+        )
+
+
+def _as_document(note: Note) -> Document:
+    """Return a note as a document with its own id; visit and category are metadata."""
+    meta = {}
+    if note.visit is not None:
+        meta["visit"] = note.visit
+    if note.category is not None:
+        meta["category"] = note.category
+    return Document(note.own_id or note.id, note.text, (), note.patient, meta=meta)
+
+
+def _read_json_file(
+    path: Path, encoding: str, problems: Problems
+) -> Iterator[Document]:
+    """Yield the documents of a file, each when its line has been read."""
+    with problems.collect("file", path):
+        records = stream_file(path, problems, encoding, prepare=with_standard_keys)
+        for record in records:
+            yield record.document
+
+
+class _CorpusReader:
+    """Reads an annotated corpus once, and holds it.
+
+    Args:
+        path: The corpus.
+        format: Its format.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+    """
+
+    def __init__(self, path: Path, format: str, encoding: str) -> None:
+        self._path = path
+        self._format = format
+        self._encoding = encoding
+        self._corpus: tuple[tuple[Document, ...], Problems] | None = None
+
+    def read(self, problems: Problems) -> Iterator[Document]:
+        """Yield the documents of the corpus, then the texts without annotations."""
+        if self._corpus is None:
+            self._corpus = examine(self._path, self._format, self._encoding)
+        documents, problems_of_corpus = self._corpus
+        problems.listed += problems_of_corpus.listed
+        problems.counts.update(problems_of_corpus.counts)
+        yield from documents
+        # A text without an annotation file is a note too, but no gold without mentions.
+        with reading_as(self._encoding):
+            texts = [
+                (file, read_text(file, empty=True, exact=True))
+                for file in problems_of_corpus.unannotated
+            ]
+        for file, text in texts:
+            name = file.relative_to(self._path).with_suffix("").as_posix()
+            yield Document(name, text)
+
+
+# ---- formats -------------------------------------------------------------------------
+
+
+def find_note_format(
+    path: Path, format: str | None, column: str | None, encoding: str
+) -> str | None:
+    """Return the format of a table of notes, of JSON lines or of text files.
+
+    Args:
+        path: A file or folder of notes.
+        format: The format, if the user names it.
+        column: The column or key that holds the text, if the user names it.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+    Returns:
+        One of the formats of `data.notes`, or None for a folder, whose reader
+        recognises it.
+
+    Raises:
+        DataError: The file is of no known format. The name of a text must end in .txt.
+        ConfigError: The format is one of annotated corpora only.
+    """
+    if format is not None:
+        if format not in NOTE_FORMATS:
+            raise ConfigError(
+                f"format {format!r} is not a format of notes: "
+                f"{nearest(format, NOTE_FORMATS)}"
+            )
+        return format
+    if path.is_dir():
+        return None
+    guessed = guess_notes(path, column, encoding_of(encoding))
+    if guessed == "text" and not _has_text_name(path):
+        tables = ", ".join(name for name in NOTE_FORMATS if name != "text")
+        raise DataError(
+            f"{path}: cannot tell the format: let the name of a text end in .txt, or "
+            f"name the format: one of {tables}, or of the annotated corpora "
+            f"{', '.join(sorted(FORMATS))}"
+        )
+    return guessed
+
+
+def _guess_corpus_format(path: Path, encoding: str) -> str | None:
+    """Return the format of an annotated corpus, or None for a path of notes.
+
+    Raises:
+        DataError: The path has neither.
+    """
+    try:
+        with reading_as(encoding):
+            return guess_format(path)
+    except DataError:
+        if path.is_dir() and not _has_only_notes(path, encoding):
+            raise
+        find_note_format(path, None, None, encoding)
+        return None
+
+
+def _has_text_name(path: Path) -> bool:
+    return unpacked_name(path).suffix.lower() in _TEXT_SUFFIXES
+
+
+def _has_only_notes(folder: Path, encoding: str) -> bool:
+    """Return whether a folder that is no annotated corpus is one of notes.
+
+    Beside a table there may be a licence or the like. Where there is no table, all
+    files must be texts, so that none is left out without a word.
+    """
+    files = list_files(folder, recursive=True)
+    if files and all(map(_has_text_name, files)):
+        return True
+    return any(_is_table(file, encoding) for file in files)
+
+
+def _is_table(file: Path, encoding: str) -> bool:
+    """Return whether a file is a table of notes."""
+    if _has_text_name(file):
+        return False
+    try:
+        return guess_notes(file, None, encoding) != "text"
+    except DataError:
+        return False
+
+
+def _has_text_column(path: Path) -> bool:
+    """Return whether Parquet files have a column of text, and not only of tokens."""
+    files = [path]
+    if not path.is_file():
+        files = list(filter(parquet.accepts, list_files(path, recursive=True)))
+    return all("text" in map(str.lower, parquet.column_names(file)) for file in files)
+
+
+def _has_text_key(path: Path, encoding: str) -> bool:
+    """Return whether the first record has a key "text", as this project's own have."""
+    file = path
+    with reading_as(encoding):
+        if path.is_dir():
+            file = find_corpus_files(path, accepts_jsonl, "JSONL")[0]
+        try:
+            record = parse_json_line(read_first_line(file))
+        except DataError:
+            return True  # the reader of these files says what is wrong
+    return not isinstance(record, dict) or "text" in record
