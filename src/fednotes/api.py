@@ -239,7 +239,6 @@ def simulate(
             folder,
             tuple(seeds),
             listener=progress,
-            after_run=write_cards,
             resume=resume,
             overwrite=overwrite,
             device=device,

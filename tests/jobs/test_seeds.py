@@ -186,6 +186,14 @@ def test_another_job_or_another_folder_is_refused(done, tmp_path: Path) -> None:
             simulate_seeds(job(), tmp_path / "new", wrong)
 
 
+def test_the_models_of_every_run_have_cards(done) -> None:
+    out, _ = done
+    for seed in (1, 2, 7):
+        models = list((out / f"seed-{seed}").rglob("model"))
+        assert models
+        assert all((model / "README.md").is_file() for model in models)
+
+
 def test_overwriting_keeps_the_earlier_runs(tmp_path: Path) -> None:
     short = job(conditions=["federated"], training={"rounds": 1, "batch_size": 24})
     simulate_seeds(short, tmp_path / "runs", [1])

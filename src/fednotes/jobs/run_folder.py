@@ -141,7 +141,7 @@ def claim(job: Job, out: Path, sites: Sites, *, resume: bool) -> None:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the versions of the software and the machine, which may affect a result."""
+    """Return the versions of software and machine, which may affect a result."""
     return {
         "fednotes": fednotes.__version__,
         "torch": torch.__version__,

@@ -7,7 +7,7 @@ OUT/seeds.json         means and deviations over the seeds, and paired tests
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ParameterError
 from fednotes.core.stopping import resumable
 from fednotes.core.store import LOCK, hold_folder, write_json
+from fednotes.jobs.card import write_cards
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.progress import AnyListener, to_listener
@@ -194,12 +195,7 @@ def with_seed(job: Job, seed: int) -> Job:
     return parse_job({**job.table, "seed": seed}, job.name, job.folder, job.name)
 
 
-def _do_nothing(folder: Path) -> None:
-    """Ignore the folder of a run that has ended."""
-    del folder
-
-
-def simulate_seeds(
+def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the seeds
     job: Job,
     out: Path,
     seeds: Sequence[int],
@@ -209,9 +205,8 @@ def simulate_seeds(
     device: str = "cpu",
     listener: AnyListener = None,
     command: str = "",
-    after_run: Callable[[Path], None] = _do_nothing,
 ) -> SeedsResult:
-    """Run a job once for each seed, and write a summary of the runs.
+    """Run a job once for each seed, and write the models' cards and a summary.
 
     Args:
         job: The job; its own seed is not used.
@@ -223,7 +218,6 @@ def simulate_seeds(
         device: As in `simulate`.
         listener: As in `simulate`.
         command: Command that repeats the runs, for the report.
-        after_run: Called with the folder of each run once it has ended.
 
     Returns:
         The content of seeds.json.
@@ -265,7 +259,7 @@ def simulate_seeds(
                         listener=events,
                         command=command,
                     )
-                after_run(folder)
+                write_cards(folder)
                 results.append(result)
             summary = summarise_runs(results, command)
             summary.write(out)
