@@ -1,4 +1,4 @@
-"""What stands in a model's card, and what does not."""
+"""What a model's card says, and what it must not say."""
 
 from __future__ import annotations
 
@@ -33,37 +33,42 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rows in tables.items():
         lines += [f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in rows.items())]
     (folder / "job.toml").write_text("\n".join(lines))
-    made = CliRunner().invoke(
+    ended = CliRunner().invoke(
         app, ["simulate", str(folder / "job.toml"), "--out", str(folder / "run")]
     )
-    assert made.exit_code == 0, made.output
-    end = made.output.rindex("mean")  # the table is the last that is seen
-    assert 0 < made.output.rindex("\nnote: ") < made.output.rindex("\nreport: ") < end
+    assert ended.exit_code == 0, ended.output
+    notes = ended.output.rindex("\nnote: ")
+    report = ended.output.rindex("\nreport: ")
+    table_end = ended.output.rindex("mean")
+    assert 0 < notes < report < table_end
     return folder / "run"
 
 
-def head(text: str) -> dict[str, Any]:
-    """The YAML at the beginning."""
+def parse_head(text: str) -> dict[str, Any]:
+    """Return the YAML at the beginning of a card."""
     start, front, _ = text.split("---\n", 2)
     assert start == ""
-    found: dict[str, Any] = yaml.safe_load(front)
-    return found
+    head: dict[str, Any] = yaml.safe_load(front)
+    return head
 
 
-def test_every_model_of_a_run_has_its_card(run: Path) -> None:
-    """The numbers are those of summary.json; the size of the training data is a sum
-    over sites."""
+def metrics_of(head: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics in the head of a card."""
+    (result,) = head["model-index"][0]["results"]
+    return {metric["name"]: metric["value"] for metric in result["metrics"]}
+
+
+def test_every_model_of_a_run_has_a_card_with_the_scores_of_the_run(run: Path) -> None:
+    """The number of training examples is the sum over the sites."""
     summary = json.loads((run / "summary.json").read_text())
     cards = {path.parent.relative_to(run): path for path in run.rglob("README.md")}
     assert len(cards) == 6
     site = sorted(summary["sites"])[0]
     text = cards[Path("federated", "sites", site, "model")].read_text()
-    front = head(text)
-    assert front["license"] == "other"
-    assert front["pipeline_tag"] == "token-classification"
-    metrics = {
-        m["name"]: m["value"] for m in front["model-index"][0]["results"][0]["metrics"]
-    }
+    head = parse_head(text)
+    assert head["license"] == "other"
+    assert head["pipeline_tag"] == "token-classification"
+    metrics = metrics_of(head)
     own = summary["sites"][site]["federated"]
     assert metrics["Strict f1"] == pytest.approx(own["strict"]["f1"], abs=5e-5)
     assert f"| Strict | f1 | {own['strict']['f1']:.3f} |" in text
@@ -87,16 +92,18 @@ def test_a_card_names_no_site(run: Path) -> None:
         assert str(run.parent) not in words
 
 
-def test_one_site_alone_is_not_told_as_all_sites(run: Path) -> None:
+def test_a_model_of_one_site_alone_does_not_count_examples_of_all_sites(
+    run: Path,
+) -> None:
     for path in (run / "alone").rglob("README.md"):
         assert "examples of all sites" not in path.read_text()
 
 
 @pytest.mark.parametrize("whose", ["sites/{site}/model", "model"])
-def test_of_two_sites_nothing_tells_the_others(
+def test_sums_and_means_are_not_shown_for_two_sites(
     run: Path, tmp_path: Path, whose: str
 ) -> None:
-    """Neither the model of one, nor one of both; what is hidden is there with three."""
+    """Each of two sites could subtract its own value. Three sites show both."""
     summary = json.loads((run / "summary.json").read_text())
     first, second, third = sorted(summary["sites"].items())
     source = run / "federated" / "sites" / first[0] / "model" / "tagger.json"
@@ -116,9 +123,10 @@ def test_of_two_sites_nothing_tells_the_others(
         assert ("mean of the sites" in text) == (len(sites) == 3)
 
 
-def test_a_real_sites_card_is_of_what_it_knows(run: Path, tmp_path: Path) -> None:
-    """Of one of two sites: its own scores and their interval, the job; nothing that is
-    of both."""
+def test_a_real_site_writes_its_card_from_what_it_knows(
+    run: Path, tmp_path: Path
+) -> None:
+    """One of two sites shows its scores, their interval and the job, and no mean."""
     summary = json.loads((run / "summary.json").read_text())
     (name, own), (other, _), _ = sorted(summary["sites"].items())
     model = tmp_path / "results" / "run1" / "model"
@@ -139,10 +147,7 @@ def test_a_real_sites_card_is_of_what_it_knows(run: Path, tmp_path: Path) -> Non
     write_cards(model.parent, known)
     text = (model / "README.md").read_text()
     f1 = own["federated"]["strict"]["f1"]
-    metrics = {
-        m["name"]: m["value"]
-        for m in head(text)["model-index"][0]["results"][0]["metrics"]
-    }
+    metrics = metrics_of(parse_head(text))
     assert metrics["Strict f1"] == pytest.approx(f1, abs=5e-5)
     assert "notes of the site whose model this is" in text
     assert "95 % interval of strict F1" in text
@@ -155,15 +160,14 @@ def test_a_real_sites_card_is_of_what_it_knows(run: Path, tmp_path: Path) -> Non
     )
 
 
-def test_what_others_wrote_stays_a_line(run: Path) -> None:
-    """A title cannot end the head, nor set the license."""
+def test_a_title_cannot_end_the_head_or_set_the_license(run: Path) -> None:
     path = next(run.rglob("README.md"))
     assert "\n# Tiny \\`job\\` --- license: mit\n" in path.read_text()
-    assert head(path.read_text())["license"] == "other"
+    assert parse_head(path.read_text())["license"] == "other"
 
 
-def test_a_title_of_any_characters_is_read_again(run: Path, tmp_path: Path) -> None:
-    """YAML has no surrogates; Markdown reads entities."""
+def test_a_title_may_have_any_characters(run: Path, tmp_path: Path) -> None:
+    """YAML has no surrogates, and Markdown replaces entities."""
     summary = json.loads((run / "summary.json").read_text())
     title = "Gänge &amp; 😀 𝛽"
     (tmp_path / "summary.json").write_text(json.dumps({**summary, "title": title}))
@@ -171,7 +175,7 @@ def test_a_title_of_any_characters_is_read_again(run: Path, tmp_path: Path) -> N
     model.mkdir(parents=True)
     (model / "tagger.json").write_bytes(next(run.rglob("tagger.json")).read_bytes())
     text = render_card(model)
-    assert head(text)["model-index"][0]["name"] == title
+    assert parse_head(text)["model-index"][0]["name"] == title
     assert "\n# Gänge \\&amp; 😀 𝛽\n" in text
 
 
@@ -183,7 +187,7 @@ def test_a_title_of_any_characters_is_read_again(run: Path, tmp_path: Path) -> N
         {"kind": "phenotyper", "phenotypes": 4},
     ],
 )
-def test_a_damaged_description_has_a_card(
+def test_a_model_with_a_damaged_description_has_a_card(
     tmp_path: Path, facts: dict[str, Any]
 ) -> None:
     (tmp_path / "model.json").write_text(json.dumps(facts))
@@ -201,26 +205,26 @@ def test_a_card_that_a_person_edited_stays(run: Path) -> None:
     assert path.read_text() == written
 
 
-def test_a_model_without_its_run_has_a_card_too(run: Path, tmp_path: Path) -> None:
+def test_a_model_apart_from_its_run_has_a_card(run: Path, tmp_path: Path) -> None:
     source = next((run / "federated").rglob("tagger.json")).parent
     (tmp_path / "model").mkdir()
     for name in ("tagger.json", "tagger.safetensors"):
         (tmp_path / "model" / name).write_bytes((source / name).read_bytes())
     text = render_card(tmp_path / "model")
-    assert "model-index" not in head(text)
+    assert "model-index" not in parse_head(text)
     assert "No scores are known here" in text
     with pytest.raises(ModelError, match="no model here"):
         render_card(tmp_path)
 
 
-def test_a_card_tells_its_run_s_audit(run: Path) -> None:
-    """Of the model of the federation; what failed undefended is said to say nothing."""
+def test_the_card_of_a_federated_model_shows_the_audit_of_its_run(run: Path) -> None:
+    """An attack that fails without any defence is called too weak."""
     model = next(run.glob("federated/sites/*/model"))
     assert "false alarms" not in render_card(model)
-    told: dict[str, Any] = {"success": 0.5, "low": 0.25, "high": 0.75, "chance": 0.01}
+    rates: dict[str, Any] = {"success": 0.5, "low": 0.25, "high": 0.75, "chance": 0.01}
     leaks = [
-        Leak(attack="words | a", control=1.0, proven=True, **told),
-        Leak(attack="names", control=0.2, **told),
+        Leak(attack="words | a", control=1.0, proven=True, **rates),
+        Leak(attack="names", control=0.2, **rates),
         Leak(attack="none here", applies=False, why="no"),
         Leak(attack="success alone", success=0.5),
     ]

@@ -1,5 +1,4 @@
-"""Saved models in use: the same spans as `fednotes predict`, in order, whatever comes
-in."""
+"""Models that find mentions, in the Python API."""
 
 from __future__ import annotations
 
@@ -31,109 +30,112 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "model"
 
 
+@pytest.fixture
+def model(folder: Path) -> fn.MentionModel:
+    loaded = fn.load(str(folder))
+    assert isinstance(loaded, fn.MentionModel)
+    return loaded
+
+
 def texts(number: int) -> list[str]:
+    """Return texts of different lengths."""
     return [" ".join((WORDS * 9)[: 1 + 7 * n % 50]) for n in range(number)]
 
 
-def test_the_import_reads_nothing() -> None:
-    """Neither torch nor NumPy, nor a module of ours, until a name is used; a wrong name
-    is told. Applications add functions of their own."""
+def test_the_import_of_the_package_loads_no_other_module() -> None:
+    """Modules are loaded when a name is first used. Applications add functions."""
     code = (
         "import sys, fednotes as fn; "
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'pydantic'}), "
+        "large = {'torch', 'numpy', 'pydantic'}; "
+        "print(sorted({m.split('.')[0] for m in sys.modules} & large), "
         "[m for m in sys.modules if m.startswith('fednotes.')], "
         "sorted({n for n in dir(fn) if n[0] != '_'} - {*fn.__all__}))"
     )
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    assert done.stdout == f"[] [] {sorted(plugins.registered('api'))}\n"
+    assert ended.stdout == f"[] [] {sorted(plugins.registered('api'))}\n"
     assert all(callable(getattr(fn, name)) for name in dir(fn) if name[0] != "_")
     assert not hasattr(fn, "simulat")
 
 
-def test_the_same_spans_as_the_command(folder: Path, tmp_path: Path) -> None:
-    """Given as texts, documents, a list or a stream of any batch; confidences too."""
-    jsonl.write(
-        [Document(str(n), t) for n, t in enumerate(texts(9), 1)], tmp_path / "in.jsonl"
-    )
-    predict(
-        folder,
-        NoteSource(str(tmp_path / "in.jsonl")),
-        PredictionOutput(tmp_path / "out.jsonl"),
-    )
-    wanted = list(read(tmp_path / "out.jsonl", "jsonl", "refuse"))
-    model = fn.load(folder)
-    assert isinstance(model, fn.MentionModel)
+def test_a_model_finds_the_same_spans_as_the_command(
+    model: fn.MentionModel, folder: Path, tmp_path: Path
+) -> None:
+    """In texts, documents, lists, and streams of any batch; confidences are equal."""
+    notes = tmp_path / "in.jsonl"
+    out = tmp_path / "out.jsonl"
+    jsonl.write([Document(str(n), text) for n, text in enumerate(texts(9), 1)], notes)
+    predict(folder, NoteSource(str(notes)), PredictionOutput(out))
+    expected = list(read(out, "jsonl", "refuse"))
+
     found = model(texts(9))
-    assert found == wanted
-    assert any(d.spans for d in found)
+    assert found == expected
+    assert any(document.spans for document in found)
     assert found == [*model.stream(iter(texts(9)), batch=4)]
-    assert model(wanted[3]) == wanted[3]
-    sure = [s.confidence for d in found for s in d.spans]
-    again = [s.confidence for d in wanted for s in d.spans]
-    assert again == pytest.approx(sure, abs=1e-6)
-    assert [model(t).spans for t in texts(9)] == [d.spans for d in wanted]
+    assert model(expected[3]) == expected[3]
+    assert [model(text).spans for text in texts(9)] == [d.spans for d in expected]
+    confidences = [span.confidence for d in found for span in d.spans]
+    written = [span.confidence for d in expected for span in d.spans]
+    assert written == pytest.approx(confidences, abs=1e-6)
 
 
-def test_a_stream_is_read_as_it_is_asked(folder: Path) -> None:
-    """Never more than a batch ahead, in order."""
-    model, given = fn.load(folder), 0
-    assert isinstance(model, fn.MentionModel)
+def test_a_stream_reads_one_batch_at_a_time(model: fn.MentionModel) -> None:
+    yielded = 0
 
     def source() -> Iterator[str]:
-        nonlocal given
+        nonlocal yielded
         for text in texts(50):
-            given += 1
+            yielded += 1
             yield text
 
     stream = model.stream(source(), batch=8)
-    assert given == 0
+    assert yielded == 0
     assert next(stream).text == texts(1)[0]
-    assert given == 8
-    assert [d.text for d in stream] == texts(50)[1:]
+    assert yielded == 8
+    assert [document.text for document in stream] == texts(50)[1:]
 
 
-def test_a_threshold(folder: Path) -> None:
-    model = fn.load(folder)
-    assert isinstance(model, fn.MentionModel)
-    sure = sorted(s.confidence or 0 for d in model(texts(9)) for s in d.spans)
-    least = sure[len(sure) // 2]
-    kept = [
-        s.confidence or 0 for d in model(texts(9), threshold=least) for s in d.spans
-    ]
-    assert sorted(kept) == [c for c in sure if c >= least]
-    assert 0 < len(kept) < len(sure)
+def test_a_threshold_leaves_out_spans_of_a_lower_confidence(
+    model: fn.MentionModel, folder: Path
+) -> None:
+    def confidences(threshold: float) -> list[float]:
+        documents = model(texts(9), threshold=threshold)
+        return sorted(s.confidence or 0 for d in documents for s in d.spans)
+
+    every = confidences(0.0)
+    middle = every[len(every) // 2]
+    remaining = confidences(middle)
+    assert remaining == [confidence for confidence in every if confidence >= middle]
+    assert 0 < len(remaining) < len(every)
+
     text = max(texts(9), key=len)
-    command = ["predict", str(folder), "--text", text, "--threshold", str(least)]
-    said = json.loads(CliRunner().invoke(app, command).stdout)["spans"]
-    assert [(s["start"], s["end"]) for s in said] == [
-        (s.start, s.end) for s in model(text, threshold=least).spans
+    command = ["predict", str(folder), "--text", text, "--threshold", str(middle)]
+    spans = json.loads(CliRunner().invoke(app, command).stdout)["spans"]
+    assert [(span["start"], span["end"]) for span in spans] == [
+        (span.start, span.end) for span in model(text, threshold=middle).spans
     ]
-    for wrong in (-0.1, 1.1, float("nan")):
+    for impossible in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match="threshold"):
-            model("pain", threshold=wrong)
+            model("pain", threshold=impossible)
 
 
-def test_explained(folder: Path) -> None:
-    """What is predicted is explained by the same number."""
-    model = fn.load(folder)
-    assert isinstance(model, fn.MentionModel)
+def test_a_predicted_span_is_explained_by_its_confidence(
+    model: fn.MentionModel,
+) -> None:
     assert model.types == ("ADR", "Drug")
     assert "marginal" in model.confidence
     assert "not calibrated" in model.confidence
     document = model(DOCUMENTS[2])
+    assert document.spans
     for span in document.spans:
-        assert model.explain(document, span)[span.label] == pytest.approx(
-            span.confidence
-        )
-        assert model.explain(document.text, (span.start, span.end)) == model.explain(
-            document, span
-        )
+        explained = model.explain(document, span)
+        assert explained[span.label] == pytest.approx(span.confidence)
+        assert explained == model.explain(document.text, (span.start, span.end))
 
 
 @pytest.mark.parametrize(
@@ -149,17 +151,13 @@ def test_explained(folder: Path) -> None:
         "a" * 5000,
     ],
 )
-def test_odd_texts(folder: Path, text: str) -> None:
-    model = fn.load(folder)
-    found = model(text)
-    assert isinstance(found, Document)
-    assert found.text == text
-    assert all(0 <= s.start < s.end <= len(text) for s in found.spans)
+def test_spans_stay_within_any_text(model: fn.MentionModel, text: str) -> None:
+    document = model(text)
+    assert document.text == text
+    assert all(0 <= span.start < span.end <= len(text) for span in document.spans)
 
 
-def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
-    model = fn.load(str(folder))
-    assert isinstance(model, fn.MentionModel)
+def test_what_is_no_text_is_refused(model: fn.MentionModel, tmp_path: Path) -> None:
     assert model([]) == []
     with pytest.raises(DataError, match="not int"):
         model([3])  # type: ignore[list-item]
@@ -176,12 +174,12 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
         fn.load(tmp_path)
 
 
-def test_confidences_are_kept_in_jsonl(tmp_path: Path) -> None:
-    """They are no part of equality; a number that is none is refused by its line."""
+def test_json_lines_hold_confidences(tmp_path: Path) -> None:
+    """A confidence plays no part in equality; a wrong one is refused by its line."""
     spans = (Span(0, 4, "ADR", confidence=0.25), Span(5, 6, "ADR"))
     jsonl.write([Document("1", "pain .", spans)], tmp_path / "a.jsonl")
-    (again,) = read(tmp_path / "a.jsonl", "jsonl", "refuse")
-    assert [s.confidence for s in again.spans] == [0.25, None]
+    (document,) = read(tmp_path / "a.jsonl", "jsonl", "refuse")
+    assert [span.confidence for span in document.spans] == [0.25, None]
     assert Span(0, 4, "ADR", confidence=0.25) == Span(0, 4, "ADR") < Span(5, 6, "ADR")
     assert len({Span(0, 4, "ADR", confidence=0.25), Span(0, 4, "ADR")}) == 1
     record = json.loads((tmp_path / "a.jsonl").read_text())

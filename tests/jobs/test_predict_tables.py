@@ -1,5 +1,4 @@
-"""`fednotes predict` and the Python API on hospitals' tables: as data, note by note,
-with ids."""
+"""Predictions for tables of notes: their ids, their formats, and few notes in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import json
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(header: str, rows: list[list[Any]], delimiter: str = ",") -> bytes:
-    made = io.StringIO(newline="")
-    writer = csv.writer(made, delimiter=delimiter, lineterminator="\r\n")
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\r\n")
     writer.writerows([header.split(","), *rows])
-    return made.getvalue().encode()
+    return buffer.getvalue().encode()
 
 
 def rows_of(*columns: Callable[[int], Any]) -> list[list[Any]]:
@@ -182,25 +181,45 @@ def test_the_notes_of_every_table_keep_their_ids(
     assert [document.text for document in fn.read(path)] == [*TEXTS]
 
 
-def test_few_notes_are_held_at_a_time(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A generator counts the notes that were read and are not yet answered."""
-    read = answered = most = 0
+def test_a_stream_holds_one_batch_of_notes(model: Path) -> None:
+    """A generator counts the notes that were read and have no prediction yet."""
+    read = predicted = most = 0
 
     def notes() -> Iterator[Document]:
         nonlocal read, most
         for number in range(40):
             read += 1
-            most = max(most, read - answered)
+            most = max(most, read - predicted)
             yield Document(str(number), TEXTS[number % 3])
 
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
     for _ in opened.stream(notes(), batch=4):
-        answered += 1
-    assert (read, answered) == (40, 40)
+        predicted += 1
+    assert (read, predicted) == (40, 40)
     assert most == 4
+
+
+def test_a_file_is_read_in_batches(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most `FILE_BATCH` notes are given to the model in one call."""
+    monkeypatch.setattr(mention_models, "FILE_BATCH", 4)
+    path = tmp_path / "notes.jsonl"
+    lines = [json.dumps({"id": str(n), "text": "pain"}) + "\n" for n in range(10)]
+    path.write_text("".join(lines))
+    opened = fn.load(model)
+    assert isinstance(opened, fn.MentionModel)
+    find = opened.model.predict
+    batches = []
+
+    def count(documents: Sequence[Document], **options: bool) -> tuple[Document, ...]:
+        batches.append(len(documents))
+        return find(documents, **options)
+
+    monkeypatch.setattr(opened.model, "predict", count)
+    assert len(list(opened.predict_file(path))) == 10
+    assert batches == [4, 4, 2]
 
 
 def test_long_notes_are_read_in_small_batches(
@@ -209,21 +228,22 @@ def test_long_notes_are_read_in_small_batches(
     monkeypatch.setattr(mention_models, "MAX_CHARACTERS", 100)
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
-    taken = 0
+    read = 0
 
     def notes() -> Iterator[Document]:
-        nonlocal taken
+        nonlocal read
         for number in range(5):
-            taken += 1
+            read += 1
             yield Document(str(number), "word " * 30)
 
     next(opened.stream(notes()))
-    assert taken == 1
+    assert read == 1
 
 
 @pytest.mark.parametrize("name", ["notes.csv", "notes.jsonl"])
-def test_a_table_is_read_as_it_is_asked_for(tmp_path: Path, name: str) -> None:
-    """The first note is there before a wrong one far behind it is met."""
+def test_the_first_note_of_a_table_is_read_before_a_wrong_one_behind_it(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / name
     good = _simple() if name == "notes.csv" else _lines(_records())
     path.write_bytes(good + b"{\n" if name == "notes.jsonl" else good + b"1,2\n")
@@ -231,12 +251,12 @@ def test_a_table_is_read_as_it_is_asked_for(tmp_path: Path, name: str) -> None:
     assert next(inputs).id == "17"
     with pytest.raises(DataError, match=r"notes\.\w+:\d+: "):
         list(inputs)
-    kept = open_inputs(str(path), on_error="skip")
-    assert [document.id for document in kept] == [*IDS]
-    assert kept.problems.number == 1
+    usable = open_inputs(str(path), on_error="skip")
+    assert [document.id for document in usable] == [*IDS]
+    assert usable.problems.number == 1
 
 
-def test_nothing_is_under_the_final_name_before_all_is_written(tmp_path: Path) -> None:
+def test_predictions_appear_when_all_are_written(tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
     out.write_text("before")
 
@@ -253,7 +273,7 @@ def test_nothing_is_under_the_final_name_before_all_is_written(tmp_path: Path) -
     assert out.read_text() == "before"
 
 
-def test_what_is_wrong_is_refused_before_anything_is_predicted(
+def test_a_damaged_table_is_refused_before_anything_is_predicted(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "notes.csv"
@@ -270,7 +290,7 @@ def test_what_is_wrong_is_refused_before_anything_is_predicted(
     assert "2 notes" in found.err
 
 
-def test_brat_and_conll_of_a_table(
+def test_predictions_for_a_table_are_written_as_brat_and_conll(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "notes.csv"
@@ -336,7 +356,7 @@ def test_a_packed_table_that_is_cut_off_is_refused(
 
 
 @pytest.mark.parametrize("packed", PACKING)
-def test_a_line_without_end_is_refused_before_it_is_held(
+def test_an_endless_line_is_refused_before_it_fills_memory(
     tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fednotes.core.bounds.LINE", 1000)

@@ -1,5 +1,4 @@
-"""Kinds of sites and models of patients are found by entry points; the core names none
-of them."""
+"""The core finds kinds of sites and models of patients by entry points."""
 
 from __future__ import annotations
 
