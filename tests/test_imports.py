@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from syntax_trees import SRC, dotted, imports, module_name, names_in
 
-SRC = Path(__file__).parents[1] / "src"
 FILES = sorted((SRC / "fednotes").rglob("*.py"))
 
 BASE = frozenset(
@@ -45,73 +43,11 @@ NETWORK = (
     "requests", "httpx", "aiohttp", "urllib3", "urllib.request", "socket", "socketserver",
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
 )  # fmt: skip
-CARRIER = "fednotes.apps.deployment.nvflare"  # nothing else may import NVFlare
-SPACY = "fednotes.apps.serving.spacy_component"  # spaCy alone imports it
+CARRIER = SRC / "fednotes/apps/deployment/nvflare"  # nothing else may import NVFlare
+SPACY = SRC / "fednotes/apps/serving/spacy_component.py"  # spaCy alone imports it
 LOCAL = ("socket", "socketserver")  # for a socket in a folder, which is no network
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
-
-
-@dataclass(frozen=True)
-class Import:
-    """One imported module or name, absolute. `local`: inside a function or for types
-    only."""
-
-    target: str
-    line: int
-    local: bool
-
-
-def module_name(path: Path) -> str:
-    """src/fednotes/core/types.py → fednotes.core.types."""
-    parts = path.relative_to(SRC).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports(source: str, path: Path = SRC / "fednotes" / "example.py") -> list[Import]:
-    """Every import of a module, relative ones made absolute, `import_module("…")` as
-    well."""
-    package = module_name(path).split(".")
-    if path.name != "__init__.py":
-        package = package[:-1]
-    return list(_walk(ast.parse(source), package, local=False))
-
-
-def _walk(node: ast.AST, package: list[str], local: bool) -> Iterator[Import]:
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            yield Import(alias.name, node.lineno, local)
-    elif isinstance(node, ast.ImportFrom):
-        above = package[: len(package) + 1 - node.level] if node.level else []
-        module = ".".join([*above, *([node.module] if node.module else [])])
-        for alias in node.names:  # the name may be a module or something in one
-            yield Import(f"{module}.{alias.name}", node.lineno, local)
-    elif isinstance(node, ast.Call) and _dotted(node.func).split(".")[-1] in (
-        "import_module",
-        "__import__",
-    ):
-        if node.args and isinstance(node.args[0], ast.Constant):
-            yield Import(str(node.args[0].value), node.lineno, local)
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        local = True
-    elif isinstance(node, ast.If) and _dotted(node.test).endswith("TYPE_CHECKING"):
-        for child in node.body:
-            yield from _walk(child, package, local=True)
-        for child in node.orelse:
-            yield from _walk(child, package, local)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, package, local)
-
-
-def _dotted(node: ast.AST) -> str:
-    """`torch.load` of the expression torch.load; "" of anything that is not a dotted
-    name."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    return ""
 
 
 def within(target: str, modules: tuple[str, ...] | frozenset[str]) -> bool:
@@ -127,9 +63,7 @@ def forbidden(source: str, path: Path) -> list[str]:
             found.append(
                 f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)"
             )
-        local = module_name(path) == "fednotes.apps.deployment.nvflare.gate" and within(
-            item.target, LOCAL
-        )
+        local = path == CARRIER / "gate.py" and within(item.target, LOCAL)
         if within(item.target, NETWORK) and not local:
             found.append(
                 f"{path.name}:{item.line}: {item.target}: no network in this package"
@@ -138,16 +72,14 @@ def forbidden(source: str, path: Path) -> list[str]:
             found.append(
                 f"{path.name}:{item.line}: {item.target} runs what a file says"
             )
-        if within(item.target, ("nvflare",)) and not within(
-            module_name(path), (CARRIER,)
-        ):
+        if within(item.target, ("nvflare",)) and not path.is_relative_to(CARRIER):
             found.append(
                 f"{path.name}:{item.line}: only apps/deployment/nvflare/ imports nvflare"
             )
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        name = _dotted(node.func)
+        name = dotted(node.func)
         if name in CALLS:
             found.append(f"{path.name}:{node.lineno}: {name}() runs what a file says")
         for keyword in node.keywords:
@@ -166,11 +98,8 @@ def beyond_base(source: str, path: Path) -> list[str]:
         top = item.target.split(".")[0]
         if top in BASE | {"fednotes"} or top in sys.stdlib_module_names:
             continue
-        carrier = within(module_name(path), (CARRIER,)) and top in (
-            "nvflare",
-            "cryptography",
-        )
-        carrier = carrier or (module_name(path) == SPACY and top == "spacy")
+        carrier = path.is_relative_to(CARRIER) and top in ("nvflare", "cryptography")
+        carrier = carrier or (path == SPACY and top == "spacy")
         if carrier or (top in EXTRAS and item.local):
             continue
         remedy = (
@@ -258,11 +187,6 @@ def test_methods_draw_by_the_draws_of_a_site() -> None:
         for room in ("methods", "training")
         for path in (SRC / "fednotes" / room).rglob("*.py")
     ]
-    paths += [
-        SRC / "fednotes/apps/phenotyping" / name
-        for name in ("stages.py", "two_stage.py")
-    ]
     for path in sorted(paths):
-        tree = ast.parse(path.read_text())
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        assert used & {"seed_of", "rng_of"} <= allowed.get(path.name, set()), path
+        used = names_in(path.read_text("utf-8")) & {"seed_of", "rng_of"}
+        assert used <= allowed.get(path.name, set()), path

@@ -135,9 +135,10 @@ def test_rows_of_a_deleted_application_are_left_out(tmp_path: Path) -> None:
     (here / "__init__.py").touch()
     (here.parent / "gone" / "__pycache__").mkdir(parents=True)
     core, test = "fednotes.toy.mean", "tests/test_toy.py::test_mean"
-    gone, test_gone = "fednotes.apps.gone.f", "tests/apps/gone/test_a.py::test_f"
+    apps = "fednotes.apps"
+    gone, test_gone = f"{apps}.gone.f", "tests/apps/gone/test_a.py::test_f"
     left = Row("[fedner eq 2]", (core,), (test,))
-    stays = Row("[fedner eq 3]", ("fednotes.apps.here.f",), ("tests/apps/here/a::b",))
+    stays = Row("[fedner eq 3]", (f"{apps}.here.f",), ("tests/apps/here/a::b",))
     table = [
         Row("[fedner eq 2]", (core, gone), (test, test_gone)),
         stays,

@@ -8,7 +8,7 @@ sends anew is found without being named here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from applications import has_app
 from made_sites import mentions
 from method_cases import CASES, TAGGER, finetune_case, of_two_types
-from phenotype_patients import config_of, sites_of, without_stage_1
+from recorded import Recording, run
 from tiny_models import save_bert
 from two_jobs import Case
 
-from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.core.errors import RefusedError
-from fednotes.core.update import Update
-from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, fedner, find, names
 from fednotes.methods.private import PrivateMethod
 from fednotes.privacy.promise import Privacy
@@ -40,47 +38,12 @@ FLAGS = {
 DERIVED = {"share", "part"}  # of reported counts; shares have their own test below
 
 
-class Recording(InProcess):
-    """Keeps all that leaves each site."""
-
-    def __init__(self, sites: Sequence[Any]) -> None:
-        super().__init__(sites)
-        self.sent: list[tuple[str, str, Update]] = []
-
-    def run(self, site: Any, task: str, *arguments: Any) -> Update:
-        update = super().run(site, task, *arguments)
-        tensors = {
-            name: value.detach().clone() for name, value in update.tensors.items()
-        }
-        self.sent.append((site.id, task, replace(update, tensors=tensors)))
-        return update
-
-
-def run(case: Case, **options: Any) -> tuple[Recording, Any]:
-    """Train a case to its end; what left its sites, and the server's last state."""
-    settings = case.settings(case.sites)
-    engine = Recording(
-        [case.method.make_site(site, settings, **options) for site in case.sites]
-    )
-    return engine, case.method.train(engine, settings)
-
-
 # ---- every method --------------------------------------------------------------------
 
 
 def with_settings(case: Case, **changes: Any) -> Case:
     made = case.settings
     return replace(case, settings=lambda sites: replace(made(sites), **changes))
-
-
-def phenotype_case(base: Any) -> Case:
-    return Case(
-        phenotype.METHOD,
-        lambda sites: phenotype.METHOD.configure(base, sites),
-        sites_of(3),
-        "train",
-        is_change=False,
-    )
 
 
 def sized_case() -> Case:
@@ -102,11 +65,12 @@ MORE: dict[str, Callable[[Path], Case]] = {
     "finetune, shared batch, packed": lambda bert: with_settings(
         finetune_case(bert), batch="shared", compression="packed", batch_size=16
     ),
-    "phenotype, both stages": lambda bert: phenotype_case(
-        config_of(calibrate=True, least_occurrences=2)
-    ),
-    "phenotype, TF-IDF": lambda bert: phenotype_case(without_stage_1(calibrate=True)),
 }
+if has_app("phenotyping"):
+    from phenotype_cases import CALIBRATED_CASES
+
+    MORE |= CALIBRATED_CASES
+
 EVERY = {**CASES, **MORE}
 
 
@@ -290,24 +254,6 @@ def test_averaging_accepts_the_sum_of_reported_numbers(bert: Path) -> None:
     with pytest.raises(RefusedError, match="more examples than the sum"):
         member.take_share({}, examples=19)
     assert member.covered("train")["steps"] == 6  # 24 sentences in batches of 4
-
-
-def test_platt_scaling_counts_patients_in_steps() -> None:
-    """Oracle: the sums of NumPy over patients, each class of a machine times reported /
-    exact."""
-    case = phenotype_case(without_stage_1(calibrate=True))
-    engine, _ = run(case, count_step=STEP)
-    exact, _ = run(case)
-    rounded = next(update for _, task, update in engine.sent if task == "calibrate")
-    plain = next(update for _, task, update in exact.sent if task == "calibrate")
-    found, before = rounded.tensors["sums"].numpy(), plain.tensors["sums"].numpy()
-    # At a = b = 0 each patient adds log 2, and a quarter of it is the slope of p.
-    numbers = np.array(
-        [[max(10, (n + 5) // 10 * 10) for n in row] for row in before[:, 6:8]]
-    )
-    np.testing.assert_array_equal(found[:, 6:8], numbers)
-    np.testing.assert_allclose(found[:, 0], numbers.sum(1) * np.log(2), rtol=2**-23)
-    np.testing.assert_allclose(found[:, 5], numbers.sum(1) / 4, rtol=2**-23)
 
 
 # ---- what stays exact, and what has noise --------------------------------------------

@@ -21,10 +21,6 @@ OUTCOME_FILE = "outcome.json"  # in the run's state: how its newest submission s
 # Environment variables that name the main functions, as "module:function".
 SERVER_MAIN = "FEDNOTES_SERVER_MAIN"
 SITE_MAIN = "FEDNOTES_SITE_MAIN"
-MAINS = {
-    SERVER_MAIN: "fednotes.apps.deployment.server:server_main",
-    SITE_MAIN: "fednotes.apps.deployment.site:site_main",
-}
 
 
 class Host(Protocol):
@@ -99,18 +95,19 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
     )
 
 
-def load_main(variable: str) -> Callable[..., Any]:
+def load_main(variable: str, default: str) -> Callable[..., Any]:
     """Return the main function that the operator of this machine chose.
 
     A job cannot choose it: to name a function is to send code.
 
     Args:
         variable: The environment variable that names the function.
+        default: The function if the variable is not set, as "module:function".
 
     Raises:
         ConfigError: There is no such function.
     """
-    where = os.environ.get(variable) or MAINS[variable]
+    where = os.environ.get(variable) or default
     module, _, name = where.partition(":")
     try:
         main: Callable[..., Any] = getattr(importlib.import_module(module), name)

@@ -214,7 +214,7 @@ def test_a_sites_process_on_the_network_has_its_kits_identity(
     monkeypatch.setattr(
         nvflare_site, "require_admins_signature", lambda app, root: None
     )
-    monkeypatch.setattr(launch, "load_main", lambda which: begun.append)
+    monkeypatch.setattr(launch, "load_main", lambda variable, default: begun.append)
     folders = {
         "get_app_dir": lambda job_id: job / "app",
         "get_root_dir": lambda: kits["a"],

@@ -37,7 +37,9 @@ from phenotype_patients import (
 )
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import SGDClassifier
+from syntax_trees import names_in
 
+from fednotes.apps.phenotyping import stages
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
@@ -69,6 +71,14 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import RoundResult
 from fednotes.metrics.platt import MOST_PLATT_SUMS, fit_platt, platt_sums
 from fednotes.training.row_adam import RowAdam
+
+
+def test_stages_draw_by_the_draws_of_a_site() -> None:
+    """A draw by the job's seed is known to all."""
+    for module in (stages, phenotype):
+        source = Path(module.__file__).read_text("utf-8")
+        assert not names_in(source) & {"seed_of", "rng_of"}
+
 
 # ---- stage 1
 

@@ -53,7 +53,17 @@ def phenotypes_case() -> Case:
     return phenotype_case(without_stage_1(), dense_patients(), is_change=False)
 
 
+def calibrated_case(base: Any) -> Case:
+    return phenotype_case(base, sites_of(3), is_change=False)
+
+
 PHENOTYPE_CASES: dict[str, Callable[[Path], Case]] = {
     "phenotype, codes": lambda bert: codes_case(),
     "phenotype, classifiers": lambda bert: phenotypes_case(),
+}
+CALIBRATED_CASES: dict[str, Callable[[Path], Case]] = {
+    "phenotype, both stages": lambda bert: calibrated_case(
+        config_of(calibrate=True, least_occurrences=2)
+    ),
+    "phenotype, TF-IDF": lambda bert: calibrated_case(without_stage_1(calibrate=True)),
 }

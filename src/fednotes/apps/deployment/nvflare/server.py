@@ -40,6 +40,8 @@ with needs("nvflare", "deploy"):
 
 T = TypeVar("T")
 Frame = bytes | bytearray | memoryview
+# The main function, unless the operator of the machine names another.
+MAIN = "fednotes.apps.deployment.server:server_main"
 TASK = "exchange"
 FRAME = "frame"  # key of the bytes in a Shareable
 REASON = "fednotes_reason"  # header of a site's reply: why it holds no frame
@@ -381,7 +383,7 @@ def _run_server_main(setup: Setup, transport: FlareTransport) -> tuple[str, bool
     """
     try:
         with launch.hold_state(setup.state):
-            launch.load_main(launch.SERVER_MAIN)(setup, transport)
+            launch.load_main(launch.SERVER_MAIN, MAIN)(setup, transport)
     except FednotesError as error:
         return str(error), isinstance(error, TrainingError)
     except Exception as error:

@@ -37,6 +37,8 @@ from fednotes.engines import launch
 from fednotes.engines.host import explained, whole_line, without_folders
 from fednotes.engines.launch import Host
 
+# The main function, unless the operator of the machine names another.
+MAIN = "fednotes.apps.deployment.site:site_main"
 # A site that refused a job is asked again, because it may have been approved since.
 RETRY_SECONDS = 10.0
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.site")
@@ -138,7 +140,7 @@ class FednotesExecutor(Executor):
         setup = replace(setup, identity=CertificateIdentity.of_kit(kit))
         self._held.enter_context(launch.hold_state(setup.state))
         try:
-            host: Host = launch.load_main(launch.SITE_MAIN)(setup)
+            host: Host = launch.load_main(launch.SITE_MAIN, MAIN)(setup)
         except BaseException:
             self._held.close()
             raise
