@@ -1,4 +1,4 @@
-"""What the documents name exists: tests, commands of ours and their options, files."""
+"""Test that the tests, commands, options and files that documents name exist."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def unknown_tests(text: str) -> list[str]:
     return wrong
 
 
-def test_the_checks_see() -> None:
+def test_the_checks_of_pages_find_what_they_look_for() -> None:
     """They would pass whatever they find nothing in."""
     text = "`fednotes site fly KIT`, `fednotes site\nstop KIT --hard`, `fednotes site approve KIT`"
     said = ["fednotes site fly KIT", "fednotes site stop KIT --hard: --hard"]
@@ -90,9 +90,11 @@ def test_the_checks_see() -> None:
     ]
     assert unknown_commands("`import fednotes as fn`") == []
     here = "tests/jobs/test_documents.py"
-    text = f"`{here}::test_the_checks_see`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
+    text = f"`{here}::test_the_checks_of_pages_find_what_they_look_for`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
     assert unknown_tests(text) == ["test_documents.py::test_no", "tests/test_no.py"]
-    assert unknown_tests("`test_the_checks_see`, `test_nowhere`") == ["test_nowhere"]
+    assert unknown_tests(
+        "`test_the_checks_of_pages_find_what_they_look_for`, `test_nowhere`"
+    ) == ["test_nowhere"]
 
 
 @each_page
@@ -108,7 +110,7 @@ def test_tests_that_a_page_names_exist(path: Path) -> None:
 
 
 @each_page
-def test_pages_lead_to_files_that_exist(path: Path) -> None:
+def test_links_of_pages_lead_to_files_that_exist(path: Path) -> None:
     links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
 

@@ -1,5 +1,4 @@
-"""A run that goes on: nobody else writes into its folder, and who stops it knows how to
-go on."""
+"""Test a run in progress: its folder is locked, and a stop says how to resume it."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
         process.communicate()
 
 
-def test_a_live_run_is_left_alone_whatever_is_asked(runs: Runs) -> None:
+def test_no_command_changes_a_run_in_progress(runs: Runs) -> None:
     live = runs.training()
     live.send_signal(signal.SIGSTOP)  # alive, but not done before we have looked
     before = runs.files()
@@ -143,7 +142,9 @@ def test_a_live_run_is_left_alone_whatever_is_asked(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_stops_it_is_told_how_to_go_on(runs: Runs, number: signal.Signals) -> None:
+def test_a_stopped_run_prints_how_to_resume_it(
+    runs: Runs, number: signal.Signals
+) -> None:
     live = runs.training("--overwrite")
     live.send_signal(number)
     _, told = live.communicate(timeout=60)
@@ -156,8 +157,8 @@ def test_who_stops_it_is_told_how_to_go_on(runs: Runs, number: signal.Signals) -
     assert (runs.out / "summary.json").exists()
 
 
-def test_before_it_has_begun_there_is_nothing_to_go_on_with(runs: Runs) -> None:
-    """--resume would take up the run that --overwrite was to replace."""
+def test_a_run_stopped_before_it_begins_keeps_the_earlier_run(runs: Runs) -> None:
+    """--resume would resume the run that --overwrite was to replace."""
     runs.here("training.epochs=1")
     before = runs.files()
     live = runs.begin("--overwrite")

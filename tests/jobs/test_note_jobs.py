@@ -1,5 +1,4 @@
-"""Jobs on notes without annotations: their tables, their sites, the commands that look
-at them."""
+"""Test jobs on notes without annotations: their tables, sites and commands."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def load(folder: Path, **tables: Any) -> Sites:
 
 
 def write(folder: Path, name: str, number: int, first: int = 0) -> str:
-    """A table of notes, two of each patient."""
+    """Write a table of notes with two notes of each patient."""
     rows = [
         f'p{i // 2},"{SECRET} was seen, note {i}."'
         for i in range(first, first + number)
@@ -42,7 +41,7 @@ def write(folder: Path, name: str, number: int, first: int = 0) -> str:
     return name
 
 
-def held(site: SiteNotes) -> list[str]:
+def all_texts(site: SiteNotes) -> list[str]:
     return [note.text for part in (site.train, site.valid) for note in part()]
 
 
@@ -73,51 +72,53 @@ def held(site: SiteNotes) -> list[str]:
         ),
     ],
 )
-def test_a_mistake_names_its_place(
+def test_a_mistake_is_reported_with_its_table_and_key(
     tmp_path: Path, tables: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         job(tmp_path, **tables)
 
 
-def test_each_table_is_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts as `read_notes` gives them, from several files and by a variable."""
+def test_each_table_is_a_site_with_the_notes_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts are those of `read_notes`; a path may begin with a variable."""
     a, b = write(tmp_path, "a.csv", 20), write(tmp_path, "b.csv", 6, 20)
     (tmp_path / "c").mkdir()
     for i in range(5):
         (tmp_path / "c" / f"{i}.txt").write_text(f"case {i}")
     monkeypatch.setenv("NOTES_HERE", str(tmp_path))
     table = {"paths": [a, f"$NOTES_HERE/{b}"], "max_notes": 30}
-    asked = job(tmp_path, sites={"x": table, "y": {"path": "c"}})
-    assert asked.kind.name == "notes"
-    assert asked.sites["x"] == NotesConfig(paths=(a, f"$NOTES_HERE/{b}"), max_notes=30)
-    assert [site.files for site in asked.sites.values()] == [
+    parsed = job(tmp_path, sites={"x": table, "y": {"path": "c"}})
+    assert parsed.kind.name == "notes"
+    assert parsed.sites["x"] == NotesConfig(paths=(a, f"$NOTES_HERE/{b}"), max_notes=30)
+    assert [site.files for site in parsed.sites.values()] == [
         tuple(table["paths"]),
         ("c",),
     ]
-    made = load_sites(asked)
-    assert [site.id for site in made.data] == ["x", "y"]
+    loaded = load_sites(parsed)
+    assert [site.id for site in loaded.data] == ["x", "y"]
     expected = [n.text for name in (a, b) for n in read_notes(tmp_path / name)]
-    assert sorted(held(made.data[0])) == sorted(expected)
-    assert sorted(held(made.data[1])) == [f"case {i}" for i in range(5)]
-    assert (made.data[0].train_patients, made.data[0].valid_patients) == (12, 1)
-    assert (made.data[1].train_patients, made.data[1].valid_patients) == (4, 1)
-    assert made.complete is None
+    assert sorted(all_texts(loaded.data[0])) == sorted(expected)
+    assert sorted(all_texts(loaded.data[1])) == [f"case {i}" for i in range(5)]
+    assert (loaded.data[0].train_patients, loaded.data[0].valid_patients) == (12, 1)
+    assert (loaded.data[1].train_patients, loaded.data[1].valid_patients) == (4, 1)
+    assert loaded.complete is None
 
 
-def test_silos_pool_the_tables(tmp_path: Path) -> None:
+def test_silos_are_dealt_from_the_notes_of_all_tables(tmp_path: Path) -> None:
     a, b = write(tmp_path, "a.csv", 20), write(tmp_path, "b.csv", 20, 100)
     sites = {"a": {"path": a}, "b": {"path": b}}
-    made = load(tmp_path, sites=sites, silos={"number": 4})
-    assert [site.id for site in made.data] == ["silo1", "silo2", "silo3", "silo4"]
+    loaded = load(tmp_path, sites=sites, silos={"number": 4})
+    assert [site.id for site in loaded.data] == ["silo1", "silo2", "silo3", "silo4"]
     patients = [
         {patient_of(n) for p in (site.train, site.valid) for n in p()}
-        for site in made.data
+        for site in loaded.data
     ]
-    assert [len(own) for own in patients] == [5] * 4
+    assert [len(of_silo) for of_silo in patients] == [5] * 4
     assert len(set().union(*patients)) == 20
     by_note = load(tmp_path, sites=sites, silos={"number": 3, "by": "document"})
-    assert sorted(len(held(site)) for site in by_note.data) == [13, 13, 14]
+    assert sorted(len(all_texts(site)) for site in by_note.data) == [13, 13, 14]
     with pytest.raises(
         ConfigError, match=r"\[silos\] number = 21: 20 patients .* ask for 20"
     ):
@@ -125,20 +126,22 @@ def test_silos_pool_the_tables(tmp_path: Path) -> None:
 
 
 def test_generated_notes_need_no_file(tmp_path: Path) -> None:
-    made = load(tmp_path, synthetic={"sites": 2, "sentences": 40})
-    assert len(made.data) == 2
-    assert all(site.train_notes > 5 < site.train_patients for site in made.data)
-    assert all(site.valid_notes for site in made.data)
+    loaded = load(tmp_path, synthetic={"sites": 2, "sentences": 40})
+    assert len(loaded.data) == 2
+    assert all(site.train_notes > 5 < site.train_patients for site in loaded.data)
+    assert all(site.valid_notes for site in loaded.data)
     again = load(tmp_path, synthetic={"sites": 2, "sentences": 40})
-    assert [s.content for s in made.data] == [s.content for s in again.data]
-    assert len({s.content for s in made.data}) == 2
+    assert [s.content for s in loaded.data] == [s.content for s in again.data]
+    assert len({s.content for s in loaded.data}) == 2
     dealt = load(tmp_path, synthetic={"sites": 2, "sentences": 40}, silos={"number": 5})
-    assert sorted(t for s in dealt.data for t in held(s)) == sorted(
-        t for s in made.data for t in held(s)
+    assert sorted(t for s in dealt.data for t in all_texts(s)) == sorted(
+        t for s in loaded.data for t in all_texts(s)
     )
 
 
-def test_excluded_corpora(tmp_path: Path) -> None:
+def test_notes_that_share_a_sentence_with_an_excluded_corpus_are_left_out(
+    tmp_path: Path,
+) -> None:
     line = "the patient was started on warfarin five mg daily ."
     (tmp_path / "gold.conll").write_text(
         "".join(f"{word}\tO\n" for word in line.split()) + "\nx\tB-Drug\n\n"
@@ -146,9 +149,9 @@ def test_excluded_corpora(tmp_path: Path) -> None:
     notes = write(tmp_path, "a.csv", 8)
     with (tmp_path / notes).open("a") as file:
         file.write(f'p9,"Plan:\n{line.upper()}"\n')
-    made = load(tmp_path, sites={"a": {"path": notes, "exclude": ["gold.conll"]}})
-    assert len(held(made.data[0])) == 8
-    assert made.remarks == (
+    loaded = load(tmp_path, sites={"a": {"path": notes, "exclude": ["gold.conll"]}})
+    assert len(all_texts(loaded.data[0])) == 8
+    assert loaded.remarks == (
         "a: notes left out: 1 that share a sentence with an excluded corpus",
     )
 
@@ -186,7 +189,7 @@ def test_excluded_corpora(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_site_is_named(
+def test_a_site_that_cannot_be_read_is_reported_by_name(
     tmp_path: Path, site: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     write(tmp_path, "a.csv", 4)
@@ -203,15 +206,15 @@ def test_what_is_wrong_with_a_site_is_named(
 def run(
     give: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
-    """Give a command; returns exit code, stdout and stderr, none of which holds a text."""
+    """Runs a command; returns its exit code and outputs, which must hold no text."""
     monkeypatch.setenv("COLUMNS", "160")
 
-    def given(*arguments: object) -> tuple[int, str, str]:
+    def run_command(*arguments: object) -> tuple[int, str, str]:
         code, out, err = give(*arguments)
         assert SECRET not in out + err
         return code, out, err
 
-    return given
+    return run_command
 
 
 def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -> None:
@@ -220,8 +223,8 @@ def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -
         file.write("p99,  \n")
     path = tmp_path / "job.toml"
     model = f'[model]\nencoder = "{bert}"\n[training]\nlength = 32\n'
-    told = f'method = "pretrain"\nconditions = ["federated"]\n{model}'
-    path.write_text(f'{told}[sites.mercy]\npath = "{name}"\n')
+    head = f'method = "pretrain"\nconditions = ["federated"]\n{model}'
+    path.write_text(f'{head}[sites.mercy]\npath = "{name}"\n')
     code, out, _ = run("check", path)
     assert code == 0
     assert "mercy: notes left out: 1 without text" in out
@@ -237,16 +240,18 @@ def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -
     assert "ask for 20 at most" in out
 
 
-def test_overlap_of_files_in_a_named_encoding(tmp_path: Path, run: Any) -> None:
+def test_overlap_is_counted_in_files_of_a_named_encoding(
+    tmp_path: Path, run: Any
+) -> None:
     line = "Der Patient nimmt täglich fünf mg Warfarin ein ."
     tokens = "".join(f"{word}\tO\n" for word in line.split()) + "\nx\tB-Drug\n\n"
     (tmp_path / "gold.conll").write_bytes(tokens.encode("cp1252"))
     (tmp_path / "notes.csv").write_bytes(f"text\n{line}\n".encode("cp1252"))
-    given = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--documents")
-    given = (*given, tmp_path / "gold.conll", "--strict")
-    code, _, err = run(*given)
+    command = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--documents")
+    command = (*command, tmp_path / "gold.conll", "--strict")
+    code, _, err = run(*command)
     assert (code, "is not UTF-8" in err) == (2, True)
-    code, _, err = run(*given, "--encoding", "cp1252")
+    code, _, err = run(*command, "--encoding", "cp1252")
     assert err.startswith("error: 1 sentences of the notes occur in the documents")
 
 
@@ -259,9 +264,9 @@ def test_overlap_is_counted_and_refused_if_strict(tmp_path: Path, run: Any) -> N
     (tmp_path / "notes.csv").write_text(
         f"text\n{line}\nNothing of it is in this other note here.\n"
     )
-    given = ("corpus", "overlap", "--notes", tmp_path / "notes.csv")
-    given = (*given, "--documents", tmp_path / "gold.conll")
-    code, out, _ = run(*given, "--documents", tmp_path / "other.conll")
+    command = ("corpus", "overlap", "--notes", tmp_path / "notes.csv")
+    command = (*command, "--documents", tmp_path / "gold.conll")
+    code, out, _ = run(*command, "--documents", tmp_path / "other.conll")
     assert code == 0
     rows = [
         line.replace("│", " ").split()[2:]
@@ -269,16 +274,16 @@ def test_overlap_is_counted_and_refused_if_strict(tmp_path: Path, run: Any) -> N
         if ".conll" in line
     ]
     assert rows == [["2", "1", "1", "0", "0"], ["2", "0", "0", "0", "0"]]
-    code, _, err = run(*given, "--strict")
+    code, _, err = run(*command, "--strict")
     assert code == 2
     assert err.startswith(
         "error: 1 sentences of the notes occur in the documents: leave"
     )
-    given = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--strict")
-    assert run(*given, "--documents", tmp_path / "other.conll")[0] == 0
+    command = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--strict")
+    assert run(*command, "--documents", tmp_path / "other.conll")[0] == 0
 
 
-def test_attention_names_what_is_wrong(tmp_path: Path, run: Any) -> None:
+def test_a_wrong_argument_of_attention_is_named(tmp_path: Path, run: Any) -> None:
     notes = tmp_path / write(tmp_path, "a.csv", 4)
     code, _, err = run(
         "attention", "--model", "x", "--notes", notes, "--out", tmp_path / "o"
@@ -289,24 +294,23 @@ def test_attention_names_what_is_wrong(tmp_path: Path, run: Any) -> None:
 
 
 @pytest.mark.corpora
-def test_the_built_in_jobs_load(corpora: Path) -> None:
-    """4,909 notes, each a patient's; none shares a sentence with what models are tuned
-    on."""
+def test_the_built_in_jobs_on_public_notes_load(corpora: Path) -> None:
+    """They have 4,909 notes, and none shares a sentence with the annotated corpora."""
     names = ("bert/pretrain", "bert/pretrain-sources")
     dealt, by_source = (read_toml(built_in_jobs()[name]) for name in names)
-    made = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
-    assert [site.id for site in made.data] == [f"silo{i}" for i in range(1, 6)]
-    assert sum(site.train_notes + site.valid_notes for site in made.data) == 4909
-    assert not any("excluded" in note for note in made.remarks)
+    loaded = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
+    assert [site.id for site in loaded.data] == [f"silo{i}" for i in range(1, 6)]
+    assert sum(site.train_notes + site.valid_notes for site in loaded.data) == 4909
+    assert not any("excluded" in note for note in loaded.remarks)
     assert "silos" not in by_source
     assert dealt["sites"] == by_source["sites"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_papers_job_loads(
+def test_the_job_on_mimic_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    """On an invented NOTEEVENTS.csv, or NOTEEVENTS.csv.gz as PhysioNet gives it."""
+    """Read an invented NOTEEVENTS.csv, or NOTEEVENTS.csv.gz as PhysioNet has it."""
     head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
     rows = [
         f"{i},{i // 2},{'Discharge summary' if i % 2 else 'Nursing'},,n{i}"
@@ -325,9 +329,11 @@ def test_the_papers_job_loads(
     ):
         load_sites(load_job("bert/mimic"))
     monkeypatch.setenv("MIMIC_III", str(tmp_path))
-    made = load_sites(load_job("bert/mimic"))
-    assert [site.train_patients + site.valid_patients for site in made.data] == [4] * 5
-    assert made.remarks[0] == "mimic: notes left out: 20 of another category"
+    loaded = load_sites(load_job("bert/mimic"))
+    assert [site.train_patients + site.valid_patients for site in loaded.data] == [
+        4
+    ] * 5
+    assert loaded.remarks[0] == "mimic: notes left out: 20 of another category"
 
 
 @pytest.mark.parametrize(
@@ -343,8 +349,9 @@ def test_the_papers_job_loads(
         ),
     ],
 )
-def test_a_sentence_is_found_as_another_copy_has_it(document: str, note: str) -> None:
-    """Tokenised otherwise; or de-identified anew: other dates, other numbers of a
-    hospital."""
-    (found,) = shared_text([note], [index_documents([Document("d", document)])])
-    assert found.shared_sentences == 1
+def test_a_sentence_is_recognised_in_another_copy_of_its_note(
+    document: str, note: str
+) -> None:
+    """The copy is tokenised differently, or de-identified with other placeholders."""
+    (overlap,) = shared_text([note], [index_documents([Document("d", document)])])
+    assert overlap.shared_sentences == 1

@@ -1,4 +1,4 @@
-"""What a newcomer tries first works: the notebook's cells, and README's sentence."""
+"""Test what a newcomer tries first: the cells of the notebook, and README's sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fednotes as fn
 BOOK = Path(__file__).parents[2] / "docs" / "quickstart.ipynb"
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs() -> None:
     nbformat = pytest.importorskip("nbformat")
     book = nbformat.read(BOOK, as_version=4)
     nbformat.validate(book)

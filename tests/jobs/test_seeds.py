@@ -1,4 +1,4 @@
-"""One job with several seeds: what the runs have in common, and going on after a kill."""
+"""Test runs of one job with several seeds: their summary, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def job(**changes: Any) -> fn.Job:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SeedsResult]:
+def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SeedsResult]:
     out = tmp_path_factory.mktemp("seeds") / "runs"
     return out, fn.simulate(job(), out, seeds=(1, 2, 7))
 
@@ -87,13 +87,13 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None
         ("1-100000", "at most 1,000 seeds"),
     ],
 )
-def test_what_names_no_seeds_is_refused(text: str, message: str) -> None:
+def test_a_text_that_names_no_seeds_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_seeds(text)
 
 
-def test_each_seed_is_the_run_of_that_seed(done, tmp_path: Path) -> None:
-    out, _ = done
+def test_each_seed_is_the_run_of_that_seed(finished_runs, tmp_path: Path) -> None:
+    out, _ = finished_runs
     alone = fn.simulate(job(seed=7), tmp_path / "run")
     same = read_result(out / "seed-7")
     assert (same.sites, same.seed) == (alone.sites, 7)
@@ -102,10 +102,10 @@ def test_each_seed_is_the_run_of_that_seed(done, tmp_path: Path) -> None:
     ).is_file()
 
 
-def test_means_and_deviations_are_over_the_seeds(done) -> None:
+def test_means_and_deviations_are_over_the_seeds(finished_runs) -> None:
     """Oracles: `statistics` for the table, SciPy's test of two related samples for the
     pairs."""
-    out, result = done
+    out, result = finished_runs
     runs = [read_result(out / f"seed-{seed}") for seed in (1, 2, 7)]
     assert result.seeds == [1, 2, 7]
     assert {*result.sites} == {*SITES}
@@ -140,15 +140,15 @@ def test_means_and_deviations_are_over_the_seeds(done) -> None:
     )
 
 
-def test_two_seeds_have_no_test(done) -> None:
-    out, _ = done
+def test_two_seeds_have_no_paired_test(finished_runs) -> None:
+    out, _ = finished_runs
     result = summarise_runs([read_result(out / f"seed-{seed}") for seed in (1, 2)])
     assert result.differences == []
     assert "no paired test: it needs 3 seeds or more" in result.notes[0]
 
 
-def test_a_difference_is_claimed_with_five_seeds(done) -> None:
-    out, _ = done
+def test_a_difference_is_claimed_with_five_seeds(finished_runs) -> None:
+    out, _ = finished_runs
     results = [read_result(out / f"seed-{seed}") for seed in (1, 2, 7, 1, 2)]
     assert "4 seeds: no difference is claimed" in summarise_runs(results[:4]).notes[0]
     assert summarise_runs(results).notes == []
@@ -156,9 +156,9 @@ def test_a_difference_is_claimed_with_five_seeds(done) -> None:
 
 
 def test_finished_seeds_are_not_run_again(
-    done, monkeypatch: pytest.MonkeyPatch
+    finished_runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, result = done
+    out, result = finished_runs
     monkeypatch.setattr("fednotes.jobs.seeds.simulate", None)  # a call would fail
     assert fn.simulate(job(), out, seeds=[1, 2, 7], resume=True) == result
     fewer = fn.simulate(job(), out, seeds=[1, 2], resume=True)
@@ -166,8 +166,10 @@ def test_finished_seeds_are_not_run_again(
     assert fn.simulate(job(), out, seeds=[1, 2, 7], resume=True) == result
 
 
-def test_another_job_or_another_folder_is_refused(done, tmp_path: Path) -> None:
-    out, _ = done
+def test_a_folder_of_another_job_or_of_other_files_is_refused(
+    finished_runs, tmp_path: Path
+) -> None:
+    out, _ = finished_runs
     with pytest.raises(ConfigError, match="holds runs of several seeds already"):
         simulate_seeds(job(), out, [1])
     other = job(training={"epochs": 1})
@@ -186,8 +188,8 @@ def test_another_job_or_another_folder_is_refused(done, tmp_path: Path) -> None:
             simulate_seeds(job(), tmp_path / "new", wrong)
 
 
-def test_the_models_of_every_run_have_cards(done) -> None:
-    out, _ = done
+def test_the_models_of_every_run_have_cards(finished_runs) -> None:
+    out, _ = finished_runs
     for seed in (1, 2, 7):
         models = list((out / f"seed-{seed}").rglob("model"))
         assert models
@@ -215,8 +217,8 @@ def test_progress_names_the_seed(tmp_path: Path) -> None:
     assert list(dict.fromkeys(parts)) == ["seed-3/federated", "seed-4/federated"]
 
 
-def test_the_page_has_the_table(done) -> None:
-    out, result = done
+def test_the_page_of_several_seeds_has_the_table_of_means(finished_runs) -> None:
+    out, result = finished_runs
     page = fn.write_report(out).read_text("utf-8")
     f1 = result.mean["federated"]["strict"]["f1"]
     assert f"<td>{f1['mean']:.3f} ± {f1['std']:.3f}</td>" in page

@@ -1,4 +1,4 @@
-"""A whole run: its folder, its summary, restarts, refusals, and what pooled means."""
+"""Test a run: its folder, its summary, restarts, refusals, and what pooled means."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without the clock."""
+    """Return the lines of metrics.jsonl without the times."""
     rows = [
         json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
     ]
@@ -52,17 +52,17 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("runs")
     result = simulate(job(folder), folder / "run")
     write_report(folder / "run")
     return folder / "run", result
 
 
-def test_the_verdict_of_a_run_is_that_of_compare(done) -> None:
+def test_the_verdict_of_a_run_is_that_of_compare(finished_run) -> None:
     """`compare` opens the saved models and tags the test data again: the same test of
     the same documents, to the last bit."""
-    out, result = done
+    out, result = finished_run
     compared = compare(out, out)
     for site in SITES:
         test, verdict = compared.tests[site], result.verdict(site)
@@ -86,8 +86,8 @@ def test_the_verdict_of_a_run_is_that_of_compare(done) -> None:
     assert read_result(out) == result
 
 
-def test_a_comparison_of_two_runs_has_their_names(done, tmp_path: Path) -> None:
-    out, _ = done
+def test_a_comparison_of_two_runs_has_their_names(finished_run, tmp_path: Path) -> None:
+    out, _ = finished_run
     again = tmp_path / "again"
     shutil.copytree(out, again)
     of_two = compare(out, again, "pooled", "pooled", samples=20)
@@ -101,8 +101,8 @@ def test_without_both_conditions_there_is_no_paired_test(tmp_path: Path) -> None
     assert result.verdict() is None
 
 
-def test_the_folder_is_as_documented(done) -> None:
-    out, _ = done
+def test_a_run_leaves_the_documented_files(finished_run) -> None:
+    out, _ = finished_run
     assert {path.name for path in out.iterdir()} == {
         "job.json", "metrics.jsonl", "summary.json", "report.html", "alone", "federated", "pooled"
     }  # fmt: skip
@@ -126,8 +126,8 @@ def test_the_folder_is_as_documented(done) -> None:
     ]
 
 
-def test_the_summary_has_the_documented_keys(done) -> None:
-    out, summary = done
+def test_the_summary_has_the_documented_keys(finished_run) -> None:
+    out, summary = finished_run
     written = json.loads((out / "summary.json").read_text())
     assert written == summary.model_dump(exclude_defaults=True)
     assert read_result(out) == summary
@@ -157,10 +157,10 @@ def test_the_summary_has_the_documented_keys(done) -> None:
     assert abs(spent["alone"]["rounds"] - 3 * federated["rounds"]) <= 3
 
 
-def test_that_the_pooled_model_is_trained_less_stands_beside_its_scores(done) -> None:
+def test_scores_of_a_pooled_model_that_is_trained_less_are_marked(finished_run) -> None:
     """The preset's five personal epochs; in the summary, on the page and in the pooled
     card."""
-    out, summary = done
+    out, summary = finished_run
     told = "none of the 5 personal epochs that end alone and federated"
     assert [*summary.marks] == ["pooled"]
     model = out / "pooled" / "sites" / "pooled" / "model"
@@ -174,9 +174,9 @@ def test_that_the_pooled_model_is_trained_less_stands_beside_its_scores(done) ->
     assert told not in other
 
 
-def test_the_validation_scores_are_of_the_models_that_were_kept(done) -> None:
+def test_the_validation_scores_are_of_the_models_that_were_kept(finished_run) -> None:
     """F1 of exact (start, end, type) on each site's validation data, counted as sets."""
-    out, summary = done
+    out, summary = finished_run
     for site in load_sites(job(out.parent)).data:
         for condition in ("alone", "federated"):
             part = (
@@ -202,10 +202,10 @@ def test_the_validation_scores_are_of_the_models_that_were_kept(done) -> None:
     assert list(summary.valid["pooled"]["sites"]) == ["pooled"]
 
 
-def test_a_line_for_each_evaluation(done) -> None:
+def test_the_log_has_a_line_for_each_evaluation(finished_run) -> None:
     """Two epochs of each part, by the part's own rounds; every site's F1 on its own
     line."""
-    out, summary = done
+    out, summary = finished_run
     rows = lines(out)
     parts = [*(f"alone/{site}" for site in SITES), "federated", "pooled"]
     assert [row["part"] for row in rows] == [part for part in parts for _ in range(2)]
@@ -230,8 +230,8 @@ def test_a_line_for_each_evaluation(done) -> None:
     assert federated[-1]["bytes_up"] < summary.bytes_up
 
 
-def test_the_same_job_gives_the_same_bits(done, tmp_path: Path) -> None:
-    out, summary = done
+def test_the_same_job_gives_the_same_bits(finished_run, tmp_path: Path) -> None:
+    out, summary = finished_run
     again = simulate(job(tmp_path, conditions=["federated"]), tmp_path / "run")
     for site in SITES:
         assert again.sites[site]["federated"] == summary.sites[site]["federated"]
@@ -243,8 +243,8 @@ def test_the_same_job_gives_the_same_bits(done, tmp_path: Path) -> None:
 # restarts
 
 
-def test_a_finished_run_resumes_to_itself(done) -> None:
-    out, summary = done
+def test_a_finished_run_resumes_to_itself(finished_run) -> None:
+    out, summary = finished_run
     before = files(out)
     assert simulate(job(out.parent), out, resume=True).sites == summary.sites
     after = files(out)
@@ -269,7 +269,9 @@ def as_toml(table: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
     """kill -9 of a real process once the federated part has a checkpoint."""
     file = as_toml(LONG, tmp_path / "tiny.toml")
     killed = tmp_path / "killed"
@@ -336,9 +338,11 @@ def test_no_line_of_the_log_is_lost_or_written_twice(
 # refusals
 
 
-def test_what_is_there_is_left_alone(done, tmp_path: Path) -> None:
-    """An earlier run, another job's, or what is no run at all."""
-    out, _ = done
+def test_a_folder_that_holds_something_else_is_left_as_it_is(
+    finished_run, tmp_path: Path
+) -> None:
+    """It may hold an earlier run, a run of another job, or no run at all."""
+    out, _ = finished_run
     before = files(out)
     with pytest.raises(
         ConfigError, match="holds a run already: give another `out`, `resume`"
@@ -367,7 +371,7 @@ def quick(folder: Path, **changes: Any) -> Job:
     return job(folder, **table)
 
 
-def test_overwriting_keeps_the_earlier_run_beside(tmp_path: Path) -> None:
+def test_overwriting_keeps_the_earlier_run_in_another_folder(tmp_path: Path) -> None:
     out, previous = tmp_path / "run", tmp_path / "run.previous"
     simulate(quick(tmp_path), out)
     first = files(out)
@@ -399,7 +403,7 @@ def test_a_job_that_fails_at_once_claims_and_replaces_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["{", "[]", ""])
-def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_of_a_job_is_refused(tmp_path: Path, text: str) -> None:
     out = tmp_path / "run"
     simulate(quick(tmp_path), out)
     (out / "job.json").write_text(text)

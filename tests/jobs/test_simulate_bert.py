@@ -1,5 +1,4 @@
-"""Pre-training and fine-tuning jobs from the job to the report, with a tiny random
-BERT."""
+"""Test jobs of pre-training and fine-tuning with a tiny random BERT."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class Stop(ProgressListener):
         self.warnings.append(text)
 
 
-def test_pretraining_from_job_to_report(bert: Path, tmp_path: Path) -> None:
+def test_a_job_of_pretraining_ends_with_a_report(bert: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     summary = simulate(job(bert, "pretrain"), out)
     assert len(summary.sites) == 2
@@ -137,7 +136,7 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     }
 
 
-def test_only_personal_has_the_control(bert: Path) -> None:
+def test_only_the_method_personal_has_the_control_own_mix(bert: Path) -> None:
     with pytest.raises(
         ConfigError, match='"own-mix", which is a control of method = "personal"'
     ):
@@ -153,7 +152,7 @@ def test_only_personal_has_the_control(bert: Path) -> None:
     )
 
 
-def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
+def test_a_pretrained_encoder_can_be_fine_tuned(bert: Path, tmp_path: Path) -> None:
     """And every number of the run adds: micro scores are those of all sites' counts."""
     simulate(job(bert, "pretrain", conditions=["federated"]), tmp_path / "first")
     encoder = str(tmp_path / "first" / "federated" / "model")
@@ -182,11 +181,10 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
-def test_bytes_under_the_secure_sum_are_told(
+def test_the_traffic_of_a_secure_sum_is_shown(
     bert: Path, tmp_path: Path, compression: str
 ) -> None:
-    """A number takes eight there, whatever it was; some 40 KB of keys a site come on
-    top."""
+    """Every number takes eight bytes; the keys add about 40 KB for each site."""
     training = {"cycles": 2, "batch_size": 32, "compression": compression}
     made: dict[str, Any] = {"training": training, "conditions": ["federated"]}
     made |= {
@@ -201,7 +199,7 @@ def test_bytes_under_the_secure_sum_are_told(
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune"])
-def test_a_stopped_run_goes_on_to_the_same_model(
+def test_a_stopped_run_resumes_to_the_same_model(
     bert: Path, tmp_path: Path, method: str
 ) -> None:
     asked = job(bert, method, conditions=["federated"])
@@ -222,7 +220,7 @@ def test_a_stopped_run_goes_on_to_the_same_model(
         ).read_bytes()
 
 
-def test_sharing_everything_warns(bert: Path, tmp_path: Path) -> None:
+def test_a_job_that_shares_everything_is_warned_of(bert: Path, tmp_path: Path) -> None:
     display = Stop(0)
     model = {"encoder": str(bert), "train": "all"}
     settings = {"cycles": 1, "min_tokens": 0, "min_steps": 0}
@@ -285,6 +283,6 @@ def test_models_of_all_sites_are_compared(bert: Path, tmp_path: Path) -> None:
         compare_runs(tmp_path / "notes", tmp_path / "notes", "federated", "federated")
 
 
-def test_settings_that_do_not_go_together(bert: Path) -> None:
+def test_settings_that_do_not_fit_together_are_refused(bert: Path) -> None:
     with pytest.raises(ConfigError, match="keep_cycle"):
         job(bert, "pretrain", training={"cycles": 2, "keep_cycle": 3})
