@@ -19,6 +19,7 @@ from fednotes import __version__, methods
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.core.types import SiteData, TagSet
+from fednotes.jobs.declaration import PLACE_KEYS
 from fednotes.jobs.job import (
     Job,
     SilosConfig,
@@ -32,6 +33,7 @@ from fednotes.jobs.job_file import (
     parse_job,
     table_names,
 )
+from fednotes.jobs.local_files import site_path_keys
 from fednotes.jobs.reference import list_tables
 from fednotes.jobs.reference_text import format_page, format_tables
 from fednotes.methods import fedner
@@ -478,6 +480,11 @@ def test_the_record_of_a_job_keeps_relative_paths(tmp_path: Path) -> None:
 def test_a_name_that_is_no_file_beside_the_job_stays(tmp_path: Path) -> None:
     table = {**BASE, "synthetic": {}, "model": {"contextual": "minilm"}}
     assert parse_job(table, "j", tmp_path, "j.toml").config.model.contextual == "minilm"
+
+
+def test_a_job_for_real_sites_names_no_path_of_a_site() -> None:
+    assert site_path_keys() <= PLACE_KEYS
+    assert {"path", "paths", "exclude", "notes", "test_labels"} <= site_path_keys()
 
 
 def test_the_complete_tag_set_has_the_order_of_the_sites() -> None:

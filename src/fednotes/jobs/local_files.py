@@ -37,6 +37,14 @@ def model_file_keys(method: Method) -> frozenset[str]:
     return frozenset().union(*marked)
 
 
+def site_path_keys() -> frozenset[str]:
+    """Return the keys of [sites.NAME] that name a local file, over all kinds."""
+    marked = (
+        marked_fields(kind.site_config, Mark.LOCAL_FILE) for kind in kinds.all_kinds()
+    )
+    return frozenset().union(*marked)
+
+
 def file_keys_by_table() -> dict[str, frozenset[str]]:
     """Return the keys that name a local file, by table, over all methods and kinds."""
     of_models = (model_file_keys(methods.find(name)) for name in methods.names())

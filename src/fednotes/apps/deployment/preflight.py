@@ -40,6 +40,7 @@ from fednotes.apps.deployment.site_file import (
 )
 from fednotes.core.errors import FednotesError
 from fednotes.core.settings import expand
+from fednotes.jobs.local_files import site_path_keys
 
 CONNECT_SECONDS = 10.0  # to reach the server
 _NOT_TLS = (
@@ -47,17 +48,6 @@ _NOT_TLS = (
     "HTTP_REQUEST",
     "RECORD_LAYER_FAILURE",
     "UNKNOWN_PROTOCOL",
-)
-_PATH_KEYS = (
-    "path",
-    "paths",
-    "train",
-    "valid",
-    "test",
-    "notes",
-    "codes",
-    "labels",
-    "concepts",
 )
 
 
@@ -208,10 +198,11 @@ def _named_paths(
     data: Mapping[str, Any], folder: Path, prefix: str = ""
 ) -> Iterator[tuple[str, Path]]:
     """Yield the files that a site's [data] names, each with its key."""
+    path_keys = site_path_keys()
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _named_paths(value, folder, f"{prefix}{key}.")
-        elif key in _PATH_KEYS:
+        elif key in path_keys:
             names = value if isinstance(value, list) else [value]
             for name in names:
                 if name:

@@ -130,8 +130,8 @@ def _keep_given_types(job: Job, full: Sequence[SiteData], log: ReadingLog) -> Si
     data = []
     for site in full:
         config: SiteConfig = job.sites[site.id]
-        kept = config.types or None
-        data.append(keep_types(site, site.tags.types, kept, config.test_types))
+        labels = config.types or None
+        data.append(keep_types(site, site.tags.types, labels, config.test_types))
     if job.tags is not None:
         require_learnable(job.tags.types, data)
         log.remarks += describe_tag_sets(data)

@@ -37,8 +37,8 @@ def deal_into_silos(job: Job, sites: Sites) -> Sites:
             documents (or patients) than there are silos.
     """
     assert job.silos is not None
-    whole = sites.complete if job.synthetic and sites.complete else sites.data
-    _require_alike(whole)
+    undealt = sites.complete if job.synthetic and sites.complete else sites.data
+    _require_alike(undealt)
     number = job.silos.number
     by = job.silos.by or "document"
     unit_name = "patients" if by == "patient" else "documents"
@@ -47,14 +47,14 @@ def deal_into_silos(job: Job, sites: Sites) -> Sites:
     for part in _REMEDIES:
         units = [
             _Unit(_key_of(site.id, document, by), document)
-            for site in whole
+            for site in undealt
             for document in _documents_of(site, part)
         ]
         dealt[part] = _deal(job, part, units, unit_name)
         if units:
             counts.append(f"{part} {len({unit.key for unit in units}):,}")
 
-    first = whole[0]
+    first = undealt[0]
     silos = tuple(
         SiteData(
             f"silo{index + 1}",

@@ -172,22 +172,22 @@ def _leave_out_labels(
 
 
 def keep_types(
-    site: SiteData, types: Types, kept: Types | None, test_types: Types = ()
+    site: SiteData, types: Types, labels: Types | None, test_types: Types = ()
 ) -> SiteData:
     """Return a site whose data keep some types.
 
     Args:
         site: The site.
         types: The types of its tag set.
-        kept: The types that its data keep; all if None.
+        labels: The types that its data keep; all if None.
         test_types: The types that its test data keep, if these are others.
     """
     return SiteData(
         site.id,
         TagSet(types, site.tags.scheme),
-        relabel(site.train, {}, kept),
-        relabel(site.valid, {}, kept),
-        relabel(site.test, {}, test_types or kept),
+        relabel(site.train, {}, labels),
+        relabel(site.valid, {}, labels),
+        relabel(site.test, {}, test_types or labels),
         test_types,
     )
 
