@@ -38,6 +38,7 @@ from phenotype_patients import (
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import SGDClassifier
 from syntax_trees import names_in
+from tiny_taggers import assert_same
 
 from fednotes.apps.phenotyping import stages
 from fednotes.apps.phenotyping import two_stage as phenotype
@@ -66,6 +67,7 @@ from fednotes.apps.phenotyping.two_stage import (
     average_classifiers,
 )
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import RoundResult
@@ -298,6 +300,51 @@ def test_a_site_that_was_built_again_calibrates_no_other_model() -> None:
     with pytest.raises(RefusedError, match="a run calibrates one model"):
         site.calibrate(other_classifiers(asked))
     site.calibrate(asked)
+
+
+def restored(site: Site, state: State) -> Site:
+    """Return a new site in a saved state of another one."""
+    again = Site(site.data, site.config)
+    again.restore(state)
+    return again
+
+
+def test_a_site_that_was_built_again_goes_on_with_stage_2() -> None:
+    """Without being prepared again, as after a kill between two requests."""
+    site, asked, _ = calibrated_site()
+    again = restored(site, site.state())
+    for cycle in range(2):
+        expected = site.train(asked, cycle=cycle)
+        assert_same(again.train(asked, cycle=cycle).tensors, expected.tensors)
+    expected = site.calibrate(asked)
+    assert_same(again.calibrate(asked).tensors, expected.tensors)
+
+
+@pytest.mark.parametrize("kind", ["live", "restored", "restored by an older version"])
+def test_a_site_that_is_prepared_again_keeps_its_steps(kind: str) -> None:
+    """As a server does that resumes a run."""
+    site, asked, prepared = calibrated_site()
+    site.train(asked, cycle=0)
+    steps = classifiers_of(site).machines.steps.copy()
+    assert steps.all()
+    state = site.state()
+    if kind == "restored":
+        site = restored(site, state)
+    elif kind == "restored by an older version":
+        site = restored(site, replace(state, tensors={"steps": state.tensors["steps"]}))
+        assert site.classifiers is None
+    site.prepare(prepared)
+    assert np.array_equal(classifiers_of(site).machines.steps, steps)
+
+
+def test_a_site_that_goes_back_to_stage_1_begins_stage_2_anew() -> None:
+    site, asked, prepared = calibrated_site()
+    before = Site(site.data, site.config).state()
+    site.train(asked, cycle=0)
+    site.restore(before)
+    assert site.classifiers is None
+    site.prepare(prepared)
+    assert not classifiers_of(site).machines.steps.any()
 
 
 def test_a_calibration_asks_no_more_than_a_fit_can_need() -> None:

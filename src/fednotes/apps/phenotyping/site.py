@@ -50,12 +50,19 @@ from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import MethodSite, State
 from fednotes.core.seeds import Draws
-from fednotes.core.tensors import load_into, require_tensor, unprefixed
+from fednotes.core.tensors import (
+    load_into,
+    prefixed,
+    require_tensor,
+    snapshot,
+    unprefixed,
+)
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import AveragingSite
 from fednotes.metrics.platt import MOST_PLATT_SUMS
 
 NETWORK: Final = "network."  # before the names of the network's tensors
+_PREPARED: Final = ("classes", "weights", "idf")  # what `prepare` takes besides these
 
 
 class Site(MethodSite):
@@ -118,8 +125,8 @@ class Site(MethodSite):
         self.code_learner: CodeLearner | None = None
         self.classifiers: Classifiers | None = None
         self._network: Tensors = {}  # the representation, once it is fixed
-        # Steps of the classifiers before a restart, if there was one.
-        self._restored_steps = np.zeros(0, np.int64)
+        self._prepared: Tensors = {}  # what stage 2 began with, but for the network
+        self._steps = np.zeros(0, np.int64)  # of the classifiers, before a restart
         # The digest of the model that was calibrated, and how many sums were sent.
         self._calibrated = ""
         self._calibrations = 0
@@ -430,8 +437,11 @@ class Site(MethodSite):
             for row in agreed.to(torch.bool).tolist()
         ]
         machines = LinearSVMs(classes, model.width, self.config.model.classifier)
-        if len(self._restored_steps) == len(machines.steps):
-            machines.steps[:] = self._restored_steps
+        if self.classifiers is not None:
+            # A server that resumes a run prepares its sites again, and they go on.
+            self._steps = self.classifiers.machines.steps
+        if len(self._steps) == len(machines.steps):
+            machines.steps[:] = self._steps
         weights = None
         if "weights" in tensors:
             weights = require_tensor(
@@ -446,6 +456,7 @@ class Site(MethodSite):
             draws=self.draws,
             count_step=self.count_step,
         )
+        self._prepared = {name: tensors[name] for name in _PREPARED if name in tensors}
         return Update()
 
     def _make_model(self, tensors: Tensors) -> Phenotyper:
@@ -591,36 +602,47 @@ class Site(MethodSite):
     # What a restart must not lose.
 
     def state(self) -> State:
-        """Return stage 1's moments and outputs, or the steps of stage 2's machines."""
+        """Return the outputs, and what the present stage depends on.
+
+        That is the state of averaging in stage 1. In stage 2 it is the network, what
+        the classifiers were prepared with, and their steps.
+        """
         learner = self.code_learner
-        known: Tensors = {}
+        # In one process all sites receive the server's own tensors, and a checkpoint
+        # cannot hold the same one twice.
+        tensors = prefixed(NETWORK, snapshot(self._network))
         facts: dict[str, Any] = {}
         if learner is not None:
-            known = learner.known
+            tensors |= learner.known
             facts["outputs"] = [*learner.outputs]
         if self._calibrated:
             facts["calibrated"] = self._calibrated
             facts["calibrations"] = self._calibrations
         if self.classifiers is not None:
-            steps = torch.from_numpy(self.classifiers.machines.steps)
-            return State(0, {"steps": steps, **known}, facts)
+            tensors |= snapshot(self._prepared)
+            tensors["steps"] = torch.from_numpy(self.classifiers.machines.steps)
+            return State(0, tensors, facts)
         of_learner = State(0) if learner is None else learner.state()
         return State(
             of_learner.round,
-            {**of_learner.tensors, **known},
+            {**of_learner.tensors, **tensors},
             {**of_learner.facts, **facts},
         )
 
     def restore(self, state: State) -> None:
         """Go back to a saved state."""
         self.classifiers = None
+        self._network = unprefixed(NETWORK, state.tensors)
+        self._steps = np.zeros(0, np.int64)
         self._calibrated = state.facts.get("calibrated", "")
         self._calibrations = state.facts.get("calibrations", 0)
         if "outputs" in state.facts:
             known = state.tensors[KNOWN].numpy() if KNOWN in state.tensors else None
             self._make_code_learner(state.facts["outputs"], known)
         if "steps" in state.tensors:
-            self._restored_steps = state.tensors["steps"].numpy()
+            self._steps = state.tensors["steps"].numpy()
+            if "classes" in state.tensors:  # not in states of earlier versions
+                self.prepare(state.tensors)
         elif self.code_learner is not None:
             self.code_learner.restore(state)
 
