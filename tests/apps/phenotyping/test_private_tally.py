@@ -362,7 +362,7 @@ def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) 
 def test_a_server_asks_once_and_for_what_the_job_has() -> None:
     site = PRIVATE.make_site(SITES[0], config_of(), secret=bytes(32))
     weights = {"weights": torch.ones(3, 2).double()}
-    with pytest.raises(RefusedError, match="not places in the job's list"):
+    with pytest.raises(RefusedError, match="as places in the job's list"):
         site.begin(
             {"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights}
         )
