@@ -366,7 +366,7 @@ def test_a_server_asks_once_and_for_what_the_job_has() -> None:
         site.begin(
             {"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights}
         )
-    with pytest.raises(RefusedError, match="not places in the dictionary's list"):
+    with pytest.raises(RefusedError, match="as places in the dictionary's list"):
         site.begin(
             {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights}
         )
