@@ -271,7 +271,10 @@ def test_calibrated_by_notes_of_ones_own(
     runner = CliRunner()
     call = ["calibrate", str(place), str(notes), "--plot"]
     refused = runner.invoke(app, [*call, "a.gif"])
-    assert str(refused.exception) == "a.gif: a picture is one of .png, .svg, .pdf"
+    assert (
+        str(refused.exception)
+        == "a.gif: a picture is a file that ends in .png, .svg, .pdf"
+    )
     assert not (place / "calibration.json").exists()
     said = runner.invoke(app, [*call, str(tmp_path / "a.svg")])
     assert said.exit_code == 0, said.output
@@ -319,7 +322,7 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     made = fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
     assert (made.documents, made.lost, made.problems.number) == (len(documents), {}, 0)
     assert fn.read(tmp_path / "a.xml", "bioc") == documents
-    with pytest.raises(fn.FednotesError, match="exists already"):
+    with pytest.raises(fn.FednotesError, match="already exists"):
         fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
     assert fn.read(tmp_path / "a.conll", "conll") == documents
     assert [d.text for d in fn.read(tmp_path / "note.txt")] == ["No pain."]
@@ -335,7 +338,7 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     for targets, message in (
         ((), "name a corpus"),
-        (("demo", "a.conll"), "one job at a time"),
+        (("demo", "a.conll"), "is a job: check it alone"),
         (("nowhere",), "no such file"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):

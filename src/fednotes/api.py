@@ -114,7 +114,7 @@ def check(
     if jobs:
         if len(names) > 1:
             raise ConfigError(
-                f"{jobs[0]}: check one job at a time, and nothing beside it"
+                f"{jobs[0]} is a job: check it alone, without another job or corpus"
             )
         for_corpora = {
             "encoding": encoding != AUTO,
@@ -125,17 +125,20 @@ def check(
         for parameter, is_given in for_corpora.items():
             if is_given:
                 raise ParameterError(
-                    f"`{parameter}` is for a corpus; a job's sites have their own"
+                    f"`{parameter}` applies to a corpus, not to a job, whose sites "
+                    "have their own: leave it out"
                 )
         return check_job(jobs[0], tuple(settings))
 
     if settings:
-        raise ParameterError("`settings` is for a job; this is a corpus")
+        raise ParameterError(
+            "`settings` applies to a job, and this is a corpus: leave it out"
+        )
     if against is None:
         paths = [Path(name) for name in names]
         return check_files(paths, format or None, on_error, encoding, heard)
     if len(names) > 1:
-        raise ParameterError("`against` compares one corpus with another: name one")
+        raise ParameterError("`against` compares two corpora: name only one beside it")
     other = path_of(against, "a corpus to compare with")
     return check_against(Path(names[0]), other, format or None, on_error, encoding)
 
@@ -167,7 +170,8 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
         table = json.loads(json.dumps(over(tables, changes), default=_to_json))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{where}: {error}: a job has text, numbers, lists and tables"
+            f"{where}: {error}: a job contains text, numbers, true or false, "
+            "lists and tables"
         ) from error
     return parse_job(table, name, folder, where)
 

@@ -162,15 +162,15 @@ def folder(tmp_path: Path) -> Path:
         ("check nowhere.txt", "nowhere.txt: no such file"),
         (
             "check job.toml --format conll",
-            "--format is for a corpus; a job's sites have their own",
+            "--format applies to a corpus, not to a job",
         ),
         (
             "check demo --format conll",
-            "--format is for a corpus; a job's sites have their own",
+            "--format applies to a corpus, not to a job",
         ),
         ("corpus stats nowhere.txt", "nowhere.txt"),
         ("evaluate MODEL nowhere.txt", "nowhere.txt: no such file"),
-        ("evaluate MODEL north.txt --types ,", "names no type"),
+        ("evaluate MODEL north.txt --types ,", "expected entity types"),
         ("evaluate MODEL other.txt", "no label is common"),
         (
             "predict MODEL nowhere.txt",
@@ -333,7 +333,7 @@ def test_a_missing_extra_is_named(
     minilm = ("--set", "model.contextual=minilm")
     line = refused("simulate", folder / "job.toml", "--out", folder / "run", *minilm)
     named = package.replace("_", "-")
-    assert f"{named!r}: pip install 'fednotes[transformers]'" in line
+    assert f"{named!r} is not installed: pip install 'fednotes[transformers]'" in line
 
 
 def test_places_that_cannot_be_written(
@@ -531,7 +531,7 @@ def test_evaluate_maps_what_is_there(
             "no label 'Medicin', it has Medicine, Time; did you mean 'Medicine'?",
         ),
         ("Medicine=Drugg", "the model has no 'Drugg'; did you mean 'Drug'?"),
-        ("Medicine=Drug --map Medicine=", "each OLD once"),
+        ("Medicine=Drug --map Medicine=", "a different OLD each time"),
         (
             "Medicine=Drug --types Durg",
             "--types: the model has no 'Durg'; did you mean 'Drug'?",

@@ -170,7 +170,7 @@ def test_a_checksum_is_not_computed_again_for_ones_own_frame() -> None:
     frame = bytearray(encode(REPLY))
     frame[20] ^= 1
     assert same(decode_reply(frame, checked=True), REPLY)
-    with pytest.raises(WireError, match="damaged on its way"):
+    with pytest.raises(WireError, match="damaged in transit"):
         decode_reply(frame)
 
 
@@ -240,18 +240,18 @@ def listed(*entry: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (b"", "0 bytes are not a message"),
+        (b"", "0 bytes are too few"),
         (b"GET / HTTP/1.1\r\n" + bytes(64), "not a message of fednotes"),
         (HEAD.pack(b"fedn", 1, 1, 0, 0, 0, b""), "wire format 1, this version reads 3"),
         (HEAD.pack(b"fedn", 3, 3, 0, 0, 0, b""), "unknown kind"),
         (HEAD.pack(b"fedn", 3, 1, 0, 2**32 - 1, 0, b""), "header is too long"),
-        (HEAD.pack(b"fedn", 3, 1, 0, 0, 2**64 - 1, b""), "64 came"),
-        (encode(REPLY)[:-1], "came"),
-        (encode(REPLY) + b"\0", "came"),
+        (HEAD.pack(b"fedn", 3, 1, 0, 0, 2**64 - 1, b""), "received 64"),
+        (encode(REPLY)[:-1], "received"),
+        (encode(REPLY) + b"\0", "received"),
         (forged(b"[" * 10_000), "nested too deep"),
         (forged(b"[" * 100_000), "names too many things"),
         (forged(GOOD | {"refusal": "," * 100_000}), "names too many things"),
-        (forged(b'{"a":1,"a":1}'), "a name comes twice"),
+        (forged(b'{"a":1,"a":1}'), "a name occurs twice"),
         (forged(canonical(GOOD).replace(b"1.0", b"NaN")), "NaN or Infinity"),
         (forged(canonical(GOOD).replace(b"1.0", b"1e999")), "NaN or Infinity"),
         (forged(canonical(GOOD).replace(b"1.0", b"1.00")), "not canonical"),
@@ -269,19 +269,19 @@ def listed(*entry: Any) -> dict[str, Any]:
         ),
         (forged(GOOD | {"metrics": {"": 1.0}}), "'metrics'"),
         (forged(GOOD | {"metrics": [1.0]}), "'metrics'"),
-        (forged(GOOD | {"facts": []}), "no table of facts"),
+        (forged(GOOD | {"facts": []}), "the facts are not a table"),
         (forged(listed("w", "float32", [2**40])), "longer than the message"),
         (forged(listed("w", "float32", [0, 2**50, 2**50])), "the shape of 'w'"),
         (forged(listed("w", "float32", [-1])), "the shape of 'w'"),
         (forged(listed("w", "float32", [True])), "the shape of 'w'"),
         (forged(listed("w", "object", [1])), "type that cannot be sent"),
-        (forged(listed("w", "float32")), "without name, type and shape"),
+        (forged(listed("w", "float32")), "lacks its name, type or shape"),
         (forged(listed("w", "float32", [1]), b"abcdX"), "bytes between tensors"),
         (forged(listed("w", "bool", [1]), b"\2"), "neither 0 nor 1"),
         (forged(listed("w", "int8", [1]), bytes(128)), "after the last tensor"),
         (
             forged(GOOD | {"tensors": [["w", "int8", [1]]] * 2}, bytes(128)),
-            "tensor 'w' comes twice",
+            "tensor 'w' occurs twice",
         ),
         (
             forged(

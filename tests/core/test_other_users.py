@@ -138,7 +138,8 @@ def test_a_folder_of_another_user_is_named_with_the_remedy(tmp_path: Path) -> No
     with (
         mock.patch.object(Path, "chmod", side_effect=PermissionError),
         pytest.raises(
-            FednotesError, match=r"belongs to another user .*: use a folder of your own"
+            FednotesError,
+            match=r"belongs to another user .*: use a folder that you own",
         ),
     ):
         store.make_private(tmp_path)

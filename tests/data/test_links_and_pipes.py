@@ -86,8 +86,8 @@ def outward_folder(path: Path) -> None:
 
 
 FOUND = {
-    pipe: "a FIFO, and only files are read",
-    device: "a device, and only files are read",
+    pipe: "a FIFO, but only files are read",
+    device: "a device, but only files are read",
     outward: "a link that leads out of",
     outward_folder: "a link that leads out of",
 }
@@ -111,7 +111,7 @@ def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("b.txt")
         with pytest.raises(
-            DataError, match=r"b\.txt: a socket, and only files are read"
+            DataError, match=r"b\.txt: a socket, but only files are read"
         ):
             read(folder)
 
@@ -123,7 +123,7 @@ def test_a_fifo_that_is_named_itself_is_not_waited_for(
 ) -> None:
     pipe(tmp_path / name)
     (tmp_path / "a.txt").touch()
-    with pytest.raises(DataError, match=rf"/{name}: a FIFO, and only files are read"):
+    with pytest.raises(DataError, match=rf"/{name}: a FIFO, but only files are read"):
         READERS[reader](tmp_path / name)
 
 
@@ -131,7 +131,7 @@ def test_a_fifo_beside_the_annotations_is_not_waited_for(tmp_path: Path) -> None
     """A pair is named by one of its files; its other file is looked at too."""
     (tmp_path / "a.ann").write_text("T1\tADE 7 11\trash\n")
     pipe(tmp_path / "a.txt")
-    with pytest.raises(DataError, match=r"a\.txt: a FIFO, .* put one in its place$"):
+    with pytest.raises(DataError, match=r"a\.txt: a FIFO, .* put a file in its place$"):
         read(tmp_path / "a.ann")
 
 

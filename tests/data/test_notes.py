@@ -215,7 +215,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "x.csv",
             REMARKS,
             {},
-            "x.csv:1: no column of this table is known to hold notes",
+            "x.csv:1: no column of this table is recognised as the text of notes",
         ),
         (
             *("x.csv", REMARKS, {"column": "remarks", "format": "csv"}),
@@ -225,9 +225,9 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
         *(
             ("b.jsonl", f'{{"text": "a"}}\n{line}\n', {}, f"b.jsonl:2: .*{message}")
             for line, message in (
-                ('{"text": "Zyxwolan', "no JSON"),
-                ("[1]", "no JSON object"),
-                ('{"text": 1}', "missing or no string"),
+                ('{"text": "Zyxwolan', "not JSON"),
+                ("[1]", "not a JSON object"),
+                ('{"text": 1}', "missing or not a string"),
                 ('{"text": "\\ud800"}', "half of a surrogate pair"),
             )
         ),
@@ -502,7 +502,7 @@ def test_at_most_so_many_training_notes() -> None:
 def test_one_patient_is_trained_on() -> None:
     ((site,), told) = site_notes([_corpus(_notes(["p"] * 3))], 1)
     assert (site.train_notes, site.valid_notes, list(site.valid())) == (3, 0, [])
-    assert told == ("a: one patient, so nothing is held out to judge a model by",)
+    assert told == ("a: only one patient, so nothing is held out for validation",)
     sites, told = site_notes([_corpus(_notes("pqr"))], 1, 3)
     assert [site.train_patients for site in sites] == [1, 1, 1]
     assert sum("one patient" in line for line in told) == 3

@@ -117,7 +117,7 @@ def test_bioc_that_attacks(file: File) -> None:
     for text, why in (
         (f"{bomb}<collection>&b;</collection>", "declares entities"),
         (deep, "more elements, or deeper ones"),
-        ("<collection><document><id>1</id>", "no whole XML"),
+        ("<collection><document><id>1</id>", "the XML is incomplete"),
         ('{"documents": {"a": 1}, "infons": 1, "passages": 1}', "no"),
         (json.dumps({"infons": {}, "passages": far}), "lies far behind it"),
     ):
@@ -191,7 +191,7 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
         convert(tmp_path / "export.json", tmp_path / "out", "jsonl")
     others = {
         "annotations of others": 1,
-        "relations, and answers that are no mentions": 1,
+        "relations, and answers that are not mentions": 1,
     }
     assert caught.value.lost == others
     assert not (tmp_path / "out").exists()
@@ -370,15 +370,15 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
             {"contentType": "text/plain", "url": "https://h.example/1"},
             "nothing is fetched",
         ),
-        ({"contentType": "text/plain", "data": "a"}, "no base64"),
-        ({"contentType": "text/plain", "data": "/w=="}, "not in the character set"),
+        ({"contentType": "text/plain", "data": "a"}, "not base64"),
+        ({"contentType": "text/plain", "data": "/w=="}, "neither in the character set"),
         (
             {"contentType": "text/plain; charset=klingon", "data": "QQ=="},
-            "not in the character set",
+            "neither in the character set",
         ),
         (
             {"contentType": "text/plain; charset=punycode", "data": "QQ=="},
-            "not in the character set",
+            "neither in the character set",
         ),
         (
             {"contentType": "text/html", "data": ""},
@@ -613,7 +613,7 @@ def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) ->
     assert len(read(tmp_path / "a.parquet")) == 9999
     monkeypatch.setattr("fednotes.core.bounds.PACKED_FREE", 3 << 20)
     with pytest.raises(
-        DataError, match="its rows have more than 3,145,728 bytes, which no notes"
+        DataError, match="its rows have more than 3,145,728 bytes, far more than notes"
     ):
         read(tmp_path / "a.parquet")
     monkeypatch.setattr("fednotes.core.bounds.ARROW_BYTES", 900)

@@ -291,7 +291,7 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
         TrainingError, match="4 or more with different names are needed"
     ):
         net.engine(SITES, Patience(min_sites=4))
-    with pytest.raises(ConfigError, match="timeout = 0: more than 0 is needed"):
+    with pytest.raises(ConfigError, match="timeout = 0: expected more than 0"):
         Patience(timeout=0)
 
 

@@ -156,7 +156,7 @@ def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
     old = server.request("train", X, first=True, options={"round": 0})
     server.train(0)
     for stale in (old, replace(old, run=1, number=99)):
-        assert "is old, request 2 of run 2 has come" in server.send(stale).refusal
+        assert "is old: request 2 of run 2 has come" in server.send(stale).refusal
     assert own(server.ask("finish", X)) == reference(1)
 
 
@@ -586,7 +586,7 @@ def test_what_another_version_keeps_is_refused_with_a_remedy(tmp_path: Path) -> 
     for version in ({}, {"format": VERSION + 1}, {"format": None}):
         run.write_text(json.dumps({"job": JOB, "run": 1, **version}))
         with pytest.raises(
-            ModelError, match=r"another version .* end it with that version"
+            ModelError, match=r"another version .* finish it with that version"
         ):
             host(tmp_path)
     assert (tmp_path / "journal" / "00000001.request").exists()
@@ -629,7 +629,7 @@ def test_a_stored_reply_is_for_the_same_request_alone(
     first = site.handle(encode(request))
     for again in (site, host(tmp_path)):  # the second has nothing but the folder
         refused = send(again, replace(request, **other))
-        assert "request 1 of run 1 has come before, and was another" in refused.refusal
+        assert "request 1 of run 1 came before, with other content" in refused.refusal
         assert (refused.update, refused.later) == (None, False)
         assert again.handle(encode(request)) == first
         assert again.handle(bytearray(encode(request))) == first

@@ -288,7 +288,7 @@ def test_a_kept_history_that_is_none_is_told(tmp_path: Path) -> None:
         for turn in engine.rounds(0, 1):
             engine.sum("give")
             turn.commit(State(1), {}, evaluated=True)
-    with pytest.raises(ModelError, match="begin anew without it"):
+    with pytest.raises(ModelError, match="start again without it"):
         net.engine(SITES[:3], summing=SecureSum(SITES[:3], job=JOB))
 
 
@@ -301,7 +301,7 @@ def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None
     assert total.included == ("a", "b", "d")
     assert torch.equal(total.tensors["w"], torch.full((3,), 3.0).double())
     assert [e.text for e in events if e.site == "c" and e.kind == "refused"] == [
-        "site 'c' laid its update out as the others did not"
+        "site 'c' arranged its update differently from the others"
     ]
     engine._least = 4
     net.came.clear()

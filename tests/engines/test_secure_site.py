@@ -73,7 +73,9 @@ def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() 
     two = seal.stage(request("@unmask", 11, attached=opening)).facts
     assert two["next_shares"] is None
     assert two["masks"] == one.facts["masks"]
-    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+    with pytest.raises(
+        RefusedError, match="no longer has an update for the secure sum"
+    ):
         seal.stage(request("@masked", 12, attached=attached))
 
 
@@ -86,10 +88,10 @@ def test_after_a_fresh_start_the_older_exchange_is_never_opened() -> None:
         seals["b"].stage(request("@keys", 10, stage(1)))
     later = replace(request("@keys", 10, stage(1)), run=2)
     seals["b"].stage(later)  # a new run counts anew, with new keys
-    with pytest.raises(RefusedError, match="run 1 of the secure sum is over"):
+    with pytest.raises(RefusedError, match="run 1 of the secure sum has ended"):
         seals["b"].stage(request("@unmask", 11, attached=opening))
     undone = replace(request("@masked", 12, attached=attached), counted={"c": 8})
-    with pytest.raises(RefusedError, match="has no update"):
+    with pytest.raises(RefusedError, match="no longer has an update"):
         seals["c"].stage(undone)
 
 
@@ -128,7 +130,9 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     """Each would otherwise be masked once more, in an exchange of the server's choice."""
     seals, attached, _ = exchanged(Update({"w": torch.ones(3)}))
     later = replace(request("@masked", 20, attached=attached), run=2)
-    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+    with pytest.raises(
+        RefusedError, match="no longer has an update for the secure sum"
+    ):
         seals["a"].stage(later)
     with pytest.raises(
         RefusedError, match="'give' is asked for outside the secure sum"
@@ -136,9 +140,13 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
         seals["b"].seal(request("give", 9), Update({"w": torch.ones(3)}), QUESTION)
     late, (others, _, _) = request("give", 9, preparing=True), exchanged(Update())
     assert others["c"].seal(late, Update({"w": torch.ones(3)}), QUESTION) == Attached()
-    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+    with pytest.raises(
+        RefusedError, match="no longer has an update for the secure sum"
+    ):
         others["c"].stage(request("@masked", 20, attached=attached))
-    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+    with pytest.raises(
+        RefusedError, match="no longer has an update for the secure sum"
+    ):
         seals["b"].stage(request("@masked", 20, attached=attached))
     again = seals["c"].stage(request("@masked", 20, attached=attached)).facts
     # only this exchange cannot take it twice

@@ -113,7 +113,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
         ({"model": {"characters": False}}, "has no input"),
         ({"synthetic": 3}, "synthetic is a value"),
         ({"synthetic": {"site": 3}}, "unknown key 'site'; did you mean 'sites'"),
-        ({"synthetic": {"sites": 0}}, "sites = 0: at least 1 is needed"),
+        ({"synthetic": {"sites": 0}}, "sites = 0: expected at least 1"),
         (
             {"synthetic": None},
             r"give either \[sites\.NAME\] tables or a \[synthetic\] table",
@@ -165,7 +165,7 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
             {"silos": {"numbr": 3}},
             r"\[silos\]: unknown key 'numbr'; did you mean 'number'",
         ),
-        ({"silos": {"number": 0}}, r"\[silos\]: number = 0: at least 1 is needed"),
+        ({"silos": {"number": 0}}, r"\[silos\]: number = 0: expected at least 1"),
         (
             {"silos": {"by": "ward"}},
             "by = 'ward': expected one of 'patient', 'document'",
@@ -190,7 +190,7 @@ def test_a_mistake_is_reported_with_its_table_and_key(
         ({"path": "x", "train": "y", "test": "z"}, "give either `path`"),
         ({"train": "x"}, "`train` is given without `test`"),
         ({"path": "x", "fraction": 0}, "fraction = 0"),
-        ({"path": "x", "fraction": 1.5}, r"fraction = 1\.5: at most 1 is needed"),
+        ({"path": "x", "fraction": 1.5}, r"fraction = 1\.5: expected at most 1"),
         ({"path": "x", "mask_overlap": -0.1}, "mask_overlap"),
         (
             {"path": "x", "valid_fraction": 0.5, "test_fraction": 0.5},
@@ -214,7 +214,7 @@ def test_a_mistake_is_reported_with_its_table_and_key(
         ),
         (
             {"path": "x", "max_sentences": -1},
-            "max_sentences = -1: at least 0 is needed",
+            "max_sentences = -1: expected at least 0",
         ),
         ({"path": "x", "where": "nw"}, "where = 'nw': expected KEY=VALUE"),
         ({"path": "x", "share": "4/3"}, "share = '4/3': expected a part and"),

@@ -122,14 +122,14 @@ def test_no_command_changes_a_run_in_progress(runs: Runs) -> None:
     live = runs.training()
     live.send_signal(signal.SIGSTOP)  # alive, but not done before we have looked
     before = runs.files()
-    who = rf"run: in use by process {live.pid} on .* simulate job.toml --out run\)"
+    who = rf"run is in use by process {live.pid} on .* simulate job.toml --out run\)"
     for options in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(BusyError, match=who):
             runs.here(**options)
     other = runs.begin("--overwrite", "--set", "seed=9")
     _, told = other.communicate(timeout=120)
     assert other.returncode == 2
-    assert re.fullmatch(rf"error: {who}: wait for its end, or end it\n", told)
+    assert re.fullmatch(rf"error: {who}: wait until it ends, or stop it\n", told)
     assert runs.files() == before
     live.send_signal(signal.SIGCONT)
     _, told = live.communicate(timeout=120)

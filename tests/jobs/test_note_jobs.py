@@ -55,11 +55,11 @@ def all_texts(site: SiteNotes) -> list[str]:
         ({"sites": {"a": {"paths": ["x", "x"]}}}, "a path is named twice"),
         (
             {"sites": {"a": {"path": "x", "valid_fraction": 1}}},
-            "valid_fraction = 1: less than 1 is needed",
+            "valid_fraction = 1: expected less than 1",
         ),
         (
             {"sites": {"a": {"path": "x", "max_notes": -1}}},
-            "max_notes = -1: at least 0 is needed",
+            "max_notes = -1: expected at least 0",
         ),
         ({"sites": {"a": {"path": "x", "types": ["A"]}}}, "unknown key 'types'"),
         (

@@ -333,7 +333,8 @@ def test_an_unnamed_column_is_refused_and_can_be_named(
     path = tmp_path / "notes.csv"
     path.write_bytes(table("id,body", [["1", TEXTS[0]]]))
     with pytest.raises(
-        DataError, match="no column of this table is known to hold notes: name it"
+        DataError,
+        match="no column of this table is recognised as the text of notes: name it",
     ):
         predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     predict(

@@ -46,7 +46,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for cell in book.cells
         if cell.cell_type == "code" and cell.outputs
     ]
-    assert "notes.jsonl:3: 3:30 is no stretch of the text (8 characters)" in shown[0]
+    assert "notes.jsonl:3: 3:30 is not a span of the text (8 characters)" in shown[0]
     assert shown[1] == "[2, 2, 0]"
     assert "'federated': " in shown[2]
     # three sites and their mean, alone and federated

@@ -123,7 +123,7 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     titles = [str(table.title) for table in result_tables(result)]
     assert titles[-1].startswith("federated against the mix of two own models")
     page = write_report(out).read_text("utf-8")
-    assert "Against the mix of two own models" in page
+    assert "Compared with the mix of two own models" in page
     other = personal(
         bert,
         conditions=["own-mix", "federated"],

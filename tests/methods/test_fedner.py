@@ -965,7 +965,7 @@ def test_a_checkpoint_of_another_form_is_one_error_at_the_server(sites) -> None:
         state = make(None).state()
         make(state)
         for wrong in damaged(state):
-            with pytest.raises(ModelError, match="begin anew without it"):
+            with pytest.raises(ModelError, match="start again without it"):
                 make(wrong)
 
 
@@ -976,5 +976,8 @@ def test_a_checkpoint_of_another_form_is_one_error_at_a_site(sites) -> None:
     state = member.state()
     for wrong in damaged(state):
         other = fedner.Site(sites[0], config(sites[:1]))
-        with pytest.raises(ModelError, match="begin anew"), restoring("here"):
+        with (
+            pytest.raises(ModelError, match="start again without it"),
+            restoring("here"),
+        ):
             other.restore(wrong)

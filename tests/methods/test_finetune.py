@@ -134,7 +134,7 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
 
 
 def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
-    """With the types that are taken over; of a job whose types are not known yet all of
+    """With the types that are reused; of a job whose types are not known yet all of
     them."""
     earlier = build_model(
         TokenClassifierConfig(encoder=str(bert)), TagSet(("Dose", "ADR")), 7
@@ -151,7 +151,7 @@ def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
             made = method.METHOD.config_class(model=model, tags=TagSet(types), **given)
             warnings = method.METHOD.list_warnings(made)
             assert len(warnings) == bool(told)
-            assert not told or f"outputs for {told} are taken over" in warnings[0]
+            assert not told or f"outputs for {told} are reused" in warnings[0]
         other = replace(made, model=replace(model, encoder=str(bert)))
         assert method.METHOD.list_warnings(other) == ()
     begun = finetune.initial(Config(model=model, tags=TagSet(("Drug", "ADR"))))

@@ -359,7 +359,7 @@ def test_bfloat16_rounds(bert: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_cycle_needs_something_to_judge_by(bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="no site holds anything out"):
+    with pytest.raises(TrainingError, match="no site has held-out data"):
         train([site_notes("a", notes(1, 4, 4))], config(bert, keep_cycle=-1), tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_one_list_is_answered_and_only_that_again() -> None:
     assert run.sites[A].unmask(fair) == answer
     assert run.sites[A].unmask(replace(fair, survivors=(D, C, B, A))) == answer
     run.sites[B].confirm(run.requests[B])
-    with pytest.raises(RefusedError, match="another list of survivors was asked"):
+    with pytest.raises(RefusedError, match="another list of survivors was answered"):
         run.sites[B].unmask(replace(run.requests[B], survivors=(A, B, D), dropped=(C,)))
     assert set(run.sites[B].unmask(run.requests[B]).keys) == set()
 

@@ -211,7 +211,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     evil = '<img src=x onerror="alert(1)">&'
     values = summary()
     values["title"] = values["command"] = evil
-    values["notes"] = [evil]
+    values["notes"] = [evil, f"`{evil}`"]
     values["config"] = {evil: [evil], "inner": {evil: evil}}
     site = values["sites"].pop("ncbi")
     site[evil] = site.pop("pooled")
@@ -233,6 +233,13 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     )
     assert any(evil in cell for row in tree.rows for cell in row)
     assert charts(page)
+
+
+def test_backticks_in_a_remark_mark_code(tmp_path: Path) -> None:
+    remark = "lower `learning_rate`, or see `fednotes check`"
+    page = report(tmp_path, summary() | {"notes": [remark]}, metrics())
+    shown = "lower <code>learning_rate</code>, or see <code>fednotes check</code>"
+    assert f"<li>{shown}</li>" in page
 
 
 @pytest.mark.parametrize("key", [*summary(), *metrics()[0], "all"])

@@ -267,7 +267,7 @@ def test_nothing_and_words_without_sub_words(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "rank = 0: at least 1 is needed"),
+        ({"rank": 0}, "rank = 0: expected at least 1"),
         ({"layer": -1}, "layer = -1"),
         ({"dropout": 1.0}, "dropout = 1.0"),
         ({"alpha": 0.0}, "alpha = 0.0"),

@@ -157,7 +157,7 @@ def test_a_backbone_may_have_moved_but_not_changed(which: str, tmp_path: Path) -
     assert load_model(tmp_path / "again").predict(DOCUMENTS) == model.predict(DOCUMENTS)
     write_backbone(there, "bart" if which == "prompt-bart" else "bert", seed=1)
     with pytest.raises(
-        ModelError, match="is another one: name the right folder as backbone"
+        ModelError, match="is another one: give the encoder's path with `backbone`"
     ):
         load_model(tmp_path / "model", backbone=str(there))
 

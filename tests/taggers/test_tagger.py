@@ -304,9 +304,9 @@ def test_contextual_features(layers: int, project: int) -> None:
         ({"dropout": "0.1"}, "dropout = '0.1': expected a number"),
         ({"cnn_widths": [3, 3]}, "distinct widths"),
         ({"cnn_widths": []}, "distinct widths"),
-        ({"cnn_filters": -1}, "cnn_filters = -1: at least 0 is needed"),
-        ({"char_max": 2}, "char_max = 2: at least 3 is needed"),
-        ({"dropout": 1.0}, "dropout = 1.0: less than 1 is needed"),
+        ({"cnn_filters": -1}, "cnn_filters = -1: expected at least 0"),
+        ({"char_max": 2}, "char_max = 2: expected at least 3"),
+        ({"dropout": 1.0}, "dropout = 1.0: expected less than 1"),
         ({"train_words": True}, "needs word_vectors"),
         ({"project": 5}, "needs contextual"),
         ({"tagger": ["elmoner"]}, "unknown tagger"),
@@ -350,7 +350,7 @@ def test_word_vectors_may_have_moved_but_not_changed(
     loaded = load_model(path, word_vectors=there)
     assert loaded.predict(_documents()) == tagger.predict(_documents())
     there.write_text(there.read_text().replace("took", "take"))
-    with pytest.raises(ModelError, match="other content: name the right file"):
+    with pytest.raises(ModelError, match="other content: put the right file there"):
         load_model(path, word_vectors=there)
 
 

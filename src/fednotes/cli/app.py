@@ -52,7 +52,7 @@ from fednotes.core.errors import (
     ConfigError,
     DataError,
     FednotesError,
-    ParameterError,
+    NamesParameters,
     Problem,
     fold_problems,
 )
@@ -150,7 +150,7 @@ def simulate(
     for setting in settings or ():
         if seeds and setting.partition("=")[0].strip() == "seed":
             raise ConfigError(
-                "--seeds and --set seed=… both name seeds: give one of them"
+                "--seeds and --set seed=… exclude each other: give one of them"
             )
     parsed = load_job(job, tuple(settings or ()))
     words = ["fednotes", "simulate", job, "--out", str(out)]
@@ -209,7 +209,9 @@ def _parse_label_map(label_map: list[str] | None) -> dict[str, str]:
     for pair in label_map or ():
         old, sign, new = pair.partition("=")
         if not sign or old in new_names:
-            raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
+            raise FednotesError(
+                f"--map {pair}: expected OLD=NEW, with a different OLD each time"
+            )
         new_names[old] = new
     return new_names
 
@@ -316,7 +318,9 @@ def evaluate(
         name.strip() for name in types.split(",") if name.strip()
     )
     if types and not chosen_types:
-        raise FednotesError(f"--types {types}: names no type")
+        raise FednotesError(
+            f"--types {types}: expected entity types, separated by commas"
+        )
     loaded = load(model, device, backbone, calibrated=False, dictionary=dictionary)
     evaluation = run(
         loaded,
@@ -507,10 +511,11 @@ def main() -> None:
         sys.exit(stopped.code)
     except DataError as error:
         fail(str(error), error.problems[1:])
-    except ParameterError as error:
-        fail(with_options(str(error)))
     except FednotesError as error:
-        fail(str(error))
+        message = str(error)
+        if isinstance(error, NamesParameters):
+            message = with_options(message)
+        fail(message)
     except typer.Abort:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output, such as `head`, has ended

@@ -47,16 +47,17 @@ SHORT = 60.0  # seconds that are too short to be announced
 # Tables of several seeds show only F1 of these, so that 80 columns are enough.
 _ONLY_F1 = ("relaxed", "relaxed_one_to_one")
 UNPAIRED = (
-    "without p: an unpaired interval, because the two models were not compared on the "
-    "same test documents here"
+    "no p: an unpaired interval, because the two models were not "
+    "compared on the same test documents"
 )
 OWN_MIX_WORDS = "the mix of two own models"
 ONE_TO_ONE = (
-    "any overlap: a mention is right if it touches one of the same type, so one long "
-    "mention can match several; one to one: each mention is in at most one pair"
+    "any overlap: a mention is right if it overlaps one of the same "
+    "type, so one long mention can match several; one to one: each "
+    "mention is in at most one pair"
 )
 LISTED_SITES = 10  # up to this many, a progress line shows the score of each site
-UNPROVEN = "says nothing: the attack fails without defence too"
+UNPROVEN = "proves nothing: the attack fails even without a defence"
 # The score in a progress line is the first of these that sites report.
 _LINE_SCORES = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))
 _DISEASE_MEASURES = (
@@ -679,14 +680,15 @@ def _comparison_notes(found: Comparison) -> Iterator[str]:
     """Yield what a reader of a comparison should know."""
     if found.kind == "macro F1":
         yield (
-            "a class counts where either model knows it, in reports where its own does"
+            "a class counts if either model knows it; in reports, if the "
+            "model itself does"
         )
     for test in found.tests.values():
         excludes_zero = test.low > 0 or test.high < 0
         if excludes_zero != (test.p_value < ALPHA):
             yield (
-                "where the interval and p disagree, as with few and skewed resamples, "
-                "claim no difference"
+                "if the interval and p disagree, as they can with few test "
+                "documents, claim no difference"
             )
             break
     for site, (first, second) in found.one_to_one.items():
@@ -716,8 +718,8 @@ def audit_table(audit: Audit) -> Table:
             cells = [success, number_of(leak.control), number_of(leak.chance)]
         table.add_row(Text(leak.attack), *cells, Text(remark))
     table.caption = (
-        "share of what is present that is named at 1 % false alarms, in %; intervals "
-        "are 95 %"
+        "success: fraction of the present items that the attack names at "
+        "1 % false alarms; all numbers in %, intervals 95 %"
     )
     return table
 

@@ -19,6 +19,7 @@ from fednotes.cli.shared import (
     console,
     say,
     tell,
+    with_options,
 )
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, fold_problems
@@ -138,7 +139,10 @@ def corpus_overlap(
     from fednotes.data.overlap import MIN_WORDS, NGRAM, index_documents, shared_text
 
     indexes = [index_documents(read(path, encoding=encoding)) for path in documents]
-    title = f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} in a row"
+    title = (
+        f"shared text: sentences of {MIN_WORDS} words or more, and "
+        f"{NGRAM} words in a row"
+    )
     heads = (
         "notes",
         "documents",
@@ -191,7 +195,10 @@ def corpus_formats(
         for line in [heads, ["---"] * len(heads), *lines]:
             say(f"| {' | '.join(line)} |")
         return
-    title = "formats, and what is kept of a document in those that can be written"
+    title = (
+        "formats, and what each keeps of a document; dashes mark formats "
+        "that cannot be written"
+    )
     table = sheet(*heads, left=len(heads), title=title)
     for line in lines:
         table.add_row(*line)
@@ -238,7 +245,8 @@ def convert(
             encoding=encoding,
         )
     except LossyError as error:
-        print(f"error: {one_line(error, None)}", file=sys.stderr)
+        message = with_options(str(error))
+        print(f"error: {one_line(message, None)}", file=sys.stderr)
         sys.exit(1)
     if problems.number:
         say(f"left out of {source}: {problems}")
@@ -275,7 +283,7 @@ def corpus_synthesise(
     from fednotes.data.synthetic import generate, write_sites
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FednotesError(f"{out} is not an empty folder")
+        raise FednotesError(f"{out} is not an empty folder: name a new or empty one")
     generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
     write_sites(generated, out, format.value)
     say(f"{len(generated)} sites in {out}; next: fednotes corpus stats {out}/*/train*")

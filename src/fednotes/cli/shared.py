@@ -67,7 +67,9 @@ Yes = Annotated[
     bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")
 ]
 Device = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1 …")]
-SKIP_REMEDY = '--on-error skip (on_error = "skip" of a job\'s site) leaves these out'
+SKIP_REMEDY = (
+    '--on-error skip (in a job, on_error = "skip" of the site) leaves these out'
+)
 
 
 # ---- output --------------------------------------------------------------------------
@@ -86,7 +88,12 @@ def tell(notes: Iterable[str]) -> None:
 
 
 # Options that are named unlike the parameter of the function behind the command.
-_OPTIONS = {"settings": "--set", "label_map": "--map", "read_as": "--from"}
+_OPTIONS = {
+    "settings": "--set",
+    "label_map": "--map",
+    "read_as": "--from",
+    "replace_root": "--new-root",
+}
 _PARAMETER = re.compile("`([a-z_]+)`")
 
 

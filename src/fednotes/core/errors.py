@@ -5,6 +5,7 @@
     ├── ConfigError      a setting is unknown, missing or impossible
     │   └── ParameterError    parameters of a function do not fit
     ├── ModelError       a model, vector file or encoder cannot be used
+    │   └── MovedError        a file that a saved model needs is not in its place
     ├── BusyError        another process works in the same folder
     ├── TrainingError    training cannot continue
     │   └── LossError    a site's loss is not finite
@@ -113,16 +114,23 @@ class ConfigError(FednotesError):
     """A setting is unknown, missing or impossible."""
 
 
-class ParameterError(ConfigError):
-    """The parameters of a function do not fit.
+class NamesParameters:
+    """Marks errors whose messages name parameters in backticks: "choose another `out`".
 
-    The message names parameters in backticks: "give another `out`". The command line
-    shows them as its options: "give another --out".
+    The command line shows them as its options: "choose another --out".
     """
+
+
+class ParameterError(ConfigError, NamesParameters):
+    """The parameters of a function do not fit."""
 
 
 class ModelError(FednotesError):
     """A model directory, vector file or encoder cannot be used."""
+
+
+class MovedError(ModelError, NamesParameters):
+    """A file that a saved model needs has moved, or another one is in its place."""
 
 
 class BusyError(FednotesError):
@@ -157,7 +165,7 @@ class MissingExtra(FednotesError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"this needs the package {package!r}: pip install 'fednotes[{extra}]'"
+            f"the package {package!r} is not installed: pip install 'fednotes[{extra}]'"
         )
 
 

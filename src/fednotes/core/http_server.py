@@ -71,7 +71,9 @@ async def read_body(
                     parts.append(part)
     except TimeoutError:
         raise Refused(
-            408, "the body did not come in time", connection="close"
+            408,
+            f"the body did not arrive within {seconds:g} seconds: send it again",
+            connection="close",
         ) from None
     return b"".join(parts)
 
@@ -80,7 +82,7 @@ def too_large(max_bytes: int) -> Refused:
     """Return the refusal of a request of more than `max_bytes` bytes."""
     return Refused(
         413,
-        f"a request has at most {max_bytes:,} bytes: send less at a time",
+        f"a request may have at most {max_bytes:,} bytes: send less at a time",
         connection="close",
     )
 
@@ -198,9 +200,9 @@ def run(
         else:
             server.run()
     except (SystemExit, OverflowError):
-        where = f"{host}:{port}: nothing can listen there"
         raise FednotesError(
-            f"{where}: is the port in use, or the address another's?"
+            f"{host}:{port}: the server cannot listen there: choose a free port and an "
+            "address of this machine"
         ) from None
 
 

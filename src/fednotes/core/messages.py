@@ -281,7 +281,7 @@ def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
     kind, header, body = _open_frame(memoryview(frame), checked=checked)
     descriptions = [header.pop(name, None) for name in ("tensors", "attached")]
     facts = header.pop("facts", None)
-    _require(isinstance(facts, dict), "no table of facts")
+    _require(isinstance(facts, dict), "the facts are not a table")
     values = _read_fields(kind, header)
     tensors, attached_tensors = _tensors(descriptions, frame, body)
     attached = Attached(facts, attached_tensors)
@@ -336,7 +336,8 @@ def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any]
     """
     if len(view) < HEAD.size:
         raise WireError(
-            f"{len(view)} bytes are not a message: its head alone has {HEAD.size}"
+            f"{len(view)} bytes are too few for a message, whose head alone "
+            f"has {HEAD.size}"
         )
     magic, version, kind, zero, header_bytes, body_bytes, digest = HEAD.unpack_from(
         view
@@ -348,13 +349,18 @@ def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any]
             "both sides must run the same version of fednotes"
         )
     _require(kind in (REQUEST, REPLY) and zero == 0, "an unknown kind of message")
-    _require(not any(view[HEAD.size - 12 : HEAD.size]), "bytes where zeros belong")
+    _require(
+        not any(view[HEAD.size - 12 : HEAD.size]),
+        "other bytes than zeros where zeros belong",
+    )
     _require(header_bytes <= MAX_HEADER, "the header is too long")
     body = HEAD.size + header_bytes
     if len(view) != body + body_bytes:
-        raise WireError(f"a message of {body + body_bytes:,} bytes, {len(view):,} came")
+        raise WireError(
+            f"expected a message of {body + body_bytes:,} bytes, received {len(view):,}"
+        )
     is_intact = checked or hashlib.sha256(view[HEAD.size :]).digest() == digest
-    _require(is_intact, "damaged on its way")
+    _require(is_intact, "damaged in transit")
     raw = view[HEAD.size : body]
     try:
         text = str(raw, "ascii")
@@ -392,11 +398,11 @@ def _tensors(
     view = memoryview(frame)
     parts: list[dict[str, _Place]] = []
     for description in descriptions:
-        _require(isinstance(description, list), "no list of tensors")
+        _require(isinstance(description, list), "the tensors are not a list")
         places: dict[str, _Place] = {}
         for entry in description:
             name, dtype, shape = _read_description(entry)
-            _require(name not in places, f"tensor {name!r} comes twice")
+            _require(name not in places, f"tensor {name!r} occurs twice")
             end = offset + math.prod(shape) * dtype.itemsize
             next_offset = offset + -(-(end - offset) // ALIGN) * ALIGN
             is_inside = next_offset <= len(view)
@@ -421,7 +427,7 @@ def _tensors(
 def _read_description(entry: Any) -> tuple[str, torch.dtype, list[int]]:
     """Return the name, type and shape in the header's entry of one tensor."""
     is_entry = isinstance(entry, list) and len(entry) == 3
-    _require(is_entry, "a tensor without name, type and shape")
+    _require(is_entry, "a tensor lacks its name, type or shape")
     name, type_name, shape = entry
     _require(_is_name(name), "a tensor without a name")
     dtype = DTYPES.get(type_name) if isinstance(type_name, str) else None

@@ -52,7 +52,7 @@ def require_file(mode: int) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
         raise NotAFile(
-            errno.EINVAL, f"{kind}, and only files are read: put one in its place"
+            errno.EINVAL, f"{kind}, but only files are read: put a file in its place"
         )
 
 
@@ -135,9 +135,9 @@ def parse_json(
     except RecursionError:
         raise JsonError(f"nested too deep: over {bounds.JSON_DEPTH} levels") from None
     except MemoryError:
-        raise JsonError("more than there is memory for") from None
+        raise JsonError("too large for the memory of this machine") from None
     except ValueError:  # an integer of thousands of digits
-        raise JsonError("a number that is too long") from None
+        raise JsonError("a number with too many digits") from None
     return value
 
 
@@ -179,14 +179,14 @@ def _is_deeper(value: Any, most: int) -> bool:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise JsonError("a name comes twice in a table")
+        raise JsonError("a name occurs twice in an object")
     return table
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise JsonError("NaN or Infinity, which JSON does not have")
+        raise JsonError("NaN or Infinity, which JSON does not allow")
     return number
 
 

@@ -68,12 +68,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         with open(path, "rb", opener=open_regular) as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES or raw.count(b".") > MAX_DOTS:
-            raise ConfigError(f"{path}: too large for a file that a person wrote")
+            raise ConfigError(
+                f"{path}: too large for a TOML file that a person wrote: is it "
+                "the right file?"
+            )
         return tomllib.loads(raw.decode("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{path}: is a folder, a TOML file is needed") from error
+        raise ConfigError(f"{path} is a folder: name a TOML file") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
@@ -273,7 +276,7 @@ def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> s
     limits = first.get("ctx", {})
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"{place_prefix(where)}{assignment}: {words} {limits[name]:g} is needed"
+        return f"{place_prefix(where)}{assignment}: expected {words} {limits[name]:g}"
     if kind == "literal_error":
         expected = f"expected one of {limits['expected'].replace(' or ', ', ')}"
     else:

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import BusyError, FednotesError, on_disk
 
-_UNCHANGED = "; what was there before is unchanged"
+_UNCHANGED = "; the earlier content is unchanged"
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
 _MAX_LINKS = 40  # in a chain of links, as the operating system has it
 ATTEMPTS = 5  # to rename a folder while other processes rename theirs
@@ -142,7 +142,7 @@ def make_private(folder: Path) -> dict[Path, int]:
                 except PermissionError as error:
                     raise FednotesError(
                         f"{path}: belongs to another user of this machine, and others "
-                        "can open it: use a folder of your own"
+                        "can open it: use a folder that you own"
                     ) from error
                 closed[path] = stat.S_IMODE(mode)
     return closed
@@ -443,8 +443,8 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
         raise PermissionError(
             errno.EPERM,
-            f"another user of this machine has put {kind} there: write into a folder "
-            "of your own",
+            f"another user of this machine has put {kind} there: write to a "
+            "folder of your own",
         )
 
 
@@ -506,8 +506,8 @@ def _acquire(folder: Path) -> tuple[int, int]:
             if os.fstat(lock_descriptor).st_nlink > 1:
                 # What is written into it would appear in another file.
                 raise FednotesError(
-                    f"{folder / LOCK}: is a hard link to another file: delete it, if "
-                    "no other command is running there"
+                    f"{folder / LOCK} is a hard link to another file: delete it if no "
+                    "other command is using this folder"
                 )
 
             _lock_or_raise(folder, lock_descriptor)
@@ -539,12 +539,16 @@ def _lock_or_raise(folder: Path, descriptor: int) -> None:
         if not lock(descriptor, wait=False):
             raw = os.pread(descriptor, _MAX_OWNER_BYTES, 0)
             owner = clean(raw.decode("utf-8", "replace")) or "another process"
-            raise BusyError(f"{folder}: in use by {owner}: wait for its end, or end it")
+            raise BusyError(
+                f"{folder} is in use by {owner}: wait until it ends, or stop it"
+            )
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
         logger.warning(
-            "%s: this file system has no locks: start nothing else there", folder
+            "%s: this file system has no locks, so nothing stops a second "
+            "command from using the folder: run one at a time",
+            folder,
         )
 
 

@@ -98,9 +98,9 @@ def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
         ]
     if not _is_scalar(value):
         raise RefusedError(
-            f"{where or 'the job'}: a {type(value).__name__} that is no JSON value; a "
-            "job is a table of text, numbers, yes or no, lists and tables, and never "
-            "carries code"
+            f"{where or 'the job'}: a {type(value).__name__} is not a JSON "
+            "value: a job contains text, numbers, true or false, lists and "
+            "tables, and never code"
         )
     return value
 

@@ -215,7 +215,8 @@ def load_state(
             )
         if manifest["sha256"].keys() != {TENSORS, FACTS}:
             raise ModelError(
-                f"{path / MANIFEST}: damaged (not a checksum for each file)"
+                f"{path / MANIFEST}: damaged (it does not have a checksum for "
+                "each file)"
             )
         for name, digest in manifest["sha256"].items():
             if _digest(path / name) != digest:
@@ -250,7 +251,7 @@ def restoring(path: Path | str) -> Iterator[None]:
     ) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ModelError(
-            f"{path}: not a readable state folder ({reason}): begin anew without it"
+            f"{path}: not a readable state folder ({reason}): start again without it"
         ) from error
 
 

@@ -56,9 +56,9 @@ _BINARY = (
         _UNPACK,
     ),
     (b"PK\x05\x06", "an empty ZIP archive", _UNPACK),
-    (b"\x1f\x8b", "data packed by gzip", "let its name end in .gz"),
-    (b"\x28\xb5\x2f\xfd", "data packed by Zstandard", "let its name end in .zst"),
-    (b"\xfd7zXZ\x00", "data packed by xz", _UNPACK),
+    (b"\x1f\x8b", "data compressed by gzip", "let its name end in .gz"),
+    (b"\x28\xb5\x2f\xfd", "data compressed by Zstandard", "let its name end in .zst"),
+    (b"\xfd7zXZ\x00", "data compressed by xz", _UNPACK),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _UNPACK),
     (b"SQLite format 3\x00", "an SQLite database", "export its table of notes as CSV"),
     (b"\x89PNG", "an image", _EXPORT),
@@ -70,7 +70,7 @@ _BINARY = (
 _BINARY_WITH_NUL = (
     (b"PAR1", "a Parquet file", "name its format, parquet"),
     (b"ARROW1", "an Arrow file", "name its format, parquet"),
-    (b"BZh", "data packed by bzip2", _UNPACK),
+    (b"BZh", "data compressed by bzip2", _UNPACK),
     (b"GIF8", "an image", _EXPORT),
 )
 _DICOM = (128, b"DICM")
@@ -196,7 +196,7 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
         return (
             f'{fact}: name the encoding that the file has, such as encoding = "cp1252"'
         )
-    return f"{fact}, which its byte-order mark says: is the file complete?"
+    return f"{fact}, although its byte-order mark says so: is the file complete?"
 
 
 def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:

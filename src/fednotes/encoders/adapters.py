@@ -368,7 +368,7 @@ def targets(
 
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
-    remedy = "take an encoder such as BERT"
+    remedy = "use an encoder such as BERT"
     if stacked and which == "attention":
         remedy = other
     raise ConfigError(

@@ -135,7 +135,9 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise ModelError(f"{path}: not a readable HDF5 file; fetch it again") from error
+        raise ModelError(
+            f"{path}: not a readable HDF5 file; download it again"
+        ) from error
 
     def read(name: str, *shape: int | None) -> Tensor:
         try:

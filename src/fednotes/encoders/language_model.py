@@ -248,7 +248,7 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
 
     width, heads = size_of("width"), size_of("heads")
     if width % heads:
-        raise ConfigError(f"width = {width} cannot be shared by {heads} heads")
+        raise ConfigError(f"width = {width} is not a multiple of heads = {heads}")
 
 
 def cross_entropy(
@@ -626,7 +626,8 @@ class LanguageModel(nn.Module):
         is_free = is_model or not directory.exists()
         if not is_free and (directory.is_file() or any(directory.iterdir())):
             raise ModelError(
-                f"{directory}: holds something else than a model; name another"
+                f"{directory}: contains something other than a model; name "
+                "another folder"
             )
         for name, parameter in self.trainable().items():
             if not torch.isfinite(parameter).all():

@@ -331,8 +331,8 @@ def _next_run(directory: Path, job: str) -> int:
             ) from error
         if stored_job != job:
             raise ModelError(
-                f"{directory}: holds job {stored_job[:12]}, this is job {job[:12]}: "
-                "take another folder"
+                f"{directory}: holds job {stored_job[:12]}, this is job "
+                f"{job[:12]}: use another folder"
             )
     write_json(path, {"job": job, "run": run + 1})
     return run + 1

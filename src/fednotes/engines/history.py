@@ -124,9 +124,9 @@ class Journal:
             )
         if version != VERSION:
             raise ModelError(
-                f"site {self._site!r}: another version of fednotes wrote this job in "
-                f"{place}: end it with that version, or delete {place}, and the site "
-                "starts again"
+                f"site {self._site!r}: another version of fednotes wrote this job "
+                f"in {place}: finish it with that version, or delete {place}, and "
+                "the site starts again"
             )
 
     @property
@@ -209,8 +209,8 @@ class Journal:
             return None
         if earlier.run == run:
             raise RefusedError(
-                f"site {self._site!r}: request {number} of run {run} has come before, "
-                "and was another: the server must start a new run"
+                f"site {self._site!r}: request {number} of run {run} came before, "
+                "with other content: the server must start a new run"
             )
         return None
 
@@ -610,7 +610,7 @@ class Opened:
         earlier = self._survivors.get(question)
         if earlier is not None and set(earlier) != set(survivors):
             raise RefusedError(
-                f"site {self._site!r}: a sum of this very task was opened before, over "
+                f"site {self._site!r}: a sum of this task was opened before, over "
                 f"the sites {', '.join(earlier)}; it is not opened over others"
             )
 

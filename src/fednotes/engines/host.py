@@ -226,8 +226,9 @@ class SiteHost:
             )
         if (request.run, request.number) < (self._run, self._newest):
             raise RefusedError(
-                f"site {self._name!r}: request {request.number} of run {request.run} "
-                f"is old, request {self._newest} of run {self._run} has come"
+                f"site {self._name!r}: request {request.number} of run "
+                f"{request.run} is old: request {self._newest} of run {self._run} "
+                "has come since"
             )
         if self._name not in request.counted:
             raise RefusedError(f"the request does not name site {self._name!r}")
@@ -346,8 +347,9 @@ class SiteHost:
         means_earlier = request.first and bool(request.told)
         if means_earlier and not tensors and request.told != self._told:
             raise RefusedError(
-                f"site {self._name!r}: the request means the tensors of request "
-                f"{request.told}, the last that came are of request {self._told}"
+                f"site {self._name!r}: the request refers to the tensors of "
+                f"request {request.told}, but the last ones received are of "
+                f"request {self._told}"
             )
         if tensors:
             self._told = request.number
@@ -391,7 +393,7 @@ class SiteHost:
             if path is None:
                 newest = self._journal.states[-1]
                 self._journal.undo_to(newest)
-                raise ModelError(f"the requests from {newest} to {last} are not whole")
+                raise ModelError(f"the requests from {newest} to {last} are incomplete")
             start, steps = path
             try:
                 self._site = self._rebuild(start, steps)

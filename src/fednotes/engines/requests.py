@@ -440,7 +440,7 @@ class Participants:
             self._report(
                 "behind",
                 site,
-                f"has lost its state and goes on from request {reply.has}",
+                f"has lost its state and continues from request {reply.has}",
             )
             self.counted[site] = reply.has
             self.knows.pop(site, None)

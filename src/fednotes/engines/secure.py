@@ -262,7 +262,7 @@ class SecureSeal:
         pending = self._pending
         if pending is None or request.counted.get(self._site) != pending.number:
             raise RefusedError(
-                f"site {self._site!r} has no update for the secure sum any more"
+                f"site {self._site!r} no longer has an update for the secure sum"
             )
         terms = wire.read(wire.Terms, request.attached.facts)
         try:
@@ -368,7 +368,7 @@ class SecureSeal:
         """
         if run < self._run:
             raise RefusedError(
-                f"site {self._site!r}: run {run} of the secure sum is over"
+                f"site {self._site!r}: run {run} of the secure sum has ended"
             )
         if run > self._run:
             self._run = run
@@ -694,7 +694,8 @@ class SecureSum(Summing):
         for site in heard:
             if site not in survivors:
                 exchange.refuse(
-                    site, f"site {site!r} laid its update out as the others did not"
+                    site,
+                    f"site {site!r} arranged its update differently from the others",
                 )
         # With too few survivors the sites differ, as they would in a new exchange.
         self._require_enough(exchange, len(survivors), TrainingError)

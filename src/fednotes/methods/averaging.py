@@ -170,8 +170,8 @@ class Averaging(Aggregation):
         """
         if not BEST <= self.keep_cycle <= self.cycles:
             raise ConfigError(
-                f"keep_cycle = {self.keep_cycle}: one of the {self.cycles} cycles, "
-                "0 for the last, -1 for the best"
+                f"keep_cycle = {self.keep_cycle}: expected one of the "
+                f"{self.cycles} cycles, 0 for the last, or -1 for the best"
             )
         if self.accumulate > self.batch_size:
             raise ConfigError(
@@ -498,8 +498,8 @@ class Server(RoundServer):
         held_out = scores["held_out"]
         if self.best.wanted and held_out == -math.inf:
             raise TrainingError(
-                "keep_cycle = -1 asks for the best cycle, but no site holds anything "
-                "out to judge by: name a cycle, or 0 for the last"
+                "keep_cycle = -1 asks for the best cycle, but no site has "
+                "held-out data: name a cycle, or 0 for the last"
             )
         # A cycle of the warm-up is never kept.
         return self.round > self.before and self.best.judge(held_out, self.shared)

@@ -120,7 +120,8 @@ class Config(Averaging):
         super().__post_init__()
         if self.long_cycles > self.cycles:
             raise ConfigError(
-                f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}"
+                f"long_cycles = {self.long_cycles}: expected 0 to cycles = "
+                f"{self.cycles}"
             )
         if self.privacy and self.model.objective == "mlm+nsp":
             raise ConfigError(

@@ -265,7 +265,7 @@ def judge_spans(
                 is_right.append(span in gold_spans)
                 owners.append(index)
     if not owners:
-        raise DataError("the model finds nothing in these notes: give more of them")
+        raise DataError("the model finds nothing in these notes: give more notes")
     return (
         np.array(confidences, np.float64),
         np.array(is_right, bool),
@@ -377,7 +377,9 @@ def picture(curves: Mapping[str, Reliability], path: str | Path = ".png") -> byt
     """
     suffix = Path(path).suffix.lower() or str(path)
     if suffix not in PICTURES:
-        raise ConfigError(f"{path}: a picture is one of {', '.join(PICTURES)}")
+        raise ConfigError(
+            f"{path}: a picture is a file that ends in {', '.join(PICTURES)}"
+        )
     buffer = io.BytesIO()
     _figure(curves).savefig(buffer, format=suffix[1:])
     return buffer.getvalue()

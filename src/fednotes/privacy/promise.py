@@ -90,11 +90,12 @@ class Privacy:
         for name, value in (("noise", self.noise), ("counts", self.counts)):
             if value and value < LEAST_NOISE:
                 raise ConfigError(
-                    f"{name} = {value}: at least {LEAST_NOISE}, or nothing is hidden"
+                    f"{name} = {value}: expected at least {LEAST_NOISE}, because less "
+                    "noise hides nothing"
                 )
         if self.counts and self.unit == "sentence":
             raise ConfigError(
-                f"counts = {self.counts}: they are of whole notes: set unit = "
+                f"counts = {self.counts}: counts are of whole notes: set unit = "
                 '"document" or "patient", or leave counts out'
             )
 
@@ -138,9 +139,10 @@ class Promise:
             # With fewer, a dishonest server and they could open smaller sums.
             if opened < least:
                 raise ConfigError(
-                    f"colluding = {privacy.colluding}: a sum may be of {opened} of "
-                    f"{sites} sites; against so many, [federation] min_sites must be "
-                    f'{least} and more (of {sites}); or lower it, or set where = "site"'
+                    f"colluding = {privacy.colluding}: a sum may cover only {opened} "
+                    f"of {sites} sites, too few against so many: set [federation] "
+                    f"min_sites to at least {least} (of {sites}), lower colluding, or "
+                    'set where = "site"'
                 )
         noise = privacy.noise
         if not noise:
@@ -192,7 +194,7 @@ class Promise:
 
     def __str__(self) -> str:
         own = self.privacy
-        adversary = "anybody" if self.shares == 1 else "whoever sees sums alone"
+        adversary = "anybody" if self.shares == 1 else "whoever sees only sums"
         epsilon = math.ceil(100 * self.epsilon() - 1e-9) / 100
         counts = ""
         if own.counts:

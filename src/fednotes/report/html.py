@@ -9,6 +9,7 @@ a file lacks is left out of the page. The coordinates of charts are computed her
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.parsing import mapping, number
@@ -150,7 +152,13 @@ def environment(*packages: str) -> Environment:
         finalize=lambda value: one_line(value) if type(value) is str else value,
     )
     made.globals |= {"number": number, "most": _most}
+    made.filters["code"] = mark_code
     return made
+
+
+def mark_code(text: str) -> Markup:
+    """Return a message as HTML, in which backticks mark code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escape(one_line(text))))
 
 
 def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:

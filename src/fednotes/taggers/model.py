@@ -189,8 +189,8 @@ class Model(nn.Module, ABC):
     reads: ClassVar[type[PreparedCorpus]]
     encoder_key: ClassVar[str] = ""
     confidence_meaning: ClassVar[str] = (
-        "the CRF's marginal: how probable exactly this span with this label is, "
-        "given the text"
+        "the CRF's marginal: the probability of exactly this span with "
+        "this label, given the text"
     )
 
     def __init__(self, config: Any, tagset: TagSet) -> None:
@@ -567,7 +567,7 @@ def _sentence_of(
     place = f"characters {span.start} to {span.end}"
     if not 0 <= span.start < span.end <= len(document.text) or first >= last:
         raise DataError(
-            f"{place}: there is no word of the document, so nothing to explain"
+            f"{place}: there is no word of the document, so there is nothing to explain"
         )
     if last > encoded.bounds[sentence + 1]:
         raise DataError(

@@ -422,8 +422,8 @@ class PromptBart(Model):
     reads = PointerCorpus
     encoder_key = "backbone"
     confidence_meaning = (
-        "the product of the probabilities of its start, its end and its label when "
-        "each was written, among what could stand there"
+        "the product of the probabilities of its start, end and label, "
+        "each among all choices at that step"
     )
 
     def __init__(

@@ -37,7 +37,13 @@ from torch import Tensor
 from fednotes import __version__
 from fednotes.core import plugins
 from fednotes.core.allocation import OversizedModelError, bounded_allocation
-from fednotes.core.errors import ConfigError, ModelError, nearest, readable
+from fednotes.core.errors import (
+    ConfigError,
+    ModelError,
+    MovedError,
+    nearest,
+    readable,
+)
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import Mark, build, marked_fields, place_prefix
 from fednotes.core.store import write_folder
@@ -184,9 +190,7 @@ def _require_replaceable(path: Path) -> None:
     if not path.exists() or _is_described(path) or _is_saved_by_us(path):
         return
     if path.is_file() or any(path.iterdir()):
-        raise ModelError(
-            f"{path}: exists and is not a model's folder; name another one"
-        )
+        raise ModelError(f"{path} exists and is not a model's folder: name another one")
 
 
 def _fill(folder: Path, content: SavesItself | Mapping[str, bytes]) -> None:
@@ -317,9 +321,9 @@ def _build_described(
     except (ConfigError, OversizedModelError) as error:
         raise ModelError(f"{file}: {error}") from error
     except ModelError as error:
-        raise ModelError(
-            f"{path}: {error} (if it is elsewhere on this machine, name it as backbone "
-            "or word_vectors; in a command with --backbone)"
+        raise MovedError(
+            f"{path}: {error}; put it back, or give the new path of the encoder with "
+            "`backbone`"
         ) from error
     except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).partition("\n")[0][:200]
@@ -471,7 +475,7 @@ def _require_same_tables(path: Path, facts: dict[str, Any], model: Model) -> Non
             raise ModelError(
                 f"{path}: trained with word vectors {trained.get('name')!r} (SHA-256 "
                 f"{str(trained.get('sha256'))[:12]}…), but {vectors.path} has other "
-                "content: name the right file as word_vectors"
+                "content: put the right file there"
             )
 
     fingerprint = model.backbone_fingerprint
@@ -481,16 +485,16 @@ def _require_same_tables(path: Path, facts: dict[str, Any], model: Model) -> Non
     place = getattr(model.config, model.encoder_key)
     if "reading" not in trained:
         # A version wrote it whose fingerprints do not include the reading.
-        raise ModelError(
+        raise MovedError(
             f"{path}: trained with another encoder than {place!r}, or by an earlier "
-            "version of fednotes, which gave words to the encoder's tokenizer one by "
-            "one, without the blanks between them: name the encoder's right folder as "
-            "backbone (in a command with --backbone), or train the model again"
+            "version of fednotes, which passed words to the encoder's tokenizer one by "
+            "one, without the spaces between them: give the encoder's path with "
+            "`backbone`, or train the model again"
         )
-    raise ModelError(
+    raise MovedError(
         f"{path}: trained with the encoder {trained.get('name')!r} (fingerprint "
-        f"{str(trained.get('fingerprint'))[:12]}…), but {place!r} is another one: name "
-        "the right folder as backbone (in a command with --backbone)"
+        f"{str(trained.get('fingerprint'))[:12]}…), but {place!r} is another one: give "
+        "the encoder's path with `backbone`"
     )
 
 

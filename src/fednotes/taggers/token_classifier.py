@@ -801,14 +801,15 @@ def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -
     version = facts.get("version", "?")
     if "reading" in facts:
         raise ModelError(
-            f"{directory}: was trained on another reading of text "
-            f"({facts['reading']!r}) than this version of fednotes has ({READING!r}): "
+            f"{directory}: was trained with another way of reading text "
+            f"({facts['reading']!r}) than that of this version ({READING!r}): "
             f"install the version that wrote it ({version})"
         )
     raise ModelError(
-        f"{directory}: was trained by fednotes {version}, which gave words to the "
-        "tokenizer one by one, without the blanks between them; this version reads the "
-        "text itself: train the model again, or install the version that wrote it"
+        f"{directory}: was trained by fednotes {version}, which passed "
+        "words to the tokenizer one by one, without the spaces between "
+        "them; this version reads the text itself: train the model "
+        "again, or install the version that wrote it"
     )
 
 

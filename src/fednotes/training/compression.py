@@ -114,7 +114,9 @@ def unpack_total(total: Total, like: Tensors, sites: int) -> Total:
         TrainingError: Another site is in the sum, so digits may have carried.
     """
     if total.metric("part") > sites * (1 + 1e-9):
-        raise TrainingError("a site sent a change in a code that it had no part in")
+        raise TrainingError(
+            "a site sent a change in a code that it had no part in choosing"
+        )
     tensors = dict(total.tensors)
     for name, value in like.items():
         numbers = _unpack(tensors[name], value.numel(), sites)

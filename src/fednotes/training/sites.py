@@ -574,9 +574,11 @@ def begun_from(config: Any) -> tuple[str, ...]:
     if not types:
         return ()
     return (
-        "the encoder is an earlier classifier: its outputs for "
-        f"{', '.join(types)} are taken over, and the others begin anew; every site "
-        "must have this very folder",
+        (
+            "the encoder is an earlier classifier: its outputs for "
+            f"{', '.join(types)} are reused, and the others start at random; "
+            "every site must have this same folder"
+        ),
     )
 
 

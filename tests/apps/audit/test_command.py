@@ -79,7 +79,7 @@ def test_the_command_names_what_is_missing(
         json.dumps({"table": {**tagger_job().table, "seed": 3}})
     )
     for given, said in (
-        ((str(written),), "in --out"),
+        ((str(written),), "with --out"),
         (
             (str(written), "--out", str(tmp_path / "o"), "--site", "nobody"),
             "the job's sites are",
@@ -87,7 +87,7 @@ def test_the_command_names_what_is_missing(
         ((str(written), "--out", str(tmp_path / "o"), "--total", "9"), "go together"),
         ((str(tmp_path / "none"), "--out", str(tmp_path / "o")), "no such job file"),
         ((str(written), "--out", str(written)), "cannot be written"),
-        ((str(written), "--out", str(other)), f"{other}: a run of another job"),
+        ((str(written), "--out", str(other)), f"{other} is a run of another job"),
     ):
         with pytest.raises(SystemExit) as ended:
             run(monkeypatch, "audit", *given)

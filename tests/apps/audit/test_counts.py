@@ -68,4 +68,4 @@ def test_two_sums_that_differ_by_a_site_reveal_its_counts() -> None:
     update = replace(last.audited_update, metrics=nothing)
     scene.observe()[-1] = replace(last, audited_update=update)
     leak = run_attack(scene, "two sums")
-    assert leak.why == "no evaluation counts anything of the site"
+    assert leak.why == "no evaluation sends counts of the site"

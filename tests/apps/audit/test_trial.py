@@ -36,7 +36,7 @@ def test_an_adversary_who_sees_nothing_succeeds_by_chance() -> None:
     noise = torch.randn(2, 20_000, generator=generator)
     found = Trial.from_scores(noise[0], noise[1])
     assert found.low < CHANCE < found.high
-    with pytest.raises(ConfigError, match="something that is absent"):
+    with pytest.raises(ConfigError, match="no decoys to compare"):
         Trial.from_scores([1.0], [])
     for wrong in ([math.nan, 1.0], [math.inf]):  # would rank above all others
         with pytest.raises(ConfigError, match="not a finite number"):

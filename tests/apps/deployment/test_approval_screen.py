@@ -96,7 +96,7 @@ def test_an_approval_can_wait_for_the_request(kit: Path) -> None:
     told = given("approve", kit, "--yes", "--wait", "--timeout", "60")
     request.join()
     assert "waiting up to 60 s for a job that asks for approval" in told
-    assert "note: this site does not run" in told
+    assert "note: this site is not running" in told
     assert f"approved: ner ({table_fingerprint(JOB)[:12]})" in told
 
 
@@ -274,7 +274,7 @@ def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -
     asked(kit, JOB)
     told = given("approve", kit, "--yes", "--key", tmp_path / "a", code=2)
     assert "its rules list no approvers: approve without --key" in told
-    assert "exists already" in given("key", "alice", "--out", tmp_path / "a", code=2)
+    assert "already exists" in given("key", "alice", "--out", tmp_path / "a", code=2)
 
 
 # audits
@@ -305,7 +305,7 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
 
     assert "there is no audit of this job" in approve(None, 2)
     for change in ({"site": "h2"}, {"fingerprint": "0" * 64}):
-        assert "are needed: fednotes audit" in approve(
+        assert "are needed: run fednotes audit" in approve(
             right.model_copy(update=change), 2
         )
     untried = Leak(attack="b", why="could not be tried: x")
@@ -318,11 +318,11 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     assert open_approvals(kit).decisions() == ()
     assert "the best attack, words, may be 0.090 above chance" in approve(right)
     assert "approved: ner" in given("approve", kit, table_fingerprint(table), "--yes")
-    assert "no audit.json there" in given(
+    assert "contains no audit.json" in given(
         "approve", kit, table_fingerprint(table), "--audit", kit, code=2
     )
     asked(kit, fewer := {**table, "sites": SITES[:2]})  # of which a sum tells more
-    assert "not those of the job's table" in approve(right, 2)
+    assert "other sites than the job's table" in approve(right, 2)
     assert not (kit / RULES / "audits" / table_fingerprint(fewer)).exists()
 
 
@@ -363,7 +363,7 @@ def screen(kit: Path, *tables: dict[str, Any]) -> str:
 def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
     told = screen(kit, notes_job([*SITES, "h4"]), notes_job(SITES))
     assert "other sites (h4), its notes here" in told
-    assert "warning: the sums of both jobs differ by few sites alone (h4)" in told
+    assert "warning: the sums of the two jobs differ only by a few sites (h4)" in told
 
 
 def test_as_many_other_sites_as_a_sum_needs_are_no_warning(kit: Path) -> None:

@@ -63,14 +63,12 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
         "unchanged"
     )
     (base / "cut.pem").write_bytes((kits / "trust.pem").read_bytes()[:-100])
-    assert "cut short" in given("kit", "trust", h1, base / "cut.pem")
+    assert "incomplete" in given("kit", "trust", h1, base / "cut.pem")
     assert "cannot be read" in given("kit", "trust", h1, base / "none.pem")
     assert "not a kit" in given("kit", "trust", base, kits / "trust.pem")
     assert "'h9' is not a kit of this project" in provisioned(base, "--revoke", "h9")
     given("kit", "trust", kits / "sites/h2", kits / "trust.pem")
-    assert "this kit does not work any more" in given(
-        "site", "status", kits / "sites/h2"
-    )
+    assert "this kit no longer works" in given("site", "status", kits / "sites/h2")
     assert any(
         "was revoked on" in check.message for check in preflight(kits / "sites/h2")
     )
@@ -81,7 +79,7 @@ def test_nothing_is_made_where_no_authority_is(base: Path) -> None:
     for words in (("--revoke", "h1"), ("--new-root",), ("--sign", "x"), ("--protect",)):
         told = given("provision", base / "project.toml", "--out", base / "new", *words)
         assert (
-            f"{base / 'new' / 'authority'}: holds no authority of project 'ward'"
+            f"{base / 'new' / 'authority'}: contains no authority of project 'ward'"
             in told
         )
     assert not (base / "new").exists()
@@ -94,14 +92,14 @@ def test_a_kit_is_renewed_by_two_files(
     intruders.redate(h1, (-300, 59))
     assert f"fednotes kit renew {h1}" in given("site", "status", h1)
     told = given("kit", "renew", h1)
-    assert "h1.request.pem: holds no secret" in told
+    assert "h1.request.pem: contains no secret" in told
     told = provisioned(base, "--sign", "h1.request.pem")
     assert "next: give h1.request.signed.pem to the kit's owner" in told
     real = processes.status
     with monkeypatch.context() as patch:
         running = processes.Status("h1", "site", 7, (), h1 / "log")
         patch.setattr(processes, "status", lambda kit: running)
-        assert "runs already" in given(
+        assert "is already running" in given(
             "kit", "renew", h1, "--take", "h1.request.signed.pem"
         )
     assert processes.status is real
@@ -215,9 +213,8 @@ def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
     (base / "kits/sites/h1").rename(base / "h1")
     told = provisioned(base, "--revoke", "h1")
     assert told.startswith("error: h1: its certificate is not on record")
-    assert "replace the root instead (--new-root)" in told
+    assert "use --new-root instead" in told
     provisioned(base, "--again", "h1")
     assert (
-        "h1: its earlier certificate is not on record, so it is still valid"
-        in caplog.text
+        "h1: its earlier certificate is not on record, so it stays valid" in caplog.text
     )

@@ -127,11 +127,11 @@ def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     assert f"still approved: job ({key[:12]})" in told
     told = given("approve", kit, code=2)
     assert (
-        f"fednotes site approve {kit} {table_fingerprint(other)[:12]}` takes back"
+        f"to approve it after all: fednotes site approve {kit} {table_fingerprint(other)[:12]}"
         in told
     )
     told = given("reject", kit, key[:8])
-    assert f"({key[:12]}), its approval is taken back" in told
+    assert f"({key[:12]}), its approval is withdrawn" in told
     assert open_approvals(kit).last_approved() is None
     assert f"approved: job ({key[:12]})" in given(
         "approve", kit, key[:6].upper(), "--yes"

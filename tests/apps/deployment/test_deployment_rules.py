@@ -374,9 +374,7 @@ def test_sites_with_other_encoders_are_named(site_notes: Any, tmp_path: Path) ->
     facts = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(facts | {"hidden_act": "relu"}))
     digest = r"\([0-9a-f]{64}\)"
-    message = (
-        rf'site "{name}" has another encoder {digest} than is here {digest}: give every'
-    )
+    message = rf'site "{name}" has a different encoder {digest} than this machine {digest}: give every'
     with pytest.raises(ConfigError, match=message):
         hospitals.run()
     assert not hospitals.lines("round")
@@ -511,7 +509,7 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
         (
             {"types": ("ADR", "Drug")},
             'site "a": the job has {Drug, ADR}, the site has {ADR, Drug}: the order differs, and '
-            "a tag's id is its place: give types in one order",
+            "a tag's id is its position: give types in the same order on both sides",
         ),
         (
             {"scheme": "BIOES"},

@@ -53,7 +53,7 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert processes.status(server).pid == running.pid
     assert processes.status(h1).pid == site.pid
     again = place.give("site", "run", "kits/sites/h1", code=2)
-    assert f"h1 runs already (process {site.pid})" in again
+    assert f"h1 is already running (process {site.pid})" in again
     copy_kit(h1, place.folder / "copy")
     second = place.begin("site", "run", "copy")
     told, _ = second.communicate(timeout=60)

@@ -163,7 +163,7 @@ def test_a_command_at_another_s_kit_does_nothing(
     monkeypatch.setattr(processes, "stop", lambda kit: pytest.fail("stopped"))
     for group, wrong in (("server", "h1"), ("site", "server"), ("site", "admin")):
         role = {"h1": "site"}.get(wrong, wrong)
-        expected = f"error: {shared_kits[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
+        expected = f"error: {shared_kits[wrong]} is the kit of {wrong} ({role}): name the kit of a {group}"
         assert said(group, words, shared_kits[wrong]) == expected
     assert not started
 
@@ -211,13 +211,13 @@ def test_a_running_site_s_rules_change_by_a_command_of_their_own(
     assert "+ policy.min_sites = 3" in said("site", "rules", kit, "--site", first)
     told = said("site", "start", kit, "--site", second)
     assert (
-        f"runs already (process 7); to change its rules: fednotes site rules {kit}"
+        f"is already running (process 7); to change its rules: fednotes site rules {kit}"
         in told
     )
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 3
     told = said("site", "rules", kit, "--site", second)
     assert "~ policy.min_sites: 3 → 5" in told
-    assert "[policy] is in force now" in told
+    assert "[policy] applies now" in told
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 5
     assert "nothing has changed" in said("site", "rules", kit, "--site", second)
     broken = site_file(tmp_path, "[policy]\nmin_sites = 'no'\n")
@@ -247,7 +247,7 @@ def test_a_site_s_status_says_whether_the_server_answers(
     told = heard(7, now)
     assert "connected to localhost:" in told
     assert "next: nothing to do here" in told
-    assert f"next: it runs; fednotes site status {kit}" in said("preflight", kit)
+    assert f"it runs; next: fednotes site status {kit}" in said("preflight", kit)
     assert "has not answered since" in heard(7, now - 90)
     assert "it has not answered yet" in heard(6, now)
 

@@ -472,7 +472,7 @@ def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
     with (  # a server that does not listen to it, and asks all the same
         mock.patch("fednotes.engines.history.Opened.survivors", nothing_before),
         pytest.raises(
-            TrainingError, match="a sum of this very task was opened before, over"
+            TrainingError, match="a sum of this task was opened before, over"
         ),
     ):
         case.served(patience=LOOSE).sum("count")

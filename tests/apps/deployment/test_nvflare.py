@@ -128,7 +128,10 @@ def test_kits_are_added_and_those_that_are_there_stay(
     assert check_kit(again) == []
     key = Path("startup/client.key")
     assert (again / key).read_bytes() != (tmp_path / "h1" / key).read_bytes()
-    for name, said in (("h1", "exists; move it away"), ("h9", "'h9' is not a kit")):
+    for name, said in (
+        ("h1", "already exists: move it away"),
+        ("h9", "'h9' is not a kit"),
+    ):
         with pytest.raises(ConfigError, match=said):
             provision(more, out, again=[name])
 
@@ -477,7 +480,7 @@ def test_a_refusal_of_the_executor_is_in_the_ledger(
         )
         assert told == ("job-id", True, "server", len(reason))
         assert lines[-1]["sha256"] == hashlib.sha256(reason.encode()).hexdigest()
-    assert "this site allows 7 sites and more" in caplog.text
+    assert "this site allows 7 sites or more" in caplog.text
     assert "/srv/x" in caplog.text
 
 

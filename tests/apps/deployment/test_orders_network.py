@@ -34,7 +34,7 @@ from fednotes.apps.deployment.nvflare.trust import Trust, install_trust
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 JOB = "01234567-89ab-cdef-0123-456789abcdef"  # as the server names a submission
-REFUSALS = ("invalid_request", "no job's name")
+REFUSALS = ("invalid_request", "it does not name a job")
 
 
 @pytest.fixture

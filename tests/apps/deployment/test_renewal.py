@@ -204,7 +204,7 @@ def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
 
 def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
     a, b = kits["a"], kits["b"]
-    with pytest.raises(ConfigError, match="no request is under way"):
+    with pytest.raises(ConfigError, match="has no pending request"):
         install_renewal(a, signed(kits, request_renewal(b)))
     answer = signed(kits, request_renewal(a))
     before = tree(a)

@@ -153,7 +153,7 @@ def test_what_changes_meanwhile_ends_too(
 def test_a_run_that_is_done_is_not_aborted(tmp_path: Path) -> None:
     server = Server("FINISHED:COMPLETED")
     server.summary = True
-    with pytest.raises(ConfigError, match="is done, there is nothing to abort"):
+    with pytest.raises(ConfigError, match="is done, so there is nothing to abort"):
         ended(server, tmp_path)
     (tmp_path / "summary.json").write_text("{}")
     server.summary = False
@@ -185,7 +185,7 @@ def test_what_was_fetched_is_kept_whatever_its_summary_says(
 
 
 def test_one_that_does_not_end_or_is_not_known_is_told(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="has not yet"):
+    with pytest.raises(TrainingError, match="has not ended yet"):
         ended(Server("DISPATCHED"), tmp_path)
     with pytest.raises(ConfigError, match="does not know run job-1"):
         ended(Server(), tmp_path)
@@ -222,7 +222,7 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
     for error, match in (
         (
             TrainingError("lost"),
-            f"not known whether the server has run .* --attach --out {out}",
+            f"unknown whether the server received run .* --attach --out {out}",
         ),
         (RefusedError("the server refuses this"), "the server refuses this"),
     ):

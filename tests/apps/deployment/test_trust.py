@@ -257,7 +257,7 @@ def test_two_roots_overlap_and_the_old_one_ends(
     assert not believes(of_old, h2)
     assert not believes(of_new, h2)
     with pytest.raises(
-        ConfigError, match="is of a replaced root, which was valid until"
+        ConfigError, match="was signed by a replaced root, which was valid until"
     ):
         check_kit(h1)
     drop_expired_roots(h3)

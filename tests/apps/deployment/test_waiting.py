@@ -67,7 +67,7 @@ def test_a_list_is_published_when_it_changes_and_every_five_minutes(
     pending.remove("b")
     line = pending.news()
     assert line is not None
-    assert (line["since"], line["text"]) == ({}, "no approval is missing any more")
+    assert (line["since"], line["text"]) == ({}, "all approvals have arrived")
     assert pending.news() is None
 
 
@@ -84,7 +84,7 @@ def test_the_status_of_a_server_counts_to_the_present() -> None:
     assert begin == "before round 1, with reports"
     assert waiting.startswith("waiting for the approval of: discharge (")
     assert int(waiting.split("(")[1].split(" h")[0]) > 480_000  # hours since 1970
-    over = {"kind": "approvals", "since": {}, "text": "no approval is missing any more"}
+    over = {"kind": "approvals", "since": {}, "text": "all approvals have arrived"}
     told = describe_progress({"lines": [published, over], "sites": ["reports"]})
     assert told == "before round 1, with reports"
 

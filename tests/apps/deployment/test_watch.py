@@ -284,7 +284,7 @@ def test_a_server_that_begins_no_job_is_found_out(
     assert not (tmp_path / "r" / "outcome.json").exists()
     looks.look(3)
     assert "fednotes server stop KIT, then start" in outcome(tmp_path)["problem"]
-    assert caplog.text.count("does not begin jobs any more") == 1
+    assert caplog.text.count("no longer starts jobs") == 1
     assert server.asked == []
 
 

@@ -169,7 +169,7 @@ def test_texts_without_tokens_and_impossible_lengths_are_refused(
     for length, message in (
         (0, "`length` 0"),
         (25, "`length` 25"),
-        (2, "no room beside the 2 marks"),
+        (2, "no room for text beside the model's 2 special tokens"),
     ):
         with pytest.raises(ConfigError, match=message):
             token_ids(opened, TEXTS, length)
@@ -377,8 +377,8 @@ def test_bad_input_is_refused_before_anything_is_written(
     ruled.write_text("--------\n________\n")
     for error, message, model, path, options in (
         (ModelError, "no such directory", "base=absent", notes, {}),
-        (DataError, r"no note with text in .*empty.txt", base, empty, {}),
-        (DataError, r"no note with text in .*ruled.txt", base, ruled, {}),
+        (DataError, r"no note in .*empty.txt has text", base, empty, {}),
+        (DataError, r"no note in .*ruled.txt has text", base, ruled, {}),
         (DataError, "no such file", base, tmp_path / "absent", {}),
         (ConfigError, "`sample` 0", base, notes, {"sample": 0}),
         (ConfigError, "reads 1 to 24 tokens", base, notes, {"length": 25}),

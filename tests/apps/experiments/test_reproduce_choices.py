@@ -306,7 +306,7 @@ def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> Non
     path = own_job(tmp_path / "jobs")
     path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
     expected = (
-        r"^nothing of this experiment can run: .*mine.toml \[sites.south\]: unknown key 'pth'; "
+        r"^no run of this experiment is possible: .*mine.toml \[sites.south\]: unknown key 'pth'; "
         r"did you mean 'path'\?$"
     )
     with pytest.raises(ConfigError, match=expected):

@@ -108,7 +108,7 @@ def test_a_job_may_name_what_codes_begin_with() -> None:
         if text in beginnings:
             assert parse(f"icd9:{text}") == ("icd9", text)
         else:
-            with pytest.raises(ConfigError, match="no code of icd9 begins so"):
+            with pytest.raises(ConfigError, match="no code of icd9 begins like this"):
                 parse(f"icd9:{text}")
 
 
@@ -144,10 +144,10 @@ def test_names_that_no_code_begins_with(name: str) -> None:
     example = f"{system}:{SYSTEMS[system].example}"
     assert code_of(*example.split(":")) == ":".join(parse(example))
     with pytest.raises(
-        ConfigError, match=f"no code of {system} begins so: .* {example}$"
+        ConfigError, match=f"no code of {system} begins like this: .* {example}$"
     ):
         hold_out({}, [name])
-    with pytest.raises(ConfigError, match="begins so"):
+    with pytest.raises(ConfigError, match="begins like this"):
         phenotype_labels([], {}, {"x": [name]})
 
 
@@ -175,16 +175,16 @@ def test_the_outputs_that_a_job_names() -> None:
     with_whole_causes = public_categories(("icd9",), whole_causes=True)
     assert categories_of_job(with_whole_causes, whole_causes=True) == with_whole_causes
     for name, message in (
-        ("icd9:4019", "below the category icd9:401"),
-        ("icd9:E880", "below the category icd9:E88"),
-        ("icd9:40", "begins several categories.* icd9:401$"),
-        ("cpt:992", "begins several categories.* cpt:99254$"),
+        ("icd9:4019", "within the category icd9:401"),
+        ("icd9:E880", "within the category icd9:E88"),
+        ("icd9:40", "is the beginning of several categories.* icd9:401$"),
+        ("cpt:992", "is the beginning of several categories.* cpt:99254$"),
         ("ICD9:401", "'ICD9:401' is repeated"),
-        ("icd9:zz", "begins so"),
+        ("icd9:zz", "begins like this"),
     ):
         with pytest.raises(ConfigError, match=message):
             categories_of_job(["icd9:401", name])
-    with pytest.raises(ConfigError, match="begins several"):
+    with pytest.raises(ConfigError, match="is the beginning of several"):
         categories_of_job(["icd9:E88"], whole_causes=True)
 
 

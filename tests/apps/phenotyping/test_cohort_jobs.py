@@ -98,7 +98,7 @@ def test_counts_are_reported(place: Path) -> None:
         "a: 8 patients without a concept of the dictionary in their notes: kept",
         "a: 5 patients without codes: kept, their codes are unknown",
         "a: 3 patients with codes have no notes here: left out",
-        "a: codes held out of stage 1, and who had them: icd9:401 8, icd9proc:81 1",
+        "a: codes held out of stage 1, with the number of patients who had them: icd9:401 8, icd9proc:81 1",
         "a: codes to hold out that no patient has: icd9:274",
     )
     assert SECRET not in "".join(notes)
@@ -176,7 +176,7 @@ def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     write_notes(place / "b" / "notes.csv", range(20, 40))
     loaded = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
     assert any(
-        "b: 10 patients' ids are another site's too: told" in line
+        "b: 10 patient ids also occur at another site, where" in line
         for line in loaded.remarks
     )
     assert set(everyone(loaded.data[1])) == {f"b/{i}" for i in range(20, 40)}
@@ -210,8 +210,9 @@ def test_ids_that_cross_between_sites_are_counted(
         crossed.append(len((train | valid) & test2 | test & (train2 | valid2)))
     assert min(crossed) > 0
     assert [line for line in loaded.remarks if line.startswith("warning: ")] == [
-        f"warning: {name}: 10 patients' ids are another site's too: told apart; if they are the "
-        f"same people, {number} are trained on at one site and tested at another"
+        f"warning: {name}: 10 patient ids also occur at another site, where they count "
+        f"as other patients; if they are the same people, {number} of them are trained "
+        "on at one site and tested at another"
         for name, number in zip("bc", crossed, strict=True)
     ]
     together = [p for site in loaded.data for p in everyone(site)]
@@ -292,7 +293,7 @@ def test_a_run_on_other_patients_is_not_resumed(place: Path) -> None:
         (
             {"concepts": {**CONCEPTS, "ids": "x"}},
             ConfigError,
-            r"option 'ids' is none of format",
+            r"option 'ids' does not apply to format",
         ),
         (
             {"sites": {"a": {**SITE, "tables": ["cp"]}}},

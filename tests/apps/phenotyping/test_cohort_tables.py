@@ -68,7 +68,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
         str(i): {"icd9:4019" if i % 2 else "icd10:I10"} for i in range(2, 30)
     }
     codes, labels = place / "codes.csv", place / "labels.csv"
-    twice = f"a label of the same pair is another one at {labels}:2: neither holds"
+    twice = f"the same pair has another label at {labels}:2: neither is used"
     assert loaded.remarks[:7] == (
         f"a: {labels}:53: the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
         f"a: {labels}:50: {twice}",
@@ -147,7 +147,7 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
         (
             {**SITE, "judgment": "textual"},
             ConfigError,
-            "judgment is of the obesity challenge",
+            "judgment applies to the obesity challenge",
         ),
         ({**SITE, "test_labels": "x"}, ConfigError, "test_labels belong to `test`"),
         (
@@ -160,12 +160,12 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
         (
             {"notes": "notes.csv", "system": "icd10"},
             ConfigError,
-            'go with codes_format = "table"',
+            'apply only with codes_format = "table"',
         ),
         (
             {"notes": "notes.csv", "patient_column": "x"},
             ConfigError,
-            "patient_column is of a tab",
+            "patient_column names a column of a tab",
         ),
         (
             {**SITE, "system": "icd"},

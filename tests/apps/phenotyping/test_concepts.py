@@ -567,10 +567,10 @@ def test_mentions_of_an_xmi_file(file: File) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (XMI.format(body=BODY)[:900], "the file is no XML"),
-        ("", "the file is no XML"),
-        ("no xml", "the file is no XML"),
-        ("<a/>", "no XMI of cTAKES"),
+        (XMI.format(body=BODY)[:900], "the file is not XML"),
+        ("", "the file is not XML"),
+        ("no xml", "the file is not XML"),
+        ("<a/>", "not an XMI file of cTAKES"),
         (
             XMI.format(body='<textsem:M begin="x" end="4" ontologyConceptArr="1"/>'),
             "begin and end",

@@ -353,7 +353,7 @@ def test_wrong_inputs_are_named() -> None:
             "known concepts",
             lambda: Dan(CONFIG, VOCABULARY, 2, known=known),
         ),
-        (ConfigError, "say which are known", lambda: network(length=20)),
+        (ConfigError, "name the known ones", lambda: network(length=20)),
     ):
         with pytest.raises(error, match=message):
             wrong()

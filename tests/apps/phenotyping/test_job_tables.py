@@ -69,14 +69,17 @@ def test_tables_of_patients_become_configs() -> None:
         ({"sites": {"a": {"notes": "x", "codes_format": "mimik"}}}, "expected one of"),
         ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
         ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
-        ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
+        (
+            {"sites": {"a": {"notes": "x", "test_fraction": 0.95}}},
+            "no training data remain",
+        ),
         (
             {"sites": {"a": {"notes": "x"}}, "tags": {}},
             r"\[tags\]: is for methods on documents",
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}},
-            "dealt by patient",
+            "divided by patient",
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "text": {}},
@@ -100,7 +103,7 @@ def test_tables_of_patients_become_configs() -> None:
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "phenotypes": PHENOTYPES},
-            "are made of codes",
+            "are derived from codes",
         ),
         (
             {"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES},

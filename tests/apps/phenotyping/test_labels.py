@@ -103,7 +103,7 @@ def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
     assert len(labels.conflicts) == 1
     assert labels.messages() == (
         f"{first}: 1 pairs of patient and phenotype without a label",
-        f"{first}:5: a label of the same pair is another one at {first}:3: neither holds",
+        f"{first}:5: the same pair has another label at {first}:3: neither is used",
     )
     second = file("patient,asthma,gout\n1,1,0\n4,0,0\n", "b.csv")
     both = read_labels(first, second)
@@ -197,17 +197,20 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
         ("patient\n1\n", "there is only a column of patients"),
         ("patient,gout,gout\n1,Y,N\n", "two columns are called 'gout'"),
         (",patient,gout\n0,1,Y\n", "f.txt:1: column 1 has no name"),
-        ("patient,gout,Gout\n1,Y,N\n", "phenotypes 'Gout' and 'gout': name them alike"),
+        (
+            "patient,gout,Gout\n1,Y,N\n",
+            "phenotypes 'Gout' and 'gout' differ only in case",
+        ),
         (
             "patient,gout,age\n1,Y,71\n2,N,1\n3,N,55\n",
-            r"column 'age' contains no labels \(2 cells",
+            r"column 'age' does not contain labels \(2 cells",
         ),
         (
             "patient,phenotype,label\n1,gout,yes\n2,gout,no\n",
             "f.txt:2: the label is none of pres",
         ),
-        ("patient,gout\n1,\n2,\n", "there is no label in it"),
-        ("patient,gout\n", "there is no label in it"),
+        ("patient,gout\n1,\n2,\n", "contains no label"),
+        ("patient,gout\n", "contains no label"),
         ("", "the table has no header"),
     ],
 )
@@ -307,8 +310,8 @@ def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
     (line,) = labels.messages()
     name = f"{challenge}/obesity_standoff_annotations_training"
     assert line == (
-        f"{name}_addendum.xml:8: a label of the same pair is another one at {name}.xml:8: "
-        "the later one holds"
+        f"{name}_addendum.xml:8: the same pair has another label at {name}.xml:8: "
+        "the later one is used"
     )
     for path in list(challenge.iterdir()):
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -324,7 +327,9 @@ def test_a_file_that_contradicts_itself_holds_for_neither(tmp_path: Path) -> Non
     )
     labels = _judgments(tmp_path, content)
     assert labels.values == {"2": {"Gout": 0}}
-    assert [line.rpartition(": ")[2] for line in labels.conflicts] == ["neither holds"]
+    assert [line.rpartition(": ")[2] for line in labels.conflicts] == [
+        "neither is used"
+    ]
     # A later file settles it.
     settled = _judgments(tmp_path, content, _judged(intuitive={"Gout": {"1": "N"}}))
     assert settled.of("1") == {"Gout": 0}
@@ -375,9 +380,9 @@ def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
     assert labels.values == {"1": {"Gout": 1}, "3": {"Asthma": 0}}
     path = tmp_path / "judged" / "annotations0.xml"
     assert labels.messages() == (
-        f"{path}:5: the judgment is none of Y, N, Q and U",
-        f"{path}:6: the judgment is of no document",
-        f"{path}:9: the disease is none of the challenge's: did you mean 'Gout'?",
+        f"{path}:5: the judgment is not Y, N, Q or U",
+        f"{path}:6: the judgment belongs to no document",
+        f"{path}:9: the disease is not one of the challenge's: did you mean 'Gout'?",
     )
 
 
@@ -391,9 +396,11 @@ OUTSIDE = '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/hostname">]>\n'
 def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
     """A DOCTYPE without entities is accepted."""
     text = file(prolog + '<root><doc id="1"><text>&b;&x;</text></doc></root>', "t.xml")
-    with pytest.raises(DataError, match=r"t.xml:1: the file declares or uses entities"):
+    with pytest.raises(
+        DataError, match=r"t.xml:1: the file declares or uses its own entities"
+    ):
         read_texts([text])
-    with pytest.raises(DataError, match="entities of its own"):
+    with pytest.raises(DataError, match="its own entities"):
         _judgments(tmp_path, prolog + _judged(intuitive={"Gout": {"1": "Y"}}))
     path = file(
         '<!DOCTYPE root SYSTEM "x.dtd">\n<root><doc id="1"><text>a</text></doc></root>'
@@ -406,9 +413,9 @@ def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
     [
         (
             "<root><doc id='1'>\n<text>a</doc></root>",
-            r"f.txt:2: the file is no XML \(mismatched",
+            r"f.txt:2: the file is not XML \(mismatched",
         ),
-        ("", r"the file is no XML \(no element found\)"),
+        ("", r"the file is not XML \(no element found\)"),
         (
             "<?xml version='1.0' encoding='utfa8'?><root/>",
             "encoding is not known: write it",

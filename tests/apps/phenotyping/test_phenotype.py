@@ -486,7 +486,7 @@ PADDED = PhenotypeConfig(network=DanConfig(length=20))
     ("settings", "message"),
     [
         ({"min_patients": 10_000}, "fewer than min_patients = 10000"),
-        ({"minimum": 10_000}, r"lower \[training\] minimum, or give more patients"),
+        ({"minimum": 10_000}, r"lower \[training\] minimum, or use more patients"),
         ({"cycles": 0}, "cycles = 0"),
         ({"classifier_cycles": 0}, "classifier_cycles = 0"),
         ({"proximal": 0.1}, 'updates = "dense"'),

@@ -217,11 +217,13 @@ def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> No
     )[1]
     assert f"{model}: the dictionary" in err
     assert "is not the one that the model was trained with" in err
-    assert "--dictionary" in err
+    assert "give the path of the same file with --dictionary" in err
     err = run(
         "predict", tmp_path, "--text", "Known asthma.", "--dictionary", other, code=2
     )[1]
-    assert "is no phenotyping model" in err
+    assert (
+        f"--dictionary applies to phenotyping models, and {tmp_path} is not one" in err
+    )
 
 
 # evaluate
@@ -322,7 +324,7 @@ def test_names_that_become_one_hold_where_they_agree(
         ),
         (
             '{"patient": "p", "text": "x", "labels": {"gout": "absent"}}',
-            "gold.jsonl:2: two different labels of one 'gout'",
+            "gold.jsonl:2: two different labels for one 'gout'",
         ),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     model().save(tmp_path / "m")
     assert is_phenotyper(tmp_path / "m")
     assert not is_phenotyper(tmp_path)
-    with pytest.raises(ModelError, match="no phenotyping model"):
+    with pytest.raises(ModelError, match="not the folder of a phenotyping model"):
         load_phenotyper(tmp_path)
     tensors, facts = (
         tmp_path / "m/phenotyper.safetensors",
@@ -259,7 +259,7 @@ def test_impossible_facts_are_named(
             lambda value: value.add_(float("inf")),
             "'platt' has a number that is not",
         ),
-        ("idf", lambda value: value[:, None], r"'idf' of shape \(9, 1\)"),
+        ("idf", lambda value: value[:, None], r"'idf' has shape \(9, 1\)"),
     ],
 )
 def test_impossible_numbers_are_named(
@@ -327,12 +327,12 @@ def test_a_recipe_gives_the_same_bags(table: Path, context: str) -> None:
 def test_another_or_a_missing_dictionary(table: Path, tmp_path: Path) -> None:
     recipe = features_for(ConceptsConfig(str(table)), tmp_path).space.recipe
     moved = table.rename(tmp_path / "moved.tsv")
-    with pytest.raises(ModelError, match=r"terms\.tsv cannot be read .*--dictionary"):
+    with pytest.raises(ModelError, match=r"terms\.tsv cannot be read .*`dictionary`"):
         features_of(recipe, NOTES)
     assert features_of(recipe, NOTES, dictionary=str(moved))[0] == ("p", "q", "r")
     moved.write_text("C1\tgout\nC3\tcough\n")
     with pytest.raises(
-        ModelError, match=r"moved\.tsv is not the one .*terms\.tsv.*--dictionary"
+        ModelError, match=r"moved\.tsv is not the one .*terms\.tsv.*`dictionary`"
     ):
         features_of(recipe, NOTES, dictionary=str(moved))
     with pytest.raises(ModelError, match="unknown kind 'x'"):
@@ -345,7 +345,7 @@ def test_a_variable_stays_one(table: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert recipe["dictionary"] == "$TERMS_HERE/terms.tsv"
     assert len(features_of(recipe, NOTES)[0]) == 3
     monkeypatch.delenv("TERMS_HERE")
-    with pytest.raises(ModelError, match=r"TERMS_HERE is not set.*--dictionary"):
+    with pytest.raises(ModelError, match=r"TERMS_HERE is not set.*`dictionary`"):
         features_of(recipe, NOTES)
     with pytest.raises(ConfigError, match="TERMS_HERE is not set"):
         features_for(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path())

@@ -144,7 +144,7 @@ def test_a_table_may_have_more_notes_than_a_request_has_texts(
         ),
         (COMMA, "", {**CSV, "content-encoding": "br"}, 415, "with gzip or zstd"),
         (COMMA, "?format=xls", CSV, 422, "csv"),
-        (COMMA, "?column=note", CSV, 422, "no column of this table is known"),
+        (COMMA, "?column=note", CSV, 422, "no column of this table is recognised"),
         (COMMA, "?encoding=klingon", CSV, 422, "no such encoding"),
         (COMMA, "?threshold=2", CSV, 422, "threshold"),
         (COMMA + b"9,x,y,z,w\n", "", CSV, 422, "notes.csv:5: the row has 5 columns"),
@@ -186,7 +186,7 @@ def test_a_table_that_unpacks_to_too_much_is_refused(
     table = gzip.compress(b"id,text\n1,Bo\n" + b"\n" * 2_000_000)
     answer = client.post("/batch", content=table, headers=CSV)
     assert answer.status_code == 422
-    assert "notes.csv.gz: unpacked it grows more than 100-fold" in answer.text
+    assert "notes.csv.gz: it grows more than 100-fold when unpacked" in answer.text
 
 
 def test_a_table_leaves_no_file_behind(

@@ -536,6 +536,15 @@ def test_a_file_that_another_program_changed_is_not_overwritten(
     assert corrections.read_bytes() == before
 
 
+def test_a_page_shows_the_command_in_a_message_as_code(corrections: Path) -> None:
+    browser = browse(make_review(corrections))
+    corrections.write_text("{}", "utf-8")
+    answer = browser.post("/errors/2", data={"action": "delete"})
+    assert answer.status_code == 400
+    assert "start <code>fednotes ui</code> again" in answer.text
+    assert "`" not in answer.text
+
+
 @pytest.mark.parametrize(
     "content",
     [

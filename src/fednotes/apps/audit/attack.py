@@ -77,7 +77,8 @@ class Trial:
         decoys = np.asarray(absent, np.float64).ravel()
         if not len(targets) or not len(decoys):
             raise ConfigError(
-                "an attack needs something that is present and something that is absent"
+                "there are no targets, or no decoys to compare them with: audit "
+                "more notes"
             )
         thresholds = np.unique(np.concatenate((targets, decoys)))[::-1]
         if not np.isfinite(thresholds).all():
@@ -212,7 +213,7 @@ class Attack:
         """Raise NotApplicable for a job on another kind of data."""
         kind = "patients" if scene.has_patients else "notes"
         if self.data not in ("any", kind):
-            raise NotApplicable(f"it attacks models of {self.data}, not of {kind}")
+            raise NotApplicable(f"it applies to models of {self.data}, not of {kind}")
 
     def _leak(self, *, why: str, applies: bool = True) -> Leak:
         """Return a result without numbers."""

@@ -295,8 +295,9 @@ def record_batches(
             listeners = getattr(model, "batch_listeners", None)
             if listeners is None:
                 raise ConfigError(
-                    f"models of type {type(model).__name__} cannot be audited: they "
-                    "announce no batches (core/listeners.py)"
+                    f"models of type {type(model).__name__} cannot be audited, "
+                    "because they do not announce their mini-batches "
+                    "(core/listeners.py)"
                 )
             word_table = _largest_embedding(model)
             if word_table is not None:

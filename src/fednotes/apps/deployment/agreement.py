@@ -172,7 +172,10 @@ def descriptions_from_text(text: str) -> dict[str, Description]:
     try:
         tables = parse_json(text).items()
     except (ValueError, AttributeError) as error:
-        raise ConfigError("the sites' descriptions are not readable") from error
+        raise ConfigError(
+            "the sites' descriptions are not readable: install the same "
+            "version of fednotes everywhere"
+        ) from error
     return {site: build(Description, table, f"site {site!r}") for site, table in tables}
 
 
@@ -185,14 +188,16 @@ def description_from_tensors(site: str, tensors: Tensors) -> Description:
     value = tensors.get("description")
     if value is None or not 0 < value.numel() <= _MAX_BYTES:
         raise ConfigError(
-            f"site {site!r} does not describe itself: does it run this version?"
+            f"site {site!r} does not describe itself: install this version of "
+            "fednotes there"
         )
     try:
         return build(Description, unpack_json(value), f"site {site!r}")
     except (ConfigError, ValueError) as error:
         raise ConfigError(
-            f"site {site!r} describes itself in a way that this version does not read: "
-            f"install the same fednotes everywhere, here it is {fednotes.__version__}"
+            f"site {site!r} describes itself in a way that this version "
+            "cannot read: install the same fednotes everywhere, here it is "
+            f"{fednotes.__version__}"
         ) from error
 
 
@@ -245,9 +250,10 @@ def _require_encoder(descriptions: Descriptions, encoder: str) -> None:
     for site, facts in descriptions.items():
         if facts.encoder != encoder:
             raise ConfigError(
-                f"site {_quote(site)} has another encoder "
-                f"({clean(facts.encoder, NAME) or 'none'}) than is here "
-                f"({encoder or 'none'}): give every site and the server one folder"
+                f"site {_quote(site)} has a different encoder "
+                f"({clean(facts.encoder, NAME) or 'none'}) than this machine "
+                f"({encoder or 'none'}): give every site and the server the same "
+                "folder"
             )
 
 
@@ -261,7 +267,8 @@ def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None
                 for site, facts in descriptions.items()
             )
             raise ConfigError(
-                f"[tags] types has {label!r}, which no site annotates ({site_types})"
+                f"[tags] types has {label!r}, which no site annotates "
+                f"({site_types}): remove it, or correct a site's types"
             )
 
 
@@ -326,8 +333,8 @@ def mismatch(
         )
     if left.types != right.types:
         return (
-            f"{head}: the order differs, and a tag's id is its place: give types in "
-            "one order"
+            f"{head}: the order differs, and a tag's id is its position: give "
+            "types in the same order on both sides"
         )
     if left.scheme != right.scheme:
         return (

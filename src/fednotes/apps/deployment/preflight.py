@@ -175,8 +175,10 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
     yield Check(
         "site file",
         ok=True,
-        message=f"sums over {policy.min_sites} sites and more, "
-        f"secure sum {policy.secure_sum}",
+        message=(
+            f"sums over {policy.min_sites} or more sites, secure sum "
+            f"{policy.secure_sum}"
+        ),
     )
 
     missing = [
@@ -185,9 +187,9 @@ def check_site(kit: Path, source: Path | None = None) -> Iterator[Check]:
         if not path.exists()
     ]
     if missing:
-        yield Check("data", ok=False, message=f"not there: {', '.join(missing)}")
+        yield Check("data", ok=False, message=f"missing: {', '.join(missing)}")
     else:
-        yield Check("data", ok=True, message="the files that it names are there")
+        yield Check("data", ok=True, message="all files that it names exist")
     try:
         open_approvals(kit).decisions()
     except FednotesError as error:
@@ -221,7 +223,7 @@ def check_port(kit: Path) -> Check:
     problem = explain_other_listener(kit)
     if not problem:
         return Check(
-            "port", ok=True, message=f"{port}: this server runs and answers there"
+            "port", ok=True, message=f"{port}: this server is running and answers there"
         )
     return Check(
         "port",
@@ -307,13 +309,17 @@ def check_server(kit: Path) -> Check:
         reason = failure.reason
         explanations = {
             "certificate": f"{where} is not the server of this project: {reason}",
-            "plain": f"{where} answers, but not with TLS: another program has that "
-            "port, or a proxy is in between",
+            "plain": (
+                f"{where} answers, but not with TLS: another program uses that "
+                "port, or a proxy is in between"
+            ),
             "TLS": f"{where} refuses this kit ({reason})",
             "proxy": f"{host}:{port}: the proxy {reason}; to bypass it, set "
             f"no_proxy = {host}",
-            "silent": f"{where} does not answer: is it started, and does a firewall "
-            f"let connections to port {port} out?",
+            "silent": (
+                f"{where} does not answer: is the server started, and does a "
+                f"firewall let connections to port {port} out?"
+            ),
         }
         return Check("server", ok=False, message=explanations[failure.kind])
     problem = find_withdrawal_of_peer(kit, shown)

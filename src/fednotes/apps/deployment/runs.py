@@ -31,7 +31,13 @@ from fednotes.apps.deployment.nvflare.kit import (
     write_job_folder,
 )
 from fednotes.apps.deployment.server import PROBLEM
-from fednotes.core.errors import ConfigError, FednotesError, TrainingError, on_disk
+from fednotes.core.errors import (
+    ConfigError,
+    FednotesError,
+    ParameterError,
+    TrainingError,
+    on_disk,
+)
 from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import make_private, open_private, private_folder, write_json
 from fednotes.core.tables import table_fingerprint
@@ -95,8 +101,8 @@ def open_admin_kit(path: Path) -> tuple[Path, str]:
     facts = read_kit(path)
     if facts.role != ADMIN:
         raise ConfigError(
-            f"{path}: is the kit of {facts.name} ({facts.role}); use the kit `admin` "
-            "to submit a run"
+            f"{path} is the kit of {facts.name} ({facts.role}): use the kit "
+            "`admin` to submit a run"
         )
     loose = find_loose_keys(path)
     if loose:
@@ -126,12 +132,12 @@ def prepare_run(
         ConfigError: `out` is not free, or the job has too few sites.
     """
     if (out / "run.json").exists():
-        raise ConfigError(
-            f"{out} holds run {read_run(out).name} already: watch it with `fednotes "
-            f"run --attach --out {out}`, or give another --out"
+        raise ParameterError(
+            f"{out} already holds run {read_run(out).name}: watch it with "
+            f"`fednotes run --attach --out {out}`, or choose another `out`"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not empty: give another --out")
+        raise ParameterError(f"{out} is not empty: choose another `out`")
 
     sites = tuple(job.sites)
     least = job.federation.min_sites or len(sites)
@@ -174,8 +180,8 @@ def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError as error:
-            raise ConfigError(
-                f"{out}: another run has just taken it: give another --out"
+            raise ParameterError(
+                f"{out}: another run has just taken it: choose another `out`"
             ) from error
     write_json(out / "job.json", {**declared, "fingerprint": run.fingerprint})
 
@@ -212,8 +218,8 @@ def submit_run(
             server.submit(packed)
         except TrainingError as error:
             raise TrainingError(
-                f"{error}; it is not known whether the server has run {run.name}: "
-                f"fednotes run --attach --out {out} tells"
+                f"{error}; it is unknown whether the server received run "
+                f"{run.name}; to find out: fednotes run --attach --out {out}"
             ) from error
     write_json(out / "run.json", run_facts(run))
 
@@ -325,8 +331,8 @@ def abort_run(
             server.abort(server.resubmit(str(newest["job_id"])))
         sleep(POLL_SECONDS)
     raise TrainingError(
-        f"run {run.name} was told to end and has not yet: look again with "
-        f"`fednotes run --attach --out {out}`"
+        f"run {run.name} has been told to end and has not ended yet: look "
+        f"again with `fednotes run --attach --out {out}`"
     )
 
 
@@ -339,8 +345,8 @@ def _require_unfinished(server: Admin, newest: Mapping[str, Any], out: Path) -> 
             is_done = (fetched / "fednotes" / "summary.json").exists()
     if is_done:
         raise ConfigError(
-            f"run {newest['name']} is done, there is nothing to abort: "
-            f"fednotes run --attach --out {out} fetches its results"
+            f"run {newest['name']} is done, so there is nothing to abort; to "
+            f"fetch its results: fednotes run --attach --out {out}"
         )
 
 

@@ -467,13 +467,16 @@ class AgreedSite:
             )
             raise RefusedError(
                 problem
-                or f"site {self.id!r} was described with another dictionary, encoder "
-                "or version than it has now"
+                or (
+                    f"site {self.id!r} was described with another dictionary, encoder "
+                    "or version than it has now: start the run again"
+                )
             )
         if agreement_fingerprint(self._job, descriptions) != agreed:
             raise RefusedError(
-                f"site {self.id!r} makes another configuration of this job than the "
-                "server: start both from the same job and the same version of fednotes"
+                f"site {self.id!r} builds another configuration of this job than "
+                "the server: start both from the same job and the same version "
+                "of fednotes"
             )
         self.site = self._make(agreed_config(self._job, descriptions))
         self._text = text

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.apps.deployment.rules.policy import Policy, policy_from
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
@@ -234,8 +234,8 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
     data = _data_of_kind(file, job.data)
     if not any(data.get(key) for key in job.kind.source_keys):
         raise ConfigError(
-            f"{file.path} [data]: names no notes; this job's sites hold {job.data}: "
-            f"give {' or '.join(job.kind.source_keys)}"
+            f"{file.path} [data] names no notes: for sites that hold "
+            f"{job.data}, give {' or '.join(job.kind.source_keys)}"
         )
     require_unmasked(data, f"{file.path} [data]")
 
@@ -299,9 +299,9 @@ def job_at_home(
         home_size = kind.count_examples(home)
         size_each = (total - home_size) // max(1, len(other_names))
         if size_each < 1:
-            raise ConfigError(
-                f"total = {total}: site {site!r} alone has {home_size}; "
-                "give the number of training examples of all sites together"
+            raise ParameterError(
+                f"`total` = {total}: site {site!r} alone has {home_size}; give "
+                "the number of training examples of all sites together"
             )
         others = [kind.make_stand_in(home, other, size_each) for other in other_names]
         return replace(loaded, data=(home, *others))

@@ -159,7 +159,7 @@ def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | N
 def describe_served_runs(kit: Path, process: Status) -> list[str]:
     """Return a line for each run that a site serves, with its newest message."""
     runs = [read_run_name(kit, job) for job in process.jobs]
-    states = dict.fromkeys(runs, "its process is here")
+    states = dict.fromkeys(runs, "its process is running")
     newest = _newest_message(kit)
     if newest is not None:
         run = str(newest.get("run"))

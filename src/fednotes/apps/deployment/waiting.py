@@ -66,7 +66,7 @@ class PendingApprovals:
             return None
         self._published = names
         self._published_at = now
-        text = waiting_text(self.since, now) or "no approval is missing any more"
+        text = waiting_text(self.since, now) or "all approvals have arrived"
         return {
             "kind": "approvals",
             "since": {name: self.since[name] for name in names},

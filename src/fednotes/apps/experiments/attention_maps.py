@@ -121,13 +121,14 @@ def token_ids(
     """
     if not 1 <= length <= model.positions:
         raise ParameterError(
-            f"`length` {length}: {model.directory} reads 1 to {model.positions} tokens "
-            "at once"
+            f"`length` {length}: expected 1 to {model.positions}, the tokens "
+            f"that {model.directory} reads at once"
         )
     marks = model.tokenizer.num_special_tokens_to_add()
     if length <= marks:
         raise ParameterError(
-            f"`length` {length}: leaves no room beside the {marks} marks of the model"
+            f"`length` {length} leaves no room for text beside the model's "
+            f"{marks} special tokens: raise it"
         )
     if not texts:
         return []  # some tokenizers refuse an empty list

@@ -340,7 +340,7 @@ def _require_runs(plan: Plan, grid: Grid) -> None:
     reasons = [reason for reason, _ in by_reason(plan.left_out)]
     if len(reasons) > 1:
         reasons = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
-    raise ParameterError(f"nothing of this experiment can run: {'; '.join(reasons)}")
+    raise ParameterError(f"no run of this experiment is possible: {'; '.join(reasons)}")
 
 
 def by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:

@@ -93,9 +93,10 @@ def _searches(table: Table) -> Iterator[str]:
     yield "\n".join(_search(row) for row in searching)
     if any(tried["held_out"] for row in searching for tried in row["tried"]):
         yield (
-            "The job holds no validation data out. For the search alone, "
-            f"{HELD_OUT:.0%} of the training sentences were held out; the runs of the "
-            "table train on all of them. Test data choose nothing."
+            "The job has no validation data. For the search alone, "
+            f"{HELD_OUT:.0%} of the training sentences were held out; the "
+            "runs of the table train on all of them. Test data are not used "
+            "for any choice."
         )
 
 

@@ -79,7 +79,7 @@ class Work:
         self._remaining = max(0, self._total - done)
         to_begin = max(0, self._remaining - begun)
         self._say(
-            f"{self._total} runs: {done} done, {begun} begun, {to_begin} to begin"
+            f"{self._total} runs: {done} done, {begun} started, {to_begin} to start"
         )
 
     def carry_out(self, runs: Sequence[GridRun]) -> None:

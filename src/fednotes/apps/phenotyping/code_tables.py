@@ -82,10 +82,10 @@ class PatientCodes:
                 report.empty += 1
             elif system is None:
                 expected = ", ".join(SYSTEMS)
-                reason = f"the coding system is none of {expected}"
+                reason = f"the coding system is not one of {expected}"
                 report.add_damaged(Damaged(line, reason))
             elif code is None:
-                report.add_damaged(Damaged(line, f"the code is none of {system}"))
+                report.add_damaged(Damaged(line, f"the code is not a code of {system}"))
             else:
                 self.codes.setdefault(intern(patient), set()).add(code)
                 report.kept += 1
@@ -329,7 +329,7 @@ def read_codiesp(path: Path, kinds: str = "DP") -> PatientCodes:
                 result.add_rows(file, rows, columns)
     if not result.tables:
         endings = " or ".join(f"{kind}.tsv" for kind in kinds)
-        raise DataError(f"{path}: no file of codes: their names end in {endings}")
+        raise DataError(f"{path}: not a file of codes, whose names end in {endings}")
     return result
 
 
@@ -410,8 +410,8 @@ def _row_system(table: Table, system: str) -> _RowSystem:
         version_column = table.names.index(_VERSION_COLUMN)
     if column is None and version_column is None and not system:
         raise table.error(
-            "nothing says which coding system the codes are of: give system = "
-            f'"icd10" (or another of {", ".join(SYSTEMS)}), or add a column `system`'
+            'the coding system of the codes is unknown: set system = "icd10" '
+            f"(or another of {', '.join(SYSTEMS)}), or add a column `system`"
         )
     has_procedures = system in ("icd9proc", "icd10pcs")
     if not system:

@@ -144,13 +144,13 @@ def parse(name: str) -> tuple[str, str]:
     code = suffix.strip().upper()
     if not colon or not code:
         raise ConfigError(
-            f"{name!r} is no code: write <system>:<code>, such as icd10:I10"
+            f"{name!r} is not a code: write <system>:<code>, such as icd10:I10"
         )
     facts = system_of(system)
     if not _can_begin_code(facts, code):
         raise ConfigError(
-            f"{name!r}: no code of {system} begins so: write one such as "
-            f"{system}:{facts.example}"
+            f"{name!r}: no code of {system} begins like this: write one such "
+            f"as {system}:{facts.example}"
         )
     return system, code.replace(".", "")
 
@@ -215,13 +215,15 @@ def categories_of_job(
         own_category = category(name, whole_causes=whole_causes)
         if own_category != f"{system}:{code}":
             raise ConfigError(
-                f"{name!r} is below the category {own_category}: outputs are categories"
+                f"{name!r} is within the category {own_category}, and outputs are "
+                "categories: name the category"
             )
         length = _category_length(system, code, whole_causes=whole_causes)
         if length is not None and len(code) < length:
             example = category(f"{system}:{SYSTEMS[system].example}")
             raise ConfigError(
-                f"{name!r} begins several categories: name each, such as {example}"
+                f"{name!r} is the beginning of several categories: name each, "
+                f"such as {example}"
             )
         if own_category in categories:
             raise ConfigError(f"{name!r} is repeated: name each category once")
@@ -263,8 +265,9 @@ def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
     if not chosen:
         largest = max(total_counts.values(), default=0)
         raise DataError(
-            f"no category of codes has {minimum} patients (the most common one has "
-            f"{largest}): lower [training] minimum, or give more patients"
+            f"no category of codes has {minimum} patients (the most common "
+            f"one has {largest}): lower [training] minimum, or use more "
+            "patients"
         )
     return tuple(sorted(chosen))
 

@@ -210,7 +210,7 @@ def _classes(
     """
     if model.machines is None:
         raise DataError(
-            f"{folder}: this model ends with stage 1, it predicts no phenotypes"
+            f"{folder}: this model ends with stage 1 and predicts no phenotypes"
         )
     if model.phenotypes != site.phenotypes:
         raise DataError(
@@ -218,7 +218,7 @@ def _classes(
         )
     if model.space.fingerprint != site.space.fingerprint:
         raise DataError(
-            f"{folder}: the model read notes with another dictionary or encoder than "
-            "is there now"
+            f"{folder}: the model was trained with another dictionary or "
+            "encoder than the one that is there now"
         )
     return model.machines.classes

@@ -150,13 +150,14 @@ class Config(Averaging):
         steps_over_rows = network.updates == "rows"
         if steps_over_rows and (self.proximal or self.weight_decay):
             raise ConfigError(
-                "proximal and weight_decay pull on every concept in each step: set "
-                'model.network.updates = "dense", which steps over the whole table'
+                "proximal and weight_decay change the vectors of all concepts in "
+                'each step: set model.network.updates = "dense", which updates '
+                "the whole table"
             )
         if self.optimizer == "rmsprop" and (self.weight_decay or steps_over_rows):
             raise ConfigError(
-                'optimizer = "rmsprop" has no weight_decay, and moves the whole table: '
-                'set weight_decay = 0 and model.network.updates = "dense"'
+                'optimizer = "rmsprop" has no weight_decay and updates the whole '
+                'table: set weight_decay = 0 and model.network.updates = "dense"'
             )
         needs_unknown = bool(network.length) or self.vectors
         if needs_unknown and not self.least_occurrences:

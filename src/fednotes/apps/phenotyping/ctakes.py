@@ -95,13 +95,13 @@ def _not_ctakes(path: Path, report: TableReport) -> DataError:
     expected = "an id and CUIs"
     line = report.examples[0].line if report.examples else 0
     if path.is_dir():
-        expected = "CUIs alone, one file a patient or note"
+        expected = "CUIs only, one file per patient or note"
         line = 0
     return DataError.at(
         path,
         line,
-        f"{report.damaged} of {report.rows} lines are no CUIs such as C0011849: "
-        f"expected lines of {expected}: is it the right file?",
+        f"{report.damaged} of {report.rows} lines are not CUIs such as "
+        f"C0011849: expected lines of {expected}: is it the right file?",
     )
 
 
@@ -159,7 +159,9 @@ def _read_xmi(path: Path) -> list[Mention]:
         elif prefix == "textsem" and attributes.get("ontologyConceptArr", "").split():
             mentions.append(_xmi_mention(path, line, attributes))
     if not has_root:
-        raise DataError(f"{path}: this is no XMI of cTAKES (no element xmi:XMI)")
+        raise DataError(
+            f"{path}: not an XMI file of cTAKES (it has no element xmi:XMI)"
+        )
     return _mentions_with_cuis(mentions, cuis, lists)
 
 

@@ -229,7 +229,7 @@ class Dan(nn.Module):
             _require_within(known, inputs)
         elif config.length and not features:
             raise ConfigError(
-                "length fills up with unknown concepts: say which are known"
+                "length fills up with unknown concepts: name the known ones in `known`"
             )
         self.config = config
         self.inputs = inputs

@@ -159,9 +159,10 @@ def _load_site(
     crossing = ids.add_parts(site, prefixed.prefix)
     if prefixed.shared:
         lines.append(
-            f"warning: {name}: {prefixed.shared:,} patients' ids are another site's "
-            "too: told apart; if they are the same people, "
-            f"{crossing:,} are trained on at one site and tested at another"
+            f"warning: {name}: {prefixed.shared:,} patient ids also occur at "
+            "another site, where they count as other patients; if they are "
+            f"the same people, {crossing:,} of them are trained on at one "
+            "site and tested at another"
         )
     lines += [f"{name}: {message}" for message in part_messages]
     return site, lines
@@ -277,9 +278,9 @@ def _split_site(
     parts = _parts(cohort, config, files.test, seed=job.seed)
     if job.privacy and config.labelled < 1:
         raise ConfigError(
-            f"site {name!r}: labelled = {config.labelled:g}: whose labels are used "
-            "depends on who else is there, so that [privacy] would promise nobody "
-            "anything: leave it out"
+            f"site {name!r}: labelled = {config.labelled:g}: whose labels are "
+            "used depends on which other patients there are, so [privacy] "
+            "could promise nothing: leave labelled out"
         )
     site = SitePatients(
         name,
@@ -354,8 +355,8 @@ def _codes_for_stage_1(
     }
     if files.codes and not codes:
         raise DataError(
-            f"none of the {len(files.codes):,} patients with codes has notes: are both "
-            "of the same patients, by the same ids?"
+            f"none of the {len(files.codes):,} patients with codes has notes: "
+            "do both files use the same patient ids?"
         )
     messages = []
     uncoded = len(patients) - len(codes)
@@ -383,7 +384,12 @@ def _hold_out_messages(counts: Mapping[str, int]) -> list[str]:
     present = [f"{code} {count:,}" for code, count in counts.items() if count]
     absent = [code for code, count in counts.items() if not count]
     shown_codes = ", ".join(present) or "none, nobody"
-    messages = [f"codes held out of stage 1, and who had them: {shown_codes}"]
+    messages = [
+        (
+            "codes held out of stage 1, with the number of patients who had "
+            f"them: {shown_codes}"
+        )
+    ]
     if absent:
         messages.append(f"codes to hold out that no patient has: {', '.join(absent)}")
     return messages
@@ -477,8 +483,9 @@ def _silos_message(silos: Sequence[SitePatients]) -> str:
     train = sum(len(silo.train) for silo in silos)
     valid = sum(len(silo.valid) for silo in silos)
     return (
-        f"patients in {len(silos)} silos: train {train:,}, valid {valid:,}; each "
-        f"judges the same {len(silos[0].test):,} test patients"
+        f"patients in {len(silos)} silos: train {train:,}, valid "
+        f"{valid:,}; each is tested on the same {len(silos[0].test):,} "
+        "patients"
     )
 
 
@@ -498,8 +505,9 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
     concepts = [index for index, name in enumerate(names) if name in words.index]
     if not concepts:
         raise DataError(
-            f"[concepts] vectors = {config.vectors!r}: no word in it is the id of a "
-            f"concept, such as {names[0]}: is it of another dictionary?"
+            f"[concepts] vectors = {config.vectors!r}: no word in it is the "
+            f"id of a concept, such as {names[0]}: does it belong to another "
+            "dictionary?"
         )
     rows = [words.index[names[index]] for index in concepts]
     return ConceptVectors.of(

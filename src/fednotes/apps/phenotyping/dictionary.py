@@ -153,7 +153,8 @@ def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dicti
         if option not in reader.options:
             hint = nearest(option, reader.options)
             raise ConfigError(
-                f"dictionary option {option!r} is none of format {format}: {hint}"
+                f"dictionary option {option!r} does not apply to format {format}: "
+                f"{hint}"
             )
     return dictionary_of(reader.read(path, **options))
 
@@ -199,7 +200,7 @@ def _usable_rows(
             report.add_damaged(Damaged(number, f"this is no {kind}"))
         yield row
     if not report.rows:
-        raise DataError(f"{path}: there is no {kind} in it: is it the right file?")
+        raise DataError(f"{path} contains no {kind}: is it the right file?")
     report.require_sound(report.rows)
 
 
@@ -390,7 +391,7 @@ def _read_obo(
                 is_empty = False
                 yield Entry(concept, term)
     if is_empty:
-        raise DataError(f"{path}: no term has a cross reference {ids}: give ids = own")
+        raise DataError(f'{path}: no term has a cross-reference {ids}: set ids = "own"')
 
 
 def _has_id_and_name(stanza: _Stanza) -> bool:

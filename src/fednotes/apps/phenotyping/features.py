@@ -37,7 +37,13 @@ from fednotes.apps.phenotyping.concepts import (
 )
 from fednotes.apps.phenotyping.context import Option
 from fednotes.apps.phenotyping.dictionary import read_dictionary
-from fednotes.core.errors import ConfigError, DataError, ModelError, within
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    MovedError,
+    within,
+)
 from fednotes.core.settings import LocalFile, build, checked, expand
 from fednotes.core.types import Document
 from fednotes.data.text import Passage, split_sentences, tokenize
@@ -395,17 +401,17 @@ class _RecipeKind(NamedTuple):
     Attributes:
         settings: Class of the settings in it.
         place: Key of the place of the dictionary or encoder.
-        option: Option of the commands that gives another place.
+        parameter: Parameter that gives another place.
     """
 
     settings: type[ConceptsConfig | TextConfig]
     place: str
-    option: str
+    parameter: str
 
 
 _RECIPE_KINDS: Final = {
-    "concepts": _RecipeKind(ConceptsConfig, "dictionary", "--dictionary"),
-    "text": _RecipeKind(TextConfig, "encoder", "--backbone"),
+    "concepts": _RecipeKind(ConceptsConfig, "dictionary", "dictionary"),
+    "text": _RecipeKind(TextConfig, "encoder", "backbone"),
 }
 # Keys of a recipe that are no settings.
 _RECIPE_FACTS: Final = ("kind", "fingerprint", "names")
@@ -425,7 +431,9 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     if not isinstance(name, str) or name not in _RECIPE_KINDS:
         raise ModelError(f"the model's features are of the unknown kind {name!r}")
     kind = _RECIPE_KINDS[name]
-    with within("the model's features cannot be made", ConfigError, become=ModelError):
+    with within(
+        "the model's features cannot be computed", ConfigError, become=ModelError
+    ):
         config = _config_of(recipe, kind)
 
     original = recipe[kind.place]
@@ -437,15 +445,15 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
         else:
             features = _concept_features(config, recipe, path)
     except (DataError, ConfigError, ModelError) as error:
-        raise ModelError(
-            f"the model's {kind.place} {original} cannot be read ({error}): give its "
-            f"place (on the command line {kind.option})"
+        raise MovedError(
+            f"the model's {kind.place} {original} cannot be read ({error}): if it has "
+            f"moved, give its new path with `{kind.parameter}`"
         ) from error
     if features.space.fingerprint != recipe.get("fingerprint"):
-        raise ModelError(
+        raise MovedError(
             f"the {kind.place} {place} is not the one that the model was trained with "
-            f"({original}): its content or fednotes' rules differ; give the same file "
-            f"(on the command line {kind.option})"
+            f"({original}): its content or fednotes' rules differ; give the path of "
+            f"the same file with `{kind.parameter}`"
         )
     return features
 

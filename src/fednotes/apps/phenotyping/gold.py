@@ -19,8 +19,8 @@ from fednotes.jobs.patient_models import PatientNote
 Gold = dict[str, dict[str, int]]  # labels by patient and phenotype
 
 _NO_JSON: Final = (
-    "no JSON: expected one whole object a line, or a table of labels beside the notes "
-    "(on the command line --labels)"
+    "not JSON: expected one complete object per line, or a table of "
+    "labels beside the notes (labels)"
 )
 
 
@@ -75,10 +75,12 @@ def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
         for name, word in record.labels.items():
             if not isinstance(word, str) or word not in LABELS:
                 expected = ", ".join(LABELS)
-                raise DataError.at(path, record.line, f"a label is none of {expected}")
+                raise DataError.at(
+                    path, record.line, f"a label is not one of {expected}"
+                )
             if known.setdefault(name, LABELS[word]) != LABELS[word]:
                 raise DataError.at(
-                    path, record.line, f"two different labels of one {name!r}"
+                    path, record.line, f"two different labels for one {name!r}"
                 )
 
     def read() -> Iterator[PatientNote]:
@@ -129,7 +131,7 @@ def _parse_record(path: Path, number: int, line: str) -> _Record:
         )
     patient = record.get("patient")
     if not isinstance(patient, str | int):
-        raise DataError.at(path, number, 'the key "patient" is missing or no id')
+        raise DataError.at(path, number, 'the key "patient" is missing or not an id')
     return _Record(number, str(patient), text, labels)
 
 

@@ -25,14 +25,14 @@ def score_hints(
             missed = _never_predicted(by_disease)
             if missed:
                 yield (
-                    f"{site}, {condition}: predicts nobody to have "
-                    f"{list_names(missed)}: train longer, or weigh classes"
+                    f"{site}, {condition}: predicts {list_names(missed)} for no "
+                    "patient: train longer, or give rare classes more weight"
                 )
             alike = _without_both_classes(by_disease)
             if alike:
                 yield (
-                    f"{site}, {condition}: the test patients are all present or all "
-                    f"absent for {list_names(alike)}: these have no AUROC"
+                    f"{site}, {condition}: all test patients are present, or all "
+                    f"absent, for {list_names(alike)}: these have no AUROC"
                 )
 
 

@@ -156,7 +156,8 @@ class PatientsConfig:
         test_fraction = 0.0 if self.test else self.test_fraction
         if self.valid_fraction + test_fraction >= 1:
             raise ConfigError(
-                "valid_fraction + test_fraction: 0 to below 1, or nothing is trained"
+                "valid_fraction + test_fraction must be below 1, or no training "
+                "data remain"
             )
 
     def _check_codes(self) -> None:
@@ -168,10 +169,13 @@ class PatientsConfig:
             )
         is_table = self.codes_format == "table"
         if (self.system or self.code_column) and not is_table:
-            raise ConfigError('system and code_column go with codes_format = "table"')
+            raise ConfigError(
+                'system and code_column apply only with codes_format = "table"'
+            )
         if self.patient_column and not (is_table or self.labels):
             raise ConfigError(
-                "patient_column is of a table of codes or of labels: give one"
+                "patient_column names a column of a table of codes or of labels: "
+                "give such a table"
             )
         if self.system:
             system_of(self.system)
@@ -298,7 +302,7 @@ def patient_tables(
     """
     if table.get("silos", {}).get("by", "patient") != "patient":
         raise ConfigError(
-            f"{where} [silos]: patients are dealt by patient: leave out `by`"
+            f"{where} [silos]: patients are always divided by patient: leave `by` out"
         )
     features = _features_config(table, preset, where)
     phenotypes = _phenotypes(table.get("phenotypes", {}), where)
@@ -389,10 +393,10 @@ def _require_fitting_site(
     """
     if has_phenotypes and site.get("labels"):
         raise ConfigError(
-            f"{where}: labels do not go with [phenotypes], which makes them of codes: "
-            "leave out one of the two"
+            f"{where}: labels do not go with [phenotypes], which derive them "
+            "from codes: leave out one of the two"
         )
     if has_phenotypes and not site.get("codes"):
-        raise ConfigError(f"{where}: [phenotypes] are made of codes: give them")
+        raise ConfigError(f"{where}: [phenotypes] are derived from codes: give `codes`")
     if reads_text and site.get("concepts"):
         raise ConfigError(f"{where}: concepts do not go with [text]: give notes")

@@ -209,9 +209,9 @@ class LabelCollector:
         is_correction = self._later_holds and earlier.table is not report
         if earlier.value is None and not is_correction:
             return  # the pair has a conflict already
-        outcome = "the later one holds" if is_correction else "neither holds"
+        outcome = "the later one is used" if is_correction else "neither is used"
         self._conflicts[key] = (
-            f"{report.path}:{pair.line}: a label of the same pair is another one at "
+            f"{report.path}:{pair.line}: the same pair has another label at "
             f"{earlier.table.path}:{earlier.line}: {outcome}"
         )
         new_value = value if is_correction else None
@@ -268,7 +268,7 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
     _require_distinct(path, collector.phenotypes)
     labels = collector.labels(sorted(collector.phenotypes))
     if not labels.values:
-        raise DataError(f"{path}: there is no label in it: expected {_EXPECTED}")
+        raise DataError(f"{path} contains no label: expected {_EXPECTED}")
     return labels
 
 
@@ -279,7 +279,8 @@ def _require_distinct(path: Path, phenotypes: Collection[str]) -> None:
         other = names.setdefault(name.casefold(), name)
         if other != name:
             raise DataError(
-                f"{path}: phenotypes {other!r} and {name!r}: name them alike"
+                f"{path}: phenotypes {other!r} and {name!r} differ only in case: "
+                "use one name"
             )
 
 
@@ -333,8 +334,8 @@ def _pairs_of_wide_table(
     for name, number in damaged.items():
         if 2 * number > filled[name]:
             raise table.error(
-                f"column {name!r} contains no labels ({number} cells are none): take "
-                "it out"
+                f"column {name!r} does not contain labels ({number} cells are not "
+                "labels): remove it"
             )
 
 
@@ -352,7 +353,7 @@ def _pair(
     """
     value = LABEL_VALUES.get(text.lower())
     if text and value is None:
-        return Damaged(line, f"{cell} is none of {_EXPECTED}")
+        return Damaged(line, f"{cell} is not one of {_EXPECTED}")
     return Pair(line, patient, phenotype, value)
 
 
@@ -371,7 +372,7 @@ def _phenotype_columns(table: Table, patient_column: int) -> dict[int, str]:
     for column, title in columns.items():
         if not 0 < len(title) <= _LONGEST_NAME:
             raise table.error(
-                f"column {column + 1} has no name: expected a phenotype's"
+                f"column {column + 1} has no name: expected the name of a phenotype"
             )
         if table.titles.count(title) > 1:
             raise table.error(f"two columns are called {title!r}: rename one")

@@ -65,8 +65,8 @@ class PhenotypeModel(PatientModel):
             return "the network's probability of each billing code; not calibrated"
         if model.platt is None:
             return (
-                "an order of patients from the classifier's margin, no chance: not "
-                "calibrated"
+                "the classifier's margin, which orders patients but is not a "
+                "probability: not calibrated"
             )
         return (
             'the probability of "present", calibrated on the training sites\' patients '

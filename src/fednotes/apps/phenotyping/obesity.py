@@ -102,7 +102,7 @@ def _xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
     if not files:
         prefix = "obesity_standoff_" if kind == "annotations" else "obesity_"
         raise DataError(
-            f"{folder}: no file of {kind}: their names are like {prefix}{mark}_*.xml"
+            f"{folder}: no file of {kind}, with a name like {prefix}{mark}_*.xml"
         )
     # In the order of names an addendum follows the file that it corrects, because "."
     # comes before "_" and digits.
@@ -139,7 +139,7 @@ def stream_texts(paths: Iterable[Path]) -> Iterator[Note]:
             yield Note(id, text, id, "Discharge summary", source)
         if not number:
             raise DataError(
-                f"{path}: there is no doc element: these are no patient records"
+                f"{path}: there is no doc element, so these are not patient records"
             )
 
 
@@ -182,9 +182,9 @@ def _judgment(line: int, document: str, disease: str, *, letter: str) -> Pair | 
     name = names.get(disease.casefold())
     if name is None:
         hint = nearest(disease, DISEASES)
-        return Damaged(line, f"the disease is none of the challenge's: {hint}")
+        return Damaged(line, f"the disease is not one of the challenge's: {hint}")
     if letter.lower() not in _LETTERS:
-        return Damaged(line, "the judgment is none of Y, N, Q and U")
+        return Damaged(line, "the judgment is not Y, N, Q or U")
     if not document:
-        return Damaged(line, "the judgment is of no document")
+        return Damaged(line, "the judgment belongs to no document")
     return Pair(line, document, name, LABEL_VALUES[letter.lower()])

@@ -65,7 +65,7 @@ class PhenotypeConfig:
     def __post_init__(self) -> None:
         if not self.representation:
             raise ConfigError(
-                'representation = "": "learn", "none" or the folder of a model'
+                'representation = "": expected "learn", "none" or the folder of a model'
             )
 
 
@@ -179,7 +179,7 @@ class Phenotyper:
         is_other = directory.exists() and not is_phenotyper(directory)
         if is_other and any(directory.iterdir()):
             raise ModelError(
-                f"{directory}: exists and is not a model's folder; name another one"
+                f"{directory} exists and is not a model's folder: name another one"
             )
         tensors = self._tensors()
         for name, value in tensors.items():
@@ -287,7 +287,8 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
     device_of(device)
     if not is_phenotyper(path):
         raise ModelError(
-            f"{path}: no phenotyping model here (there is no {PHENOTYPER}.json)"
+            f"{path}: not the folder of a phenotyping model (there is no "
+            f"{PHENOTYPER}.json)"
         )
     try:
         facts = _read_facts(path)
@@ -336,9 +337,7 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
     """
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise ModelError(
-                f"not a whole model: {name!r} has a number that is not finite"
-            )
+            raise ModelError(f"damaged: {name!r} has a number that is not finite")
     network = None
     if facts.network is not None:
         network = _network_of(facts, facts.network, tensors, device=device)
@@ -346,7 +345,7 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
     platt = _array_of(tensors, "platt")
     if idf is not None:
         if idf.ndim != 1:
-            raise ModelError(f"not a whole model: 'idf' of shape {idf.shape}")
+            raise ModelError(f"damaged: 'idf' has shape {idf.shape}")
         _require_equal(
             "document frequencies",
             len(idf),
@@ -373,7 +372,7 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
         load_into(targets, {name: tensors[name] for name in targets})
         model.machines = machines
         if platt is not None and platt.shape != (len(machines.machines), 2):
-            raise ModelError(f"not a whole model: calibration of shape {platt.shape}")
+            raise ModelError(f"damaged: the calibration has shape {platt.shape}")
     return model
 
 
@@ -387,7 +386,7 @@ def _array_of(tensors: Mapping[str, Tensor], name: str) -> np.ndarray | None:
         return None
     tensor = tensors[name]
     if not tensor.is_floating_point():
-        raise ModelError(f"not a whole model: {name!r} has type {tensor.dtype}")
+        raise ModelError(f"damaged: {name!r} has type {tensor.dtype}")
     array: np.ndarray = tensor.numpy()
     return array
 
@@ -421,9 +420,7 @@ def _network_of(
 def _require_equal(what: str, number: int, other_what: str, other: int) -> None:
     """Raise ModelError if two numbers in a saved model differ."""
     if number != other:
-        raise ModelError(
-            f"not a whole model: {number:,} {what}, {other_what} {other:,}"
-        )
+        raise ModelError(f"damaged: {number:,} {what}, {other_what} {other:,}")
 
 
 class NetworkShape(NamedTuple):
@@ -470,8 +467,9 @@ def network_settings(
         width = space.width
     if not fits or width != space.width:
         raise ModelError(
-            f"the network reads {width:,} {'numbers' if space.dense else 'concepts'} "
-            f"and there are {space.width:,}: use the dictionary or encoder that it was "
+            f"the network reads {width:,} "
+            f"{'numbers' if space.dense else 'concepts'}, and there are "
+            f"{space.width:,}: use the dictionary or encoder that it was "
             "trained with"
         )
     embedding = config.embedding if space.dense else inputs
@@ -499,6 +497,4 @@ def _known_concepts(parameters: Mapping[str, Tensor]) -> np.ndarray | None:
 
 def _unfitting_table() -> ModelError:
     """Return the error for a table whose rows are not those of the known concepts."""
-    return ModelError(
-        "not a whole model: its table and its known concepts do not agree"
-    )
+    return ModelError("damaged: its table and its known concepts do not agree")

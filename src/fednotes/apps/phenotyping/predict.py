@@ -91,8 +91,8 @@ class PatientReader:
             if self.model.space.dense:
                 nothing = "no word"
             print(
-                f"note: {without} of {len(inputs.patients)} patient(s) have {nothing} "
-                "in their notes: their results say nothing of them",
+                f"note: {without} of {len(inputs.patients)} patient(s) have "
+                f"{nothing} in their notes: their results say nothing about them",
                 file=sys.stderr,
             )
 
@@ -218,7 +218,8 @@ def evaluate_patients(
     model = reader.model
     if model.machines is None:
         raise ConfigError(
-            "the model ends with stage 1: it predicts codes, no phenotypes to score"
+            "the model ends with stage 1 and predicts codes, so there are no "
+            "phenotypes to score"
         )
     with reading_as(encoding):
         if labels is None:
@@ -251,7 +252,8 @@ def _labels_of(patients: Sequence[str], path: Path, labels: Path) -> Gold:
         print(f"note: {message}", file=sys.stderr)
     if not gold:
         raise DataError(
-            f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
+            f"{labels}: no patient with notes in {path} is labelled: do both "
+            "use the same patient ids?"
         )
     return gold
 
@@ -282,8 +284,8 @@ def _rename(
     renamed, names, clashes = rename_labels(gold, label_map)
     if clashes:
         print(
-            f"note: {clashes} pair(s) of patient and phenotype have two different "
-            "labels after renaming: neither holds",
+            f"note: {clashes} pair(s) of patient and phenotype have two "
+            "different labels after renaming: neither is used",
             file=sys.stderr,
         )
     if not set(names) & set(phenotypes):

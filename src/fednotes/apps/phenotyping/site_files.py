@@ -183,8 +183,8 @@ class _SiteReader:
             shared = len(test & records.by_patient.keys())
             if shared:
                 raise DataError(
-                    f"{shared} patients of `test` are among those of training: take "
-                    "them out"
+                    f"{shared} patients of `test` are also among those of training: "
+                    "remove them from one of the two"
                 )
             records = records.of_both(test_records)
         else:  # the obesity challenge has its own test part
@@ -227,8 +227,8 @@ class _SiteReader:
             mentions.update(part)
             if report.damaged:
                 self._messages.append(
-                    f"{path}: {report.damaged:,} of {report.rows:,} lines are no CUIs: "
-                    "left out"
+                    f"{path}: {report.damaged:,} of {report.rows:,} lines are not "
+                    "CUIs: left out"
                 )
         return Extracts(mentions)
 
@@ -269,8 +269,8 @@ class _SiteReader:
             self._messages.append(f"{name} left out: {skipped}")
         if without_patient:
             self._messages.append(
-                f"{without_patient:,} {name} name no patient: each is a patient's own, "
-                "by its id"
+                f"{without_patient:,} {name} name no patient: each counts as a "
+                "patient of its own, named by its id"
             )
         return Texts(texts)
 
@@ -312,7 +312,8 @@ class _SiteReader:
             )
         if self._config.judgment != "intuitive":
             raise ConfigError(
-                f"{path}: judgment is of the obesity challenge, not of a table"
+                f"{path}: judgment applies to the obesity challenge, not to a "
+                "table: leave it out"
             )
         return read_labels(
             path,
@@ -332,7 +333,7 @@ class _SiteReader:
         if without_notes == len(labels.values):
             raise DataError(
                 f"{self._config.labels}: none of the {without_notes:,} labelled "
-                "patients has notes: are both of the same patients, by the same ids?"
+                "patients has notes: do both files use the same patient ids?"
             )
         if without_notes:
             self._messages.append(

@@ -50,7 +50,8 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
     machines = phenotyper.machines
     if machines is None:
         raise ConfigError(
-            f"{model}: ends with stage 1: it has no classifiers of phenotypes"
+            f"{model}: this model ends with stage 1 and has no classifiers of "
+            "phenotypes to export"
         )
     with needs("skops", "sklearn"):
         import skops.io

@@ -208,7 +208,8 @@ def split_lines(
     for number, line in lines:
         if line is None:
             yield Damaged(
-                number, "a byte is not of the file's encoding, or the row is too long"
+                number,
+                "a byte does not fit the file's encoding, or the row is too long",
             )
             continue
         if not line.strip():
@@ -256,7 +257,7 @@ class Table:
 
     def __init__(self, path: Path, what: str = "codes") -> None:
         if path.is_dir():
-            raise DataError(f"{path}: a folder: name the table of {what} that is in it")
+            raise DataError(f"{path} is a folder: name the table of {what} in it")
         self.path = path
         self._lines = read_lines(path)
         self.line, header = next(self._lines, (1, ""))

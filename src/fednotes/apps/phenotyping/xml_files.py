@@ -16,7 +16,7 @@ from fednotes.data.formats.files import READ_ERRORS, incomplete_file, open_bytes
 
 _PIECE: Final = 1 << 16  # bytes that are read at once
 _ENTITIES: Final = (
-    "the file declares or uses entities of its own: replace them by their text"
+    "the file declares or uses its own entities: replace them by their text"
 )
 
 
@@ -134,7 +134,7 @@ def read_elements(
                 else:
                     parser.feed(data)
             except SAXParseException as error:
-                message = f"the file is no XML ({error.getMessage()})"
+                message = f"the file is not XML ({error.getMessage()})"
                 raise DataError.at(path, error.getLineNumber() or 1, message) from None
             except DTDForbidden:
                 raise handler.error(

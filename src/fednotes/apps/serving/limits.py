@@ -47,7 +47,8 @@ class Limits:
         if len(texts) > self.max_texts:
             raise Refused(
                 413,
-                f"{len(texts):,} texts: a request may have at most {self.max_texts:,}",
+                f"{len(texts):,} texts: a request may have at most "
+                f"{self.max_texts:,}; send fewer",
             )
         for number, text in enumerate(texts, 1):
             self.require_length(f"text {number}", text)

@@ -138,13 +138,13 @@ def make_decision(key: MentionKey, action: str, label: str) -> Decision:
             is not acceptable.
     """
     if action not in get_args(Action):
-        raise ConfigError("there is no such action")
+        raise ConfigError("this page has no such action: reload it")
     gives_label = action.startswith("label-")
     places = {"gold": key.gold, "predicted": key.predicted}
     side = action.removeprefix("label-")
     if side in places and places[side] is None:
         name = "annotated" if side == "gold" else "predicted"
-        raise ConfigError(f"there is no {name} mention here")
+        raise ConfigError(f"this item has no {name} mention: reload the page")
     if gives_label and not label:
         raise ConfigError('the type is empty: enter one, or choose "No mention"')
     try:
@@ -153,7 +153,7 @@ def make_decision(key: MentionKey, action: str, label: str) -> Decision:
         )
     except ValidationError as error:
         raise ConfigError(
-            f"a type has one line and at most {_MAX_LABEL} characters"
+            f"a type must be one line of at most {_MAX_LABEL} characters"
         ) from error
 
 

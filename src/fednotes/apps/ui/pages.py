@@ -210,7 +210,9 @@ async def _read_form(request: Request) -> Form:
             body.decode(), keep_blank_values=True, max_num_fields=_MAX_FORM_FIELDS
         )
     except ValueError as error:
-        raise Refused(400, "this request is not a form of these pages") from error
+        raise Refused(
+            400, "this request is not a form of these pages: reload the page"
+        ) from error
     return dict(fields)
 
 

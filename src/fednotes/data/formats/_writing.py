@@ -10,7 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    NamesParameters,
+    nearest,
+)
 from fednotes.core.store import locked_folder, sync_folder, temporary_path
 from fednotes.core.types import Document
 from fednotes.data.formats import _registry
@@ -18,7 +24,7 @@ from fednotes.data.formats._comparison import differences
 from fednotes.data.formats._reading import examine
 
 
-class LossyError(DataError):
+class LossyError(DataError, NamesParameters):
     """A format cannot represent everything in the documents.
 
     Attributes:
@@ -30,8 +36,8 @@ class LossyError(DataError):
             f"{kind}: {number:,}" for kind, number in sorted(lost.items())
         )
         super().__init__(
-            f"written as {format}, this would be lost: {listed}; nothing was written: "
-            "choose another format, or permit the loss (allow_loss)"
+            f"written as {format}, this would be lost: {listed}; nothing was "
+            "written: choose another format, or set `allow_loss`"
         )
         self.lost = lost
 
@@ -66,7 +72,7 @@ def write(
     """
     path = Path(path)
     if os.path.lexists(path):
-        raise FednotesError(f"{path} exists already: name a new file or folder")
+        raise FednotesError(f"{path} already exists: name a new file or folder")
     stage = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +120,8 @@ def measure_loss(
         _registry.FORMATS[format].write(documents, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise DataError(
-            f"the meta of a document has something else than {format} keeps under "
-            "that name: remove it"
+            f"the meta of a document has a value that {format} cannot keep "
+            "under that name: remove it"
         ) from None
     documents_again: tuple[Document, ...] = ()
     with suppress(DataError):  # without documents, some formats have nothing to read

@@ -96,7 +96,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
         value = read_json(path)
         items = mapping(value).get("documents", [value])
         if not _is_list_of_objects(items):
-            raise DataError('"documents" is no list of objects')
+            raise DataError('"documents" is not a list of objects')
     return jsonl.parse_items(items, "document", _to_record, path, problems)
 
 
@@ -139,7 +139,7 @@ def _feed(parser: Any, read_bytes: Any, path: Path) -> int:
         raise DataError.at(
             path,
             error.position[0],
-            "this is no whole XML: expected a collection of BioC",
+            "the XML is incomplete: expected a collection of BioC",
         ) from None
     except DefusedXmlException:
         raise DataError("the XML declares entities, which are not read") from None
@@ -175,7 +175,7 @@ class _DocumentBuilder(ElementTree.TreeBuilder):
         self._elements += 1
         if self._depth > bounds.JSON_DEPTH or self._elements > bounds.JSON_VALUES:
             raise DataError(
-                "a document of more elements, or deeper ones, than are read"
+                "a document has more elements, or deeper ones, than are read"
             )
         return super().start(tag, attrs)
 
@@ -296,7 +296,7 @@ def require_objects(value: Any, key: str) -> list[Any]:
     """
     items: list[Any] = mapping(value).get(key) or []
     if not _is_list_of_objects(items):
-        raise DataError(f'"{key}" is no list of objects')
+        raise DataError(f'"{key}" is not a list of objects')
     return items
 
 
@@ -305,7 +305,7 @@ def _whole_number(value: Mapping[str, Any], key: str) -> int:
     if isinstance(number, str) and re.fullmatch("[0-9]{1,9}", number.strip()):
         return int(number)
     if type(number) is not int or number < 0:
-        raise DataError(f'"{key}" is no whole number')
+        raise DataError(f'"{key}" is not a whole number')
     return number
 
 
@@ -313,7 +313,7 @@ def _optional_float(value: object) -> float | None:
     try:
         return float(str(value)) if value is not None else None
     except ValueError:
-        raise DataError("a confidence is no number") from None
+        raise DataError("a confidence is not a number") from None
 
 
 def join_passages(passages: Iterable[Mapping[str, Any]]) -> str:

@@ -140,8 +140,8 @@ def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]
         raise DataError.at(
             annotation_file,
             next(iter(misfits)),
-            f"{len(misfits)} of {len(mentions)} mentions do not fit the text: is it "
-            "theirs?",
+            f"{len(misfits)} of {len(mentions)} mentions do not match the "
+            "text: does the text belong to these annotations?",
         )
     for number, reason in misfits.items():
         problems.note("mention", annotation_file, number, reason)
@@ -207,7 +207,7 @@ def _parse_line(line: str) -> _Mention | None:
     match = _MENTION_LINE.fullmatch(line)
     if match is None:
         if line.strip() and not _OTHER_LINE.fullmatch(line):
-            raise DataError("no whole brat annotation (is the line cut short?)")
+            raise DataError("incomplete brat annotation (is the line cut short?)")
         return None
     id, label, offsets, form = match.groups()
     if offsets.count(";") >= bounds.PIECES:
@@ -279,7 +279,7 @@ def _misfit(text: str, mention: _Mention) -> str:
             is_equal = sorted(form.split()) == sorted(mention.form.split())
         else:
             is_equal = is_same_text(form, mention.form)
-    return "" if is_equal else f"{where} is not what the text holds there"
+    return "" if is_equal else f"{where} does not match the text there"
 
 
 def _form(text: str, pieces: Offsets) -> str:
@@ -304,7 +304,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: brat needs a folder and this is a file")
+        raise DataError(
+            f"{folder} is a file, and brat needs a folder: name the folder of the files"
+        )
     for document in documents:
         name = "/".join(_file_name(part) for part in document.id.split("/"))
         lines = _annotation_lines(document)

@@ -203,7 +203,7 @@ def _read_part(part: _Part, number: int, path: Path, layout: _Layout) -> ReadDoc
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    expected = "a token a line, its tag in the last column"
+    expected = "one token per line, its tag in the last column"
     return read_lines(path, max_length=bounds.TOKEN_LINE, expected=expected)
 
 
@@ -245,7 +245,8 @@ def _parts(path: Path, problems: Problems, layout: _Layout) -> Iterator[_Part]:
             raise DataError.at(
                 path,
                 event.line,
-                f"a document of more than {bounds.TOKENS:,} tokens: cut it into notes",
+                f"a document of more than {bounds.TOKENS:,} tokens: split it into "
+                "notes",
             )
         if not layout.has_markers:
             yield part
@@ -310,7 +311,7 @@ def _what_is_wrong(row: Row, width: int) -> str:
         return f"{len(row)} columns, expected {width} (token first, tag last)"
     if not row[0].strip(" "):
         return "the token is empty"
-    return "the last column is no tag: expected O or a tag such as B-Drug"
+    return "the last column is not a tag: expected O or a tag such as B-Drug"
 
 
 def _guess_columns(path: Path) -> tuple[str, int]:

@@ -33,7 +33,7 @@ _SPAN_GROUP = "sc"
 _USER_DATA = "fednotes"
 _ALWAYS_PERMITTED = 1 << 22  # bytes to which any small file may unpack
 _CHUNK = 1 << 20
-_UNREADABLE = "no DocBin that spaCy can read: is the file complete?"
+_UNREADABLE = "not a DocBin that spaCy can read: is the file complete?"
 
 
 def _import_spacy() -> tuple[Any, Any, Any, Any]:
@@ -82,7 +82,9 @@ def _require_plausible_size(data: bytes) -> None:
     limit = max(_ALWAYS_PERMITTED, bounds.PACKED_RATIO * len(data))
     limit = min(bounds.DOCBIN_BYTES, limit)
     if len(data) > limit:
-        raise DataError(f"it has more than {limit:,} bytes: cut it into several files")
+        raise DataError(
+            f"it has more than {limit:,} bytes: split it into several files"
+        )
     decompressor = zlib.decompressobj()
     size = 0
     try:
@@ -91,8 +93,9 @@ def _require_plausible_size(data: bytes) -> None:
             size += len(chunk)
             if size > limit:
                 raise DataError(
-                    f"more than {limit:,} bytes when it is unpacked, which is no "
-                    "DocBin of notes; if it is one, cut it into several"
+                    f"it has more than {limit:,} bytes when it is unpacked, far more "
+                    "than notes have; if it is a DocBin of notes, split it into "
+                    "several files"
                 )
             chunk = decompressor.decompress(decompressor.unconsumed_tail, _CHUNK)
     except zlib.error:

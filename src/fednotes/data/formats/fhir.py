@@ -185,7 +185,7 @@ def _attachment_text(attachment: Any) -> str:
         return _decode_base64(attachment.get("data", "")).decode(charset)
     except (LookupError, UnicodeDecodeError):
         raise DataError(
-            "its text is not in the character set that it names, or UTF-8"
+            "its text is neither in the character set that it names nor in UTF-8"
         ) from None
 
 
@@ -193,7 +193,9 @@ def _decode_base64(data: object) -> bytes:
     try:
         return base64.b64decode(re.sub(r"\s", "", str(data)), validate=True)
     except (binascii.Error, ValueError):
-        raise DataError("the data of an attachment or extension is no base64") from None
+        raise DataError(
+            "the data of an attachment or extension is not base64"
+        ) from None
 
 
 def _to_record(

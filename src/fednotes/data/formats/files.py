@@ -110,8 +110,8 @@ class _UnpackedFile(io.RawIOBase):
             raise DataError.at(
                 self._path,
                 0,
-                f"unpacked it grows more than {bounds.PACKED_RATIO}-fold, which no "
-                "text does: unpack the file yourself if you trust it",
+                f"it grows more than {bounds.PACKED_RATIO}-fold when unpacked, which "
+                "no text does: unpack the file yourself if you trust it",
             )
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ def _read_bytes(path: Path) -> bytes:
         raise DataError.at(
             path,
             0,
-            f"{subject} more than {bounds.FILE:,} bytes: cut it into several files",
+            f"{subject} more than {bounds.FILE:,} bytes: split it into several files",
         )
     return data
 
@@ -345,7 +345,7 @@ def bounded_lines(
                 path,
                 number,
                 f"the line has more than {limit:,} characters: expected "
-                f"{expected or 'one record a line'}; is the file of this format?",
+                f"{expected or 'one record per line'}; is the file of this format?",
             )
         yield line
 

@@ -113,9 +113,9 @@ def keep_within_bounds(
 def _size_problem(document: Document) -> str:
     """Return what a document has too much of, and a remedy; "" for a usable one."""
     amounts = (
-        (len(document.text), bounds.NOTE, "characters", "cut it into notes"),
+        (len(document.text), bounds.NOTE, "characters", "split it into notes"),
         (len(document.spans), bounds.MENTIONS, "mentions", "is it one note?"),
-        (len(document.tokens), bounds.TOKENS, "tokens", "cut it into notes"),
+        (len(document.tokens), bounds.TOKENS, "tokens", "split it into notes"),
     )
     for amount, limit, what, remedy in amounts:
         if amount > limit:

@@ -32,7 +32,7 @@ def parse_json_line(line: str) -> Any:
         return parse_json(line, strict=False)
     except JsonError as error:
         raise DataError(
-            f"no JSON ({error}): expected one whole object a line"
+            f"not JSON ({error}): expected one complete object per line"
         ) from None
 
 
@@ -48,8 +48,8 @@ def read_json(path: Path) -> Any:
         raise DataError.at(
             path,
             error.line,
-            f"no JSON that can be read ({error}); a large corpus may be a folder of "
-            "files",
+            f"not readable as JSON ({error}); a large corpus may be a folder "
+            "of several files",
         ) from None
 
 
@@ -131,13 +131,13 @@ def text_key(record: Any, *keys: str) -> str | None:
         DataError: The value is not an object, or it has no usable text.
     """
     if not isinstance(record, dict):
-        raise DataError("the line is no JSON object")
+        raise DataError("the line is not a JSON object")
     if record.get("answer", "accept") != "accept":
         return None
     key = next((key for key in keys if key in record), keys[0])
     text = record.get(key)
     if not isinstance(text, str):
-        raise DataError(f'the key "{key}" is missing or no string')
+        raise DataError(f'the key "{key}" is missing or not a string')
     if not text.isascii() and _HALF_OF_PAIR.search(text):
         raise DataError("the text has half of a surrogate pair")
     return key

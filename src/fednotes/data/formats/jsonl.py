@@ -238,7 +238,7 @@ def _find_span_key(value: Mapping[str, Any]) -> str | None:
         present = [key for key in keys if value.get(key) is not None]
         for key in present:
             if not isinstance(value[key], list):
-                raise DataError(f'the key "{key}" is no list of spans')
+                raise DataError(f'the key "{key}" is not a list of spans')
         if present:
             return next((key for key in present if value[key]), present[0])
     return None
@@ -247,7 +247,7 @@ def _find_span_key(value: Mapping[str, Any]) -> str | None:
 def _require_list(value: Mapping[str, Any], key: str) -> list[Any]:
     values = value.get(key) or []
     if not isinstance(values, list):
-        raise DataError(f'the key "{key}" is no list')
+        raise DataError(f'the key "{key}" is not a list')
     return values
 
 
@@ -275,14 +275,14 @@ def _parse_span(value: Any, length: int) -> Span:
         raise DataError(f"the fragments of a span do not reach from {start} to {end}")
     confidence = fields.get("confidence")
     if confidence is not None and not _is_probability(confidence):
-        raise DataError("the confidence of a span is no number from 0 to 1")
+        raise DataError("the confidence of a span is not a number from 0 to 1")
     return Span(start, end, intern(label), fragments, confidence)
 
 
 def _parse_fragments(fields: Mapping[str, Any], length: int) -> Offsets:
     pieces = fields.get("fragments", [])
     if not isinstance(pieces, list):
-        raise DataError("the fragments of a span are no list")
+        raise DataError("the fragments of a span are not a list")
     if len(pieces) > bounds.PIECES:
         raise DataError(
             f"a span has more than {bounds.PIECES:,} fragments: is it one mention?"
@@ -359,7 +359,7 @@ def make_mention(
     if not isinstance(label, str) or not label:
         raise DataError("a mention has no type")
     if not offsets:
-        raise DataError("a mention has no place in the text")
+        raise DataError("a mention has no position in the text")
     merged = merge_overlapping(offsets)
     start = merged[0][0]
     end = merged[-1][1]
@@ -368,7 +368,7 @@ def make_mention(
             text, [(start, end)], form
         )
         if not is_there:
-            raise DataError(f"{start}:{end} is not what the text holds there")
+            raise DataError(f"{start}:{end} does not match the text there")
     mention = {"start": start, "end": end, "label": label, "confidence": confidence}
     if len(merged) > 1:
         mention["fragments"] = [list(piece) for piece in merged]

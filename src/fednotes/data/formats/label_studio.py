@@ -56,7 +56,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     tasks = read_json(path)
     if not isinstance(tasks, list):
-        raise DataError("no array of tasks: export as JSON from Label Studio")
+        raise DataError("not a list of tasks: export as JSON from Label Studio")
     to_record = partial(_to_record, ignored=problems.ignored)
     return jsonl.parse_items(tasks, "task", to_record, path, problems)
 
@@ -76,7 +76,7 @@ def _to_record(
     results = [mapping(result) for result in annotation.get("result") or ()]
     regions = [result for result in results if "start" in mapping(result.get("value"))]
     ignored["annotations of others"] += others
-    ignored["relations, and answers that are no mentions"] += len(results) - len(
+    ignored["relations, and answers that are not mentions"] += len(results) - len(
         regions
     )
     spans = []

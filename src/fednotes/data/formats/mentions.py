@@ -24,7 +24,7 @@ def require_in_text(start: int, end: int, length: int) -> tuple[int, int]:
     """
     if not 0 <= start < end <= length:
         raise DataError(
-            f"{start}:{end} is no stretch of the text ({length} characters)"
+            f"{start}:{end} is not a span of the text ({length} characters)"
         )
     return start, end
 
@@ -69,8 +69,8 @@ def count_mismatches(
         raise DataError.at(
             path,
             wrong_lines[0],
-            f"{len(wrong_lines)} of {len(mentions)} {what} are not what the text holds "
-            "there: does the text belong to these annotations?",
+            f"{len(wrong_lines)} of {len(mentions)} {what} do not match the "
+            "text: does the text belong to these annotations?",
         )
     return {"mismatched": len(wrong_lines)} if wrong_lines else {}
 

@@ -201,7 +201,7 @@ def _parse_term(text: str, row: _Row) -> dict[str, Any]:
     if not pieces:
         match = re.match(r"\s*([0-9]{1,9})", row.get("offset", ""))
         if match is None:
-            raise DataError("the offset is no number")
+            raise DataError("the offset is not a number")
         start = int(match[1])
         pieces = [(start, start + len(form))]
     confidence = None

@@ -49,7 +49,7 @@ LOOSE = 0
 _SIGNATURES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 # PAR1 is also a gene: a text that begins with it as a word is no Parquet.
 _GENE = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))
-_UNREADABLE = "no Parquet or Arrow that can be read: is the file complete?"
+_UNREADABLE = "not a readable Parquet or Arrow file: is the file complete?"
 _MAX_BATCH = 1024  # rows that are unpacked at a time
 _READ_SIZE = 2**20  # bytes of a column that are read at a time
 _SMALL = 2**20  # bytes of a column of lists that are unpacked without precaution
@@ -127,7 +127,8 @@ def _tagged_tokens(
                 ) from None
             if not all(conll.is_tag(tag) and form.strip() for form, tag in pairs):
                 raise DataError(
-                    "it has an empty token, or a tag that is none (O, B-Drug, …)"
+                    "it has an empty token, or something other than a tag (O, "
+                    "B-Drug, …)"
                 )
             if pairs:
                 yield str(row.get("id") or ""), pairs

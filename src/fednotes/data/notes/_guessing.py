@@ -132,7 +132,10 @@ def _guess_table(header: Sequence[str], column: str | None) -> str:
 def _unknown_table(path: Path, *, has_header: bool) -> DataError:
     message = "the table is empty"
     if has_header:
-        message = "no column of this table is known to hold notes: name it (column)"
+        message = (
+            "no column of this table is recognised as the text of notes: "
+            "name it with column"
+        )
     return DataError.at(path, 1, message)
 
 

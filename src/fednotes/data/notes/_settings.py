@@ -58,7 +58,7 @@ class ReadSettings:
         """
         if len(raw) > bounds.NOTE:
             raise DataError(
-                f"the note has more than {bounds.NOTE:,} characters: divide it"
+                f"the note has more than {bounds.NOTE:,} characters: split it"
             )
         if self.exact or "\r" not in raw:
             return raw

@@ -140,7 +140,7 @@ def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
     if number < silos:
         raise DataError(
             f"{number} patients or notes cannot fill {silos} silos: ask for "
-            f"{number or 'fewer'} at most, or give more notes"
+            f"at most {number or 'fewer'}, or give more notes"
         )
     order = rng_of(seed, "silos").permutation(number)
     return {
@@ -275,7 +275,7 @@ def site_notes(
             )
         if site.train_patients == 1 and not site.valid_notes:
             remarks.append(
-                f"{site.id}: one patient, so nothing is held out to judge a model by"
+                f"{site.id}: only one patient, so nothing is held out for validation"
             )
     return sites, tuple(remarks)
 

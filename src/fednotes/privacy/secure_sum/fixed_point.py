@@ -221,7 +221,7 @@ def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
     """
     if words.size != layout.words or int(words[-1]) != len(included):
         raise TrainingError(
-            "the masks of the secure sum did not cancel: no total was made"
+            "the masks of the secure sum did not cancel: no total was computed"
         )
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
@@ -325,7 +325,7 @@ def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
 
 def _check_sum(sums: Signed, largest: int) -> None:
     if sums.size and (int(sums.max()) > largest or int(sums.min()) < -largest):
-        raise TrainingError("a secure sum is out of range: no total was made")
+        raise TrainingError("a secure sum is out of range: no total was computed")
 
 
 def _decode(first: Signed, second: Signed, item: Field) -> NDArray[np.float64]:

@@ -332,7 +332,8 @@ class SecureSite:
         listed = self._parties.in_order(request.survivors)
         if self._listed and listed != self._listed:
             raise AskedOtherwise(
-                "another list of survivors was asked for before: one is answered"
+                "another list of survivors was answered before, and only one is "
+                "answered"
             )
         for site in survivors - {self.site}:
             own = self._receipt(site, self.site, "masked")

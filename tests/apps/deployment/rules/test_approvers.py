@@ -173,8 +173,8 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "wrong"),
     [
-        ({"approvals": 0}, "approvals = 0: at least 1 is needed"),
-        ({"approvals": 2}, "approvals = 2, and approvers lists 0"),
+        ({"approvals": 0}, "approvals = 0: expected at least 1"),
+        ({"approvals": 2}, "approvals = 2, but approvers lists 0"),
         (
             {"approvals": 2, "approvers": {"alice": PUBLIC["a"]}},
             "lists 1: list all who may",
@@ -216,7 +216,7 @@ def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
     assert public_key_text(key) == public
     assert Quorum("h1", 1, {"alice": public}).person_of(key, path) == "alice"
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make_key(path, "alice")
     assert path.read_bytes() == before
     path.chmod(0o640)
@@ -241,7 +241,7 @@ def test_a_strangers_key_and_no_key(tmp_path: Path) -> None:
         read_key(tmp_path / "none", never)
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(ConfigError, match="it holds no private key"):
+    with pytest.raises(ConfigError, match="it contains no private key"):
         read_key(tmp_path / "text", never)
     with pytest.raises(ConfigError, match="letters, digits"):
         make_key(tmp_path / "x", "../x")

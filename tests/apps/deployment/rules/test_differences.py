@@ -206,7 +206,7 @@ def test_a_damaged_record_lets_the_site_join_nothing(
     damage(path)
     for letters, run in (("abcdef", "run1"), ("uvwxyz", "run2")):
         with pytest.raises(
-            ConfigError, match=r"missing, damaged or edited.*put back a copy"
+            ConfigError, match=r"missing, damaged or edited.*restore a copy"
         ):
             join(tmp_path, letters, run=run)
     path.write_bytes(before)

@@ -179,7 +179,7 @@ def test_text_is_refused_and_not_repeated(
     entry = replace(MESSAGE, **({where: text} if change is None else {}))
     if change:
         entry = replace(MESSAGE, tensors=(replace(facts, **{change: text}),))
-    with pytest.raises(RefusedError, match="no plain name") as found:
+    with pytest.raises(RefusedError, match="not a plain name") as found:
         Ledger(path).append(entry)
     assert path.read_bytes() == before
     assert not text or text not in str(found.value)

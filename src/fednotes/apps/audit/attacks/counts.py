@@ -45,7 +45,8 @@ def types_from_counts(scene: Scene) -> Trial:
             return Trial.from_scores(present, absent).without_interval()
         break
     raise NotApplicable(
-        "no evaluation sends counts of types, or all types of the job occur at the site"
+        "no evaluation sends counts by type, or every type of the job "
+        "occurs at the site"
     )
 
 
@@ -59,11 +60,9 @@ def counts_from_two_sums(scene: Scene) -> Trial:
                 "sums are not secure: each site's counts are visible anyway"
             )
         if not 0 < federation.min_sites < sites:
-            raise NotApplicable(
-                f"min_sites lets no sum be over fewer than all {sites} sites"
-            )
+            raise NotApplicable(f"min_sites requires all {sites} sites in every sum")
     return exact_counts(
-        scene, two_sums=True, otherwise="no evaluation counts anything of the site"
+        scene, two_sums=True, otherwise="no evaluation sends counts of the site"
     )
 
 

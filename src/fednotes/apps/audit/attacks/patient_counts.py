@@ -58,7 +58,9 @@ _NOISE = "noise ([privacy])"
 PRESENCE_ATTACK = Attack(
     "codes and concepts from counts",
     sees="counts of a site's patients by code, concept and label",
-    closes=f"{_NOISE}, which is added to counts too. A secure sum hides whose they are",
+    closes=(
+        f"{_NOISE}, which is added to counts, too. A secure sum hides whose they are"
+    ),
     trial=partial(trial_of_all, scores=_occurrences, otherwise="nothing is counted"),
     data="patients",
 )

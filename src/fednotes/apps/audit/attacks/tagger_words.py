@@ -169,8 +169,8 @@ def _scores(rows: Tensor, words: np.ndarray, outside: Tensor) -> Tensor:
 
 _SEES = "an update of a convolution or LSTM that reads words"
 CLOSES = (
-    "convolutions and LSTM that stay at the site (private); more sentences a batch; "
-    "dropout; noise ([privacy])"
+    "convolutions and LSTM that stay at the site (private); more "
+    "sentences per batch; dropout; noise ([privacy])"
 )
 
 ATTACKS = (Attack("words from convolutions", _SEES, CLOSES, words_read),)

@@ -87,8 +87,9 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
     if len(subject.judged) < models:
         units = "patients" if scene.has_patients else "notes"
         raise DataError(
-            f"site {scene.site!r} has {len(subject.judged)} {units}; an audit of "
-            f"membership needs {models} or more"
+            f"site {scene.site!r} has {len(subject.judged)} {units}, and an "
+            f"audit of membership needs {models} or more: audit a site with "
+            "more of them"
         )
 
     # Each membership is drawn for itself: equal numbers would tell one from the others.

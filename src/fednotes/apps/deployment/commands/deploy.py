@@ -204,7 +204,10 @@ def _passphrase_reader(path: Path | None) -> AskPassphrase:
         if lines is not None:
             line = next(lines, b"")
             if not line:
-                raise ConfigError(f"{path}: has no line for {what}")
+                raise ConfigError(
+                    f"{path} has no line for {what}: put each passphrase on a line of "
+                    "its own"
+                )
             return line
         if not sys.stdin.isatty():
             raise ConfigError(
@@ -245,7 +248,7 @@ def preflight(kit: Kit) -> None:
     failures = sum(check.ok is False for check in checks)
     if failures:
         raise FednotesError(
-            f"{kit}: {failures} of the checks above must be mended first"
+            f"{kit}: {failures} of the checks above failed: fix what they name first"
         )
 
     role = read_kit(kit).role
@@ -270,15 +273,15 @@ def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
     if role == "site":
         is_connected, message = describe_connection(kit, process)
     if is_connected:
-        say(f"next: it runs; fednotes {role} status {kit}")
+        say(f"it runs; next: fednotes {role} status {kit}")
         return
     say(
         f"{message}, although the server's port answers: the server is still starting, "
         "or it has revoked this kit"
     )
     say(
-        "next: if it stays so, ask the coordinator for the newest trust.pem: "
-        f"fednotes kit trust {kit} trust.pem"
+        "next: if this does not change, ask the coordinator for the "
+        f"newest trust.pem and run: fednotes kit trust {kit} trust.pem"
     )
 
 
@@ -310,7 +313,8 @@ def run(
     with end_at_once("stopped; nothing was submitted") as farewell:
         if abort:
             farewell.line = (
-                f"stopped; the run may go on: fednotes run --abort --out {out}"
+                "stopped; the run may continue; to abort it: fednotes run "
+                f"--abort --out {out}"
             )
             _abort(out, on)
         elif attach:
@@ -322,7 +326,7 @@ def run(
 
 
 def _attach_hint(out: Path) -> str:
-    return f"the run goes on; to watch it again: fednotes run --attach --out {out}"
+    return f"the run continues; to watch it again: fednotes run --attach --out {out}"
 
 
 def _read_run(out: Path, on: Path | None) -> Run:
@@ -355,7 +359,7 @@ def _submit(
     from fednotes.jobs.declaration import load_declared
 
     if on is None:
-        raise ConfigError("--on KIT: the admin's kit is needed")
+        raise ConfigError("name the admin's kit: --on KIT")
     kit, person = open_admin_kit(on)
     parsed, declared = load_declared(job, tuple(settings or ()))
     run, least = prepare_run(parsed, declared, kit, out=out, when=time.time())
@@ -415,7 +419,7 @@ def _abort(out: Path, on: Path | None) -> None:
         f"each site keeps its files of this run: KIT/state/{run.name}, its ledger and "
         "its decisions"
     )
-    say("next: runs that waited begin by themselves; another job needs another --out")
+    say("next: waiting runs start by themselves; a new job needs another --out")
 
 
 def _say_results(out: Path, name: str, result: RunResult) -> None:

@@ -43,7 +43,7 @@ def require_role(kit: Path, role: str) -> None:
     facts = read_kit(kit)
     if facts.role != role:
         raise ConfigError(
-            f"{kit}: is the kit of {facts.name} ({facts.role}), not of a {role}"
+            f"{kit} is the kit of {facts.name} ({facts.role}): name the kit of a {role}"
         )
 
 
@@ -61,7 +61,8 @@ def require_stopped(kit: Path, role: str, remedy: str = "") -> None:
     if process.is_running:
         remedy = remedy or f"to stop it: fednotes {role} stop {kit}"
         raise ConfigError(
-            f"{kit}: {process.name} runs already (process {process.pid}); {remedy}"
+            f"{kit}: {process.name} is already running (process "
+            f"{process.pid}); {remedy}"
         )
 
 
@@ -120,7 +121,7 @@ def stop_process(kit: Path, role: str, *, kill: bool = False) -> None:
     require_role(kit, role)
     process = processes.status(kit)
     processes.stop(kit, kill=kill)
-    result = "has stopped" if process.is_running or process.jobs else "did not run"
+    result = "has stopped" if process.is_running or process.jobs else "was not running"
     say(f"{process.name} {result}; the states of its runs are in {kit / 'state'}")
     say(f"next: fednotes {process.role} start {kit} resumes them")
 
@@ -136,12 +137,16 @@ def report_process(kit: Path, role: str) -> Status:
 
     require_role(kit, role)
     process = processes.status(kit)
-    state = f"runs (process {process.pid})" if process.is_running else "does not run"
+    state = (
+        f"is running (process {process.pid})"
+        if process.is_running
+        else "is not running"
+    )
     say(f"{process.name} {state}; log: {process.log}")
     try:
         say(*check_kit(kit))
     except FednotesError as error:
-        say(f"this kit does not work any more: {error}")
+        say(f"this kit no longer works: {error}")
     return process
 
 
@@ -200,7 +205,7 @@ def server_start(kit: Kit, files: Files = None) -> None:
             f"{kit}: the server does not answer at its port {port} ({problem}), and "
             f"was stopped; the last line of {kit / processes.OUTPUT_FILE}: {last_words}"
         )
-    say(f"{process.name} runs (process {process.pid}) and answers at port {port}")
+    say(f"{process.name} is running (process {process.pid}) and answers at port {port}")
     say(f"its log: {process.log}")
     say("next: start the sites; then submit a job with the admin's kit: fednotes run")
 
@@ -226,7 +231,10 @@ def server_status(kit: Kit) -> None:
     except FednotesError as error:
         say(*describe_saved_runs(kit))
         say(f"the server does not answer: {error}")
-        say(f"next: look at its log; fednotes server stop {kit}, then start")
+        say(
+            f"next: read its log; then run fednotes server stop {kit}, and "
+            "start it again"
+        )
         return
     _say_network(kit, network)
 
@@ -285,7 +293,7 @@ def renew(
         check_kit(kit)
         out = out or Path(f"{facts.name}.request.pem")
         write_out(out, request_renewal(kit).decode())
-        say(f"{out}: holds no secret; the new key is in {kit / RENEWAL_FOLDER}")
+        say(f"{out}: contains no secret; the new key is in {kit / RENEWAL_FOLDER}")
         say(
             "next: send it to the coordinator, who signs it: fednotes provision "
             f"PROJECT --out KITS --sign {out.name}"
@@ -326,7 +334,7 @@ def trust(
         raise ConfigError(f"{file}: {error}; the kit is unchanged") from error
     now = Trust.read(kit / "startup")
     if not is_news:
-        say(f"nothing new: this kit has number {now.number} already")
+        say(f"nothing new: this kit already has number {now.number}")
         return
     revoked = len(list(now.revocations or ()))
     say(f"installed as number {now.number}: {revoked} certificates are revoked")

@@ -76,7 +76,7 @@ def _prepare(kit: Path, file: Path | None) -> None:
         install(file, kit)
     policy = read_kit_site_file(kit).policy
     say(
-        f"rules: sums over {policy.min_sites} sites and more, secure sum "
+        f"rules: sums over {policy.min_sites} or more sites, secure sum "
         f"{policy.secure_sum}"
     )
 
@@ -95,7 +95,7 @@ def site_start(kit: Kit, file: SiteFileOption = None) -> None:
     """Install the site's file in the kit and start the site."""
     _prepare(kit, file)
     process = start_process(kit)
-    say(f"{process.name} runs (process {process.pid}); its log: {process.log}")
+    say(f"{process.name} is running (process {process.pid}); its log: {process.log}")
     _say_contact(kit, process)
 
 
@@ -164,11 +164,11 @@ def site_rules(
         say("nothing has changed")
     elif processes.status(kit).is_running:
         say(
-            "[policy] is in force now; all else from the next job on, or when the site "
-            "is started again"
+            "[policy] applies now; everything else applies from the next job "
+            "on, or when the site is started again"
         )
     else:
-        say("in force when the site is started")
+        say("the rules apply when the site is started")
     say(f"next: fednotes site status {kit}")
 
 
@@ -209,7 +209,7 @@ def site_status(kit: Kit) -> None:
     elif not is_connected:
         say(f"next: fednotes preflight {kit}")
     elif problem is not None and problem.is_recent:
-        say(f"next: mend the last problem above; {process.log} has the details")
+        say(f"next: fix the last problem above; {process.log} has the details")
     else:
         say("next: nothing to do here")
 
@@ -281,7 +281,7 @@ def site_forget(
         f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what "
         "left"
     )
-    say("if the server asks for this run again, the site begins it anew")
+    say("if the server asks for this run again, the site starts it from the beginning")
     say(f"next: fednotes site status {kit}")
 
 
@@ -312,7 +312,10 @@ def site_key(
         secret = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True)
     public = make_key(path, person, secret)
     say(f"{path}: the key of {person}; keep it where nobody else can read it")
-    say("next: in [policy] of the site's file, with a line for each who may approve:")
+    say(
+        "next: in [policy] of the site's file, add a line for each "
+        "person who may approve:"
+    )
     say("      approvals = 2")
     say(f'      approvers.{person} = "{public}"')
 
@@ -416,8 +419,8 @@ def _say_approved(
     else:
         say(f"approved: {job}; this site joins when the server asks for this job")
     say(
-        f"next: fednotes site status {kit}; to take it back: fednotes site reject "
-        f"{kit} {key[:12]}"
+        f"next: fednotes site status {kit}; to withdraw the approval: "
+        f"fednotes site reject {kit} {key[:12]}"
     )
 
 
@@ -438,8 +441,8 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
     begin = time.monotonic()
     if not processes.status(kit).is_running:
         say(
-            "note: this site does not run, so nothing can ask it: fednotes site start "
-            f"{kit}"
+            "note: this site is not running, so no job can ask for approval; "
+            f"to start it: fednotes site start {kit}"
         )
     if not console.is_terminal:
         say(f"waiting up to {timeout:g} s for a job that asks for approval")
@@ -505,11 +508,11 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     was_approved = approvals.status(table) == "approved"
     key = settle_job(kit, table, approve=False, by=account(), quorum=quorum)
     what = (
-        "its approval is taken back" if was_approved else "a job that was not approved"
+        "its approval is withdrawn" if was_approved else "a job that was not approved"
     )
     say(
-        f"rejected: {job_name(table)} ({key[:12]}), {what}; this site serves no "
-        "request of it"
+        f"rejected: {job_name(table)} ({key[:12]}), {what}; this site "
+        "refuses all its requests"
     )
     if last is not None and last.fingerprint != key:
         say(f"still approved: {job_name(last.table)} ({last.fingerprint[:12]})")
@@ -569,7 +572,7 @@ def _check_audit(
     report = read_audit(place)
     if folder is not None and report is None:
         raise ConfigError(
-            f"{folder}: no {AUDIT} there; name the folder that `fednotes audit` wrote"
+            f"{folder} contains no {AUDIT}: name the folder that `fednotes audit` wrote"
         )
     worst = None
     if report is not None:
@@ -598,16 +601,16 @@ def _require_same_job(
     declared = table_fingerprint(table.get("job", {}))
     if (report.fingerprint, report.site) != (declared, name):
         raise ConfigError(
-            f"{place}: an audit of site {clean(report.site)!r} and the job table "
-            f"{clean(report.fingerprint)[:12]!r}, but site {name!r} and "
-            f"{declared[:12]!r} are needed: fednotes audit JOB --site {name}, with the "
-            "job file that was run"
+            f"{place} is an audit of site {clean(report.site)!r} and job "
+            f"table {clean(report.fingerprint)[:12]!r}, but site {name!r} and "
+            f"job table {declared[:12]!r} are needed: run fednotes audit JOB "
+            f"--site {name} with the submitted job file"
         )
     audited_sites = {*mapping(mapping(table.get("job")).get("sites"))}
     if {*table.get("sites", ())} != audited_sites:
         raise ConfigError(
-            "the sites of the run are not those of the job's table, which was audited; "
-            "reject it"
+            "the run has other sites than the job's table, which was "
+            "audited: reject the job"
         )
 
 
@@ -620,8 +623,8 @@ def _explain_no_job(kit: Path) -> str:
         name = job_name(past[-1].table)
         key = past[-1].fingerprint[:12]
         return (
-            f"{kit}: no job waits for a decision; {name} was rejected, which "
-            f"`fednotes site approve {kit} {key}` takes back"
+            f"{kit}: no job waits for a decision; {name} was rejected; to "
+            f"approve it after all: fednotes site approve {kit} {key}"
         )
     return (
         f"{kit}: no job waits for a decision; one arrives when the admin submits it "
@@ -719,9 +722,9 @@ def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
 
     if file is None and quorum.people:
         raise ConfigError(
-            f"{kit}: its rules ask for {quorum.needed} of {', '.join(quorum.people)} "
-            f"to approve, each with their own key: fednotes site approve {kit} --key "
-            "FILE"
+            f"{kit}: its rules require {quorum.needed} of "
+            f"{', '.join(quorum.people)} to approve, each with their own key: "
+            f"fednotes site approve {kit} --key FILE"
         )
     if file is None:
         return None

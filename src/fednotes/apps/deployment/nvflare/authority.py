@@ -55,7 +55,13 @@ from fednotes.apps.deployment.nvflare.trust import (
     encode_pem,
     is_issued_by,
 )
-from fednotes.core.errors import ConfigError, RefusedError, nearest, needs
+from fednotes.core.errors import (
+    ConfigError,
+    ParameterError,
+    RefusedError,
+    nearest,
+    needs,
+)
 from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.settings import checked
 from fednotes.core.store import (
@@ -144,7 +150,7 @@ class _State(BaseModel):
 
 def refuse_passphrase(what: str) -> bytes:
     """Raise ConfigError: there is nobody to ask for a passphrase."""
-    raise ConfigError(f"{what} is needed, and nobody can be asked for it")
+    raise ParameterError(f"{what} is needed: pass `ask_passphrase`")
 
 
 @dataclass
@@ -200,7 +206,10 @@ class Authority:
         elif create:
             authority._create_root()
         else:
-            raise ConfigError(f"{folder}: holds no authority of project {project!r}")
+            raise ConfigError(
+                f"{folder}: contains no authority of project {project!r}: create "
+                "the project's kits first, or name their folder"
+            )
         if authority.trust_list.revocations is None:  # new, or of an earlier version
             authority._update_trust_list()
         return authority
@@ -228,7 +237,8 @@ class Authority:
                 self.trust_list = Trust.parse(state.trust.encode())
         except (OSError, ValueError, TypeError, RefusedError) as error:
             raise ConfigError(
-                f"{self._state_file}: not a readable authority"
+                f"{self._state_file}: cannot be read as an authority: restore it "
+                "from a copy"
             ) from error
 
     def save(self) -> None:
@@ -461,10 +471,10 @@ class Authority:
                     certificate = read_certificate(path.with_suffix(""))
                     serials.add(certificate.serial_number)
             if not serials:
-                raise ConfigError(
+                raise ParameterError(
                     f"{kit}: its certificate is not on record, because an earlier "
-                    "version made it; replace the root instead (--new-root), and renew "
-                    "the other kits"
+                    "version created it; use `replace_root` instead, and renew the "
+                    "other kits"
                 )
             revoked += sorted(serials)
         self._update_trust_list(revoked)
@@ -511,9 +521,9 @@ class Authority:
             )
         trust_list = Trust((self.root,), bridges, revocations)
         if len(trust_list.encode()) > MAX_BYTES:
-            raise ConfigError(
-                "more kits are revoked than a trust list can hold; replace the root "
-                "instead (--new-root)"
+            raise ParameterError(
+                "more kits are revoked than a trust list can contain; use "
+                "`replace_root` instead"
             )
         self.trust_list = trust_list
 
@@ -534,13 +544,13 @@ class Authority:
                 Nothing was signed.
         """
         if len(data) > MAX_BYTES:
-            raise RefusedError("too long for the request of a kit")
+            raise RefusedError("too long for a kit's request")
         trust = Trust(
             self.valid_roots(), self.trust_list.bridges, self.trust_list.revocations
         )
         requests = [_verify_request(block, trust) for block in _REQUEST.findall(data)]
         if not requests:
-            raise RefusedError("not a readable request of a kit")
+            raise RefusedError("not a readable request of `fednotes kit renew`")
 
         answer = b""
         for certificate, public_key in requests:
@@ -580,7 +590,7 @@ def _verify_request(block: bytes, trust: Trust) -> tuple[x509.Certificate, Any]:
             purpose=RENEWAL_PURPOSE,
         )
     except (ValueError, TypeError, x509.AttributeNotFound) as error:
-        raise RefusedError("not a readable request of a kit") from error
+        raise RefusedError("not a readable request of `fednotes kit renew`") from error
     if (
         certificate is None
         or certificate.subject != request.subject
@@ -639,12 +649,14 @@ class ProjectConfig:
         """Raise ConfigError unless the project and each site have a usable name."""
         if not NAME.fullmatch(self.name):
             raise ConfigError(
-                f"name {self.name!r}: letters, digits, '_', '.' and '-' only"
+                f"name {self.name!r}: use letters, digits, '_', '.' and '-' only"
             )
         for site in self.sites:
             # NVFlare takes what follows a dot for a job.
             if not NAME.fullmatch(site) or "." in site:
-                raise ConfigError(f"site {site!r}: letters, digits, '_' and '-' only")
+                raise ConfigError(
+                    f"site {site!r}: use letters, digits, '_' and '-' only"
+                )
         if not self.sites:
             raise ConfigError("sites are missing: name at least one")
         # Each participant has a certificate and is known by the name in it.
@@ -654,7 +666,8 @@ class ProjectConfig:
         )
         if unusable:
             raise ConfigError(
-                f"sites {unusable}: expected names that nothing else in the project has"
+                f"sites {unusable}: expected names that nothing else in the "
+                "project has, each once"
             )
         _require_distinguishable(self.sites)
 
@@ -682,8 +695,8 @@ class ProjectConfig:
                 )
             if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
                 raise ConfigError(
-                    f"organisations: {place} = {organisation!r}: letters, digits and "
-                    "'_' only"
+                    f"organisations: {place} = {organisation!r}: use letters, digits "
+                    "and '_' only"
                 )
 
     @property
@@ -724,8 +737,8 @@ def _require_distinguishable(sites: Iterable[str]) -> None:
                 continue
             if set(ending) <= set("0123456789abcdef-"):
                 raise ConfigError(
-                    f"sites {name!r} and {other!r} could be taken for one another: "
-                    "choose names of one length, such as h01 and h10"
+                    f"sites {name!r} and {other!r} could be confused: choose names of "
+                    "the same length, such as h01 and h10"
                 )
 
 
@@ -794,8 +807,8 @@ def provision(
     lost = [name for name in again if authority.serials.get(name)]
     for name in set(again) - set(lost):
         logger.warning(
-            "%s: its earlier certificate is not on record, so it is still valid; to "
-            "end it, replace the root (--new-root)",
+            "%s: its earlier certificate is not on record, so it stays valid "
+            "until the root certificate is replaced",
             name,
         )
     if revoke or lost:
@@ -823,7 +836,7 @@ def _require_can_make_again(again: Iterable[str], kits: Mapping[str, Path]) -> N
     for name in again:
         if kits[name].exists():
             raise ConfigError(
-                f"{kits[name]}: exists; move it away to make the kit again"
+                f"{kits[name]} already exists: move it away to create the kit again"
             )
 
 
@@ -842,9 +855,9 @@ def _make_authority_private(folder: Path) -> None:
     closed = make_private(folder)
     if closed:
         logger.warning(
-            "%s: other users of this machine could open %d files and folders until "
-            "now; the key that signs kits is here, so if there are such users, make "
-            "all kits again in another folder",
+            "%s: other users of this machine could open %d files and folders "
+            "until now; the key that signs kits is here, so if there are "
+            "such users, create all kits again in another folder",
             folder,
             len(closed),
         )
@@ -903,7 +916,9 @@ def _read_record(project: ProjectConfig, folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder / _RECORD_FILE}: cannot be read") from error
+        raise ConfigError(
+            f"{folder / _RECORD_FILE}: cannot be read: restore it from a copy"
+        ) from error
 
     settings = _common_settings(project)
     organisations = record.get("organisations", {})
@@ -943,10 +958,10 @@ def _require_equal(
     for key in sorted(present.keys() & recorded.keys() - {"organisations"}):
         if recorded[key] != present[key]:
             raise ConfigError(
-                f"{out}: its kits were made with {prefix}{key} = "
-                f"{json.dumps(recorded[key])}, the project says "
-                f"{json.dumps(present[key])}: set it back, or choose another folder "
-                "and hand out all kits again"
+                f"{out}: its kits were created with {prefix}{key} = "
+                f"{json.dumps(recorded[key])}, but the project says "
+                f"{json.dumps(present[key])}: change it back, or choose another "
+                "folder and hand out all kits again"
             )
 
 

@@ -371,9 +371,10 @@ class _JobIdCheck(RequestProcessor):
         job = req.get_header(RequestHeader.JOB_ID)
         if job is not None and not JOB_ID.fullmatch(str(job)):
             logger.error(
-                "an order of the server for %.80r was refused: no job's name", str(job)
+                "an order of the server for %.80r was refused: it does not name a job",
+                str(job),
             )
-            return error_reply("no job's name")
+            return error_reply("it does not name a job")
         return self._inner.process(req, app_ctx)
 
 

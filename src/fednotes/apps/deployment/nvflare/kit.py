@@ -71,7 +71,7 @@ def read_kit(kit: Path) -> Kit:
         return Kit.model_validate(read_json(kit / KIT_FILE))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{kit}: not a kit (`fednotes provision` makes kits)"
+            f"{kit} is not a kit: name a folder that `fednotes provision` created"
         ) from error
 
 
@@ -174,7 +174,7 @@ def write_job_folder(
         FednotesError: The job holds a value that JSON cannot represent.
     """
     if not NAME.fullmatch(run):
-        raise ConfigError(f"run {run!r}: letters, digits, '_', '.' and '-' only")
+        raise ConfigError(f"run {run!r}: use letters, digits, '_', '.' and '-' only")
     if len(set(sites)) != len(sites):
         raise ConfigError(f"sites {', '.join(sites)}: each must be named once")
     if not 1 <= min_sites <= len(sites):

@@ -189,10 +189,12 @@ def _prepare(kit: Path, *, check: bool = True) -> tuple[list[str], dict[str, str
     kit = kit.resolve()
     facts = read_kit(kit)
     if facts.role == ADMIN:
-        raise ConfigError(f"{kit}: is the kit of {facts.role!r}, which runs no process")
+        raise ConfigError(f"{kit} is the kit of {facts.role!r}, which runs no process")
     before = status(kit)
     if before.is_running or before.jobs:
-        raise ConfigError(f"{kit}: {facts.name} runs already (process {before.pid})")
+        raise ConfigError(
+            f"{kit}: {facts.name} is already running (process {before.pid})"
+        )
     if any(letter.isspace() for letter in str(kit)):
         raise ConfigError(
             f"{kit}: NVFlare cannot run in a folder with a space in its path; move the "
@@ -300,7 +302,9 @@ def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
             if not other_processes():
                 return status(kit)
             time.sleep(0.1)
-    raise FednotesError(f"{kit}: process {other_processes()[0]} does not end")
+    raise FednotesError(
+        f"{kit}: process {other_processes()[0]} does not end: stop it with kill -9"
+    )
 
 
 def list_processes(kit: Path) -> list[tuple[int, list[str]]]:

@@ -129,12 +129,13 @@ def _match_certificates(kit: Path, received: Trust) -> dict[Path, x509.Certifica
         pending = _pending_stem(kit, stem)
         if not pending.with_suffix(".key").exists():
             raise ConfigError(
-                f"{kit}: no request is under way: fednotes kit renew {kit} makes one"
+                f"{kit} has no pending request: create one with fednotes kit "
+                f"renew {kit}"
             )
         public_key = read_key(pending).public_key()
         matches = [leaf for leaf in received.leaves if leaf.public_key() == public_key]
         if not matches or matches[0].subject != read_certificate(stem).subject:
-            raise RefusedError("holds no certificate for the request of this kit")
+            raise RefusedError("contains no certificate for the request of this kit")
         certificates[stem] = matches[0]
     return certificates
 

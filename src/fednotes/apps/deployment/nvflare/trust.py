@@ -123,7 +123,7 @@ class Trust:
                 _number_of(revocations)  # a list without a number is refused
         except (ValueError, TypeError, x509.ExtensionNotFound) as error:
             raise RefusedError(
-                "not the certificates of an authority, or cut short"
+                "not the certificates of an authority, or incomplete"
             ) from error
         return Trust(tuple(roots), tuple(bridges), revocations, tuple(leaves))
 
@@ -173,7 +173,8 @@ class Trust:
             if is_issued_by(certificate, root) and self.has_expired(root):
                 day = f"{self.expiry_of_root(root):%Y-%m-%d}"
                 return CertificateProblem(
-                    "withdrawn", f"is of a replaced root, which was valid until {day}"
+                    "withdrawn",
+                    f"was signed by a replaced root, which was valid until {day}",
                 )
         return None
 

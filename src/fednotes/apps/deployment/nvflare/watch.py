@@ -261,8 +261,8 @@ class Watch:
             watched.waits_since = self.now()
         elif self.now() > watched.waits_since + STUCK_SECONDS:
             reason = (
-                "although nothing is in its way: the server does not begin jobs any "
-                "more; restart it: fednotes server stop KIT, then start"
+                "although nothing blocks it: the server no longer starts jobs; "
+                "restart it: fednotes server stop KIT, then start"
             )
             _log_once(watched, f"{run}: waits {reason}")
         if reason != read_outcome(self.state / run, job_id).get("problem", ""):

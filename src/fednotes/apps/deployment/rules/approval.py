@@ -95,9 +95,9 @@ class Quorum:
         is_listed = bool(self.people) or self.needed > 1
         if is_listed and len(self.people) < self.needed:
             raise ConfigError(
-                f"approvals = {self.needed}, and approvers lists {len(self.people)}: "
-                "list all who may approve, as the line that `fednotes site key NAME` "
-                "shows"
+                f"approvals = {self.needed}, but approvers lists "
+                f"{len(self.people)}: list everyone who may approve, with the "
+                "line that `fednotes site key NAME` shows"
             )
 
     def person_of(self, key: Ed25519PrivateKey, path: Path) -> str:
@@ -170,10 +170,11 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     if not _PERSON.fullmatch(person):
-        raise ConfigError(f"{person!r}: letters, digits, '_' and '-' only, 64 at most")
+        raise ConfigError(f"{person!r}: use at most 64 letters, digits, '_' and '-'")
     if path.exists() or path.is_symlink():
         raise ConfigError(
-            f"{path}: exists already, and no key is overwritten: give another --out"
+            f"{path} already exists, and keys are never overwritten: choose another "
+            "file"
         )
     encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if passphrase:
@@ -215,13 +216,13 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(text, ask().encode() if is_encrypted else None)
     except (ValueError, TypeError) as error:  # their messages may quote the key
-        problem = "it holds no private key"
+        problem = "it contains no private key"
         if is_encrypted:
             problem = "the passphrase is wrong"
         raise ConfigError(f"{path}: {problem}; nothing was decided") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(
-            f"{path}: is not a key that `fednotes site key` made; nothing was decided"
+            f"{path}: not a key that `fednotes site key` created; nothing was decided"
         )
     return key
 
@@ -520,14 +521,15 @@ class Comparison:
         if 0 < len(self.sites) < least:
             names = ", ".join(clean(site) for site in self.sites)
             warnings.append(
-                f"the sums of both jobs differ by few sites alone ({names}): whoever "
-                "subtracts them sees what these sent, apart from what the other sites "
-                "draw in secret"
+                f"the sums of the two jobs differ only by a few sites ({names}): "
+                "whoever subtracts them sees what these sites sent, apart from "
+                "the other sites' secret random draws"
             )
         if self.notes:
             warnings.append(
-                "this site reads other notes for it: if few notes differ, the sums of "
-                "both jobs can reveal these; [privacy] bounds what they reveal"
+                "this site reads other notes for this job: if only a few notes "
+                "differ, the sums of the two jobs can reveal them; [privacy] "
+                "bounds what they reveal"
             )
         return tuple(warnings)
 

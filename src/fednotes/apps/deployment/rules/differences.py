@@ -180,11 +180,11 @@ class ExampleRecord:
                 raise ValueError("not as it was written")
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise ConfigError(
-                f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or edited, "
-                "so it is not known which examples earlier jobs trained on, and "
-                "min_difference lets the site join no run: put back a copy of the "
-                "folder; without one, move the folder away, and jobs are compared "
-                "with later ones alone"
+                f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or "
+                "edited, so it is unknown which examples earlier jobs trained "
+                "on, and min_difference lets the site join no run: restore a "
+                "copy of the folder; if there is none, move the folder away, and "
+                "jobs are compared only with later ones"
             ) from error
         return secret, record
 
@@ -216,7 +216,8 @@ class ExampleRecord:
             raise ConfigError(
                 f"{self.folder}: the record of earlier jobs' examples would have "
                 f"{size:,} bytes, and may have {_MAX_BYTES:,}: keep a copy of the "
-                "folder and move it away; jobs are then compared with later ones alone"
+                "folder and move it away; jobs are then compared only with later "
+                "ones"
             )
         write_json(self.folder / RECORD, table)
 

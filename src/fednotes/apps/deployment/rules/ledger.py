@@ -368,7 +368,7 @@ def show(
             line = parsed(raw)
             if line is None or type(line.get("round")) is not int:
                 raise DataError.at(
-                    path, number, "not a line of a ledger; verify the ledger"
+                    path, number, "not a line of a ledger: verify the ledger"
                 )
             is_of_run = run is None or line.get("run") == run
             is_in_range = first <= line["round"] and (
@@ -595,9 +595,9 @@ def _checked(entry: Entry) -> dict[str, Any]:
     for what, name in names:
         if not _NAME.fullmatch(name):  # not shown, because it may be text of a note
             raise RefusedError(
-                f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] "
-                "= , +, at most 256): the ledger takes no text, and the message did "
-                "not leave"
+                f"the {what} is not a plain name (ASCII letters, digits, . _ - / "
+                ": @ [ ] = , +, at most 256): the ledger takes no text, and the "
+                "message did not leave"
             )
     tensors = [asdict(facts) | {"shape": list(facts.shape)} for facts in entry.tensors]
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
@@ -806,7 +806,7 @@ class _Reading:
         number = table.get("seq") if table else None
         if table is None or digest != written or type(number) is not int:
             self.faults.append(
-                Fault(self.lines, "altered: its hash does not fit what it says")
+                Fault(self.lines, "altered: its hash does not match its content")
             )
             # One of the two hashes was the right one.
             self._before = (digest, written) if digest else ()

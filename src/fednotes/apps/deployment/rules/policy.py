@@ -190,7 +190,7 @@ class Policy:
     def _opening_minutes(self) -> tuple[int, int]:
         """Return the start and the end of `hours`, in minutes since midnight."""
         expected = ConfigError(
-            f'hours = {self.hours!r}: expected such as "19:00-06:00"'
+            f'hours = {self.hours!r}: expected a span such as "19:00-06:00"'
         )
         match = _HOURS.fullmatch(self.hours)
         if match is None:
@@ -204,7 +204,7 @@ class Policy:
             raise expected
         if start == end:
             raise ConfigError(
-                f"hours = {self.hours!r}: starts when it ends; leave hours out to "
+                f"hours = {self.hours!r}: begins when it ends; leave hours out to "
                 "allow any time"
             )
         return start, end
@@ -305,7 +305,8 @@ def check_audit(policy: Policy, worst: float | None) -> None:
         "audit",
         "there is no audit of this job at this site, or not every attack could be "
         "tried",
-        "approvals with one alone (`fednotes audit`, `fednotes site approve --audit`)",
+        "only approvals with an audit (`fednotes audit`, `fednotes site "
+        "approve --audit`)",
     )
     policy.require(
         (worst or 0) <= policy.audit_bound,
@@ -354,8 +355,8 @@ def check_difference(policy: Policy, number: int, view: str, earlier: str) -> No
         "min_difference",
         f"the site's training examples ({view}) differ by {number:,} from those of "
         f"{earlier}, so the sums of both jobs would tell these few",
-        f"a job on the same examples as that one, or one that differs by {least:,} "
-        "and more",
+        "a job on the same examples as that one, or one that differs by "
+        f"{least:,} or more",
     )
 
 
@@ -374,7 +375,7 @@ def check_coverage(policy: Policy, update: Coverage) -> None:
         update.patients >= least,
         "min_patients",
         f"{update.what} would cover {update.patients:,} {update.kind}",
-        f"{least:,} and more ({update.remedy})",
+        f"{least:,} or more ({update.remedy})",
     )
 
 
@@ -487,7 +488,7 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
         not policy.max_rounds or left is None or left <= policy.max_rounds,
         "max_rounds",
         f"{what} would be number {left or 0:,} of this job",
-        f"{policy.max_rounds:,} rounds; a new approval counts anew",
+        f"{policy.max_rounds:,} rounds; a new approval starts the count again",
     )
     policy.require(
         not policy.max_bytes or size <= policy.max_bytes,
@@ -507,7 +508,7 @@ def _check_layers(
         not denied,
         "denied_layers",
         f"{what} holds {_summarize(denied)}",
-        f"all but {', '.join(policy.denied_layers)}",
+        f"all except {', '.join(policy.denied_layers)}",
     )
     others = [name for name in names if not _matches(name, policy.allowed_layers)]
     policy.require(
@@ -521,7 +522,7 @@ def _check_layers(
         not frozen,
         "freeze_embeddings",
         f"{what} holds a table of words, {_summarize(frozen)}",
-        "none to leave",
+        "no such table to leave",
     )
 
 
@@ -535,7 +536,7 @@ def _check_training(policy: Policy, what: str, behind: Mapping[str, int]) -> Non
             not least or (number is not None and number >= least),
             f"min_{key}",
             f"{what} has {shown} {words} behind it",
-            f"{least:,} and more",
+            f"{least:,} or more",
         )
 
 
@@ -547,7 +548,7 @@ def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
         min(sites, threshold) >= policy.min_sites,
         "min_sites",
         asked,
-        f"{policy.min_sites} sites and more",
+        f"{policy.min_sites} sites or more",
     )
 
 
@@ -556,8 +557,8 @@ def _check_each(policy: Policy, what: str, *, each: bool) -> None:
     policy.require(
         not each or policy.individual_updates,
         "individual_updates",
-        f"{what} has the server look at each site's update",
-        "its update to be one of a sum",
+        f"{what} lets the server see each site's update",
+        "its update only as part of a sum",
     )
 
 
@@ -579,13 +580,13 @@ def _check_sum(
         secure or policy.secure_sum != "required",
         "secure_sum",
         f"{what} is without a secure sum",
-        "masked replies only",
+        "only masked replies",
     )
     policy.require(
         secure or not revealed or policy.secure_sum != "revealing",
         "secure_sum",
         f"{what} would show {revealed} without a secure sum",
-        "such replies only masked",
+        "such replies only if they are masked",
     )
     policy.require(
         not scores or policy.share_scores,

@@ -95,7 +95,7 @@ def _find_text(path: Path) -> Path:
     )
     if file is None:
         raise DataError(
-            f"its text {name} is neither beside it nor in a folder txt beside"
+            f"its text {name} is neither beside it nor in a folder txt beside it"
         )
     return file
 

@@ -72,7 +72,7 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
     content = read_text(path)
     match = _TEXT.search(content)
     if match is None:
-        raise DataError("there is no TEXT element: it is no i2b2 2012 record")
+        raise DataError("there is no TEXT element, so it is not an i2b2 2012 record")
     tags = content[match.end() :]
     if "<TAGS" not in tags:
         raise DataError(
@@ -100,7 +100,7 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
                 "mention",
                 path,
                 number,
-                f"{span.start}:{span.end} is no stretch of the text "
+                f"{span.start}:{span.end} is not a span of the text "
                 f"({len(raw_text)} characters)",
             )
     trimmed_lines = re.finditer(r"\S(?:[^\n]*\S)?", text)

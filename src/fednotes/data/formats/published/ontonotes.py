@@ -76,7 +76,7 @@ class _Part:
         match = _ENTITY.fullmatch(entity)
         if match is None:
             raise DataError(
-                "column 11 is no named entity: expected *, (TYPE*, *) or (TYPE)"
+                "column 11 is not a named entity: expected *, (TYPE*, *) or (TYPE)"
             )
         opening, _, closing = match.groups()
         for label in opening.split("(")[1:]:
@@ -195,7 +195,7 @@ def _read_line(line: str, part: _Part | None, number: int) -> _Part | None:
     row = line.split()
     if part is None:
         if row:
-            raise DataError("this stands before `#begin document (…)`")
+            raise DataError("this line comes before `#begin document (…)`")
         return None
     if line.startswith("#end"):
         part.end_sentence()
@@ -220,7 +220,7 @@ def _begin_part(line: str, current: _Part | None, number: int) -> _Part:
     """
     match = _BEGIN.fullmatch(line)
     if match is None:
-        raise DataError("no name of a document")
+        raise DataError("not the name of a document")
     if current is not None:
         raise DataError("a document begins inside another")
     return _Part(match[1], int(match[2] or 0), number)

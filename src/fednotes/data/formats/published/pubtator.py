@@ -80,7 +80,7 @@ def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
             columns = line.split("\t")
             pmid = passage.group(1) if passage else columns[0]
             if not articles or articles[-1].id != pmid:
-                raise DataError("no title line with this PMID goes before")
+                raise DataError("no title line with this PMID precedes it")
             article = articles[-1]
             if passage is None:
                 article.rows.append((number, columns))
@@ -141,7 +141,7 @@ def _parse_mention(columns: list[str], text: str) -> Span:
         )
     start, end = require_in_text(int(columns[1]), int(columns[2]), len(text))
     if not is_same_text(text[start:end], columns[3]):
-        raise DataError(f"{start}:{end} is not what the text holds there")
+        raise DataError(f"{start}:{end} does not match the text there")
     label = columns[4].strip()
     if not label:
         raise DataError("the type is empty")
