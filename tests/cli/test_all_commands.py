@@ -3,11 +3,14 @@ needed."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -20,6 +23,12 @@ from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+# The verbs in the imperative that the help of a command begins with.
+VERBS = set(
+    "Calibrate Check Compare Convert Count Create Delete Estimate Export Find Generate "
+    "Inspect Install List Manage Print Reject Renew Reproduce Request Run Score Serve "
+    "Show Start Stop Train Verify Write".split()
+)
 
 
 @in_panel("Use")
@@ -112,6 +121,22 @@ def test_every_command_of_fednotes_names_a_panel_and_fits_80_columns() -> None:
     listed = shown[shown.index("Data:") :]
     assert "..." not in listed
     assert max(map(len, listed.splitlines())) <= 80
+
+
+def all_commands(command: Any, path: str = "fednotes") -> Iterator[tuple[str, Any]]:
+    """Yield a command and all commands below it, with their names."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from all_commands(inner, f"{path} {name}")
+
+
+def test_the_help_of_each_command_begins_with_a_verb_and_each_option_has_one() -> None:
+    for path, command in all_commands(get_group(app)):
+        assert command.help.split()[0] in VERBS, path
+        for parameter in command.params:
+            assert re.fullmatch(r"[A-Za-z].*\.", parameter.help), (
+                f"{path} {parameter.name}"
+            )
 
 
 def test_the_installed_entry_points_are_those_of_the_project() -> None:

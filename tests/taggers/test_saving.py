@@ -149,7 +149,7 @@ def test_a_backbone_may_have_moved_but_not_changed(which: str, tmp_path: Path) -
     here = tmp_path / ("bart" if which == "prompt-bart" else "bert")
     there = tmp_path / "elsewhere"
     shutil.move(here, there)
-    with pytest.raises(ModelError, match=r"no such directory.*--backbone"):
+    with pytest.raises(ModelError, match=r"no such directory.*with `backbone`"):
         load_model(tmp_path / "model")
     loaded = load_model(tmp_path / "model", backbone=str(there))
     assert loaded.predict(DOCUMENTS) == model.predict(DOCUMENTS)

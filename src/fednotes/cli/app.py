@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fednotes",
     cls=AllCommands,
-    help="Federated learning for clinical text.",
+    help="Train models on clinical notes of several sites, which stay at the sites.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -94,7 +94,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Federated learning for clinical text."""
+    """Train models on clinical notes of several sites, which stay at the sites."""
 
 
 _MAX_PROBLEMS = 20  # problems of a corpus that an error lists
@@ -120,7 +120,7 @@ def simulate(
             help="A job file, or the name of a built-in job such as `demo`."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the run to.")],
     settings: Settings = None,
     seeds: Annotated[
         str,
@@ -139,8 +139,8 @@ def simulate(
 ) -> None:
     """Train a job on this machine: alone, federated and pooled.
 
-    With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard
-    deviation.
+    With --seeds, run the job in OUT/seed-1 and so on, and show the mean and standard
+    deviation of the scores.
     """
     from fednotes import api
     from fednotes.cli.display import RichDisplay
@@ -252,7 +252,9 @@ def predict(
     ] = "",
     column: Annotated[
         str,
-        typer.Option(help="Column of a table, or key of JSON lines, with the text."),
+        typer.Option(
+            help="Column of a table, or key of JSON lines, that holds the text."
+        ),
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
@@ -260,10 +262,10 @@ def predict(
     backbone: Backbone = None,
     dictionary: Dictionary = None,
 ) -> None:
-    """Find mentions in new text, or phenotypes of patients.
+    """Find mentions in text, or predict phenotypes of patients.
 
-    PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also packed as .gz or
-    .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text that ends in .txt, or a
+    PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
+    .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
     folder of these.
     """
     with _fast_imports():
@@ -365,8 +367,8 @@ def calibrate(
 ) -> None:
     """Calibrate a model's confidences on annotated notes.
 
-    The calibration is saved in the model's folder (calibration.json) if it improves the
-    model by more than chance. `predict` and the Python API then use it.
+    Saves the calibration in the model's folder (calibration.json) if it improves the
+    confidences by more than chance. `predict` and the Python API then use it.
     """
     from fednotes import api
     from fednotes.cli.display import reliability_table
@@ -434,8 +436,8 @@ def check(
 ) -> None:
     """Check a corpus or a job and report problems before training.
 
-    Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems,
-    2 the check itself could not be done.
+    Reports counts and locations, never text. Exit code: 0 no problems, 1 problems
+    found, 2 the check could not run.
     """
     from fednotes.api import check as run
 
@@ -465,7 +467,7 @@ def report(
         Path | None, typer.Option(help="File to write; RUN/report.html by default.")
     ] = None,
 ) -> None:
-    """Write the HTML report of a run again."""
+    """Write the HTML report of a run, or write it again."""
     from fednotes.report.html import write_report
 
     say(f"report: {write_report(run, out)}")

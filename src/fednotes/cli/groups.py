@@ -89,7 +89,7 @@ def corpus_stats(
         bool, typer.Option("--json", help="Print the counts as JSON.")
     ] = False,
 ) -> None:
-    """Count sentences, types and mentions of each site, and what sites share."""
+    """Count each site's sentences, types and mentions, and what sites share."""
     from fednotes.cli.display import stats_tables
     from fednotes.data.formats import examine
     from fednotes.data.formats.folders import name_paths
@@ -225,9 +225,9 @@ def convert(
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
 ) -> None:
-    """Convert a corpus to another format, completely or not at all.
+    """Convert a corpus to another format; write all of it or nothing.
 
-    The output is read again and compared before it is put in place. Exit code: 0
+    Reads the output again and compares it before putting it in place. Exit code: 0
     written; 1 refused, because the format cannot represent everything (lists what and
     how much); 2 another error.
     """
@@ -279,7 +279,7 @@ def corpus_synthesise(
     seed: Annotated[int, typer.Option(help="Seed of the generated notes.")] = 1,
     format: Annotated[Output, typer.Option(help="Format to write.")] = Output.conll,
 ) -> None:
-    """Generate annotated notes of several sites."""
+    """Write generated, annotated notes of several sites."""
     from fednotes.data.synthetic import generate, write_sites
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -317,9 +317,14 @@ def job_show(
     ],
     settings: Settings = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Leave out what has its default.")
+        bool,
+        typer.Option(
+            "--changed", help="Show only keys that differ from their default."
+        ),
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the job as JSON.")
+    ] = False,
 ) -> None:
     """Print a job as it will run: each key, its value and where it comes from."""
     from fednotes.jobs.show import show_job
@@ -333,7 +338,7 @@ def job_show(
 
 @jobs.command("schema")
 def job_schema() -> None:
-    """Print the JSON schema of a job file; editors complete and check jobs with it."""
+    """Print the JSON schema of a job file, with which editors complete and check it."""
     from fednotes.jobs.schema import make_schema
 
     console.print_json(data=make_schema())

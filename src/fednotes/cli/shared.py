@@ -43,7 +43,9 @@ class OnError(StrEnum):
 
 OnErrorOption = Annotated[
     OnError,
-    typer.Option(help="refuse stops at bad data; skip leaves it out and counts it."),
+    typer.Option(
+        help="What to do with bad data: refuse stops, skip leaves it out and counts it."
+    ),
 ]
 EncodingOption = Annotated[
     str,
@@ -61,12 +63,14 @@ Dictionary = Annotated[
 ]
 LabelMap = Annotated[
     list[str] | None,
-    typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
+    typer.Option(
+        "--map", metavar="OLD=NEW", help="Rename a label of the file; may be repeated."
+    ),
 ]
 Yes = Annotated[
     bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")
 ]
-Device = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1 …")]
+Device = Annotated[str, typer.Option(help="Device to compute on, such as cpu, cuda or cuda:1.")]
 SKIP_REMEDY = (
     '--on-error skip (in a job, on_error = "skip" of the site) leaves these out'
 )

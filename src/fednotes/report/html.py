@@ -158,7 +158,8 @@ def environment(*packages: str) -> Environment:
 
 def mark_code(text: str) -> Markup:
     """Return a message as HTML, in which backticks mark code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escape(one_line(text))))
+    escaped = str(escape(one_line(text)))
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escaped))
 
 
 def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:

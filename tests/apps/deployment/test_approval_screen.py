@@ -380,7 +380,7 @@ def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
     )
     assert "its sites, other notes here" in told
     assert "~ sites.h1.max_sentences: 60 → 59" in told
-    assert "warning: this site reads other notes for it" in told
+    assert "warning: this site reads other notes for this job" in told
 
 
 def test_every_earlier_job_is_compared_also_one_that_was_taken_back(kit: Path) -> None:
@@ -406,4 +406,4 @@ def test_another_seed_splits_the_notes_anew(kit: Path) -> None:
     second["job"]["seed"] = 7
     told = screen(kit, notes_job(SITES), second)
     assert "~ seed: 0 → 7" in told
-    assert "warning: this site reads other notes for it" in told
+    assert "warning: this site reads other notes for this job" in told

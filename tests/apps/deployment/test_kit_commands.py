@@ -185,9 +185,9 @@ def test_a_wrong_file_is_refused_before_it_is_taken_over(
     def start(file: Path) -> str:
         return said("site", "start", kit, "--site", file)
 
-    assert "not there: train = " in start(site_file(tmp_path, train="trian.conll"))
+    assert "missing: train = " in start(site_file(tmp_path, train="trian.conll"))
     test_codes = site_file(tmp_path, "[data.patients]\ntest_codes = 'none'\n")
-    assert "not there: patients.test_codes = " in start(test_codes)
+    assert "missing: patients.test_codes = " in start(test_codes)
     unknown = site_file(tmp_path, "trian = 'x'\n")
     assert "unknown key 'trian'; did you mean 'train'?" in start(unknown)
     key = kit / "startup" / "client.key"

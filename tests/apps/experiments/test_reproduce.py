@@ -591,7 +591,7 @@ def test_the_command_says_once_that_it_plans(
     assert [line for line in lines if "plan" in line] == [
         "fedner-tiny: planning the runs"
     ]
-    assert lines[1] == "3 runs: 0 done, 0 begun, 3 to begin"
+    assert lines[1] == "3 runs: 0 done, 0 started, 3 to start"
 
 
 def test_the_command_names_options_in_place_of_parameters(tiny: Any) -> None:

@@ -116,14 +116,14 @@ def test_finished_runs_are_not_repeated(tiny: Any) -> None:
     tiny.write(GRID)
     lines: list[str] = []
     tiny.table(say=lines.append)
-    assert lines[0] == "21 runs: 0 done, 0 begun, 21 to begin"
+    assert lines[0] == "21 runs: 0 done, 0 started, 21 to start"
     assert "for 20 more runs" in lines[1]
     first, count = tiny.executed[-1].folder, len(tiny.executed)
     (first / "summary.json").unlink()
     (first / "job.json").write_text("{}")
     lines.clear()
     tiny.table(say=lines.append)
-    assert lines == ["21 runs: 20 done, 1 begun, 0 to begin"]
+    assert lines == ["21 runs: 20 done, 1 started, 0 to start"]
     assert [run.folder for run in tiny.executed[count:]] == [first]
 
 
@@ -338,7 +338,7 @@ def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
 
     tiny.refusal = lambda job: f"no {job.method}"
     with pytest.raises(
-        ConfigError, match=r"can run: \(1\) it starts .*; \(2\) no finetune$"
+        ConfigError, match=r"is possible: \(1\) it starts .*; \(2\) no finetune$"
     ):
         tiny.table(base=(str(task), f"pretrain={notes}"), seed=(2,))
 

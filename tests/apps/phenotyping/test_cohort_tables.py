@@ -70,7 +70,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
     codes, labels = place / "codes.csv", place / "labels.csv"
     twice = f"the same pair has another label at {labels}:2: neither is used"
     assert loaded.remarks[:7] == (
-        f"a: {labels}:53: the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
+        f"a: {labels}:53: the label is not one of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
         f"a: {labels}:50: {twice}",
         "a: 4 labelled patients have no notes here: left out",
         f"a: {codes}:31: 2 columns instead of 3",
@@ -233,7 +233,9 @@ def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
     (place / "gold.jsonl").write_text("\n".join(lines))
     assert scores == evaluate(model, place / "gold.jsonl").to_dict()
     notes = [line for line in err.splitlines() if line.startswith("note: ")]
-    assert notes[0].startswith(f"note: {place / 'labels.csv'}:53: the label is none of")
+    assert notes[0].startswith(
+        f"note: {place / 'labels.csv'}:53: the label is not one of"
+    )
     assert (
         f"note: 4 labelled patient(s) have no notes in {place / 'notes.csv'}: left out"
         in notes

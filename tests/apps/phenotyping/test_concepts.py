@@ -637,7 +637,7 @@ def test_a_folder_of_cui_files(file: File) -> None:
     ]
     assert (report.rows, report.damaged) == (4, 1)
     file("words of a note\nand more\nand more\n", "flat/p4.txt")
-    with pytest.raises(DataError, match="4 of 7 lines are no CUIs"):
+    with pytest.raises(DataError, match="4 of 7 lines are not CUIs"):
         read_ctakes(path.parent)
 
 

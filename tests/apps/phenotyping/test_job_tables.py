@@ -95,7 +95,7 @@ def test_tables_of_patients_become_configs() -> None:
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": ["I10"]}},
-            r"p: 'I10' is no code",
+            r"p: 'I10' is not a code",
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": []}},
@@ -114,7 +114,7 @@ def test_tables_of_patients_become_configs() -> None:
             "unknown coding",
         ),
         ({"synthetic": {"sentences": 3}}, r"\[synthetic\]: unknown key 'sentences'"),
-        ({"synthetic": {"patients": 3}}, "patients = 3: at least 30"),
+        ({"synthetic": {"patients": 3}}, "patients = 3: expected at least 30"),
         (
             {"synthetic": {}, "phenotypes": PHENOTYPES},
             "generated patients have their own",

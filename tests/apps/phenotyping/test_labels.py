@@ -137,7 +137,9 @@ def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
     labels = read_labels(path)
     assert labels.phenotypes == ("gout",)
     assert labels.values.keys() == {str(n) for n in range(2, 9)}
-    reason = "the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2"
+    reason = (
+        "the label is not one of present, absent, questionable; Y, N, Q, U; 1, 0, 2"
+    )
     assert labels.messages() == (
         f"{path}:2: 2 columns instead of 3",
         f"{path}:3: {reason}",
@@ -207,7 +209,7 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
         ),
         (
             "patient,phenotype,label\n1,gout,yes\n2,gout,no\n",
-            "f.txt:2: the label is none of pres",
+            "f.txt:2: the label is not one of pres",
         ),
         ("patient,gout\n1,\n2,\n", "contains no label"),
         ("patient,gout\n", "contains no label"),

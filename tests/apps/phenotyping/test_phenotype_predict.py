@@ -314,7 +314,7 @@ def test_names_that_become_one_hold_where_they_agree(
 @pytest.mark.parametrize(
     ("second", "told"),
     [
-        ("{", "gold.jsonl:2: no JSON"),
+        ("{", "gold.jsonl:2: not JSON"),
         ('{"patient": "p", "text": "x"}', None),
         ('{"patient": "p", "labels": {}}', 'gold.jsonl:2: expected the keys "patient"'),
         ('{"text": "x", "labels": {}}', 'gold.jsonl:2: the key "patient" is missing'),

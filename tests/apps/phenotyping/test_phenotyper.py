@@ -132,7 +132,7 @@ def test_inputs_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no classifiers"):
         stage_1.classes(BAGS)
     parameters = {n: v.detach() for n, v in Dan(DanConfig(), 7, 2).trainable().items()}
-    with pytest.raises(ModelError, match="reads 7 concepts and there are 9"):
+    with pytest.raises(ModelError, match="reads 7 concepts, and there are 9"):
         network_settings(parameters, DanConfig(), SPACE)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
@@ -225,7 +225,7 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
         ({"classes": [0, 1, 1, 1]}, "classes = 0: expected a list"),
         ({"classes": None}, "4 phenotypes, classes are of 0"),
         ({"space": {"width": "9"}}, "space.width = '9'"),
-        ({"space": {"width": 7}}, "reads 9 concepts and there are 7"),
+        ({"space": {"width": 7}}, "reads 9 concepts, and there are 7"),
         ({"space": {"width": 9, "recipe": [1]}}, "space.recipe = .*expected a table"),
         ({"kind": "other"}, "kind = 'other'"),
         ({"more": 1}, "unknown key 'more'"),
@@ -411,7 +411,9 @@ def test_vectors_are_kept_and_named_by_their_encoder(
         0o600,
     }
     encoder.fingerprint = "others"
-    with pytest.raises(ModelError, match=r"the encoder x is not the one .*--backbone"):
+    with pytest.raises(
+        ModelError, match=r"the encoder x is not the one .*with `backbone`"
+    ):
         features_of(features.space.recipe, NOTES)
 
 
@@ -419,7 +421,7 @@ def test_vectors_are_kept_and_named_by_their_encoder(
     ("changes", "message"),
     [
         ({"most": "5"}, "recipe most = '5': expected a whole number"),
-        ({"most": 0}, "recipe: most = 0: at least 1"),
+        ({"most": 0}, "recipe: most = 0: expected at least 1"),
         ({"context": "no"}, "recipe context = 'no': expected one of"),
         ({"format": 3}, "recipe format = 3"),
         ({"dictionary": 7}, "recipe dictionary = 7: expected text"),

@@ -27,16 +27,19 @@ def audit(
     ] = "",
     site_file: Annotated[
         Path | None,
-        typer.Option(help="The site's file, to audit with its own notes alone."),
+        typer.Option(help="The site's own file, to audit with its notes only."),
     ] = None,
     total: Annotated[
-        int, typer.Option(help="Training sentences of all sites; with --site-file.")
+        int,
+        typer.Option(
+            help="Number of training sentences of all sites; needed with --site-file."
+        ),
     ] = 0,
 ) -> None:
-    """Estimate locally what an attacker could recover.
+    """Estimate locally what an attacker could recover from a job.
 
-    Attacks on what a job would send are tried on your own notes. Nothing leaves this
-    machine.
+    Attacks the updates that the job would send, computed from your own notes. Nothing
+    leaves this machine.
     """
     from fednotes.apps.audit import open_target, run_audit
     from fednotes.cli.display import audit_table

@@ -38,21 +38,22 @@ def reproduce(
     budget: Annotated[
         bool,
         typer.Option(
-            "--budget/--full", help="Size: about an hour on two cores, or the paper's."
+            "--budget/--full",
+            help="Run about an hour on two cores (budget), or at the paper's size.",
         ),
     ] = True,
     base: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[NAME=]JOB",
-            help="Your job in place of the experiment's own; NAME= replaces another "
+            help="Your job instead of the experiment's own; NAME=JOB replaces another "
             "job that it uses.",
         ),
     ] = None,
     settings: Settings = None,
     seed: Annotated[
         list[int] | None,
-        typer.Option(help="A seed in place of the experiment's own; may be repeated."),
+        typer.Option(help="A seed instead of the experiment's own; may be repeated."),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Number of concurrent runs, one thread each.")
@@ -60,7 +61,7 @@ def reproduce(
     device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
-    """Repeat a paper's table or figure; resume if interrupted."""
+    """Reproduce a paper's table or figure; run it again to resume."""
     from rich.markdown import Markdown
 
     from fednotes.apps.experiments.figures import plot_results
@@ -123,7 +124,7 @@ def attention(
     length: Annotated[int, typer.Option(min=3, help="Tokens per passage.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of the drawn passages.")] = 1,
 ) -> None:
-    """Compare the attention heads of several encoders."""
+    """Compare the attention heads of several encoders in tables."""
     from rich.markdown import Markdown
 
     from fednotes.apps.experiments.attention import attention_page, run_attention

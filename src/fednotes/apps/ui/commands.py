@@ -42,7 +42,7 @@ def ui(
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
-    """Show runs, a model's errors in notes, or a ledger in the browser."""
+    """Show runs, a model's errors or a ledger in the browser."""
     from fednotes.apps.ui.pages import open_ui
 
     open_ui(

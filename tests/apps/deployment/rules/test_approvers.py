@@ -177,7 +177,7 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
         ({"approvals": 2}, "approvals = 2, but approvers lists 0"),
         (
             {"approvals": 2, "approvers": {"alice": PUBLIC["a"]}},
-            "lists 1: list all who may",
+            "lists 1: list everyone who may",
         ),
         ({"approvers": {"alice": "YQ=="}}, "'alice' = 'YQ==': expected NAME"),
         ({"approvers": {"alice": "é"}}, "expected NAME"),

@@ -84,7 +84,7 @@ def test_few_other_examples_are_refused(
         join(tmp_path, letters, run="run2", job="2" * 64)
     assert found.value.rule == "min_difference"
     assert "job (111111111111, run run1)" in str(found.value)
-    assert "on the same examples as that one, or one that differs by 3 and more" in str(
+    assert "on the same examples as that one, or one that differs by 3 or more" in str(
         found.value
     )
     assert not any(character.isdigit() for character in found.value.public)

@@ -142,7 +142,7 @@ def test_a_refusal_tells_the_rule_and_no_number(
     assert f"refused by {rule} of this site's policy" in refusal
     assert not any(c.isdigit() for c in refusal)
     assert "ward7" not in refusal
-    assert "7,777 and more" in site.told[-1]
+    assert "7,777 or more" in site.told[-1]
     assert "ward7" in site.told[-1]
     if change:
         assert f"has 41 {rule[4:]} behind it" in site.told[-1]

@@ -73,8 +73,8 @@ def provision(
         typer.Option(
             "--passphrase-file",
             metavar="FILE",
-            help="Read the passphrase from this file, such as /dev/fd/3, instead of "
-            "asking in the terminal; with --protect, the next line is the new one.",
+            help="File with the passphrase, such as /dev/fd/3, instead of a "
+            "question in the terminal; with --protect, the next line is the new one.",
         ),
     ] = None,
 ) -> None:
@@ -227,7 +227,7 @@ def _passphrase_reader(path: Path | None) -> AskPassphrase:
 
 @in_panel(DEPLOY)
 def preflight(kit: Kit) -> None:
-    """Check whether a kit can run, with a remedy for each problem."""
+    """Check whether a kit can run; show a remedy for each problem."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.nvflare.processes import status
     from fednotes.apps.deployment.preflight import preflight as check_kit

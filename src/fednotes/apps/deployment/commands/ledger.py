@@ -39,8 +39,7 @@ def ledger_verify(
         str | None,
         typer.Option(
             metavar="LINES:HASH",
-            help="Last hash that was noted elsewhere; detects a ledger that was "
-            "rewritten.",
+            help="Hash that was noted elsewhere; detects a rewritten ledger.",
         ),
     ] = None,
 ) -> None:

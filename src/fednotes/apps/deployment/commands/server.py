@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from fednotes.apps.deployment.status import Network
 
 server = typer.Typer(
-    help="Run the server of a network.", no_args_is_help=True, rich_help_panel=DEPLOY
+    help="Start, stop and inspect the server of a network.",
+    no_args_is_help=True,
+    rich_help_panel=DEPLOY,
 )
 certificates = typer.Typer(
-    help="Renew a kit's certificate and update its trust.",
+    help="Renew a kit's certificate, or install a new trust list.",
     no_args_is_help=True,
     rich_help_panel=DEPLOY,
 )
@@ -155,7 +157,9 @@ def report_process(kit: Path, role: str) -> Status:
 
 Files = Annotated[
     Path | None,
-    typer.Option(help="TOML file whose [files] locates vectors and encoders here."),
+    typer.Option(
+        help="TOML file whose [files] says where vectors and encoders are here."
+    ),
 ]
 
 
@@ -271,10 +275,10 @@ def renew(
     ] = None,
     take: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Answer to the request, to be installed."),
+        typer.Option(metavar="FILE", help="Signed answer to the request, to install."),
     ] = None,
 ) -> None:
-    """Request a new certificate; install the answer with --take."""
+    """Request a new certificate for a kit, or install the answer with --take."""
     from fednotes.apps.deployment.nvflare.certificates import (
         check_kit,
         read_expiry_dates,
@@ -314,10 +318,10 @@ def renew(
 def trust(
     kit: Kit,
     file: Annotated[
-        Path, typer.Argument(help="File trust.pem of the project's authority.")
+        Path, typer.Argument(help="The file trust.pem of the project's authority.")
     ],
 ) -> None:
-    """Install the authority's list of revoked kits, and a new root."""
+    """Install the authority's list of revoked kits, and its new root, if any."""
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.nvflare.trust import (

@@ -41,7 +41,7 @@ POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
 _SHOWN_DECISIONS = 5
 
 site = typer.Typer(
-    help="Run a site; manage its rules, approvals and data.",
+    help="Start, stop and inspect a site; manage its rules and approvals.",
     no_args_is_help=True,
     rich_help_panel=DEPLOY,
 )
@@ -139,7 +139,7 @@ def site_rules(
         ),
     ] = None,
 ) -> None:
-    """Show a site's rules, or replace them, even while it runs."""
+    """Show a site's rules, or replace them, even while the site is running."""
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.site_file import (
         SITE_FILE,
@@ -299,11 +299,11 @@ def site_key(
     passphrase: Annotated[
         bool,
         typer.Option(
-            "--passphrase", help="Encrypt the file with a passphrase that is asked for."
+            "--passphrase", help="Ask for a passphrase and encrypt the file with it."
         ),
     ] = False,
 ) -> None:
-    """Create the key with which one person approves jobs."""
+    """Create a key with which a person approves jobs."""
     from fednotes.apps.deployment.rules.approval import make_key
 
     path = out or Path(f"{person}.key")
@@ -335,13 +335,15 @@ def site_approve(
     key_file: Annotated[
         Path | None,
         typer.Option(
-            "--key", metavar="FILE", help="Your key, if the site's rules list keys."
+            "--key",
+            metavar="FILE",
+            help="File with your key, if the site's rules list keys.",
         ),
     ] = None,
     audit: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Folder of `fednotes audit`; the kit keeps a copy."
+            metavar="FOLDER", help="Folder of the job's audit (`fednotes audit`)."
         ),
     ] = None,
 ) -> None:
