@@ -139,6 +139,16 @@ class Observed:
         return {"valid_f1": metrics["f1"]}
 
 
+def test_square_brackets_in_names_of_sites_are_shown() -> None:
+    out = io.StringIO()
+    bar = RichDisplay(Console(file=out, width=200))
+    part: Any = Part("alone/[red]ward", (object(),), None)
+    bar.begin(part, 10, 5)
+    bar.round(RoundResult(0, {"loss": 1.0}, 1, 0, 0, 1.0, True))
+    bar.end()
+    assert out.getvalue().startswith("alone/[red]ward: round 1/10  loss 1.000")
+
+
 def progress_line(sites: int) -> str:
     """What a display prints of an evaluation at so many sites: F1 0.000, 0.001, 0.002 …"""
     out = io.StringIO()
@@ -585,3 +595,20 @@ def test_output_that_is_no_terminal_has_one_line_for_planning() -> None:
         "tiny: planning the runs",
         "tiny: 1/4 first, alone, seed 1",
     ]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_square_brackets_in_the_names_of_runs_are_shown(is_terminal: bool) -> None:
+    output = io.StringIO()
+    console = Console(
+        file=output, force_terminal=is_terminal, color_system=None, width=120
+    )
+    with runs_bar(console, "[tiny] jobs") as bar:
+        bar.show_planning("[red]ward[/red], alone", 0, 1)
+        bar.show_planning("", 1, 1)
+        bar("[red]ward[/red], alone, seed 1", 1, 4)
+    shown = output.getvalue()
+    assert "[tiny] jobs" in shown
+    assert "[red]ward[/red], alone, seed 1" in shown
+    if is_terminal:
+        assert "[red]ward[/red], alone " in shown

@@ -128,7 +128,7 @@ class RichDisplay(ProgressListener):
             text = f"{self._part.name}: {place}  {line}"
             if left:
                 text += f"  {left}"
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
         if seconds_left is not None and not self._is_time_announced:
             self._is_time_announced = True
@@ -746,7 +746,7 @@ class RunsBar:
         """Show which run is planned next; with `done` equal to `total`, none is."""
         if self._planning is None:
             if not self._console.is_terminal:
-                self._console.print(f"{self._name}: planning the runs", highlight=False)
+                self._print(f"{self._name}: planning the runs")
             self._bar.update(self._task, visible=False)
             self._planning = self._bar.add_task("planning", total=total, line=run)
         self._bar.update(self._planning, completed=done, line=run)
@@ -758,7 +758,10 @@ class RunsBar:
         """Show that a run has ended."""
         self._bar.update(self._task, completed=done, total=total, line=run)
         if not self._console.is_terminal:
-            self._console.print(f"{self._name}: {done}/{total} {run}", highlight=False)
+            self._print(f"{self._name}: {done}/{total} {run}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False)
 
     def confirm(self, line: str) -> None:  # noqa: ARG002 - printed before
         """Ask a person whether to continue.
@@ -791,13 +794,14 @@ def paused(bar: Progress | None) -> Iterator[None]:
 def _bar(console: Console, time_left: ProgressColumn) -> Progress:
     """Return a bar with description, count, a free line and the time left.
 
-    It shows nothing if the output is no terminal.
+    It shows nothing if the output is no terminal. Names of jobs and sites may contain
+    square brackets, so no column reads markup.
     """
     return Progress(
-        TextColumn("[bold]{task.description:<22}"),
+        TextColumn("{task.description:<22}", style="bold", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[line]}"),
+        TextColumn("{task.fields[line]}", markup=False),
         time_left,
         console=console,
         disable=not console.is_terminal,

@@ -70,7 +70,9 @@ LabelMap = Annotated[
 Yes = Annotated[
     bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")
 ]
-Device = Annotated[str, typer.Option(help="Device to compute on, such as cpu, cuda or cuda:1.")]
+Device = Annotated[
+    str, typer.Option(help="Device to compute on, such as cpu, cuda or cuda:1.")
+]
 SKIP_REMEDY = (
     '--on-error skip (in a job, on_error = "skip" of the site) leaves these out'
 )
