@@ -14,8 +14,8 @@ from fednotes.core.errors import RefusedError
 from fednotes.core.update import Total, Update
 from fednotes.engines import summing
 from fednotes.engines.summing import (
+    check_addable,
     check_received,
-    check_update,
     expected_layout,
     mismatch,
 )
@@ -39,11 +39,11 @@ def changed(**tensors: torch.Tensor) -> Update:
 
 
 def test_what_is_right_passes() -> None:
-    check_update(GOOD, "mercy")
+    check_addable(GOOD, "mercy")
     assert mismatch(GOOD, expected(GOOD.tensors)) == mismatch(Update(), {}) == ""
-    check_update(Update({"none": torch.empty(0, 3)}, 0), "mercy")
+    check_addable(Update({"none": torch.empty(0, 3)}, 0), "mercy")
     big = torch.full((4,), torch.finfo(torch.float32).max)
-    check_update(Update({"w": big}), "mercy")  # their sum is not finite, they are
+    check_addable(Update({"w": big}), "mercy")  # their sum is not finite, they are
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_refused_with_the_site_and_the_reason(
     with pytest.raises(
         RefusedError, match=f"site 'mercy': its update is refused: .*{reason}"
     ):
-        check_update(update, "mercy", quoting=True)
+        check_addable(update, "mercy", quoting=True)
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_what_is_wrong_is_refused_with_the_site_and_the_reason(
     ],
 )
 def test_what_looks_otherwise_is_named(update: Update, reason: str) -> None:
-    check_update(update, "mercy")
+    check_addable(update, "mercy")
     assert mismatch(update, expected(GOOD.tensors)).endswith(reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_type_of_number_is_checked(dtype: torch.dtype) -> None:
     value = torch.zeros(1000, dtype=dtype)
-    check_update(Update({"w": value}), "s")
+    check_addable(Update({"w": value}), "s")
     value[999] = math.inf
     with pytest.raises(RefusedError, match="not finite"):
-        check_update(Update({"w": value}), "s")
+        check_addable(Update({"w": value}), "s")
 
 
 BIGGER = changed(v=torch.ones(2, dtype=torch.float64))
@@ -137,11 +137,11 @@ def test_a_sites_own_refusal_says_no_value_of_its_own(
         monkeypatch.setattr(summing, f"MOST_{name}", number)
     refusal = f"site 's': its update is refused: {said}"
     with pytest.raises(RefusedError) as refused:
-        check_update(update, "s", most)
+        check_addable(update, "s", most)
     assert str(refused.value) == refusal
     assert (refusal + (f" ({value})" if value else "")) in caplog.text
     with pytest.raises(RefusedError) as quoted:
-        check_update(update, "s", most, quoting=True)
+        check_addable(update, "s", most, quoting=True)
     assert str(quoted.value) == refusal + (f" ({value})" if value else "")
 
 
@@ -150,8 +150,8 @@ def test_what_is_just_within_a_bound_passes(monkeypatch: pytest.MonkeyPatch) -> 
     norm = float(np.linalg.norm([3.0, 0.0, -4.0, 1.0, 1.0]))
     for name, number in (("BYTES", SIZE), ("WEIGHT", 2), ("METRICS", 1)):
         monkeypatch.setattr(summing, f"MOST_{name}", number)
-    check_update(BIGGER, "s", norm * 1.000001)
-    check_update(BIGGER, "s")
+    check_addable(BIGGER, "s", norm * 1.000001)
+    check_addable(BIGGER, "s")
 
 
 def test_the_largest_metric_of_as_many_sites_as_there_may_be_adds_up_to_a_number() -> (
@@ -160,7 +160,7 @@ def test_the_largest_metric_of_as_many_sites_as_there_may_be_adds_up_to_a_number
     """2^52 each is the bound of the secure sum too; a float64 sum of 2^10 of them is
     finite."""
     update = Update({}, 1.0, {"count": 2.0**52, "below": -(2.0**52)})
-    check_update(update, "s")
+    check_addable(update, "s")
     total = Total.of([update] * 2**10)
     assert total.metrics == {"count": 2.0**62, "below": -(2.0**62)}
 

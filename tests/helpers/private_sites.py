@@ -10,9 +10,9 @@ from tiny_notes import tiny_site
 
 from fednotes.core.types import SiteData
 from fednotes.methods.fedner import METHOD as FEDNER
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy.promise import Privacy
-from fednotes.privacy.training import PrivateSite
+from fednotes.privacy.training import DPSite
 
 MODEL = {
     "hashed_words": 8, "word_dim": 3, "char_dim": 3, "char_filters": 3, "cnn_filters": 4,
@@ -45,15 +45,15 @@ def made(
     secret: bytes | None = SECRET,
     question: Any = bytes,
     **settings: Any,
-) -> PrivateSite:
+) -> DPSite:
     """One of them. secret: None draws a new one."""
-    site, kind = site or patients(), PrivateMethod(FEDNER).make_site
+    site, kind = site or patients(), DPMethod(FEDNER).make_site
     given: Any = {"secret": secret, "question": question}
     given["directory"] = settings.pop("directory", None)
-    own: PrivateSite = kind(site, config_of(site, **settings), **given)
+    own: DPSite = kind(site, config_of(site, **settings), **given)
     return own
 
 
-def theta(site: PrivateSite, factor: float = 1.0) -> dict[str, torch.Tensor]:
+def theta(site: DPSite, factor: float = 1.0) -> dict[str, torch.Tensor]:
     """What a server may send."""
     return {name: value.detach() * factor for name, value in site.site.shared.items()}

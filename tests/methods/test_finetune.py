@@ -24,7 +24,7 @@ from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
@@ -86,7 +86,7 @@ def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> 
     made = replace(
         made, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)
     )
-    method = PrivateMethod(finetune.METHOD)
+    method = DPMethod(finetune.METHOD)
     members = [
         method.make_site(data, made, directory=tmp_path / data.id) for data in sites
     ]

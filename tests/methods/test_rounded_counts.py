@@ -25,7 +25,7 @@ from two_jobs import Case
 
 from fednotes.core.errors import RefusedError
 from fednotes.methods import distill, fedner, find, names
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import NOISY
 
@@ -294,7 +294,7 @@ def test_with_differential_privacy_no_count_leaves_at_all() -> None:
     sites = [
         mentions(name, seed, count) for seed, (name, count) in enumerate(SIZES.items())
     ]
-    method = PrivateMethod(fedner.METHOD)
+    method = DPMethod(fedner.METHOD)
     settings = replace(fedner.METHOD.configure(base, sites), min_sites=3)
     ends = []
     for step in (1, STEP):

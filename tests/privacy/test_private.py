@@ -31,7 +31,7 @@ from fednotes.methods import names
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.methods.fedner import FedNERWithDP
 from fednotes.methods.finetune import METHOD as FINETUNE
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE, Stream
@@ -402,7 +402,7 @@ def run(
             raise KeyboardInterrupt
 
     engine = InProcess(sites, directory=folder, observer=observe, **options)
-    final = PrivateMethod(FEDNER).train(engine, config_of(data[0]))
+    final = DPMethod(FEDNER).train(engine, config_of(data[0]))
     kept = {f"{s.id} {n}": p.detach() for s in sites for n, p in s.site.private.items()}
     return {**final.tensors, **kept}
 
@@ -580,11 +580,11 @@ def audited(
     """What is promised, and what the guesses refute. clip, noise: what becomes of them."""
     count, guesses = 400, min(1500, 25 * runs)
     privacy = Privacy(noise=1.5, rate=1.0, clip=1.0, unit="sentence", where="site")
-    site: Any = object.__new__(private.PrivateSite)
+    site: Any = object.__new__(private.DPSite)
     site.promise = private.Promise(privacy, 1.5, 10**6, 1)
     site.support = CanarySupport()
     site.site, site._own, site.steps = Canaries(count), {}, 0
-    site._shared, site._secret, site._data = site.site.shared, SECRET, b""
+    site._shared, site._noise_secret, site._data = site.site.shared, SECRET, b""
     site._question, site._kept, site._agreed = bytes, {}, {}
     site._config, site.units = (
         config_of(patients()),

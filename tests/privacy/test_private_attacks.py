@@ -23,10 +23,10 @@ from fednotes.engines.requests import Patience
 from fednotes.engines.secure import SecureSum
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods.finetune import METHOD as FINETUNE
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
-from fednotes.privacy.training import NOISY, PrivateSite
+from fednotes.privacy.training import NOISY, DPSite
 
 SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chance
 
@@ -44,9 +44,9 @@ def test_sums_that_differ_by_one_have_other_noise(
     computes another gradient of the same parameters: with the same noise the difference
     would be free of it."""
     first, again = made(), made()
-    exact = PrivateSite.clipped
+    exact = DPSite.clipped
 
-    def inexact(site: PrivateSite, indices: np.ndarray) -> dict[str, torch.Tensor]:
+    def inexact(site: DPSite, indices: np.ndarray) -> dict[str, torch.Tensor]:
         found = exact(site, indices)
         name = next(iter(found))
         return {**found, name: found[name] + (found[name] != 0).long()}
@@ -55,7 +55,7 @@ def test_sums_that_differ_by_one_have_other_noise(
         private, "chosen", lambda stream, count, rate: np.ones(count, bool)
     )
     told = first.noisy_gradients(theta(first), round=0).tensors
-    monkeypatch.setattr(PrivateSite, "clipped", inexact)
+    monkeypatch.setattr(DPSite, "clipped", inexact)
     assert apart(told, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
 
 
@@ -89,7 +89,7 @@ def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(
     would be the third's, hidden by its share of the noise alone."""
     answers: dict[str, list[Any]] = {site: [] for site in SITES}
 
-    def make(name: str) -> PrivateSite:
+    def make(name: str) -> DPSite:
         data = replace(patients(SITES.index(name)), id=name)
         config: Any = {"min_sites": 2, "privacy": {"colluding": 0}}
         site = made(data, question=lambda: net.hosts[name].question, **config)
@@ -198,13 +198,9 @@ def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -
     with pytest.raises(
         ConfigError, match='reads whole documents: set unit = "document"'
     ):
-        PrivateMethod(FINETUNE).make_site(patients(), config)
+        DPMethod(FINETUNE).make_site(patients(), config)
     read = replace(config.model, context="sentence")
     assert (
-        len(
-            PrivateMethod(FINETUNE)
-            .make_site(patients(), replace(config, model=read))
-            .units
-        )
+        len(DPMethod(FINETUNE).make_site(patients(), replace(config, model=read)).units)
         == 6
     )

@@ -23,7 +23,7 @@ from fednotes.jobs.simulate import simulate
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import COUNTS, epsilon_of
-from fednotes.privacy.training import PrivateSite
+from fednotes.privacy.training import DPSite
 
 ASKED = {"counts": 2.0, "unit": "patient"}
 COUNTED = 20.0
@@ -46,7 +46,7 @@ def ended(
     monkeypatch: pytest.MonkeyPatch,
     valid: tuple[Document, ...] = NOTES,
     **settings: Any,
-) -> PrivateSite:
+) -> DPSite:
     """A site after the one round of its job, whose model finds every other mention, and
     one in each note that is none."""
     site = made(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
@@ -65,7 +65,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
 
 
-def told(site: PrivateSite) -> np.ndarray:
+def told(site: DPSite) -> np.ndarray:
     """(3,) in mentions."""
     answer = site.noisy_counts(theta(site), round=0)
     assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (
@@ -102,7 +102,7 @@ def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     """
     nobody, drawn = ended(monkeypatch, ()), []
     for number in range(150):
-        nobody._secret = bytes([number]) * 32
+        nobody._noise_secret = bytes([number]) * 32
         drawn.append(told(nobody) / (2.0 * COUNTED / math.sqrt(2)))
     flat = np.concatenate(drawn)
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(flat))
@@ -151,7 +151,7 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     for number in range(trials := 200):
         inside = number % 2
         site = sites[1 - inside]
-        site._secret = secret[:30] + number.to_bytes(2, "big")
+        site._noise_secret = secret[:30] + number.to_bytes(2, "big")
         score = float((told(site) - known) @ own / np.linalg.norm(own))
         right += (score > length / 2) == inside
     least = float(stats.beta.ppf(1e-4, right, trials - right + 1))

@@ -25,14 +25,14 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
-PRIVATE: Any = PrivateMethod(distill.METHOD)
+PRIVATE: Any = DPMethod(distill.METHOD)
 TYPES = ("Disease", "Drug", "ADE")
 SECRET = bytes(range(32))
 

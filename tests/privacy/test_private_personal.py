@@ -17,14 +17,14 @@ from fednotes.core.tensors import snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import personal
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
-PRIVATE: Any = PrivateMethod(personal.METHOD)
+PRIVATE: Any = DPMethod(personal.METHOD)
 
 
 def three() -> list[SiteData]:

@@ -22,7 +22,7 @@ from fednotes.encoders.packing import gather, mask, plan_full
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.methods.pretrain import METHOD as PRETRAIN
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
@@ -76,7 +76,7 @@ def made(
         site_of(notes() if own is None else own),
         config_of(bert, model, **privacy),
     )
-    kind: Any = PrivateMethod(PRETRAIN).make_site
+    kind: Any = DPMethod(PRETRAIN).make_site
     return kind(site, config, secret=bytes(range(32)), cache=tmp_path)
 
 

@@ -40,7 +40,7 @@ from fednotes.engines.history import Asked, Journal, Trail
 from fednotes.engines.launch import place_of
 from fednotes.engines.rounds import KEPT_CHECKPOINTS
 from fednotes.engines.secure import SecureSeal
-from fednotes.engines.summing import check_received, check_update
+from fednotes.engines.summing import check_addable, check_received
 
 KEEP_BYTES = 2**29  # of requests since the newest state; then a state is saved
 ROUND_LINE_SECONDS = 60.0  # between two lines of progress in a site's log
@@ -302,7 +302,7 @@ class SiteHost:
         try:
             started = time.monotonic()
             update = self._run_task(site, request)
-            check_update(update, self._name, self._max_norm)
+            check_addable(update, self._name, self._max_norm)
             message = replace(self._reply(request, update), has=request.number)
             if self._sealer is not None:
                 sealed = self._seal(request, update, time.monotonic() - started)

@@ -24,8 +24,8 @@ from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.summing import (
     Replies,
     Sites,
+    check_addable,
     check_received,
-    check_update,
     hidden,
 )
 from fednotes.privacy.secure_sum.crypto import digest
@@ -211,7 +211,7 @@ class _Exchange:
         replies = {}
         for site in self._engine._sites:
             update = self._engine.run(site, request.task, self._sent, self._options)
-            check_update(update, site.id)
+            check_addable(update, site.id)
             sealed = self._engine.seals[site.id].seal(request, update, self._question)
             replies[site.id] = self._reply(request, site.id, sealed)
         self._counted = dict.fromkeys(self.sites, request.number)

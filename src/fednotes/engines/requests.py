@@ -28,7 +28,7 @@ from fednotes.core.messages import (
 from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors
-from fednotes.engines.summing import MOST_BYTES, check_update
+from fednotes.engines.summing import MOST_BYTES, check_addable
 
 
 class Transport(Protocol):
@@ -351,7 +351,7 @@ class Participants:
     def _check(self, reply: Reply, site: str) -> None:
         """Raise RefusedError for an update that may not be added."""
         assert reply.update is not None
-        check_update(reply.update, site, self._max_norm, quoting=True)
+        check_addable(reply.update, site, self._max_norm, quoting=True)
         size = nbytes(reply.attached.tensors)
         if size > MOST_BYTES:
             raise RefusedError(

@@ -59,7 +59,7 @@ def expected_layout(
     return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
-def check_update(
+def check_addable(
     update: Update, site: str, max_norm: float = 0.0, *, quoting: bool = False
 ) -> None:
     """Check that an update may be added to a sum.

@@ -40,7 +40,7 @@ from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
 from fednotes.methods.base import Method
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import Scores
 from fednotes.privacy.promise import Privacy
@@ -670,7 +670,7 @@ class Job:
     def module(self) -> Method:
         """Return the method, with differential privacy if the job has [privacy]."""
         method = methods.find(self.method)
-        return method if self.privacy is None else PrivateMethod(method)
+        return method if self.privacy is None else DPMethod(method)
 
     @property
     def data(self) -> str:

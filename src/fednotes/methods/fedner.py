@@ -330,7 +330,7 @@ class Site(MentionSite):
         self._stepped = self.private if exchanges_gradients else parameters
         self.adam = Adam(self._stepped, config.learning_rate)
         self.tables = word_rows.find_tables(self.shared) if exchanges_gradients else ()
-        self._secret = secrets.randbits(63)  # of the marks of word rows
+        self._mark_secret = secrets.randbits(63)  # of the marks of word rows
 
         self._batches: list[np.ndarray] = []
         self._batches_of: tuple[int, int] | None = None  # epoch and share
@@ -394,7 +394,7 @@ class Site(MentionSite):
         if not self.tables:
             return {}
         rows = self.model.word_rows(self.train_set, self._batch(self.steps))
-        rng = rng_of(self._secret, "marks", self.id, self.steps)
+        rng = rng_of(self._mark_secret, "marks", self.id, self.steps)
         return word_rows.make_marks(rows, self.shared, self.tables, rng)
 
     def gradients(self, tensors: Tensors, *, round: int) -> Update:
@@ -545,7 +545,7 @@ class Site(MentionSite):
         }
         facts["share"] = self.share
         if self.tables:
-            facts["secret"] = self._secret
+            facts["secret"] = self._mark_secret
         return State(self.steps, tensors, facts)
 
     def restore(self, state: State) -> None:
@@ -556,7 +556,7 @@ class Site(MentionSite):
         self.steps = state.round
         self.share = int(state.facts["share"])
         if self.tables:
-            self._secret = int(state.facts["secret"])
+            self._mark_secret = int(state.facts["secret"])
 
 
 # How many sentences and rounds.

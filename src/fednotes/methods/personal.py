@@ -382,9 +382,9 @@ class Site(finetune.Site):
     # The end.
 
     def finish(self, tensors: Tensors) -> Update:
-        """Distil the mix; test and save what has learnt from it.
+        """Distil the mix into the federated model, then test and save it.
 
-        The scores have those of the parts too: "own", "federated" and "mix".
+        The scores also contain those of the parts: "own", "federated" and "mix".
         """
         self.load_kept(tensors)
         if self._settings.privacy is not None:

@@ -12,13 +12,13 @@ from fednotes.core.federation import Coverage, Federation, State
 from fednotes.core.tensors import nbytes
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Promise
-from fednotes.privacy.training import DPSupport, PrivateSite, train
+from fednotes.privacy.training import DPSite, DPSupport, train
 
 BYTES_A_NUMBER = 8  # of a noisy sum, which is of whole numbers
 FLOAT_BYTES = 4  # of a parameter
 
 
-class PrivateMethod(Method):
+class DPMethod(Method):
     """Trains another method with differential privacy.
 
     Everything that is not about training is the other method's.
@@ -30,7 +30,7 @@ class PrivateMethod(Method):
         ValueError: The method does not support differential privacy.
     """
 
-    site_class = PrivateSite
+    site_class = DPSite
     training_tasks = ()  # no loss leaves a site
 
     def __init__(self, method: Method) -> None:
@@ -65,20 +65,20 @@ class PrivateMethod(Method):
         secret: bytes | None = None,
         question: Callable[[], bytes] = bytes,
         **options: Any,
-    ) -> PrivateSite:
+    ) -> DPSite:
         """Return the method's own site inside a site that sends only noisy sums.
 
         Args:
             data: What the site holds.
             config: The settings of the run.
-            secret: 32 bytes of this site alone; see `PrivateSite`.
-            question: The name of the present request; see `PrivateSite`.
+            secret: 32 bytes of this site alone; see `DPSite`.
+            question: The name of the present request; see `DPSite`.
             **options: As in `Method.make_site`. `count_step` has no effect, because no
                 number of the site leaves without noise.
         """
         options.pop("count_step", None)
         site = self._method.make_site(data, config, **options)
-        return PrivateSite(
+        return DPSite(
             site, data, config, self._support, secret=secret, question=question
         )
 

@@ -213,7 +213,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
     """Train all rounds of a promise: in each, a sum of clipped gradients, and a step.
 
     Args:
-        federation: The sites, as `PrivateSite`.
+        federation: The sites, as `DPSite`.
         config: The settings of the run; `config.privacy` is set.
         support: How the method trains with differential privacy.
 
@@ -319,7 +319,7 @@ class Server(RoundServer):
         self._adam.restore(state.tensors)
 
 
-class PrivateSite(MethodSite):
+class DPSite(MethodSite):
     """A site from which nothing leaves but noisy sums.
 
     Which units are in a round, and their dropout, follow from the secret and from all
@@ -365,7 +365,7 @@ class PrivateSite(MethodSite):
         self.steps = 0
         self.lost = 0  # answers whose every gradient failed, so that noise alone left
         self._config = config
-        self._secret = secret or secrets.token_bytes(32)
+        self._noise_secret = secret or secrets.token_bytes(32)
         self._question = question
         self._kept: Tensors = {}
         self._data = support.digest(data)
@@ -513,7 +513,7 @@ class PrivateSite(MethodSite):
         tensors |= prefixed("kept.", self._kept)
         tensors |= prefixed(AGREED, self._agreed)
         return receipt(
-            self._secret,
+            self._noise_secret,
             repr(self.promise),
             repr(self._config),
             self.steps,
@@ -625,7 +625,7 @@ class PrivateSite(MethodSite):
             **prefixed(AGREED, self._agreed),
             **self._adam.state(),
         }
-        return State(self.steps, tensors, {"secret": self._secret.hex()})
+        return State(self.steps, tensors, {"secret": self._noise_secret.hex()})
 
     def restore(self, state: State) -> None:
         """Go back to a saved state."""
@@ -633,5 +633,5 @@ class PrivateSite(MethodSite):
         load_into(self._own, unprefixed("private.", state.tensors))
         self._kept = unprefixed("kept.", state.tensors)
         self._adam.restore(state.tensors)
-        self._secret = bytes.fromhex(state.fact("secret", str))
+        self._noise_secret = bytes.fromhex(state.fact("secret", str))
         self.steps = state.round

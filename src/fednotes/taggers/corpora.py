@@ -170,7 +170,8 @@ class Batch:
 
     Attributes:
         corpus: The corpus.
-        back: (batch,) rows that put the sentences into the order of the request.
+        request_order: (batch,) rows that put the sentences into the order in which they
+            were requested.
         rows: (batch,) numbers of the sentences in the corpus.
         tokens: (batch, steps) tokens of the corpus; at padding the sentence's first.
         inside: (batch, steps) bool, False at padding.
@@ -179,7 +180,7 @@ class Batch:
     """
 
     corpus: PreparedCorpus
-    back: np.ndarray
+    request_order: np.ndarray
     rows: np.ndarray
     tokens: np.ndarray
     inside: np.ndarray
@@ -215,7 +216,7 @@ class Batch:
         tags = np.where(inside, encoded.tags[tokens], 0)
         return cls(
             corpus=corpus,
-            back=np.argsort(order),
+            request_order=np.argsort(order),
             rows=rows,
             tokens=tokens,
             inside=inside,

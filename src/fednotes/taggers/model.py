@@ -586,17 +586,17 @@ class CrfReading:
         output: The projection to tags, and the CRF.
         batch: The sentences.
         features: The projection's input, (batch, steps, width), or (tokens, width) if
-            `place` is given.
+            `feature_rows` is given.
         layers: Like `features`, one for each layer of `Losses.hidden`, zero at padding.
-        place: (batch, steps) the row of `features` that belongs to each token; the
-            number of tokens at padding. None if `features` is padded.
+        feature_rows: (batch, steps) the row of `features` that belongs to each token;
+            the number of tokens at padding. None if `features` is padded.
     """
 
     output: CrfOutput
     batch: Batch
     features: Tensor
     layers: Sequence[Tensor]
-    place: Tensor | None = None
+    feature_rows: Tensor | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -605,7 +605,9 @@ class CrfReading:
 
     def _padded(self, values: Tensor) -> Tensor:
         """Return `values` as (batch, steps, …), zero at padding."""
-        return values if self.place is None else with_zero(values)[self.place]
+        if self.feature_rows is None:
+            return values
+        return with_zero(values)[self.feature_rows]
 
     def emissions(self) -> Tensor:
         """Return (batch, steps, tags), the unnormalised scores of the tags."""
@@ -627,7 +629,7 @@ class CrfReading:
         for start in range(0, len(spans), block_size):
             block = spans[start : start + block_size]
             allowed = self._tags_making(block, tuple(emissions.shape[1:]))
-            rows = torch.from_numpy(batch.back[block[:, 0]])
+            rows = torch.from_numpy(batch.request_order[block[:, 0]])
             part = crf.probability_within(
                 emissions, batch.lengths, rows, torch.from_numpy(allowed)
             )
@@ -662,31 +664,31 @@ class CrfReading:
             self.emissions(), batch.lengths, batch.allowed
         )
         marginals = unary.float().cpu().numpy()[batch.inside]
-        transitions = pairs[batch.back].float().cpu().numpy()
+        transitions = pairs[batch.request_order].float().cpu().numpy()
         return marginals, transitions
 
     def losses(self, *, states: bool) -> Losses:
         """As `Model.losses`."""
         batch = self.batch
-        back = batch.back
+        in_order = batch.request_order
         source, target = split_loss(self.output.crf, self.emissions(), *batch.targets())
-        losses = Losses(source[back], target[back])
+        losses = Losses(source[in_order], target[in_order])
         if not states:
             return losses
 
-        inside = torch.from_numpy(batch.inside[back]).to(self.features.device)
-        if self.place is None:
+        inside = torch.from_numpy(batch.inside[in_order]).to(self.features.device)
+        if self.feature_rows is None:
             outputs = self.features[inside]
         else:
-            outputs = self.features[self.place[back][inside]]
+            outputs = self.features[self.feature_rows[in_order][inside]]
         sizes = batch.lengths[:, None]
         means = [self._padded(layer).sum(1) / sizes for layer in self.layers]
         added = added_tags(batch.tags, batch.corpus.encoded.tagset, batch.corpus.known)
         return replace(
             losses,
-            hidden=tuple(mean[back] for mean in means),
+            hidden=tuple(mean[in_order] for mean in means),
             outputs=outputs,
-            pseudo=added[back][inside],
+            pseudo=added[in_order][inside],
             score=self.output.project,
         )
 
@@ -698,7 +700,7 @@ class CrfReading:
             self._padded(self.features),
             *self.batch.targets(),
         )
-        return source[self.batch.back], target
+        return source[self.batch.request_order], target
 
 
 @contextmanager

@@ -278,7 +278,7 @@ def test_an_attack_on_noise_alone_could_not_be_tried(
     def fails(site: Any, indices: Any) -> Any:
         raise AttributeError("labels")
 
-    monkeypatch.setattr(private.PrivateSite, "clipped", fails)
+    monkeypatch.setattr(private.DPSite, "clipped", fails)
     made = job(**PRIVATE)
     for attack in (*ATTACKS, *membership.PATIENT_ATTACKS):
         leak = attack.run(Scene(made, load_sites(made)))

@@ -24,12 +24,12 @@ from fednotes.apps.phenotyping.two_stage import Config
 from fednotes.core.errors import ConfigError
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import parse_job
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
 
-PRIVATE: Any = PrivateMethod(PHENOTYPE)
+PRIVATE: Any = DPMethod(PHENOTYPE)
 SITES = sites_of(3)
 
 

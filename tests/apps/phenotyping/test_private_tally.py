@@ -28,11 +28,11 @@ from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
 from fednotes.apps.phenotyping.two_stage import Config
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import training as private
 from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
 
-PRIVATE: Any = PrivateMethod(PHENOTYPE)
+PRIVATE: Any = DPMethod(PHENOTYPE)
 SITES = sites_of(3)
 OFTEN, FREQUENT = 40, 60  # patients with a code, and with a concept, of 300
 

@@ -99,7 +99,7 @@ class Parties:
         self.threshold = threshold
         self.confirmed = threshold < len(sites) if confirmed is None else confirmed
 
-    def exchange(self, context: bytes) -> bytes:
+    def exchange_digest(self, context: bytes) -> bytes:
         """Return the digest that all messages of an exchange carry.
 
         Parties whose context, sites or threshold differ have different digests.

@@ -66,7 +66,7 @@ class SecureServer:
 
     def __init__(self, parties: Parties, context: bytes) -> None:
         self._parties = parties
-        self.exchange = parties.exchange(context)
+        self.exchange = parties.exchange_digest(context)
         self.phase = "keys"
         self._keys: dict[str, KeysMessage] = {}
         self._session = b""
