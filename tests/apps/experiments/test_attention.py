@@ -381,7 +381,7 @@ def test_bad_input_is_refused_before_anything_is_written(
         (DataError, r"no note in .*ruled.txt has text", base, ruled, {}),
         (DataError, "no such file", base, tmp_path / "absent", {}),
         (ConfigError, "`sample` 0", base, notes, {"sample": 0}),
-        (ConfigError, "reads 1 to 24 tokens", base, notes, {"length": 25}),
+        (ConfigError, "expected 1 to 24, the tokens", base, notes, {"length": 25}),
     ):
         with pytest.raises(error, match=message):
             run_attention([model], [path], out, **options)

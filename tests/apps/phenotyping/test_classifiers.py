@@ -329,7 +329,7 @@ def test_errors_name_the_cause() -> None:
         ),
         (ConfigError, "power_t", lambda: SvmConfig(power_t=-1.0)),
         (ConfigError, 'set loss = "log"', lambda: SvmConfig(solver="converged")),
-        (ConfigError, "C = -1.0: at least 0", lambda: SvmConfig(C=-1.0)),
+        (ConfigError, "C = -1.0: expected at least 0", lambda: SvmConfig(C=-1.0)),
         (ConfigError, "C = inf: expected a number", lambda: SvmConfig(C=float("inf"))),
         (
             DataError,

@@ -154,7 +154,7 @@ def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
     (table,) = read.tables
     assert (table.rows, table.kept, table.empty, table.damaged) == (8, 5, 0, 3)
     assert [d.line for d in table.examples] == [3, 5, 6]
-    assert table.examples[0].reason.startswith("the label of 'gout' is none of")
+    assert table.examples[0].reason.startswith("the label of 'gout' is not one of")
 
 
 def test_a_phenotype_without_labels_is_one(file: File) -> None:

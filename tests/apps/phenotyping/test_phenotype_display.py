@@ -20,8 +20,8 @@ def test_hints_name_what_was_never_found() -> None:
     score = site_score(1)
     score["by_output"]["asthma"]["present"]["predicted"] = 0
     (never, lone) = score_hints({"north": {"federated": score}}, ())
-    assert never.startswith("north, federated: predicts nobody to have asthma:")
-    assert "all present or all absent for gout" in lone
+    assert never.startswith("north, federated: predicts asthma for no patient:")
+    assert "all test patients are present, or all absent, for gout" in lone
     assert list(remark_on_empty_scores({"north": {"federated": score}})) == []
     assert list(score_hints({"north": {"federated": codes_alone(1)}}, ())) == []
 

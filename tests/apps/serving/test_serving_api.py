@@ -66,5 +66,5 @@ def test_wrong_arguments_say_what_was_expected(model: Path) -> None:
         fn.export(None, "hf", "out")
     with pytest.raises(fn.FednotesError, match=folder):
         fn.serve(None)
-    with pytest.raises(fn.FednotesError, match="70000: nothing can listen there"):
+    with pytest.raises(fn.FednotesError, match="70000: the server cannot listen there"):
         fn.serve(model, port=70000)
