@@ -511,13 +511,11 @@ def main() -> None:
     except Stopped as stopped:
         print(stopped.line, file=sys.stderr)
         sys.exit(stopped.code)
-    except DataError as error:
-        fail(str(error), error.problems[1:])
     except FednotesError as error:
         message = str(error)
         if isinstance(error, NamesParameters):
             message = with_options(message)
-        fail(message)
+        fail(message, error.problems[1:] if isinstance(error, DataError) else ())
     except typer.Abort:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output, such as `head`, has ended

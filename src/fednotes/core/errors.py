@@ -2,6 +2,7 @@
 
     FednotesError
     ├── DataError        a corpus file cannot be read
+    │   └── LabelError        no label of the data is one of the model's
     ├── ConfigError      a setting is unknown, missing or impossible
     │   └── ParameterError    parameters of a function do not fit
     ├── ModelError       a model, vector file or encoder cannot be used
@@ -110,15 +111,19 @@ class DataError(FednotesError):
         return cls(message, problems)
 
 
-class ConfigError(FednotesError):
-    """A setting is unknown, missing or impossible."""
-
-
 class NamesParameters:
     """Marks errors whose messages name parameters in backticks: "choose another `out`".
 
     The command line shows them as its options: "choose another --out".
     """
+
+
+class LabelError(DataError, NamesParameters):
+    """The data have no label that the model has."""
+
+
+class ConfigError(FednotesError):
+    """A setting is unknown, missing or impossible."""
 
 
 class ParameterError(ConfigError, NamesParameters):

@@ -230,9 +230,7 @@ def test_ids_that_cross_between_sites_are_counted(
     app.main()
     caught = capsys.readouterr()
     messages = (caught.out + caught.err).splitlines()
-    assert (
-        sum(line.startswith("warning: b: 10 patient ids") for line in messages) == 1
-    )
+    assert sum(line.startswith("warning: b: 10 patient ids") for line in messages) == 1
     assert not any(line.startswith("note: warning") for line in messages)
     assert SECRET not in caught.out + caught.err
 

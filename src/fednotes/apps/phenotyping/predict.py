@@ -25,7 +25,13 @@ from fednotes.apps.phenotyping.gold import (
 )
 from fednotes.apps.phenotyping.patient_notes import notes_of
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
-from fednotes.core.errors import ConfigError, DataError, ModelError, within
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    LabelError,
+    ModelError,
+    within,
+)
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.jobs.evaluation import Evaluation, require_mapping
 from fednotes.jobs.patient_models import PatientNote
@@ -289,10 +295,9 @@ def _rename(
             file=sys.stderr,
         )
     if not set(names) & set(phenotypes):
-        raise DataError(
+        raise LabelError(
             f"{place} labels {', '.join(names) or 'nothing'}, the model knows "
-            f"{', '.join(phenotypes)}: rename labels by label_map (on the command line "
-            "--map OLD=NEW)"
+            f"{', '.join(phenotypes)}: rename labels with `label_map`"
         )
     return renamed, names
 
