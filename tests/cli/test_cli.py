@@ -230,7 +230,7 @@ def test_no_hint_to_skip_where_nothing_can_be_read(run: Run, tmp_path: Path) -> 
         (
             "a.ann",
             f"T1\tX 7 14\taspirin\nT2\tX 0 1\t{NAME}\nT3\n",
-            "a.ann:3: no whole brat",
+            "a.ann:3: incomplete brat",
             "2 (line 1, mention 1)",
         ),
     ],

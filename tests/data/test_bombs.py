@@ -90,7 +90,7 @@ def test_a_line_of_conll_without_end_is_refused_at_its_line(
     path = tmp_path / "a.conll"
     for long in (b"a" * 5000, b"a" + b"\tx" * 5000, b"# " + b"a" * 5000):
         path.write_bytes(b"rash\tB-ADE\n" + long + b"\tO\n")
-        told = "a.conll:2: the line has more than 1,000 characters: expected a token a line"
+        told = "a.conll:2: the line has more than 1,000 characters: expected one token per line"
         refused(path, told)
 
 

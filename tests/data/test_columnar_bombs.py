@@ -361,7 +361,7 @@ def test_arrow_whose_offsets_lead_out_of_its_texts_is_refused(
     paths = write_all(tmp_path, files, ".arrow")
     readings = read_apart("notes", example(tmp_path, ".arrow"), paths)
     for path, reading in zip(paths, readings, strict=True):
-        assert f"{path}: no Parquet or Arrow that can be read" in reading.end
+        assert f"{path}: not a readable Parquet or Arrow file" in reading.end
 
 
 def test_lists_that_are_parts_of_each_other_are_refused(tmp_path: Path) -> None:
@@ -391,5 +391,5 @@ def test_arrow_of_any_packing_is_read(
     (path,) = write_all(tmp_path, {"a": data}, ".arrow")
     assert [note.text for note in read_notes(path)] == texts
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(DataError, match="no Parquet or Arrow that can be read"):
+    with pytest.raises(DataError, match="not a readable Parquet or Arrow file"):
         list(read_notes(path))

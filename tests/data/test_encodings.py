@@ -214,6 +214,6 @@ def test_packed_corpora_are_read_and_bounded(
     assert [document.text for document in read(tasks, "label-studio")] == ["Had rash"]
     monkeypatch.setattr("fednotes.core.bounds.FILE", 20)
     with pytest.raises(
-        DataError, match="unpacked it has more than 20 bytes: cut it into several"
+        DataError, match="unpacked it has more than 20 bytes: split it into several"
     ):
         read(tasks, "label-studio")

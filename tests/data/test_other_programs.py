@@ -222,10 +222,10 @@ def test_label_studio_imports(tmp_path: Path) -> None:
     ("tasks", "message"),
     [
         ([{"data": {"a": 1, "data": 2}}], 't.json: task 1: its data has no "text"'),
-        ([_task("ab", [(0, 9, "ab", "X")])], "task 1: 0:9 is no stretch"),
+        ([_task("ab", [(0, 9, "ab", "X")])], "task 1: 0:9 is not a span"),
         (
             [_task("ab", []), _task("ab", [(0, 2, "xy", "X")])],
-            "task 2: 0:2 is not what the text",
+            "task 2: 0:2 does not match the text",
         ),
         ([_task("ab", [(0, 2, "ab", "")])], "task 1: a mention has no type"),
         ([{"data": 1}], "task 1"),
@@ -523,7 +523,7 @@ def test_docbin_that_is_wrong(file: File, tmp_path: Path, monkeypatch: Any) -> N
     write([NOTE], tmp_path / "a.spacy", "docbin")
     whole = (tmp_path / "a.spacy").read_bytes()
     for data in (whole[:-9], b"x", zlib.compress(b"\x81\xa1a\x01"), zlib.compress(b"")):
-        with pytest.raises(DataError, match=r"b\.spacy: no DocBin"):
+        with pytest.raises(DataError, match=r"b\.spacy: not a DocBin"):
             read(file(data, "b.spacy"))
     monkeypatch.setattr("fednotes.core.bounds.DOCBIN_BYTES", 1000)
     with pytest.raises(DataError, match="more than 1,000 bytes"):
@@ -572,7 +572,7 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
         )
         assert (two.id, two.spans) == ("b", ())
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-7])
-    with pytest.raises(DataError, match=r"b\.parquet: no Parquet or Arrow"):
+    with pytest.raises(DataError, match=r"b\.parquet: not a readable Parquet or Arrow"):
         read(tmp_path / "b.parquet")
     bad = pyarrow.table(
         {"tokens": [["a", "b"]], "ner_tags": [[0]]}

@@ -279,7 +279,7 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
     ):
         net.engine(("a", "c"))
     with pytest.raises(
-        ModelError, match="holds job job-1, this is job other: take another"
+        ModelError, match="holds job job-1, this is job other: use another"
     ):
         net.engine(SITES, job="other")
     (tmp_path / "server" / "run.json").write_text("?")

@@ -306,7 +306,7 @@ def test_an_error_of_a_command_folds_similar_problems(
     code, _, err = give("corpus", "stats", path)
     rows = err.splitlines()
     assert code == 2
-    assert "a.jsonl:1: no JSON" in rows[0]
+    assert "a.jsonl:1: not JSON" in rows[0]
     assert rows[0].endswith("(and 49 more)")
     assert "a.jsonl:4: no JSON" in rows[3]
     assert rows[4].startswith("error: 46 more like it: no JSON")

@@ -120,7 +120,7 @@ def test_silos_are_dealt_from_the_notes_of_all_tables(tmp_path: Path) -> None:
     by_note = load(tmp_path, sites=sites, silos={"number": 3, "by": "document"})
     assert sorted(len(all_texts(site)) for site in by_note.data) == [13, 13, 14]
     with pytest.raises(
-        ConfigError, match=r"\[silos\] number = 21: 20 patients .* ask for 20"
+        ConfigError, match=r"\[silos\] number = 21: 20 patients .* ask for at most 20"
     ):
         load(tmp_path, sites=sites, silos={"number": 21})
 
@@ -237,7 +237,7 @@ def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -
     assert f"held out 2 1 {sum(len(n.text) for n in site.valid()):,}" in cells
     code, out, err = run("check", path, "--set", "silos.number=99")
     assert (code, err) == (1, "problems: 1 (job 1)\n")
-    assert "ask for 20 at most" in out
+    assert "ask for at most 20" in out
 
 
 def test_overlap_is_counted_in_files_of_a_named_encoding(

@@ -187,7 +187,7 @@ def test_a_model_that_fails_on_a_note_tells_nothing_of_it(
 
 def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r'counts = 2.0: they are of whole notes.*"document"'
+        ConfigError, match=r'counts = 2.0: counts are of whole notes.*"document"'
     ):
         config_of(patients(), privacy={"counts": 2.0, "unit": "sentence"})
     with pytest.raises(ConfigError, match=r"counts = 0\.01: at least 0.1"):

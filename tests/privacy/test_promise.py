@@ -264,7 +264,7 @@ def test_sums_that_colluding_sites_could_open_are_refused(
 ) -> None:
     """t > (n + c) / 2, of the secure sum's paper: else c sites and a lying server read
     others."""
-    with pytest.raises(ConfigError, match=rf"min_sites to at least {needed} \\(of"):
+    with pytest.raises(ConfigError, match=rf"min_sites to at least {needed} \(of"):
         Promise.of(Privacy(noise=1.0, colluding=colluding), 10, sites, least)
     assert 2 * needed > sites + colluding >= 2 * (needed - 1)
 

@@ -95,7 +95,7 @@ def test_the_jobs_setting_reaches_both_ends(
     """
     job = DISTILL.replace("[federation]", "[federation]\nmax_norm = 1e-6")
     hospitals = Hospitals(tmp_path, job, site_notes)
-    unchecked = mock.patch("fednotes.engines.host.check_update")
+    unchecked = mock.patch("fednotes.engines.host.check_addable")
     with (
         nullcontext() if at == "site" else unchecked,
         pytest.raises(

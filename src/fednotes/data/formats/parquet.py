@@ -243,8 +243,8 @@ class _Limits:
             raise DataError.at(
                 self.path,
                 0,
-                f"its rows have more than {self.rows:,} bytes, which no notes of a "
-                f"file of {self.file_size:,} bytes have: write it anew",
+                f"its rows have more than {self.rows:,} bytes, far more than notes in "
+                f"a file of {self.file_size:,} bytes: write the file again",
             )
 
     def require_batch(self, size: int) -> None:
@@ -255,7 +255,7 @@ class _Limits:
                 self.path,
                 0,
                 f"a batch of rows has more than {bounds.ARROW_BYTES:,} bytes: "
-                "write fewer rows into a group",
+                "write fewer rows per group",
             )
 
 
