@@ -727,8 +727,8 @@ def _refused() -> Iterator[tuple[str, str, str]]:
                     (SAMPLE if name == "ontonotes" else RECORD).replace(old, new, 1),
                     message,
                 )
-    yield "brat", f"T1\tADE 1 {'9' * 5000}\tbelly\n", "n1.ann:1: no whole"
-    yield "jsonl", "{" * 5000, "f.txt:1: no JSON"
+    yield "brat", f"T1\tADE 1 {'9' * 5000}\tbelly\n", "n1.ann:1: incomplete"
+    yield "jsonl", "{" * 5000, "f.txt:1: not JSON"
     yield (
         "ontonotes",
         SAMPLE.removesuffix("#end document\n"),

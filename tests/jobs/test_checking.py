@@ -276,7 +276,7 @@ def test_similar_problems_are_folded_except_in_json(tmp_path: Path, give: Any) -
     assert len(lines) == 4
     assert lines[-1] == "37 more like it: no such file"
     assert "problems: 40 " in err
-    hint = 'hint: --on-error skip (on_error = "skip" of a job\'s site) leaves these out'
+    hint = 'hint: --on-error skip (in a job, on_error = "skip" of the site) leaves these out'
     assert hint in err
     assert len(json.loads(give("check", tmp_path, "--json")[1])["problems"]) == 40
 
@@ -308,8 +308,8 @@ def test_an_error_of_a_command_folds_similar_problems(
     assert code == 2
     assert "a.jsonl:1: not JSON" in rows[0]
     assert rows[0].endswith("(and 49 more)")
-    assert "a.jsonl:4: no JSON" in rows[3]
-    assert rows[4].startswith("error: 46 more like it: no JSON")
+    assert "a.jsonl:4: not JSON" in rows[3]
+    assert rows[4].startswith("error: 46 more like it: not JSON")
     assert rows[5].startswith("error: `fednotes check` lists all; --on-error skip")
     assert len(rows) == 6
 

@@ -190,7 +190,7 @@ def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
         ConfigError, match=r'counts = 2.0: counts are of whole notes.*"document"'
     ):
         config_of(patients(), privacy={"counts": 2.0, "unit": "sentence"})
-    with pytest.raises(ConfigError, match=r"counts = 0\.01: at least 0.1"):
+    with pytest.raises(ConfigError, match=r"counts = 0\.01: expected at least 0.1"):
         config_of(patients(), privacy={"counts": 0.01})
     unknown = tuple(replace(d, patient=None) for d in NOTES)
     with pytest.raises(ConfigError, match=r"4 of 4 .* documents .* name no patient"):

@@ -139,11 +139,11 @@ def test_kits_are_added_and_those_that_are_there_stay(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"port": 1}, r"port = \d+, the project says 1"),
+        ({"port": 1}, r"port = \d+, but the project says 1"),
         ({"admin": "new@x.org"}, 'admin = "admin@fednotes.org"'),
         ({"hosts": ("10.0.0.1",)}, r"hosts = \[\]"),
         ({"organisations": {"h1": "x"}}, 'organisations.h1 = "h1"'),
-        ({"name": "other"}, 'name = "ward", the project says "other"'),
+        ({"name": "other"}, 'name = "ward", but the project says "other"'),
         # no more in the project, but a kit of it is
         ({"sites": ("h10",)}, "'h1' and 'h10'"),
     ],
