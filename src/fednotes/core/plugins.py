@@ -14,13 +14,14 @@ A package registers an object under a name in one of these groups of its
     fednotes.site_kinds    a `SiteKind` of jobs/job.py, named as it names itself
     fednotes.exports       an `ExportForm` of jobs/export_forms.py
     fednotes.formats       a module with `accepts` and `read`, as in data/formats/
-    fednotes.attacks       a sequence of `Attack` of apps/audit/
-    fednotes.jobs_at_home  a function that loads a deployed job with one site's notes,
-                           as `job_at_home` of apps/deployment/site_file.py
+    fednotes.attacks       a sequence of attacks on what a job would send, as an audit
+                           of the job tries them
+    fednotes.jobs_at_home  a function (job file, settings, site, site file, total) that
+                           loads a deployed job with one site's notes
     fednotes.commands      a function, or a `typer.Typer` with several commands
     fednotes.jobs          a package in whose folder job files lie
-    fednotes.ledgers       a module with `is_kit` and `read_ledger`, as
-                           apps/deployment/kit_ledger.py
+    fednotes.ledgers       a module with `is_kit(folder)` and `read_ledger(kit)`, which
+                           shows what left a site
     fednotes.api           a function, found as `fednotes.NAME`
 
 The applications of fednotes itself (`fednotes.apps`) register what they add in the same

@@ -1,6 +1,6 @@
 """Hold the result of an audit, and read it from audit.json.
 
-`apps/audit/` makes these results. Approvals, pages and model cards read them.
+An audit tries attacks on a job. Approvals, pages and model cards read its result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ AUDIT = "audit.json"
 
 
 class Leak(BaseModel):
-    """Hold the result of one attack on a job's updates (`apps/audit/`), as fractions.
+    """Hold the result of one attack on a job's updates, as fractions.
 
     Attributes:
         attack: Name of the attack.

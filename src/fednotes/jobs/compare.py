@@ -1,9 +1,9 @@
 """Compare two runs: is one better, or does the choice of test data explain it?
 
 This is the function behind `fednotes compare`. How predictions on a kind of data are
-compared is up to that kind (`SiteKind.compare`): annotated documents in
-`jobs/kinds/compare_documents.py`, patients in `apps/phenotyping/compare_patients.py`.
-The tests themselves are in `metrics/paired_tests.py`.
+compared is up to that kind (`SiteKind.compare`), for annotated documents in
+`jobs/kinds/compare_documents.py`. The tests themselves are in
+`metrics/paired_tests.py`.
 """
 
 from __future__ import annotations

@@ -536,11 +536,10 @@ class SiteKind:
             distributed run. Takes the job, reduced to this site, and the site.
         make_stub: Makes a site without examples from its name and the description with
             these facts. None if a tag set and an encoder describe sites of this kind.
-        make_audit_subject: Makes the subject on which an audit trains shadow models
-            (`apps/audit/shadow/subject.py`), and the job of these models. Takes the
-            audit's scene, the audited site, a random generator, the largest number of
-            units to judge, and the criterion of the control. None if the audit reads
-            sites of this kind itself.
+        make_audit_subject: Makes the subject on which an audit trains shadow models,
+            and the job of these models. Takes the audit's scene, the audited site, a
+            random generator, the largest number of units to judge, and the criterion of
+            the control. None if the audit reads sites of this kind itself.
         compare: Compares two sides of runs. Takes both sides, a metric and the number
             of bootstrap samples. None if runs of this kind cannot be compared.
         metrics: Display names of the metrics for comparisons, by metric name.

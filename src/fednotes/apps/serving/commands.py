@@ -10,6 +10,7 @@ import typer
 
 from fednotes.cli.all_commands import USE, in_panel
 from fednotes.cli.shared import Backbone, Device, Dictionary, say
+from fednotes.core import plugins
 
 export = typer.Typer(
     help="Export a saved model for other programs.",
@@ -51,7 +52,6 @@ def export_onnx(
     say(f"{out}: model.onnx and its data; docs/use.md has a program that reads them")
 
 
-@export.command("sklearn")
 def export_sklearn(
     model: Saved,
     out: New,
@@ -62,6 +62,10 @@ def export_sklearn(
 
     exports.export(model, "sklearn", out, dictionary=dictionary)
     say(f'{out}: load it with skops.io.load("{out}/pipeline.skops")')
+
+
+if "sklearn" in plugins.registered("exports"):  # a form of another application
+    export.command("sklearn")(export_sklearn)
 
 
 @export.command("card")

@@ -1,7 +1,7 @@
 """The kinds of sites: what the sites of a method hold, and how a job reads it.
 
-Annotated documents and notes without annotations are built in. Other packages add kinds
-by entry points (`core/plugins.py`), as `apps/phenotyping` does.
+Annotated documents and notes without annotations are built in. Applications and other
+packages add kinds by entry points (`core/plugins.py`).
 """
 
 from __future__ import annotations

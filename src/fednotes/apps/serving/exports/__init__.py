@@ -1,8 +1,7 @@
 """Export a saved model to forms that other programs read.
 
-The modules of this folder export models that find mentions. Other packages register
-further forms as entry points (`core/plugins.py`), as `apps/phenotyping` does for models
-that predict patients.
+The modules of this folder export models that find mentions. Applications and other
+packages register further forms as entry points (`core/plugins.py`).
 """
 
 from __future__ import annotations
