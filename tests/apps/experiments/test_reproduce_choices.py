@@ -764,8 +764,30 @@ def test_a_person_can_stop_after_the_first_run(
     with pytest.raises(FednotesError, match="no"):
         tiny.table(workers=2, confirm=no)
     assert len(tiny.executed) == 1
-    assert questions[0].startswith(
-        "about 20 h 00 min at most for 20 more runs, if each takes as long"
+    assert questions[0] == (
+        "about 20 h 00 min for 20 more runs, if each takes as long as the first "
+        "(2 h 00 min) and up to 2 run at a time"
+    )
+
+
+def test_a_single_remaining_run_takes_as_long_as_the_first(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second worker has nothing to do."""
+    tiny.write(GRID)
+    lines: list[str] = []
+    questions: list[str] = []
+    tiny.table()
+    first, second = (run.folder for run in tiny.executed[:2])
+    for folder in (first, second):
+        (folder / "summary.json").unlink()
+    clock = iter(range(0, 10**6, 7200))
+    monkeypatch.setattr(work.time, "monotonic", lambda: float(next(clock)))
+    tiny.table(workers=2, confirm=questions.append, say=lines.append)
+    assert questions == lines[1:]
+    assert lines[1] == (
+        "about 2 h 00 min for 1 more run, if each takes as long as the first "
+        "(2 h 00 min) and up to 2 run at a time"
     )
 
 

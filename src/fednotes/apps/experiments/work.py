@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -113,13 +114,16 @@ class Work:
             self._announce_time(seconds)
 
     def _announce_time(self, seconds: float) -> None:
-        """Say how long the remaining runs take at most, by the first one's seconds."""
-        estimate = seconds * self._remaining / self._workers
+        """Say how long the remaining runs may take, by the first one's seconds."""
+        turns = math.ceil(self._remaining / self._workers)
+        estimate = seconds * turns
+        noun = "run" if self._remaining == 1 else "runs"
         line = (
-            f"about {format_duration(estimate)} at most for {self._remaining} more "
-            f"runs, if each takes as long as the first ({format_duration(seconds)}) "
-            f"and {self._workers} run at a time"
+            f"about {format_duration(estimate)} for {self._remaining} more {noun}, if "
+            f"each takes as long as the first ({format_duration(seconds)})"
         )
+        if self._workers > 1:
+            line += f" and up to {self._workers} run at a time"
         self._say(line)
         if self._confirm is not None and estimate > LONG_SECONDS:
             self._confirm(line)
