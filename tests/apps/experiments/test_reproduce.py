@@ -601,3 +601,28 @@ def test_the_command_names_options_in_place_of_parameters(tiny: Any) -> None:
     result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
     assert "--set training.epochs=3 does not reach 'first', 'again'" in result.output
     assert "`settings`" not in result.output
+
+
+def test_the_command_names_the_plot_of_a_comparison_of_attention(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tiny.place / "notes"
+    notes.mkdir()
+    tiny.write(
+        'title = "Heads"\nbase = "pretrain"\n[budget]\nseeds = [1]\n[full]\n'
+        'seeds = [1]\n[[before]]\nname = "central"\nbase = "pretrain"\n'
+        'condition = "pooled"\n[attention]\nmodels = ["central={central}"]\n'
+        f"notes = ['{notes}']\n",
+        folder="bert",
+    )
+
+    def compare(grid: Any, models: Any, out: Path, **options: Any) -> dict[str, Any]:
+        out.mkdir(parents=True)
+        (out / "entropy_by_depth.png").touch()
+        return {"markdown": "a table"}
+
+    monkeypatch.setattr(module, "compare_attention", compare)
+    options = ["--out", str(tiny.place / "out"), "--workers", "1"]
+    result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
+    assert result.exit_code == 0, result.output
+    assert "entropy_by_depth.png" in result.output

@@ -58,6 +58,7 @@ _BLOCKS = (
     ("Distance of JS matrices: sum of absolute differences", "distance_sum", ".2f"),
     ("Distance of JS matrices summed over tokens: mean", "distance_over_tokens", ".2f"),
 )
+ENTROPY_PLOT = "entropy_by_depth.png"
 _MODEL_NAME = re.compile(r"[\w.+-][\w .+-]{0,39}")
 
 
@@ -114,11 +115,11 @@ def run_attention(  # noqa: PLR0913 - the options of a command
 
     write_text(out / "attention.json", _in_json(facts), private=False)
     try:
-        plot_entropy(heads, out / "entropy_by_depth.png")
+        plot_entropy(heads, out / ENTROPY_PLOT)
     except MissingExtra as missing:
         ending = f"No plot: {missing}."
     else:
-        ending = "Plot: entropy_by_depth.png."
+        ending = f"Plot: {ENTROPY_PLOT}."
     page = f"{attention_page(facts)}\n{ending}\n"
     write_text(out / "attention.md", page, private=False)
     return facts

@@ -64,6 +64,7 @@ def reproduce(
     """Reproduce a paper's table or figure; run it again to resume."""
     from rich.markdown import Markdown
 
+    from fednotes.apps.experiments.attention import ENTROPY_PLOT
     from fednotes.apps.experiments.figures import plot_results
     from fednotes.apps.experiments.grids import list_experiments
     from fednotes.apps.experiments.reproduce import reproduce as run
@@ -94,6 +95,9 @@ def reproduce(
     places = [str(folder / "results.md")]
     if plot_results(table, folder / "figure.png"):
         places.append(str(folder / "figure.png"))
+    # a comparison of attention heads has a plot of its own
+    if (folder / ENTROPY_PLOT).exists():
+        places.append(str(folder / ENTROPY_PLOT))
     say(f"results: {', '.join(places)}")
 
 
