@@ -128,7 +128,8 @@ def _describe_seeds(table: Table) -> str:
     """Return the seeds of all rows or, if rows differ, each list of seeds."""
     seed_lists = {tuple(row["seeds"]) for row in table["rows"]}
     if len(seed_lists) == 1:
-        return f"seeds {_join_numbers(table['seeds'])}"
+        noun = "seed" if len(table["seeds"]) == 1 else "seeds"
+        return f"{noun} {_join_numbers(table['seeds'])}"
     return "seeds " + " or ".join(map(_join_numbers, sorted(seed_lists, key=len)))
 
 
