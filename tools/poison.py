@@ -1,7 +1,7 @@
 """What one hostile site of five does to FedNER, by the rule that makes one update of
 the sites'.
 
-    python tools/poison.py OUT [--seeds 1 2 3] [--rules mean median …] [--attacks none
+    python tools/poison.py OUT [--seeds 1 2 3] [--rules mean median …] [--attacks honest
                                flips …] [--set KEY=VALUE …]
 
 MACCROBAT in six parts (FEDNOTES_CORPORA names the folder of corpora): five sites, of
@@ -9,7 +9,7 @@ which s5 is hostile, and "public", of which the rule "reference" has 100 sentenc
 light tagger with a trained table of words, an epoch at each site and then the rule, all
 layers shared; s5's attacks:
 
-    none       it is honest
+    honest     it trains like the others
     flips      it trains on its notes with the types exchanged in turn
     scaled     it sends ten times the change that it has trained, with the other sign
     backdoor   it trains on its notes twice: as they are, and with the word "hereby" before each
@@ -32,7 +32,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -41,6 +41,7 @@ from typing import Any
 import torch
 from maccrobat import site_of
 
+from fednotes.apps.experiments.tables import markdown_table
 from fednotes.core.store import write_json
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Update
@@ -64,7 +65,7 @@ RULES = (
     "reference",
 )
 BOOSTS = {
-    "none": 1.0,
+    "honest": 1.0,
     "flips": 1.0,
     "scaled": -10.0,
     "backdoor": 1.0,
@@ -94,7 +95,18 @@ cnn_filters = 96
 lstm_units = 0
 """
 SPLIT = "valid_fraction = 0.02\ntest_fraction = 0.3\nmax_sentences = {most}\n"
+HONEST, MEAN = "honest", "mean"
+# Which number of a run says how often an attack succeeds.
+SUCCESS = {
+    "flips": "flips",
+    "backdoor": "backdoor",
+    "boosted": "backdoor",
+    "hidden": "backdoor",
+}
+# Recalls of a run, and what tables call them.
+RECALLS = {"rare": "words of one site", "others": "other words"}
 Found = dict[str, float]
+Key = tuple[str, str, int]  # rule, attack and seed
 
 
 def job(rule: str) -> str:
@@ -264,44 +276,99 @@ def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -
     return found
 
 
-def table(found: Mapping[tuple[str, str, int], Found], rules: Sequence[str]) -> str:
-    """As Markdown."""
+def table(found: Mapping[Key, Found], rules: Sequence[str]) -> str:
+    """Return four tables in Markdown.
 
-    def cell(rule: str, attack: str, name: str) -> str:
-        values = [
-            of[name] for (r, a, _), of in found.items() if (r, a) == (rule, attack)
-        ]
-        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-        return f"{fmean(values):.1f}{spread}" if values else "–"
-
-    def lines(
-        heads: Sequence[str], columns: Sequence[tuple[str, str]]
-    ) -> Iterator[str]:
-        yield f"| | {' | '.join(heads)} |"
-        yield "|---|" + "---:|" * len(heads)
-        yield from (
-            f"| {r} | {' | '.join(cell(r, *c) for c in columns)} |" for r in rules
-        )
-
+    They show F1, how often an attack succeeds (in brackets without it), recall without
+    an attack, and the recall that a rule loses against the mean.
+    """
     attacks = [a for a in BOOSTS if any(attack == a for _, attack, _ in found)]
-    shown = {
-        "flips": "flips",
-        "backdoor": "backdoor",
-        "boosted": "backdoor",
-        "hidden": "backdoor",
-    }
-    yes = [a for a in attacks if a in shown]
-    blocks = [
-        lines([f"F1, {a}" for a in attacks], [(a, "f1") for a in attacks]),
-        lines(
-            [f"{shown[a]}: {which}" for a in yes for which in ("none", a)],
-            [(which, shown[a]) for a in yes for which in ("none", a)],
-        ),
-        lines(
-            ["words of one site", "other words"], [("none", "rare"), ("none", "others")]
-        ),
+    blocks = [_f1_table(found, rules, attacks)]
+    with_success = [attack for attack in attacks if attack in SUCCESS]
+    if with_success:
+        blocks.append(_success_table(found, rules, with_success))
+    if HONEST in attacks:
+        blocks.append(_recall_table(found, rules))
+        others = [rule for rule in rules if rule != MEAN]
+        if MEAN in rules and others:
+            blocks.append(_lost_table(found, others))
+    return "\n\n".join(blocks)
+
+
+def _f1_table(
+    found: Mapping[Key, Found], rules: Sequence[str], attacks: Sequence[str]
+) -> str:
+    rows = []
+    for rule in rules:
+        scores = [_values(found, rule, attack, "f1") for attack in attacks]
+        rows.append([rule, *map(_cell, scores)])
+    return markdown_table(("F1", *attacks), rows)
+
+
+def _success_table(
+    found: Mapping[Key, Found], rules: Sequence[str], attacks: Sequence[str]
+) -> str:
+    rows = []
+    for rule in rules:
+        cells = []
+        for attack in attacks:
+            succeeded = _cell(_values(found, rule, attack, SUCCESS[attack]))
+            without = _values(found, rule, HONEST, SUCCESS[attack])
+            if without:
+                succeeded += f" ({fmean(without):.1f})"
+            cells.append(succeeded)
+        rows.append([rule, *cells])
+    heads = [f"{attack} ({HONEST})" for attack in attacks]
+    return markdown_table(("success", *heads), rows)
+
+
+def _recall_table(found: Mapping[Key, Found], rules: Sequence[str]) -> str:
+    rows = []
+    for rule in rules:
+        recalls = [_values(found, rule, HONEST, name) for name in RECALLS]
+        rows.append([rule, *map(_cell, recalls)])
+    return markdown_table(("recall", *RECALLS.values()), rows)
+
+
+def _lost_table(found: Mapping[Key, Found], rules: Sequence[str]) -> str:
+    rows = []
+    for rule in rules:
+        cells = []
+        for name in RECALLS:
+            means = _values(found, MEAN, HONEST, name)
+            own = _values(found, rule, HONEST, name)
+            lost = [a - b for a, b in zip(means, own, strict=True)]
+            cells.append(_cell(lost))
+        rows.append([rule, *cells])
+    return markdown_table(("recall lost", *RECALLS.values()), rows)
+
+
+def _values(
+    found: Mapping[Key, Found], rule: str, attack: str, name: str
+) -> list[float]:
+    """Return a number of all seeds, in their order."""
+    return [of[name] for (r, a, _), of in found.items() if (r, a) == (rule, attack)]
+
+
+def _cell(values: Sequence[float]) -> str:
+    """Return the mean and, of two seeds or more, the standard deviation."""
+    if not values:
+        return "–"
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):.1f}{spread}"
+
+
+def describe_mentions(found: Mapping[Key, Found]) -> str:
+    """Return the seeds, and how many test mentions each one's numbers are of."""
+    first_of_seed: dict[int, Found] = {}
+    for (_, _, seed), of in found.items():
+        first_of_seed.setdefault(seed, of)
+    lines = [
+        f"Seed {seed}: {of['mentions']:.0f} mentions in the test notes, "
+        f"{of['of one site']:.0f} with a word that one site alone has."
+        for seed, of in first_of_seed.items()
     ]
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return "\n".join(lines)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -318,7 +385,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if "FEDNOTES_CORPORA" not in os.environ:
         parser.error("FEDNOTES_CORPORA must name the folder of corpora")
     given.out.mkdir(parents=True, exist_ok=True)
-    found: dict[tuple[str, str, int], Found] = {}
+    found: dict[Key, Found] = {}
     try:
         for seed in given.seeds:
             for attack in given.attacks:
@@ -328,11 +395,7 @@ def main(words: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     print(table(found, given.rules))
-    one = next(iter(found.values()))
-    print(
-        f"\nSeeds {', '.join(map(str, given.seeds))}; {one['mentions']:.0f} mentions in the test "
-        f"notes of the first run, {one['of one site']:.0f} with a word of one site alone."
-    )
+    print(f"\n{describe_mentions(found)}")
 
 
 if __name__ == "__main__":

@@ -98,23 +98,57 @@ def test_how_a_model_is_judged() -> None:
     }  # fmt: skip
 
 
-def test_jobs_and_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """A job for each rule; a mean and its deviation by hand."""
+def test_each_rule_has_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
     import tomllib
 
     for rule in poison.RULES:
         made = parse_job(tomllib.loads(poison.job(rule)), "job", tmp_path, "job")
         assert by_each(made.config) == (rule != "mean")
         assert len(made.sites) == (6 if rule == "reference" else 5)
-    own = {"f1": 40.0, "flips": 5.0, "backdoor": 1.0, "rare": 30.0, "others": 50.0}
-    found = {
-        ("mean", "flips", seed): {**own, "f1": f1}
-        for seed, f1 in ((1, 39.0), (2, 41.0))
+
+
+def test_the_tables_show_means_and_deviations_over_seeds() -> None:
+    """By hand: 39 and 41 have a standard deviation of the root of 2."""
+    own = {
+        **{"f1": 40.0, "flips": 5.0, "backdoor": 1.0, "rare": 30.0, "others": 50.0},
+        **{"mentions": 9, "of one site": 2},
     }
-    shown = poison.table({**found, ("mean", "none", 1): own}, ["mean"])
-    assert "| mean | 40.0 | 40.0 ± 1.4 |" in shown
-    assert "| mean | 5.0 | 5.0 ± 0.0 |" in shown
-    assert "| mean | 30.0 | 50.0 |" in shown
+    found = {
+        ("mean", "honest", 1): own,
+        ("mean", "honest", 2): {**own, "rare": 32.0, "mentions": 8},
+        ("mean", "flips", 1): {**own, "f1": 39.0, "flips": 7.0},
+        ("mean", "flips", 2): {**own, "f1": 41.0, "flips": 7.0},
+        ("median", "honest", 1): {**own, "rare": 29.0, "others": 52.0},
+        ("median", "honest", 2): {**own, "rare": 29.0, "others": 50.0},
+    }
+    f1, success, recall, lost = poison.table(found, ["mean", "median"]).split("\n\n")
+    assert f1.splitlines() == [
+        "| F1 | honest | flips |",
+        "|---|---:|---:|",
+        "| mean | 40.0 ± 0.0 | 40.0 ± 1.4 |",
+        "| median | 40.0 ± 0.0 | – |",
+    ]
+    assert success.splitlines()[0] == "| success | flips (honest) |"
+    assert success.splitlines()[2] == "| mean | 7.0 ± 0.0 (5.0) |"
+    assert recall.splitlines()[0] == "| recall | words of one site | other words |"
+    assert recall.splitlines()[2] == "| mean | 31.0 ± 1.4 | 50.0 ± 0.0 |"
+    assert lost.splitlines()[2:] == ["| median | 2.0 ± 1.4 | -1.0 ± 1.4 |"]
+    assert poison.describe_mentions(found).splitlines() == [
+        "Seed 1: 9 mentions in the test notes, 2 with a word that one site alone has.",
+        "Seed 2: 8 mentions in the test notes, 2 with a word that one site alone has.",
+    ]
+
+
+def test_one_rule_and_one_attack_have_a_table() -> None:
+    own = {"f1": 40.0, "flips": 5.0, "backdoor": 1.0, "rare": 30.0, "others": 50.0}
+    shown = poison.table({("krum", "flips", 1): own}, ["krum"])
+    assert shown.split("\n\n")[0].endswith("| krum | 40.0 |")
+    assert shown.endswith("| krum | 5.0 |")
+    shown = poison.table({("krum", "honest", 1): own}, ["krum"])
+    assert shown.split("\n\n")[0].endswith("| krum | 40.0 |")
+    assert shown.endswith("| krum | 30.0 | 50.0 |")
+    assert "success" not in shown
 
 
 def test_an_update_that_hides_is_no_farther_from_the_mean_than_the_nearest() -> None:
