@@ -21,7 +21,7 @@ from fednotes.core.federation import State
 from fednotes.core.messages import Frame
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.base import Method
-from fednotes.methods.private import PrivateMethod
+from fednotes.methods.private import DPMethod
 from fednotes.privacy.promise import Privacy, Unit
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -94,7 +94,7 @@ class Job:
             privacy = Privacy(noise=1.5, rate=0.5, clip=0.25, unit=unit)
             changes |= {**SHORT, "sites": SITES, "privacy": privacy}
             changes |= method.dp.required_settings
-            method = PrivateMethod(method)
+            method = DPMethod(method)
         known = {key: value for key, value in changes.items() if key in names}
         return cls(method, replace(settings, **known), sites)
 

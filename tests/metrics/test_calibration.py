@@ -96,7 +96,7 @@ def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) ->
     assert (tmp_path / "new" / "a.SVG").read_bytes().startswith(b"<?xml")
     actual.before.plot(tmp_path / "one.svg")
     assert "image/png;base64,iVBOR" in actual.before._repr_html_()
-    with pytest.raises(ConfigError, match=r"one of .png, .svg, .pdf"):
+    with pytest.raises(ConfigError, match=r"ends in .png, .svg, .pdf"):
         actual.plot(tmp_path / "a.gif")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match=r"fednotes\[plot\]"):

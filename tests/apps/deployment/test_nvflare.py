@@ -198,7 +198,7 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(
         ({"sites": ("server",)}, r"sites \['server'\]"),
         ({"sites": ()}, "sites are missing"),
         ({"sites": ("a b",)}, "site 'a b'"),
-        ({"sites": ("a.b",)}, r"'a\.b': letters, digits, '_' and '-' only"),
+        ({"sites": ("a.b",)}, r"'a\.b': use letters, digits, '_' and '-' only"),
         # the server's certificate's name
         ({"sites": ("localhost",)}, r"sites \['localhost'\]"),
         ({"sites": ("ward",)}, r"sites \['ward'\]"),  # the authority's
