@@ -348,7 +348,8 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
     device or FIFO (/dev/stdout) receives the bytes at once.
 
     Another user who may write in the same folder (/tmp) can put a link or a FIFO at the
-    place beforehand. Such a link is not followed, such a FIFO not written to.
+    place beforehand. Such a link is not followed, and such a FIFO is not
+    written to.
 
     Raises:
         FednotesError: The place cannot be written, is another user's link or FIFO, or

@@ -313,7 +313,10 @@ class Writer:
 
 
 def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray:
-    """Return (clauses,) how often a genre uses each: a long tail, its types first."""
+    """Return (clauses,), how often a genre uses each clause.
+
+    The frequencies have a long tail and favour clauses with the genre's own types.
+    """
     ranks = rng_of(seed, "clauses", genre).permutation(len(clauses))
     types = [set(re.findall(r"\{([A-Z]\w+)\}", clause)) for clause in clauses]
     genre_types = set(GENRE_TYPES[genre]) - {"Drug"}

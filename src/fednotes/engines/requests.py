@@ -47,7 +47,7 @@ class Transport(Protocol):
             frames: The messages by site. Sites with equal messages have one object.
             timeout: Seconds after which it ends.
             grace: Seconds after which it ends once `enough` sites have answered.
-            enough: A number of sites.
+            enough: The number of sites after whose replies `grace` begins.
 
         Yields:
             The name in the certificate of the site's connection, and its reply.

@@ -675,7 +675,10 @@ def _last(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
-    """Return the messages that arrive at each position, before its emission.
+    """Run the forward algorithm: return what arrives at each position.
+
+    That is the log-sum over all paths to a position, before its emission. Backward
+    messages are the same of reversed sentences.
 
     Args:
         emissions: (runs, batch, tokens, tags).

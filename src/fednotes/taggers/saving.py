@@ -137,8 +137,8 @@ def build_model(
 ) -> Model:
     """Return a new model.
 
-    Equal seeds give equal initial values of all that tag sets share. The global random
-    state does not change.
+    With the same seed, all parameters that do not depend on the tag set start with the
+    same values. The global random state does not change.
 
     Raises:
         ConfigError: The tag set has no types, or there is no such device.

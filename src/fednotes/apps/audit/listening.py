@@ -226,7 +226,7 @@ class ObservingEngine(InProcess):
         return reply
 
     def _observation(self, task: str, total: Total) -> Observation:
-        """Return what the server sees of a sum whose parts are in `_updates`."""
+        """Return what the server sees of the sum of `_updates`, and clear them."""
         audited_update, audited_record = self._updates.pop(self._audited)
         others = list(self._updates.values())
         self._updates.clear()

@@ -122,7 +122,7 @@ def code_of(system: str, text: str) -> str | None:
     code. A lost leading zero cannot be noticed: both "389" and "0389" are codes.
 
     Returns:
-        The code; None if the text is no code of the system.
+        The code; None if the text is not a code of the system.
     """
     code = text.strip().upper()
     if SYSTEMS[system].form.fullmatch(code) is None:
@@ -206,8 +206,8 @@ def categories_of_job(
         whole_causes: As of `category`.
 
     Raises:
-        ConfigError: A name is no code; is a code within a category, or the beginning of
-            several, neither of which would ever be present; or is repeated.
+        ConfigError: A name is not a code; is a code within a category, or the beginning
+            of several, neither of which would ever be present; or is repeated.
     """
     categories: dict[str, None] = {}
     for name in names:
@@ -357,7 +357,7 @@ def hold_out(
         of patients who had a code of each name.
 
     Raises:
-        ConfigError: A name is no code.
+        ConfigError: A name is not a code.
     """
     tests = {name: _code_test(name) for name in names}
     counts = dict.fromkeys(tests, 0)

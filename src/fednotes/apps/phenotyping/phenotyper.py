@@ -213,7 +213,7 @@ class Phenotyper:
         }
 
     def _facts(self, data: bytes) -> dict[str, Any]:
-        """Return everything in a model but its tensors, of which `data` is the file."""
+        """Return everything in a model but its tensors, whose file holds `data`."""
         network, machines = self.network, self.machines
         facts: dict[str, Any] = {
             "kind": PHENOTYPER,

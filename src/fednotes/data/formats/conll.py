@@ -165,9 +165,9 @@ def _find_files(path: Path) -> list[Path]:
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield the documents of a file.
 
-    The file is read three times: for its columns, its tags and its texts. Scheme and
-    types are those of the file, and the tags of each document are read by them, so they
-    must be known before the first document is.
+    The file is read three times: for its columns, its tags and its texts. The scheme
+    and the types hold for the whole file and determine how each document's tags are
+    read, so they must be known before the first document is read.
     """
     problems_before = problems.number
     layout = _survey(path)

@@ -138,7 +138,8 @@ def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
     """Add ChaCha20 streams to words modulo 2^64, in place, a block at a time.
 
     A stream starts at counter 0 with a nonce of zeros, so its key must have no other
-    use. It is read as little-endian words, as all machines that can run this do.
+    use. It is read as little-endian words, the byte order of every machine that can
+    run this.
 
     Args:
         words: The words.

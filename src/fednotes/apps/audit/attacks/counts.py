@@ -51,7 +51,7 @@ def types_from_counts(scene: Scene) -> Trial:
 
 
 def counts_from_two_sums(scene: Scene) -> Trial:
-    """Subtract two sums that differ by the audited site."""
+    """Subtract two sums, one with the audited site and one without it."""
     federation = scene.job.federation
     sites = len(scene.training.sites)
     if not scene.is_control:
@@ -71,14 +71,14 @@ def exact_counts(
 ) -> Trial:
     """Guess the site's counts, and return the fraction that is right.
 
-    Counts of 0 are no targets. Chance is the success of always guessing the most
+    Counts of 0 are not targets. Chance is the success of always guessing the most
     frequent number.
 
     Args:
         scene: The job.
-        two_sums: Whether the adversary sees two sums that differ by the site. If not,
-            he sees the site's own counts, or under a secure sum guesses that each site
-            has an equal part.
+        two_sums: Whether the adversary sees two sums, one with the site and one without
+            it. If not, he sees the site's own counts, or under a secure sum guesses
+            that each site has an equal part.
         otherwise: Why the attack does not apply where nothing is counted.
 
     Raises:

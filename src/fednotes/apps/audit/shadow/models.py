@@ -127,7 +127,7 @@ def _subject(
 
 
 def _planted(secrets: list[Secret], repeats: int) -> list[Planted]:
-    """Return each secret with its carriers; one of a single note is repeated, too."""
+    """Return each secret with its carriers, `repeats` times if it is in one note."""
     planted = []
     for secret in secrets:
         copies = repeats if secret.times == 1 else 1

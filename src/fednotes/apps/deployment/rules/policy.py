@@ -459,8 +459,8 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
         task: The task that it answers.
         round: The round, as the server numbers it.
         tensors: The names of the tensors.
-        behind: Tokens, steps and patients of training behind them, and batch, the
-            examples of a mini-batch; without those that are not known.
+        behind: How much training produced them: "tokens", "steps", "patients" and
+            "batch", the examples of a mini-batch. Unknown ones are absent.
         size: Bytes on the wire.
         secure: Whether the reply is masked.
         scores: Whether the server will see this site's own scores, or the counts behind
