@@ -90,7 +90,7 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     for name in NAMES:
         behind = {"https_proxy": hospital.url} if name == "reports" else {}
         words = ("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
-        assert f"{name} runs" in Place(base, **behind).give(*words)
+        assert f"{name} is running" in Place(base, **behind).give(*words)
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run")
     place.give(

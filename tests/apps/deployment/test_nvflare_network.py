@@ -92,7 +92,7 @@ def test_a_run_goes_on_after_a_kill(net: Network, tmp_path: Path) -> None:
     net.stop(*kits)
     net.start(*kits, **{UNWATCHED: ""})
     assert all(processes.status(kit).is_running for kit in kits)
-    with pytest.raises(ConfigError, match="h1 runs already"):
+    with pytest.raises(ConfigError, match="h1 is already running"):
         processes.start(net.kits["h1"])
     folder = ward_job(
         tmp_path, "ward-1", SITES, rounds=4, least=3, die=1, numbers=1_250_000
