@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from typer.main import get_command
 
 from fednotes.cli.app import app
+from fednotes.core.errors import FednotesError
+from fednotes.jobs.job_file import built_in_jobs, load_job
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -17,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = [ROOT / "docs" / name for name in ("privacy.md", "security.md")]
 # also in a list
 BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 
 
@@ -33,6 +38,52 @@ def code(text: str) -> list[str]:
     ]
 
 
+def find_command(words: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the command that words after "fednotes" begin with, and the other words."""
+    command: Any = get_command(app)
+    others = list(words)
+    while others and (inside := getattr(command, "commands", {}).get(others[0])):
+        command = inside
+        others.pop(0)
+    return command, others
+
+
+def shell_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words after "fednotes" of each command in the shell blocks of a page."""
+    for block in SHELL.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["fednotes"]:
+                yield words[1:]
+
+
+def incomplete_commands(text: str) -> list[str]:
+    """Return the commands of shell blocks that lack an option they cannot do without."""
+    wrong = []
+    for words in shell_commands(text):
+        command, others = find_command(words)
+        has = {word.partition("=")[0] for word in others}
+        for param in command.params:
+            is_option = param.param_type_name == "option"
+            if is_option and param.required and not has & {*param.opts}:
+                wrong.append(f"fednotes {shlex.join(words)}: {param.opts[0]}")
+    return wrong
+
+
+def refused_settings(text: str) -> list[str]:
+    """Return why built-in jobs refuse the settings of `simulate` in shell blocks."""
+    wrong = []
+    for words in shell_commands(text):
+        if words[0] != "simulate" or words[1] not in built_in_jobs():
+            continue
+        places = [at for at, word in enumerate(words) if word == "--set"]
+        try:
+            load_job(words[1], tuple(words[at + 1] for at in places))
+        except FednotesError as error:
+            wrong.append(f"fednotes {shlex.join(words)}: {error}")
+    return wrong
+
+
 def unknown_commands(text: str) -> list[str]:
     """Commands `fednotes …` that our program has not, and options that a command has
     not."""
@@ -41,11 +92,7 @@ def unknown_commands(text: str) -> list[str]:
         for words in re.findall(
             r"(?<![\w/=.-])(?<!import )fednotes +([a-z-][^|;&>]*)", piece
         ):
-            found: Any = get_command(app)
-            given = words.split()
-            while given and (inside := getattr(found, "commands", {}).get(given[0])):
-                found = inside
-                given.pop(0)
+            found, given = find_command(words.split())
             params = found.params
             options = {
                 n for p in params for n in (*p.opts, *p.secondary_opts, "--help")
@@ -100,6 +147,36 @@ def test_the_checks_of_pages_find_what_they_look_for() -> None:
 @each_page
 def test_commands_in_the_pages_exist(path: Path) -> None:
     assert unknown_commands(path.read_text("utf-8")) == []
+
+
+def test_the_checks_of_shell_blocks_see() -> None:
+    block = """```sh
+cd notes  # fednotes simulate demo
+fednotes simulate demo --set training.epochs=3
+fednotes simulate demo --out runs/a --set training.epoch=3 \\
+  --set model.tagger=none
+```"""
+    assert incomplete_commands(block) == [
+        "fednotes simulate demo --set training.epochs=3: --out"
+    ]
+    (refusal,) = refused_settings(block)
+    assert "unknown key 'epoch'" in refusal
+    (refusal,) = refused_settings(block.replace("epoch=3 ", "epochs=3 "))
+    assert "tagger" in refusal
+
+
+@each_page
+def test_commands_in_shell_blocks_have_the_options_they_need(path: Path) -> None:
+    assert incomplete_commands(path.read_text("utf-8")) == []
+
+
+@each_page
+def test_built_in_jobs_have_the_settings_in_shell_blocks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("FEDNOTES_CORPORA", "FEDNOTES_BACKBONE"):
+        monkeypatch.setenv(variable, "/no/such/folder")
+    assert refused_settings(path.read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=lambda path: path.stem)
