@@ -70,6 +70,8 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      {"method": "distill"}, "method is 'finetune'; this site allows fedner, distill"),
     ("max_rounds", {"max_rounds": 100}, partial(JOB, rounds=1500), {"rounds": 100},
      "asks for 1,500 rounds; this site allows at most 100"),
+    ("max_rounds", {"max_rounds": 100}, partial(JOB, rounds=101), {"rounds": 100},
+     "asks for 101 rounds"),
     ("max_rounds", {"max_rounds": 100}, partial(JOB, rounds=None), {"rounds": 1},
      "does not say how many rounds"),
     ("max_rounds", {"max_rounds": 100}, partial(ASKED, request=ASK[100]), {"request": ASK[99]},
