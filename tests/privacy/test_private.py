@@ -469,7 +469,7 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(
     for text in (render_card(model), render_card(alone)):
         for line in (f"epsilon: {told['epsilon']}", "delta: 1e-05", "unit: document"):
             assert f"- {line}\n" in text
-        assert "No promise" not in text
+        assert "without differential privacy" not in text
         # a number of units is none to publish
         assert "examples of all sites" not in text
 

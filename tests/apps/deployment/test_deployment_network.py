@@ -294,7 +294,7 @@ def _promised_everywhere(
             "unit: document",
         ):
             assert f"- {line}" in described
-        assert "No promise" not in described
+        assert "without differential privacy" not in described
         status = " ".join(place.give("site", "status", f"kits/sites/{name}").split())
         assert f"{words}8.00 at δ = 1e-05" in status
         (spent,) = json.loads((kit / "rules" / "privacy.json").read_text()).values()
