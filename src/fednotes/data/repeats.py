@@ -56,7 +56,29 @@ LIMIT ?
 """
 
 
-class Repeats:
+class _HashDatabase:
+    """A temporary database of hashes, which ends with its context."""
+
+    def __init__(self, cache: int = CACHE) -> None:
+        """Open an empty temporary database.
+
+        Args:
+            cache: Memory that the database may take, in KiB.
+        """
+        self._database = _open_database(cache)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the database."""
+        self._database.close()
+
+
+class Repeats(_HashDatabase):
     """Values of a stream, of which some may repeat earlier ones.
 
     Two different values are taken for one if their 64-bit hashes are equal: among a
@@ -72,18 +94,8 @@ class Repeats:
         Args:
             cache: Memory that the database may take, in KiB.
         """
+        super().__init__(cache)
         self.total = 0
-        self._database = _open_database(cache)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Delete the database."""
-        self._database.close()
 
     def add(self, values: Iterable[str]) -> None:
         """Take in values.
@@ -150,7 +162,7 @@ class Repeats:
         return rows
 
 
-class SharedValues:
+class SharedValues(_HashDatabase):
     """Values of several streams, of which some may be in more than one.
 
     As in `Repeats`, two values are taken for one if their 64-bit hashes are equal.
@@ -162,18 +174,8 @@ class SharedValues:
         Args:
             cache: Memory that the database may take, in KiB.
         """
+        super().__init__(cache)
         self._streams: list[str] = []
-        self._database = _open_database(cache)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Delete the database."""
-        self._database.close()
 
     def add(self, stream: str, values: Iterable[str]) -> None:
         """Take in the values of a stream.

@@ -294,10 +294,8 @@ def _open_batches(
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"PAR1"):
-        limits = footer_limits(file)
-        source = arrow.parquet.ParquetFile(file, **limits)
-        reader = _ParquetReader(arrow, file, path, source, columns or ())
-        return source.schema_arrow, reader.read_batches()
+        reader = _ParquetReader(arrow, file, path, columns or ())
+        return reader.schema, reader.read_batches()
     if columns is not None:
         require_batches(file, _Limits.of(path, file).require_batch)
     if head.startswith(b"ARROW1"):
@@ -314,8 +312,10 @@ class _ParquetReader:
         arrow: The package pyarrow.
         file: The file.
         path: Its path, for messages.
-        source: Its `ParquetFile`.
         columns: The names of the columns to read.
+
+    Attributes:
+        schema: The schema of the file.
     """
 
     def __init__(
@@ -323,18 +323,19 @@ class _ParquetReader:
         arrow: Any,
         file: BinaryIO,
         path: Path,
-        source: Any,
         columns: Sequence[str],
     ) -> None:
         self._arrow = arrow
         self._file = file
-        self._source = source
+        self._footer_limits = footer_limits(file)
+        self._source = arrow.parquet.ParquetFile(file, **self._footer_limits)
+        self.schema = self._source.schema_arrow
         self._columns = columns
         self._limits = _Limits.of(path, file)
         # A name stands for a column and for the columns within it.
         self._leaves = {
             number: path
-            for number, path in enumerate(column.path for column in source.schema)
+            for number, path in enumerate(column.path for column in self._source.schema)
             if any(_is_within(path, name) for name in columns)
         }
 
@@ -349,7 +350,7 @@ class _ParquetReader:
                 read_dictionary=self._dictionaries(sizes),
                 pre_buffer=False,
                 buffer_size=_READ_SIZE,
-                **footer_limits(self._file),
+                **self._footer_limits,
             )
             yield from reader.iter_batches(
                 batch_size, row_groups=[group], columns=self._columns
@@ -390,7 +391,7 @@ class _ParquetReader:
             elif size.has_deltas:
                 limits.require_batch(size.values * size.shared)
         for name in self._columns:
-            kind = self._source.schema_arrow.field(name).type
+            kind = self.schema.field(name).type
             row_width, item_width = stated_widths(self._arrow, kind)
             limits.require_batch(row_width)
             width += row_width
