@@ -95,7 +95,8 @@ cnn_filters = 96
 lstm_units = 0
 """
 SPLIT = "valid_fraction = 0.02\ntest_fraction = 0.3\nmax_sentences = {most}\n"
-HONEST, MEAN = "honest", "mean"
+HONEST = "honest"
+MEAN = "mean"
 # Which number of a run says how often an attack succeeds.
 SUCCESS = {
     "flips": "flips",
@@ -105,7 +106,7 @@ SUCCESS = {
 }
 # Recalls of a run, and what tables call them.
 RECALLS = {"rare": "words of one site", "others": "other words"}
-Found = dict[str, float]
+Numbers = dict[str, float]
 Key = tuple[str, str, int]  # rule, attack and seed
 
 
@@ -210,7 +211,7 @@ def words(text: str) -> set[str]:
     return {text[start:end].lower() for start, end in tokenize(text)}
 
 
-def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Found:
+def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Numbers:
     """Of one model on the notes of honest sites. sites: as they were before the attack."""
     known = Counter(
         word for s in sites for word in set().union(*(words(d.text) for d in s.train))
@@ -247,7 +248,9 @@ def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Found:
     }
 
 
-def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -> Found:
+def run(
+    out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]
+) -> Numbers:
     """Train under an attack, unless that was done."""
     path = out / f"{rule} {attack} {seed}.json".replace(" ", "-")
     asked = {"job": job(rule), "settings": list(settings)}
@@ -276,44 +279,44 @@ def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -
     return found
 
 
-def table(found: Mapping[Key, Found], rules: Sequence[str]) -> str:
+def table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
     """Return four tables in Markdown.
 
     They show F1, how often an attack succeeds (in brackets without it), recall without
     an attack, and the recall that a rule loses against the mean.
     """
-    attacks = [a for a in BOOSTS if any(attack == a for _, attack, _ in found)]
-    blocks = [_f1_table(found, rules, attacks)]
+    attacks = [a for a in BOOSTS if any(attack == a for _, attack, _ in numbers)]
+    blocks = [_f1_table(numbers, rules, attacks)]
     with_success = [attack for attack in attacks if attack in SUCCESS]
     if with_success:
-        blocks.append(_success_table(found, rules, with_success))
+        blocks.append(_success_table(numbers, rules, with_success))
     if HONEST in attacks:
-        blocks.append(_recall_table(found, rules))
+        blocks.append(_recall_table(numbers, rules))
         others = [rule for rule in rules if rule != MEAN]
         if MEAN in rules and others:
-            blocks.append(_lost_table(found, others))
+            blocks.append(_lost_table(numbers, others))
     return "\n\n".join(blocks)
 
 
 def _f1_table(
-    found: Mapping[Key, Found], rules: Sequence[str], attacks: Sequence[str]
+    numbers: Mapping[Key, Numbers], rules: Sequence[str], attacks: Sequence[str]
 ) -> str:
     rows = []
     for rule in rules:
-        scores = [_values(found, rule, attack, "f1") for attack in attacks]
+        scores = [_values(numbers, rule, attack, "f1") for attack in attacks]
         rows.append([rule, *map(_cell, scores)])
     return markdown_table(("F1", *attacks), rows)
 
 
 def _success_table(
-    found: Mapping[Key, Found], rules: Sequence[str], attacks: Sequence[str]
+    numbers: Mapping[Key, Numbers], rules: Sequence[str], attacks: Sequence[str]
 ) -> str:
     rows = []
     for rule in rules:
         cells = []
         for attack in attacks:
-            succeeded = _cell(_values(found, rule, attack, SUCCESS[attack]))
-            without = _values(found, rule, HONEST, SUCCESS[attack])
+            succeeded = _cell(_values(numbers, rule, attack, SUCCESS[attack]))
+            without = _values(numbers, rule, HONEST, SUCCESS[attack])
             if without:
                 succeeded += f" ({fmean(without):.1f})"
             cells.append(succeeded)
@@ -322,32 +325,32 @@ def _success_table(
     return markdown_table(("success", *heads), rows)
 
 
-def _recall_table(found: Mapping[Key, Found], rules: Sequence[str]) -> str:
+def _recall_table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
     rows = []
     for rule in rules:
-        recalls = [_values(found, rule, HONEST, name) for name in RECALLS]
+        recalls = [_values(numbers, rule, HONEST, name) for name in RECALLS]
         rows.append([rule, *map(_cell, recalls)])
     return markdown_table(("recall", *RECALLS.values()), rows)
 
 
-def _lost_table(found: Mapping[Key, Found], rules: Sequence[str]) -> str:
+def _lost_table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
     rows = []
     for rule in rules:
         cells = []
         for name in RECALLS:
-            means = _values(found, MEAN, HONEST, name)
-            own = _values(found, rule, HONEST, name)
-            lost = [a - b for a, b in zip(means, own, strict=True)]
+            means = _values(numbers, MEAN, HONEST, name)
+            under_rule = _values(numbers, rule, HONEST, name)
+            lost = [a - b for a, b in zip(means, under_rule, strict=True)]
             cells.append(_cell(lost))
         rows.append([rule, *cells])
     return markdown_table(("recall lost", *RECALLS.values()), rows)
 
 
 def _values(
-    found: Mapping[Key, Found], rule: str, attack: str, name: str
+    numbers: Mapping[Key, Numbers], rule: str, attack: str, name: str
 ) -> list[float]:
     """Return a number of all seeds, in their order."""
-    return [of[name] for (r, a, _), of in found.items() if (r, a) == (rule, attack)]
+    return [of[name] for (r, a, _), of in numbers.items() if (r, a) == (rule, attack)]
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -358,10 +361,10 @@ def _cell(values: Sequence[float]) -> str:
     return f"{fmean(values):.1f}{spread}"
 
 
-def describe_mentions(found: Mapping[Key, Found]) -> str:
+def describe_mentions(numbers: Mapping[Key, Numbers]) -> str:
     """Return the seeds, and how many test mentions each one's numbers are of."""
-    first_of_seed: dict[int, Found] = {}
-    for (_, _, seed), of in found.items():
+    first_of_seed: dict[int, Numbers] = {}
+    for (_, _, seed), of in numbers.items():
         first_of_seed.setdefault(seed, of)
     lines = [
         f"Seed {seed}: {of['mentions']:.0f} mentions in the test notes, "
@@ -385,17 +388,18 @@ def main(words: Sequence[str] | None = None) -> None:
     if "FEDNOTES_CORPORA" not in os.environ:
         parser.error("FEDNOTES_CORPORA must name the folder of corpora")
     given.out.mkdir(parents=True, exist_ok=True)
-    found: dict[Key, Found] = {}
+    numbers: dict[Key, Numbers] = {}
     try:
         for seed in given.seeds:
             for attack in given.attacks:
                 for rule in given.rules:
-                    own = run(given.out, rule, attack, seed, given.settings)
-                    found[rule, attack, seed] = own
+                    numbers[rule, attack, seed] = run(
+                        given.out, rule, attack, seed, given.settings
+                    )
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
-    print(table(found, given.rules))
-    print(f"\n{describe_mentions(found)}")
+    print(table(numbers, given.rules))
+    print(f"\n{describe_mentions(numbers)}")
 
 
 if __name__ == "__main__":

@@ -42,4 +42,4 @@ def test_a_long_list_of_names_ends_with_their_number() -> None:
     assert list_names([]) == ""
     assert list_names("abcdef") == "a, b, c, d, e, f"
     assert list_names("abcdefgh") == "a, b, c, d, e, f and 2 more"
-    assert list_names("abc", most=1) == "a and 2 more"
+    assert list_names("abc", limit=1) == "a and 2 more"

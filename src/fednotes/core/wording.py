@@ -33,13 +33,13 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
-def list_names(names: Sequence[str], most: int = 6) -> str:
+def list_names(names: Sequence[str], limit: int = 6) -> str:
     """Return the first names in one line, and how many more there are.
 
     Args:
         names: The names.
-        most: Largest number of names to list.
+        limit: Largest number of names to list.
     """
-    listed = ", ".join(names[:most])
-    unlisted = len(names) - most
+    listed = ", ".join(names[:limit])
+    unlisted = len(names) - limit
     return f"{listed} and {unlisted} more" if unlisted > 0 else listed

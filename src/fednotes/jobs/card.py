@@ -89,28 +89,30 @@ class _Origin:
         return self.result.verdict() if self.reveals_no_site else None
 
 
-def write_cards(run: Path, own: OwnRun | None = None) -> None:
+def write_cards(run: Path, site_run: OwnRun | None = None) -> None:
     """Write a card beside each model of a run that has none.
 
     An existing card stays, because a person may have edited it.
 
     Args:
         run: Folder of the run.
-        own: What a real site knows of the run; None to read the folder.
+        site_run: What a real site knows of the run; None to read the folder.
     """
     for folder in sorted(run.rglob("model")):
         if not (folder / CARD).exists() and read_description(folder):
-            write_text(folder / CARD, render_card(folder, run, own))
+            write_text(folder / CARD, render_card(folder, run, site_run))
 
 
-def render_card(model: Path, run: Path | None = None, own: OwnRun | None = None) -> str:
+def render_card(
+    model: Path, run: Path | None = None, site_run: OwnRun | None = None
+) -> str:
     """Return the card of a saved model.
 
     Args:
         model: Folder of the model.
         run: Folder of its run; looked for above the model's folder if None. Without a
             run, the card says what the model is, and the scores that are beside it.
-        own: What a real site knows of the run; None to read the folder.
+        site_run: What a real site knows of the run; None to read the folder.
 
     Raises:
         ModelError: The folder holds no model.
@@ -119,7 +121,7 @@ def render_card(model: Path, run: Path | None = None, own: OwnRun | None = None)
     facts = read_description(model)
     if not facts:
         raise ModelError(f"{model}: no model here; name the folder that training wrote")
-    origin = _find_origin(model, run, own)
+    origin = _find_origin(model, run, site_run)
     values = {
         **_describe_model(model, facts),
         **_describe_run(origin, model),
@@ -147,18 +149,18 @@ def _environment() -> Environment:
 # ---- where the model comes from ------------------------------------------------------
 
 
-def _find_origin(model: Path, run: Path | None, own: OwnRun | None) -> _Origin:
+def _find_origin(model: Path, run: Path | None, site_run: OwnRun | None) -> _Origin:
     """Return the part of a run that trained a model.
 
     Args:
         model: Folder of the model.
         run: Folder of its run; looked for above the model's folder if None.
-        own: What a real site knows of the run; None to read the folder.
+        site_run: What a real site knows of the run; None to read the folder.
     """
     folder = run or _find_run(model)
-    if own is not None:
+    if site_run is not None:
         audit = None if folder is None else read_audit(folder)
-        return _Origin(own.result, own.job, site=own.site, audit=audit)
+        return _Origin(site_run.result, site_run.job, site=site_run.site, audit=audit)
     if folder is None:
         return _Origin(RunResult(), {})
     parts = model.resolve().relative_to(folder.resolve()).parts
@@ -236,17 +238,17 @@ def _describe_scores(origin: _Origin, model: Path) -> dict[str, Any]:
     """Return what the template says of the scores of a model."""
     result = origin.result
     condition = origin.condition
-    own = mapping(result.sites.get(origin.site, {}).get(condition))
-    own = own or read_json_table(model.parent / SCORES_FILE)
+    site_scores = mapping(result.sites.get(origin.site, {}).get(condition))
+    site_scores = site_scores or read_json_table(model.parent / SCORES_FILE)
     mean: Mapping[str, Any] = {}
     if origin.reveals_no_site:
         mean = mapping(result.mean.get(condition))
-    shown = own or mean
+    shown = site_scores or mean
     means = {(title, measure): value for title, measure, value in _list_scores(mean)}
     return {
-        "is_of_site": bool(own),
+        "is_of_site": bool(site_scores),
         "scores": list(_list_scores(shown)),
-        "means": means if own else {},
+        "means": means if site_scores else {},
         "lead_score": _lead_score(shown),
         "interval": result.interval(origin.site, condition),
         "verdict": origin.verdict,

@@ -21,8 +21,8 @@ def find_missed_types(
         scores: Site → condition → scores on the site's test data.
         sites: The sites' data, with annotations.
     """
-    here = {site.id: _count_mentions(site) for site in sites}
-    everywhere: Counter[str] = sum(here.values(), Counter())
+    by_site = {site.id: _count_mentions(site) for site in sites}
+    everywhere: Counter[str] = sum(by_site.values(), Counter())
     for name, by_condition in scores.items():
         condition = _find_condition(by_condition)
         if condition is None:
@@ -38,11 +38,11 @@ def find_missed_types(
             by_support = sorted(missed, key=lambda label: -missed[label]["support"])
             listed = list_names(
                 [
-                    _describe_type(label, missed[label], here[name], everywhere)
+                    _describe_type(label, missed[label], by_site[name], everywhere)
                     for label in by_support
                 ]
             )
-            remedies = _list_remedies(missed, here[name], everywhere, len(sites))
+            remedies = _list_remedies(missed, by_site[name], everywhere, len(sites))
             yield (
                 f"{name}, {condition}: {len(missed)} of {len(tested)} types score 0 "
                 f"(training mentions here of those at all sites): {listed}: "
@@ -64,15 +64,15 @@ def _find_condition(scores: Mapping[str, Any]) -> str | None:
 
 
 def _describe_type(
-    label: str, score: Mapping[str, Any], here: Counter[str], everywhere: Counter[str]
+    label: str, score: Mapping[str, Any], local: Counter[str], everywhere: Counter[str]
 ) -> str:
     never = "" if score["predicted"] else ", never predicted"
-    return f"{label} ({here[label]} of {everywhere[label]}{never})"
+    return f"{label} ({local[label]} of {everywhere[label]}{never})"
 
 
 def _list_remedies(
     missed: Mapping[str, Any],
-    here: Counter[str],
+    local: Counter[str],
     everywhere: Counter[str],
     sites: int,
 ) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _list_remedies(
 
     Args:
         missed: The missed types.
-        here: Training mentions of this site by type.
+        local: Training mentions of this site by type.
         everywhere: Training mentions of all sites by type.
         sites: Number of sites.
     """
@@ -88,7 +88,7 @@ def _list_remedies(
         yield "name types without training mentions as the training data do (label_map)"
     if any(everywhere[label] for label in missed):
         yield "train longer or give more mentions"
-    if sites > 1 and any(0 < here[label] == everywhere[label] for label in missed):
+    if sites > 1 and any(0 < local[label] == everywhere[label] for label in missed):
         yield (
             "a type that only this site mentions may have another name at other sites "
             "(label_map)"

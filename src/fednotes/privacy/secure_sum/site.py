@@ -128,7 +128,8 @@ class SecureSite:
     ) -> None:
         if site not in parties.sites:
             raise ConfigError(f"secure sum: site {site!r} is not one of its sites")
-        self._parties, self.exchange = parties, parties.exchange_digest(context)
+        self._parties = parties
+        self.exchange = parties.exchange_digest(context)
         self.site = site
         self._identity = identity
         drawn = (secrets.token_bytes(KEY_BYTES) for _ in range(3))
