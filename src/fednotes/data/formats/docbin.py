@@ -12,8 +12,11 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, needs
@@ -25,6 +28,7 @@ from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
 from fednotes.data.formats.json_files import parse_json_line
 from fednotes.data.formats.mentions import cut_into_words
+from fednotes.data.formats.msgpack_values import has_more_values
 from fednotes.data.formats.problems import Problems
 from fednotes.data.tags import flatten
 
@@ -32,7 +36,10 @@ LOOSE = 0
 _SPAN_GROUP = "sc"
 _USER_DATA = "fednotes"
 _ALWAYS_PERMITTED = 1 << 22  # bytes to which any small file may unpack
-_CHUNK = 1 << 20
+_VALUE_SIZE = 64  # bytes that a value of msgpack takes in memory, about
+_TOKEN_SIZE = 256  # bytes that a token or a span of spaCy takes in memory, about
+_SPAN_BYTES = 42  # bytes that a span takes at least in a group
+_LENGTH_BYTES = 4  # bytes of the length of a document
 _UNREADABLE = "not a DocBin that spaCy can read: is the file complete?"
 
 
@@ -59,25 +66,171 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     with open_file(path) as file:
-        data = file.read(bounds.DOCBIN_BYTES + 1)
-    _require_plausible_size(data)
+        # Python reserves as many bytes as it is to read.
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(min(size, bounds.DOCBIN_BYTES) + 1)
     return jsonl.parse_items(_unpack(data), "document", _to_record, path, problems)
 
 
 def _unpack(data: bytes) -> Iterator[Any]:
-    """Yield spaCy's documents one by one; each takes several times its packed size."""
+    """Yield spaCy's documents one by one; each takes several times its packed size.
+
+    None stands for a document that is no note. Values, words and texts may take a
+    thousand times their packed size, so they are counted before they are built.
+
+    Raises:
+        DataError: The file is damaged, or holds more than notes of its size do.
+    """
     _, DocBin, _, Vocab = _import_spacy()
+    budget = _Budget.of(data)
     try:
-        yield from DocBin().from_bytes(data).get_docs(Vocab())
+        _require_lists(_decompress(data), budget)
+        doc_bin = DocBin().from_bytes(data)
+        del data
+        vocab = Vocab()
+        for string in doc_bin.strings:
+            vocab.strings.add(string)
+        doc_bin.strings.clear()
+        for index in range(len(doc_bin)):
+            yield _build_doc(doc_bin, index, vocab, budget)
+    except DataError:
+        raise
     except Exception:  # whatever spaCy raises for a file that it did not write
         raise DataError(_UNREADABLE) from None
 
 
-def _require_plausible_size(data: bytes) -> None:
-    """Refuse a file that unpacks to far more than notes do.
+@dataclass
+class _Budget:
+    """How much memory the parts of a file may take.
+
+    Attributes:
+        memory: The bytes of all values, of the words of a document, and of all texts.
+        characters: The characters of the texts that were built.
+    """
+
+    memory: int
+    characters: int = 0
+
+    @classmethod
+    def of(cls, data: bytes) -> _Budget:
+        """Return the budget of a file."""
+        memory = max(bounds.PACKED_FREE, bounds.PACKED_RATIO * len(data))
+        return cls(min(bounds.DOCBIN_BYTES, memory))
+
+    def require_values(self, part: bytes, copies: int = 1) -> None:
+        """Raise DataError if msgpack has more values than the budget.
+
+        Args:
+            part: The msgpack.
+            copies: How often its values are built.
+
+        Raises:
+            ValueError: It is not msgpack.
+        """
+        most = self.memory // _VALUE_SIZE // max(1, copies)
+        if has_more_values(part, most):
+            raise self.exceeded()
+
+    def take_text(self, characters: int) -> None:
+        """Count a text, and raise DataError if all have more than the budget."""
+        self.characters += characters
+        if self.characters > self.memory:
+            raise self.exceeded()
+
+    def exceeded(self) -> DataError:
+        """Return the error for a file that takes more than the budget."""
+        return DataError(
+            f"its documents take more than {self.memory:,} bytes of memory, far more "
+            "than notes have; if it is a DocBin of notes, split it into several files"
+        )
+
+
+def _build_doc(doc_bin: Any, index: int, vocab: Any, budget: _Budget) -> Any:
+    """Return a document of a DocBin; None if it is too long for a note.
+
+    Only words, entities, span groups and user data are built.
+    """
+    from spacy.attrs import ENT_IOB, ENT_TYPE, ORTH
+
+    columns = [
+        column
+        for column, attribute in enumerate(doc_bin.attrs)
+        if attribute in (ORTH, ENT_IOB, ENT_TYPE)
+    ]
+    tokens = doc_bin.tokens[index][:, columns]
+    if len(tokens) * _TOKEN_SIZE > budget.memory:
+        return None
+    # Documents may share tokens, so also those that are refused are counted.
+    budget.take_text(len(tokens))
+    words, counts = np.unique(
+        doc_bin.tokens[index][:, doc_bin.attrs.index(ORTH)], return_counts=True
+    )
+    characters = sum(
+        count * len(vocab.strings[word])
+        for word, count in zip(words.tolist(), counts.tolist(), strict=True)
+    )
+    if len(tokens) + characters > bounds.NOTE:
+        return None
+    budget.take_text(characters)
+    groups = doc_bin.span_groups[index]
+    user_data = doc_bin.user_data[index] if index < len(doc_bin.user_data) else None
+    _require_groups(groups, budget)
+    if user_data is not None:
+        budget.require_values(user_data)
+    one = type(doc_bin)(store_user_data=True)
+    one.attrs = [doc_bin.attrs[column] for column in columns]
+    one.tokens = [tokens]
+    one.spaces = [doc_bin.spaces[index]]
+    one.cats = [{}]
+    one.flags = [doc_bin.flags[index]]
+    one.span_groups = [groups]
+    one.user_data = [user_data]
+    (doc,) = one.get_docs(vocab)
+    return doc
+
+
+def _require_lists(unpacked: bytes, budget: _Budget) -> None:
+    """Raise an error if spaCy would build more from a file than its values.
 
     Raises:
-        DataError: It is too large when it is unpacked, or zlib did not pack it.
+        DataError: The file has more values than the budget.
+        ValueError: The number of its documents is not that of its other parts.
+    """
+    with needs("spacy", "spacy"):
+        from srsly import msgpack_loads
+    budget.require_values(unpacked)
+    parts = msgpack_loads(unpacked)
+    # spaCy makes a list of each of these, and two arrays for each length.
+    lists = (parts["strings"], parts["cats"], parts.get("user_data", []))
+    if not all(isinstance(part, list) for part in lists):
+        raise ValueError("not lists")
+    if memoryview(parts["lengths"]).nbytes // _LENGTH_BYTES != len(parts["cats"]):
+        raise ValueError("another number of documents")
+
+
+def _require_groups(groups: bytes, budget: _Budget) -> None:
+    """Raise DataError if the span groups of a document have too many spans."""
+    if not groups:
+        return
+    with needs("spacy", "spacy"):
+        from srsly import msgpack_loads
+    budget.require_values(groups)
+    parts = msgpack_loads(groups)
+    names = parts.values() if isinstance(parts, dict) else [[""]] * len(parts)
+    spans = 0
+    for part, part_names in zip(parts, names, strict=True):
+        # spaCy copies a group for each of its names.
+        budget.require_values(part, len(part_names))
+        spans += len(part) // _SPAN_BYTES * len(part_names)
+    if spans * _TOKEN_SIZE > budget.memory:
+        raise budget.exceeded()
+
+
+def _decompress(data: bytes) -> bytes:
+    """Return what a file unpacks to.
+
+    Raises:
+        DataError: It is far more than notes unpack to, or zlib did not pack it.
     """
     limit = max(_ALWAYS_PERMITTED, bounds.PACKED_RATIO * len(data))
     limit = min(bounds.DOCBIN_BYTES, limit)
@@ -86,24 +239,25 @@ def _require_plausible_size(data: bytes) -> None:
             f"it has more than {limit:,} bytes: split it into several files"
         )
     decompressor = zlib.decompressobj()
-    size = 0
     try:
-        chunk = decompressor.decompress(data, _CHUNK)
-        while chunk:
-            size += len(chunk)
-            if size > limit:
-                raise DataError(
-                    f"it has more than {limit:,} bytes when it is unpacked, far more "
-                    "than notes have; if it is a DocBin of notes, split it into "
-                    "several files"
-                )
-            chunk = decompressor.decompress(decompressor.unconsumed_tail, _CHUNK)
+        unpacked = decompressor.decompress(data, limit + 1)
     except zlib.error:
         raise DataError(_UNREADABLE) from None
+    if len(unpacked) > limit:
+        raise DataError(
+            f"it has more than {limit:,} bytes when it is unpacked, far more than "
+            "notes have; if it is a DocBin of notes, split it into several files"
+        )
+    return unpacked
 
 
 def _to_record(doc: Any, context: jsonl.MentionContext) -> dict[str, Any]:  # noqa: ARG001 - the form of `parse_items`
     """Return one of spaCy's documents as a record of JSONL."""
+    if doc is None:
+        raise DataError(
+            f"the document has more than {bounds.NOTE:,} characters, or too many words "
+            "for a file of its size: split it into notes"
+        )
     user_data = doc.user_data.get(_USER_DATA)
     fields: Any = parse_json_line(user_data) if isinstance(user_data, str) else {}
     # Our own mentions also have pieces and confidences.
