@@ -135,22 +135,74 @@ def test_a_fifo_beside_the_annotations_is_not_waited_for(tmp_path: Path) -> None
         read(tmp_path / "a.ann")
 
 
+def pair_in_folders(base: Path, form: str) -> Path:
+    """A corpus whose annotations are in a folder of their own; there are no texts."""
+    (base / "ann").mkdir(parents=True)
+    if form == "brat":
+        (base / "ann/a.ann").write_text("T1\tADE 0 8\tZyxwolan\n")
+    else:
+        (base / "ann/a.con").write_text('c="zyxwolan" 1:0 1:0||t="problem"\n')
+    return base
+
+
 @pytest.mark.parametrize("form", ["brat", "i2b2"])
 def test_a_text_in_the_folder_beside_may_not_lead_out(
     tmp_path: Path, form: str
 ) -> None:
     """CADEC and i2b2 keep texts in a folder of their own."""
-    base = tmp_path / "corpus"
-    for name in ("ann", "txt"):
-        (base / name).mkdir(parents=True)
+    base = pair_in_folders(tmp_path / "corpus", form)
+    (base / "txt").mkdir()
     (tmp_path / "secret.txt").write_text(SECRET)
     (base / "txt/a.txt").symlink_to(tmp_path / "secret.txt")
-    if form == "brat":
-        (base / "ann/a.ann").write_text("T1\tADE 0 8\tZyxwolan\n")
-    else:
-        (base / "ann/a.con").write_text('c="zyxwolan" 1:0 1:0||t="problem"\n')
     with pytest.raises(DataError, match=r"txt/a\.txt: a link that leads out of"):
         read(base / "ann", form)
+
+
+@pytest.mark.parametrize("form", ["brat", "i2b2"])
+@pytest.mark.parametrize("named", [".", "ann"])
+def test_the_folder_of_texts_may_not_lead_out(
+    tmp_path: Path, form: str, named: str
+) -> None:
+    """The text itself is no link, but the folder that it is reached through is."""
+    base = pair_in_folders(tmp_path / "corpus", form)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a.txt").write_text(SECRET)
+    (base / "txt").symlink_to(tmp_path / "other")
+    with pytest.raises(DataError, match=r"txt: a link that leads out of"):
+        read(base / named, form)
+
+
+@pytest.mark.parametrize("form", ["brat", "i2b2"])
+def test_the_folder_of_texts_may_be_a_link_within_the_corpus(
+    tmp_path: Path, form: str
+) -> None:
+    base = pair_in_folders(tmp_path / "corpus", form)
+    (base / "texts").mkdir()
+    (base / "texts/a.txt").write_text(SECRET)
+    (base / "txt").symlink_to("texts")
+    (document,) = read(base / "ann", form)
+    assert document.text == SECRET
+
+
+@pytest.mark.parametrize("form", ["brat", "i2b2"])
+@pytest.mark.parametrize("partner", [".txt", "annotations"])
+def test_the_partner_of_a_named_file_may_not_lead_out(
+    tmp_path: Path, form: str, partner: str
+) -> None:
+    """Only the file that a person names may be a link."""
+    base = pair_in_folders(tmp_path / "corpus", form)
+    (annotations,) = (base / "ann").iterdir()
+    text = annotations.with_suffix(".txt")
+    text.write_text(SECRET)
+    linked, named = text, annotations
+    if partner == "annotations":
+        linked, named = annotations, text
+    linked.rename(tmp_path / linked.name)
+    linked.symlink_to(tmp_path / linked.name)
+    with pytest.raises(DataError, match=rf"{linked.name}: a link that leads out of"):
+        read(named, form)
+    (document,) = read(linked, form)
+    assert document.text == SECRET
 
 
 def test_what_a_person_names_may_be_a_link(tmp_path: Path) -> None:

@@ -127,8 +127,9 @@ def _find_files(path: Path, problems: Problems) -> tuple[Path, list[Path]]:
 def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]:
     """Return the document of an `.ann` file and its text."""
     stem = file.with_suffix("")
-    annotation_file = Path(f"{stem}.ann")
-    raw_text = read_text(_find_text_file(stem), empty=True, exact=True)
+    annotation_file = _find_partner(file, ".ann", base)
+    text_file = _find_partner(file, ".txt", base, _TEXT_FOLDERS)
+    raw_text = read_text(text_file, empty=True, exact=True)
     content = read_text(annotation_file, empty=True).removesuffix("\n")
     lines = dict(enumerate(content.split("\n"), 1))
     mentions = _parse_lines(lines, annotation_file, problems)
@@ -158,13 +159,25 @@ def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]
     return [ReadDocument(document, file)]
 
 
-def _find_text_file(stem: Path) -> Path:
-    """Return the text that belongs to a path without suffix."""
-    beside = Path(f"{stem}.txt")
-    if beside.is_file():
-        return beside
-    folders = (stem.parent.parent / name for name in _TEXT_FOLDERS)
-    return find_file(beside.name, folders) or beside
+def _find_partner(
+    file: Path, suffix: str, base: Path, folders: Iterable[str] = ()
+) -> Path:
+    """Return the file of a pair that has this suffix.
+
+    Args:
+        file: The file that was listed or named; it may be the one.
+        suffix: ".txt" or ".ann".
+        base: The folder of the corpus.
+        folders: Names of the folders beside the file's folder that may have it.
+
+    Raises:
+        DataError: A link leads out of the corpus, or it is not a file.
+    """
+    beside = file.with_suffix(suffix)
+    if beside == file:
+        return file
+    places = [file.parent, *(file.parent.parent / name for name in folders)]
+    return find_file(beside.name, places, base) or beside
 
 
 def _parse_lines(

@@ -84,39 +84,68 @@ def is_corpus_file(path: Path, folder: Path) -> bool:
 
     The folder itself may be a link, since whoever named it knows where it leads.
 
+    Args:
+        path: A path in the folder. No folder between the two is a link.
+        folder: The folder.
+
     Raises:
         DataError: It is a link that leads out of the folder, or not a file.
         OSError: It cannot be examined.
     """
-    mode = path.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-            raise DataError.at(
-                path,
-                0,
-                f"a link that leads out of {folder}: put a copy of its target there",
-            )
-        if not path.exists():
-            return False  # it leads nowhere
-        mode = path.stat().st_mode
+    if path.is_symlink():
+        _require_within(path, (folder,))
+    return _is_file(path)
+
+
+def find_file(name: str, folders: Iterable[Path], corpus: Path) -> Path | None:
+    """Return the first file with this name in one of the folders, or None.
+
+    The folders may be links, and lie in the corpus or beside its folder.
+
+    Args:
+        name: The name.
+        folders: The folders.
+        corpus: The folder of the corpus.
+
+    Raises:
+        DataError: The file is not within the corpus or the folder above its own, after
+            all links, or it is not a file.
+    """
+    for folder in folders:
+        path = folder / name
+        if os.path.lexists(path):
+            _require_within(path, (corpus, folder.parent))
+            if _is_file(path):
+                return path
+    return None
+
+
+def _require_within(path: Path, folders: Sequence[Path]) -> None:
+    """Raise DataError if links lead from a path out of all of the folders."""
+    target = Path(os.path.realpath(path))
+    if not any(target.is_relative_to(os.path.realpath(folder)) for folder in folders):
+        raise DataError.at(
+            path,
+            0,
+            f"a link that leads out of {folders[-1]}: put a copy of its target there",
+        )
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a path is a file; False for a folder, or a link to nothing.
+
+    Raises:
+        DataError: It is a FIFO, a socket or a device.
+        OSError: It cannot be examined.
+    """
+    if not path.exists():
+        return False
+    mode = path.stat().st_mode
     try:
         require_file(mode)
     except NotAFile as error:
         raise DataError.at(path, 0, str(error.strerror)) from None
     return stat.S_ISREG(mode)
-
-
-def find_file(name: str, folders: Iterable[Path]) -> Path | None:
-    """Return the first file with this name in one of the folders, or None.
-
-    Raises:
-        DataError: As `is_corpus_file`.
-    """
-    for folder in folders:
-        path = folder / name
-        if os.path.lexists(path) and is_corpus_file(path, folder.parent):
-            return path
-    return None
 
 
 def name_paths(paths: Sequence[Path]) -> dict[str, Path]:

@@ -11,6 +11,7 @@ there, too.
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from sys import intern
 
@@ -52,12 +53,16 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     files = find_corpus_files(
         path, lambda file: file.suffix == ".con" and accepts(file), "i2b2 2010"
     )
-    records = [file.with_suffix(".con") for file in files]
-    return gather(records, _read_record, problems, "document")
+    corpus = path if path.is_dir() else path.parent
+    return gather(files, partial(_read_record, corpus), problems, "document")
 
 
-def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
-    text = read_text(_find_text(path))
+def _read_record(corpus: Path, file: Path, problems: Problems) -> list[ReadDocument]:
+    """Return the document of a `.con` file, or of the `.txt` file beside one."""
+    path = file.with_suffix(".con")
+    if path != file:
+        find_file(path.name, (path.parent,), corpus)  # it was not named: check links
+    text = read_text(file if file.suffix == ".txt" else _find_text(path, corpus))
     tokens = _tokenize_lines(text)
     concepts: list[tuple[Span, str, int]] = []
     for number, line in read_nonblank_lines(path, empty=True):
@@ -75,11 +80,11 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
     return [ReadDocument(document, path)]
 
 
-def _find_text(path: Path) -> Path:
+def _find_text(path: Path, corpus: Path) -> Path:
     """Return the text that belongs to a `.con` file.
 
     Raises:
-        DataError: There is none.
+        DataError: There is none, or a link leads out of the corpus.
     """
     name = f"{path.stem}.txt"
     folder = path.parent
@@ -92,6 +97,7 @@ def _find_text(path: Path) -> Path:
             folder.parent,
             folder.parent.parent / "test_data",
         ),
+        corpus,
     )
     if file is None:
         raise DataError(
