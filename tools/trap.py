@@ -1,7 +1,7 @@
 """What a server that lies reads of single sentences and patients, by parameters made
 for it.
 
-    python tools/trap.py [--traps words patients encoders] [--settings NAME …] [--seeds 1 2 3]
+    python tools/trap.py [--traps NAME …] [--settings NAME …] [--seeds 1 2 3]
 
 A dishonest server does not send the parameters that a job begins with. It sends trap
 weights, under which nothing but chosen sentences or patients has a gradient (Fowl et
@@ -18,6 +18,10 @@ with the secure sum the server sees the sum over all sites alone.
                update moves the vectors of that patient's concepts alone. Success is the share of
                the chosen concepts for which exactly the concepts of one patient are named. They are
                drawn among those that one patient of all sites has.
+    classifiers  The server sends a network of its own before stage 2 of phenotyping. Each unit
+               answers to the patients with one chosen concept alone, and adds one concept of the
+               dictionary. The rows of the classifiers' update then differ by these concepts.
+               Chosen concepts and success are those of "patients".
     encoders   The lowest layer of an encoder flags the sentence of one chosen word, and each of its
                units answers to one position of this sentence (`trap_encoders.py`). Success is the
                share of the sentence's first words that are named, of 24 or of as many as a low-rank
@@ -55,7 +59,10 @@ from trap_encoders import (
     set_trap,
 )
 
+from fednotes.apps.deployment.rules.policy import Policy, check_update
+from fednotes.apps.phenotyping.site import NETWORK
 from fednotes.core.federation import EVALUATE, TRAIN
+from fednotes.core.tensors import prefixed
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import load_sites
@@ -81,6 +88,7 @@ class LyingServer(InProcess):
 
     trap: makes the tensors of a request anew. task: the one whose sum is taken, or
     "evaluate", before which the server has decoded a sum of compressed changes.
+    needs: a tensor that the request has, if only some requests of this task tell.
     """
 
     def __init__(
@@ -90,9 +98,11 @@ class LyingServer(InProcess):
         task: str,
         *,
         secure: bool,
+        needs: str = "",
     ) -> None:
         super().__init__(sites, secure=secure)
         self._trap, self._task, self.sent = trap, task, dict[str, Tensor]()
+        self._needs = needs
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Any
@@ -107,7 +117,7 @@ class LyingServer(InProcess):
         given = self._trap(tensors) if tensors else tensors
         self.sent |= {name: value.clone() for name, value in (given or {}).items()}
         total = super().sum(task, given, **options)
-        if task == self._task:
+        if task == self._task and (not self._needs or self._needs in (given or {})):
             self.total = total
             raise Reached
         return total
@@ -261,15 +271,12 @@ def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> fl
 
 # ---- patients ------------------------------------------------------------------------
 
+CODES = {"systems": ["icd9"], "minimum": 5, "local_epochs": 1}
+NETWORK_WIDTHS = {"embedding": 100, "hidden": 64}
 STAGE_1 = {
     "method": "phenotype",
-    "training": {
-        "systems": ["icd9"],
-        "minimum": 5,
-        "min_patients": 0,
-        "local_epochs": 1,
-    },
-    "model": {"network": {"embedding": 100, "hidden": 64}},
+    "training": {**CODES, "min_patients": 0},
+    "model": {"network": NETWORK_WIDTHS},
 }
 PATIENT_JOBS = {"phenotype, an epoch of Adam": Setting(STAGE_1, "train")}
 
@@ -293,6 +300,25 @@ def patients_trap(chosen: Sequence[int]) -> Callable[[Tensors], Tensors]:
     return trap
 
 
+def draw_concept(sites: Sequence[Any], rng: np.random.Generator) -> int:
+    """Draw a concept of the first site that one patient of all sites has.
+
+    Args:
+        sites: The bags of the sites' patients.
+        rng: Draws it.
+    """
+    concepts = [bags.counts()[1] for bags in sites]
+    often = np.bincount(np.concatenate(concepts))
+    return int(rng.choice(concepts[0][often[concepts[0]] == 1]))
+
+
+def concepts_of_owner(bags: Any, chosen: int) -> set[int]:
+    """Return all concepts of the patient who has the chosen one."""
+    row, concepts, _ = bags.counts()
+    (owner,) = row[concepts == chosen]
+    return set(concepts[row == owner].tolist())
+
+
 def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> float:
     """The share of the chosen concepts, one a trap, by which one patient is told apart."""
     hits = []
@@ -301,19 +327,126 @@ def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) ->
         generated = {"sites": SITES, "patients": PATIENTS}
         method, config, data = opened(setting, seed, generated)
         sites = [method.make_site(each, config) for each in data]
-        cohorts = [each.coded(each.train).bags.counts() for each in data]
-        owners = [concepts for _, concepts, _ in cohorts]
-        often = np.bincount(np.concatenate(owners))
-        row, concepts, _ = cohorts[0]
-        chosen = int(rng.choice(concepts[often[concepts] == 1]))
+        cohorts = [each.coded(each.train).bags for each in data]
+        chosen = draw_concept(cohorts, rng)
         trap = (lambda tensors: tensors) if honest else patients_trap([chosen])
         server = LyingServer(sites, trap, setting.task, secure=secure)
         change = taken(method, config, server)
         moved = change["embedding"].abs().sum(1) > 0
         named = set(torch.nonzero(moved).flatten().tolist())
-        (owner,) = row[concepts == chosen]
-        hits.append(named == set(concepts[row == owner].tolist()))
+        hits.append(named == concepts_of_owner(cohorts[0], chosen))
     return fmean(hits)
+
+
+# ---- patients of classifiers ---------------------------------------------------------
+
+POLICY = Policy(min_patients=50)  # with which each site answers
+LEAST_DIFFERENCE = 1e-5  # of two rows, relative to them; float32 rounds to less
+
+
+def classifiers(**model: Any) -> Setting:
+    """A cycle of all diseases' classifiers, after a cycle of stage 1."""
+    table = {
+        "method": "phenotype",
+        "training": {**CODES, "cycles": 1, "keep_cycle": 0},
+        "model": {"network": NETWORK_WIDTHS, "classifier": model},
+    }
+    return Setting(table, TRAIN)
+
+
+CLASSIFIER_JOBS = {
+    "phenotype, classifiers, an epoch": classifiers(),
+    "phenotype, classifiers, converged": classifiers(solver="converged", loss="log"),
+}
+
+
+def classifiers_trap(chosen: int, concepts: int) -> Callable[[Tensors], Tensors]:
+    """A network that represents only the patients who have a concept.
+
+    A site takes the widths of the network from the tensors that it receives, so there
+    is a unit for each concept of the dictionary: it answers to the chosen concept, and
+    adds the share of its own. Unit `concepts` answers to the chosen concept and adds
+    nothing. A patient without the chosen concept is below every unit's threshold.
+
+    Args:
+        chosen: The concept whose patient is to be read.
+        concepts: The number of concepts in the dictionary.
+    """
+    hidden = torch.cat([torch.eye(concepts), torch.zeros(1, concepts)])
+    hidden[:, chosen] += 1 / LEAST_SHARE
+    network = {
+        "embedding": torch.eye(concepts),
+        "hidden_weight": hidden,
+        "hidden_bias": -torch.ones(concepts + 1),
+        "output_weight": torch.zeros(1, concepts + 1),
+        "output_bias": torch.zeros(1),
+    }
+
+    def trap(tensors: Tensors) -> Tensors:
+        if "classes" in tensors:  # stage 2 begins
+            return {**tensors, **prefixed(NETWORK, network)}
+        if "svm.weight" in tensors:
+            machines = tensors["svm.weight"].shape[1]
+            return {**tensors, "svm.weight": torch.zeros(concepts + 1, machines)}
+        return tensors
+
+    return trap
+
+
+def named_concepts(change: Tensor, chosen: int) -> set[int]:
+    """Return the concepts that one patient has, as the classifiers' rows tell them.
+
+    Args:
+        change: (units, machines) of the classifiers' weights. The last unit answers to
+            the chosen concept alone.
+        chosen: That concept.
+    """
+    moved = change[:, change[-1].abs().argmax()]
+    differences = moved[:-1] / moved[-1] - 1
+    named = torch.nonzero(differences > LEAST_DIFFERENCE).flatten()
+    return {chosen, *named.tolist()}
+
+
+def classifiers_read(
+    setting: Setting, seed: int, *, secure: bool, honest: bool
+) -> float:
+    """Return the share of the chosen concepts whose patient's concepts are all named."""
+    hits = []
+    rng = np.random.default_rng(seed)
+    for _ in range(CHOSEN // 3):
+        generated = {"sites": SITES, "patients": PATIENTS}
+        method, config, data = opened(setting, seed, generated)
+        sites = [method.make_site(each, config) for each in data]
+        cohorts = [each.train.labelled().bags for each in data]
+        chosen = draw_concept(cohorts, rng)
+        concepts = config.space.width
+        trap = (
+            (lambda tensors: tensors) if honest else classifiers_trap(chosen, concepts)
+        )
+        server = LyingServer(
+            sites, trap, setting.task, secure=secure, needs="svm.weight"
+        )
+        change = taken(method, config, server)["svm.weight"]
+        for site in sites:
+            require_permitted(site, server.total)
+        named = named_concepts(change, chosen)
+        hits.append(named == concepts_of_owner(cohorts[0], chosen))
+    return fmean(hits)
+
+
+def require_permitted(site: Any, total: Total) -> None:
+    """Raise PolicyRefusal if the site's policy forbids its part of a masked sum."""
+    check_update(
+        POLICY,
+        TRAIN,
+        round=1,
+        tensors=total.tensors,
+        behind=site.covered(TRAIN),
+        size=0,
+        secure=True,
+        scores=False,
+        left=1,
+    )
 
 
 # ---- sentences of an encoder ---------------------------------------------------------
@@ -509,6 +642,7 @@ def sentences_read(
 TRAPS = {
     "words": (WORDS, words_read),
     "patients": (PATIENT_JOBS, patients_read),
+    "classifiers": (CLASSIFIER_JOBS, classifiers_read),
     "encoders": (ENCODER_JOBS, sentences_read),
 }
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 import trap
 
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+
 
 @pytest.fixture(autouse=True)
 def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +33,26 @@ def test_trap_weights_of_an_encoder_read_a_sentence_through_a_secure_sum(
     honest = trap.sentences_read(setting, 1, secure=True, honest=True, tries=2)
     assert trapped >= 0.4
     assert honest <= 0.1
+
+
+@pytest.mark.parametrize("job", [*trap.CLASSIFIER_JOBS])
+def test_trap_weights_of_classifiers_read_a_patient_through_a_secure_sum(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trap, "CHOSEN", 3)  # a third of them is tried
+    setting = trap.CLASSIFIER_JOBS[job]
+    assert trap.classifiers_read(setting, 1, secure=True, honest=False) == 1
+    assert trap.classifiers_read(setting, 1, secure=True, honest=True) == 0
+
+
+def test_the_classifiers_are_read_under_the_policy_of_the_sites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trap, "CHOSEN", 3)
+    monkeypatch.setattr(trap, "POLICY", Policy(min_patients=1000))
+    setting = trap.CLASSIFIER_JOBS["phenotype, classifiers, an epoch"]
+    with pytest.raises(PolicyRefusal, match="min_patients"):
+        trap.classifiers_read(setting, 1, secure=True, honest=False)
 
 
 def test_words_are_named_by_the_signs_of_their_states() -> None:
