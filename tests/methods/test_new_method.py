@@ -20,6 +20,7 @@ from dataclasses import field, replace
 from typing import ClassVar
 
 from fednotes.core.federation import EVALUATE, TRAIN, State
+from fednotes.core.numbers import PositiveInt
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.types import TagSet
@@ -28,7 +29,7 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.methods.base import Method
 from fednotes.training.sites import Adam
-from fednotes.training.sites import Count, MentionSite, all_tags, finite, judged_mentions
+from fednotes.training.sites import MentionSite, all_tags, finite, judged_mentions
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.tagger import TaggerConfig, tagger_config
 
@@ -36,7 +37,7 @@ from fednotes.taggers.tagger import TaggerConfig, tagger_config
 @checked(frozen=True)
 class Config:
     model: FilledIn[TaggerConfig] = field(default_factory=TaggerConfig)
-    rounds: Count = 2
+    rounds: PositiveInt = 2
     seed: FilledIn[int] = 0
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
 

@@ -2,8 +2,8 @@
 
 `@checked(frozen=True)` replaces `@dataclass(frozen=True)` for settings. The values of
 such a class are checked against their types whenever an instance is made, in code or
-from a file. Bounds stand in the types (`Annotated[int, Ge(1)]`); conditions on several
-keys stand in `__post_init__`. Errors name the key and the remedy.
+from a file. Bounds stand in the types (`core/numbers.py`); conditions on several keys
+stand in `__post_init__`. Errors name the key and the remedy.
 """
 
 from __future__ import annotations

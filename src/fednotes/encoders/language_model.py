@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.listeners import BatchListeners
+from fednotes.core.numbers import NonNegativeInt, PositiveFloat, PositiveInt
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
@@ -312,14 +312,14 @@ class LanguageModelConfig:
     encoder: LocalFile = "minilm"
     objective: Literal["mlm", "mlm+nsp", "denoise"] = "mlm"
     fresh: bool = False
-    layers: Annotated[int, Ge(0)] = 0
-    width: Annotated[int, Ge(0)] = 0
-    heads: Annotated[int, Ge(0)] = 0
-    feed_forward: Annotated[int, Ge(0)] = 0
+    layers: NonNegativeInt = 0
+    width: NonNegativeInt = 0
+    heads: NonNegativeInt = 0
+    feed_forward: NonNegativeInt = 0
     train: Literal["encoder", "all", "top", "lora"] = "encoder"
-    top: Annotated[int, Ge(1)] = 2
-    rank: Annotated[int, Ge(1)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
+    top: PositiveInt = 2
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
     maps: Changed = "attention"
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from fednotes.core.messages import (
     decode_reply,
     encode,
 )
+from fednotes.core.numbers import NonNegativeInt
 from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors
@@ -73,7 +74,7 @@ class Patience:
         ConfigError: A value is impossible.
     """
 
-    min_sites: Annotated[int, Ge(0)] = 0
+    min_sites: NonNegativeInt = 0
     timeout: Annotated[float, Gt(0)] = 600.0
     grace: Annotated[float, Ge(0)] = math.inf
     give_up: Annotated[float, Gt(0)] = math.inf

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from fednotes.jobs.run_files import VERSION, Fraction, read_versioned
+from fednotes.core.numbers import Fraction
+from fednotes.jobs.run_files import VERSION, read_versioned
 
 AUDIT = "audit.json"
 

@@ -23,11 +23,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import MethodConfig
+from fednotes.core.numbers import (
+    Fraction,
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFraction,
+    PositiveInt,
+)
 from fednotes.core.settings import (
     LocalFile,
     Mark,
@@ -44,12 +52,6 @@ from fednotes.methods.private import DPMethod
 from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import Scores
 from fednotes.privacy.promise import Privacy
-
-Fraction = Annotated[float, Interval(ge=0, le=1)]
-FractionBelowOne = Annotated[float, Interval(ge=0, lt=1)]
-PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
-NonNegativeFloat = Annotated[float, Ge(0)]
-NonNegativeInt = Annotated[int, Ge(0)]
 
 # A tag of a word, such as "B-Drug", which a label map must not give as a type's name.
 _TAG = re.compile("O|[BIES]-.*", re.DOTALL)
@@ -268,7 +270,7 @@ class TagsConfig:
     types: tuple[str, ...] = ()
     per_site: NonNegativeInt = 0
     min_mentions: NonNegativeInt = 0
-    runs_per_sampling: Annotated[int, Ge(1)] = 1
+    runs_per_sampling: PositiveInt = 1
 
     def __post_init__(self) -> None:
         _require_distinct("types", self.types)
@@ -308,7 +310,7 @@ class SyntheticConfig:
             sites differ.
     """
 
-    sites: Annotated[int, Ge(1)] = 3
+    sites: PositiveInt = 3
     sentences: Annotated[int, Ge(10)] = 400
 
 
@@ -328,7 +330,7 @@ class SilosConfig:
             methods, as in Liu and Miller 2020.
     """
 
-    number: Annotated[int, Ge(1)] = 5
+    number: PositiveInt = 5
     by: Literal["patient", "document"] | None = None
 
 

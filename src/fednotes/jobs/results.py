@@ -17,10 +17,11 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, model_validator
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import DataError, needs
+from fednotes.core.numbers import Fraction
 from fednotes.core.parsing import mapping, number
 from fednotes.core.store import write_json
 from fednotes.core.wording import format_duration, format_size
-from fednotes.jobs.run_files import Fraction, OptionalNumber, read_versioned
+from fednotes.jobs.run_files import OptionalNumber, read_versioned
 from fednotes.jobs.score_layouts import SCORES, WORDINGS, DataWording
 from fednotes.metrics.gap import Gap, Verdict, main_score, verdict
 

@@ -19,7 +19,6 @@ from fednotes.core.parsing import LARGEST, JsonError, open_regular, parse_json
 # Version of the result files; the oldest ones have none.
 VERSION = 1
 
-Fraction = Annotated[FiniteFloat, Interval(ge=0, le=1)]
 OptionalNumber = Annotated[int | FiniteFloat, Interval(ge=-LARGEST, le=LARGEST)] | None
 
 _Content = TypeVar("_Content", bound=BaseModel)

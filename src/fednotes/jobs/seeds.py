@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ParameterError
+from fednotes.core.numbers import Fraction
 from fednotes.core.stopping import resumable
 from fednotes.core.store import LOCK, hold_folder, write_json
 from fednotes.jobs.card import write_cards
@@ -22,7 +23,7 @@ from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.progress import AnyListener, to_listener
 from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
-from fednotes.jobs.run_files import VERSION, Fraction, OptionalNumber, read_versioned
+from fednotes.jobs.run_files import VERSION, OptionalNumber, read_versioned
 from fednotes.jobs.run_folder import list_versions, require_same_job
 from fednotes.jobs.simulate import simulate
 from fednotes.metrics.gap import main_score

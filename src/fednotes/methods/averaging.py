@@ -35,6 +35,13 @@ from torch import Tensor
 from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
+from fednotes.core.numbers import (
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
@@ -64,12 +71,7 @@ from fednotes.training.local_trainer import LocalTrainer, Optimizer, Step
 from fednotes.training.server_steps import Aggregation, by_each, gathered
 from fednotes.training.sites import (
     Best,
-    Count,
-    Number,
-    Part,
-    Rate,
     RoundServer,
-    Size,
     agree_on_shares,
     larger_batch_warning,
     least_part,
@@ -136,30 +138,30 @@ class Averaging(Aggregation):
         seed: The job's seed. A job fills it in.
     """
 
-    cycles: Count = 15
+    cycles: PositiveInt = 15
     keep_cycle: int = 0
-    local_epochs: Rate = 1
-    local_steps: Number = 0
+    local_epochs: PositiveFloat = 1
+    local_steps: NonNegativeInt = 0
     batch: Literal["each", "shared"] = "each"
-    batch_size: Count = 32
-    accumulate: Count = 1
-    learning_rate: Rate = 1e-4
-    lora_learning_rate: Size = 0.0
-    warmup: Part = 0.1
+    batch_size: PositiveInt = 32
+    accumulate: PositiveInt = 1
+    learning_rate: PositiveFloat = 1e-4
+    lora_learning_rate: NonNegativeFloat = 0.0
+    warmup: FractionBelowOne = 0.1
     decay: Literal["linear", "constant"] = "linear"
-    weight_decay: Size = 0.01
-    clip: Size = 1.0
+    weight_decay: NonNegativeFloat = 0.01
+    clip: NonNegativeFloat = 1.0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    proximal: Size = 0.0
+    proximal: NonNegativeFloat = 0.0
     server: server_steps.Kind = "average"
-    server_learning_rate: Size = 0.0
-    momentum: Part = 0.5
-    betas: Annotated[tuple[Part, ...], Len(2, 2)] = (0.9, 0.99)
-    adaptivity: Rate = 1e-3
+    server_learning_rate: NonNegativeFloat = 0.0
+    momentum: FractionBelowOne = 0.5
+    betas: Annotated[tuple[FractionBelowOne, ...], Len(2, 2)] = (0.9, 0.99)
+    adaptivity: PositiveFloat = 1e-3
     compression: Compression = "none"
-    evaluate_every: Count = 1
-    min_tokens: Number = 10_000
-    min_steps: Number = 10
+    evaluate_every: PositiveInt = 1
+    min_tokens: NonNegativeInt = 10_000
+    min_steps: NonNegativeInt = 10
     seed: FilledIn[int] = 0
 
     def __post_init__(self) -> None:

@@ -36,6 +36,12 @@ from torch import Tensor
 from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
+from fednotes.core.numbers import (
+    FractionBelowOne,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.store import write_text
 from fednotes.core.tensors import (
@@ -63,11 +69,7 @@ from fednotes.taggers.token_classifier import TokenClassifierConfig
 from fednotes.training.sites import (
     Adam,
     Best,
-    Count,
     MentionSite,
-    Number,
-    Part,
-    Rate,
     RoundServer,
     all_tags,
     begun_from,
@@ -125,18 +127,18 @@ class Config:
 
     model: FilledIn[ModelConfig] = field(default_factory=TaggerConfig)
     unannotated: Unannotated = "pseudo"
-    warmup: Number = 0
+    warmup: NonNegativeInt = 0
     weighting: bool = True
-    momentum: Part = 0.9
+    momentum: FractionBelowOne = 0.9
     clip_weights: bool = False
     normalise_weights: bool = False
     target_gradient: Literal["mean", "sum"] = "mean"
     aggregation: Literal["uniform", "size"] = "uniform"
-    rounds: Count = 25
-    local_epochs: Rate = 1
-    batch_size: Count = 8
-    learning_rate: Rate = 3e-5
-    evaluate_every: Count = 1
+    rounds: PositiveInt = 25
+    local_epochs: PositiveFloat = 1
+    batch_size: PositiveInt = 8
+    learning_rate: PositiveFloat = 3e-5
+    evaluate_every: PositiveInt = 1
     trace: bool = False
     select: Literal["last", "best"] = "last"
     seed: FilledIn[int] = 0

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
+from fednotes.core.numbers import NonNegativeInt, PositiveFloat, PositiveInt
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import (
@@ -70,10 +71,7 @@ from fednotes.training.server_steps import Aggregation, by_each, for_names, gath
 from fednotes.training.sites import (
     Adam,
     Best,
-    Count,
     MentionSite,
-    Number,
-    Rate,
     RoundServer,
     agree_on_shares,
     all_tags,
@@ -125,16 +123,16 @@ class Config(Aggregation):
     model: FilledIn[TaggerConfig] = field(default_factory=TaggerConfig)
     private: tuple[str, ...] = ("lstm", "crf")
     exchange: Literal["gradients", "weights"] = "gradients"
-    local_epochs: Count = 1
-    batch_size: Count = 64
-    least_share: Number = 0
-    learning_rate: Rate = 1e-3
-    epochs: Count = 30
-    rounds: Number = 0
-    evaluate_every: Count = 1
+    local_epochs: PositiveInt = 1
+    batch_size: PositiveInt = 64
+    least_share: NonNegativeInt = 0
+    learning_rate: PositiveFloat = 1e-3
+    epochs: PositiveInt = 30
+    rounds: NonNegativeInt = 0
+    evaluate_every: PositiveInt = 1
     select: Literal["last", "best"] = "best"
-    patience: Count = 5
-    personal_epochs: Number = 0
+    patience: PositiveInt = 5
+    personal_epochs: NonNegativeInt = 0
     seed: FilledIn[int] = 0
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
     privacy: FilledIn[Privacy | None] = None

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
+from fednotes.core.numbers import PositiveFloat, PositiveInt
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
@@ -54,9 +55,7 @@ from fednotes.taggers.token_classifier import TokenClassifierConfig
 from fednotes.training.local_trainer import Step
 from fednotes.training.server_steps import by_each, for_names
 from fednotes.training.sites import (
-    Count,
     MentionSite,
-    Rate,
     all_tags,
     begun_from,
     judged_mentions,
@@ -78,8 +77,8 @@ class Config(Averaging):
     """
 
     model: FilledIn[ModelConfig] = field(default_factory=TokenClassifierConfig)
-    cycles: Count = 6
-    learning_rate: Rate = 2e-5
+    cycles: PositiveInt = 6
+    learning_rate: PositiveFloat = 2e-5
     private: tuple[str, ...] = ()
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
     privacy: FilledIn[Privacy | None] = None

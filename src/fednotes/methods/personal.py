@@ -37,11 +37,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -49,6 +48,7 @@ from torch.nn.utils import parametrize
 from fednotes.core.counts import round_counts
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
+from fednotes.core.numbers import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import load_into, prefixed, snapshot, unprefixed
 from fednotes.core.types import SiteData, TagSet
@@ -70,21 +70,14 @@ from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 from fednotes.training.local_trainer import CHANGES, LocalTrainer
 from fednotes.training.server_steps import by_each
-from fednotes.training.sites import (
-    Count,
-    Number,
-    Rate,
-    all_tags,
-    begun_from,
-    judged_mentions,
-)
+from fednotes.training.sites import all_tags, begun_from, judged_mentions
 
 OUTPUTS, COUNTED = "classifier", "counted"
 FLOAT_BYTES = 4
 # Learning rates of distilling, in those of training; validation data of pays/unlike
 # preferred it to 1.
 RATE = 0.1
-Half = Annotated[float, Interval(ge=0, le=1)]
+Half = Fraction
 
 
 @checked(frozen=True)
@@ -117,12 +110,12 @@ class Config(Averaging):
     model: FilledIn[TokenClassifierConfig] = field(
         default_factory=lambda: TokenClassifierConfig(train="lora")
     )
-    cycles: Count = 6
-    learning_rate: Rate = 3e-4
+    cycles: PositiveInt = 6
+    learning_rate: PositiveFloat = 3e-4
     share_outputs: Literal["common", "none"] = "common"
     share_change: bool = True
     mix: Half = 0.5
-    distil_epochs: Number = 3
+    distil_epochs: NonNegativeInt = 3
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
     shared_tags: FilledIn[tuple[str, ...]] = ()
     privacy: FilledIn[Privacy | None] = None

@@ -28,6 +28,11 @@ from annotated_types import Ge
 from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, DataError, within
 from fednotes.core.federation import Federation, MethodSite, State
+from fednotes.core.numbers import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+)
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import load_into, nbytes, snapshot
@@ -70,7 +75,7 @@ from fednotes.privacy.promise import Privacy, Unit
 from fednotes.privacy.units import require_patients, unit_key
 from fednotes.training.local_trainer import Step
 from fednotes.training.server_steps import by_each, for_names
-from fednotes.training.sites import Number, Rate, Share, ended
+from fednotes.training.sites import ended
 
 EVALUATED = 64  # sequences in a pass of an evaluation
 
@@ -102,12 +107,12 @@ class Config(Averaging):
     model: FilledIn[LanguageModelConfig] = field(default_factory=LanguageModelConfig)
     length: Annotated[int, Ge(8)] = 128
     long_length: Annotated[int, Ge(8)] = 512
-    long_cycles: Number = 0
-    masked: Share = 0.15
+    long_cycles: NonNegativeInt = 0
+    masked: PositiveFraction = 0.15
     whole_words: bool = False
-    infilled: Share = 0.3
-    head_cycles: Number = 1
-    head_learning_rate: Rate = 3e-3
+    infilled: PositiveFraction = 0.3
+    head_cycles: NonNegativeInt = 1
+    head_learning_rate: PositiveFloat = 3e-3
     privacy: FilledIn[Privacy | None] = None
     min_sites: FilledIn[int] = 0
 

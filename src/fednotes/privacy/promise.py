@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Interval
 
 from fednotes.core.errors import ConfigError, needs
+from fednotes.core.numbers import NonNegativeInt
 from fednotes.core.settings import checked
 from fednotes.privacy.noise import SCALE
 
@@ -73,7 +74,7 @@ class Privacy:
     clip: Annotated[float, Gt(0), Interval(le=1e6)] = 1.0
     rate: Annotated[float, Interval(ge=1e-6, le=1)] = 0.05
     where: Literal["sum", "site"] = "sum"
-    colluding: Annotated[int, Ge(0)] = 1
+    colluding: NonNegativeInt = 1
     counts: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
     counted: Annotated[float, Gt(0), Interval(le=1e6)] = 20.0
 

@@ -23,15 +23,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.numbers import (
+    FractionBelowOne,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from fednotes.core.settings import LocalFile, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, TagSet
@@ -82,14 +87,14 @@ class EncoderTaggerConfig(ModelConfig):
 
     kind: Literal["encoder-tagger"] = "encoder-tagger"
     encoder: LocalFile = "minilm"
-    layer: Annotated[int, Ge(0)] | None = None
+    layer: NonNegativeInt | None = None
     tuning: Literal["lora", "prompts", "none"] = "lora"
-    rank: Annotated[int, Ge(1)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    prompts: Annotated[int, Ge(0)] = 10
-    prompt_hidden: Annotated[int, Ge(1)] = 64
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.2
-    max_tokens: Annotated[int, Ge(1)] = 256
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    prompts: NonNegativeInt = 10
+    prompt_hidden: PositiveInt = 64
+    dropout: FractionBelowOne = 0.2
+    max_tokens: PositiveInt = 256
 
     @property
     def has_frozen_encoder(self) -> bool:

@@ -24,15 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
 from fednotes.core.settings import LocalFile, checked
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
@@ -96,13 +96,13 @@ class PromptBartConfig(ModelConfig):
 
     kind: Literal["prompt-bart"] = "prompt-bart"
     backbone: LocalFile = ""
-    prompts: Annotated[int, Ge(1)] = 10
-    prompt_hidden: Annotated[int, Ge(1)] = 400
+    prompts: PositiveInt = 10
+    prompt_hidden: PositiveInt = 400
     tune_cross_attention: bool = False
     label_words: Mapping[str, str] = field(default_factory=dict)
-    max_entities: Annotated[int, Ge(0)] = 0
-    max_subwords: Annotated[int, Ge(0)] = 0
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    max_entities: NonNegativeInt = 0
+    max_subwords: NonNegativeInt = 0
+    dropout: FractionBelowOne = 0.0
 
     def for_types(self, types: Collection[str]) -> PromptBartConfig:
         """Return the configuration without the words of other types."""

@@ -17,11 +17,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.kernels import dropout
+from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
 from fednotes.core.settings import LocalFile, build, checked, place_prefix
 from fednotes.core.tensors import seeded
 from fednotes.core.types import Document, TagSet
@@ -93,22 +94,22 @@ class TaggerConfig(ModelConfig):
     tagger: str = "elmoner"
     word_vectors: LocalFile = ""
     train_words: bool = False
-    max_words: Annotated[int, Ge(0)] = 0
-    hashed_words: Annotated[int, Ge(0)] = 0
-    word_dim: Annotated[int, Ge(1)] = 100
+    max_words: NonNegativeInt = 0
+    hashed_words: NonNegativeInt = 0
+    word_dim: PositiveInt = 100
     characters: bool = True
-    char_dim: Annotated[int, Ge(1)] = 100
-    char_filters: Annotated[int, Ge(1)] = 200
-    char_width: Annotated[int, Ge(1)] = 3
+    char_dim: PositiveInt = 100
+    char_filters: PositiveInt = 200
+    char_width: PositiveInt = 3
     char_max: Annotated[int, Ge(3), Le(255)] = 25
     contextual: LocalFile = ""
-    project: Annotated[int, Ge(0)] = 0
-    cnn_filters: Annotated[int, Ge(0)] = 200
+    project: NonNegativeInt = 0
+    cnn_filters: NonNegativeInt = 200
     cnn_widths: tuple[int, ...] = (3,)
-    lstm_units: Annotated[int, Ge(0)] = 200
+    lstm_units: NonNegativeInt = 200
     lstm_layers: Annotated[int, Ge(1), Le(100)] = 1
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.2
-    max_tokens: Annotated[int, Ge(1)] = 256
+    dropout: FractionBelowOne = 0.2
+    max_tokens: PositiveInt = 256
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value that no tagger can have."""

@@ -31,11 +31,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes import __version__
@@ -45,6 +44,12 @@ from fednotes.core.errors import (
     ModelError,
     readable,
     within,
+)
+from fednotes.core.numbers import (
+    FractionBelowOne,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
 )
 from fednotes.core.parsing import mapping, read_json
 from fednotes.core.settings import LocalFile, build, checked
@@ -121,13 +126,13 @@ class TokenClassifierConfig(ModelConfig):
     encoder: LocalFile = "minilm"
     context: Literal["sentence", "document"] = "sentence"
     train: Literal["encoder", "all", "top", "lora"] = "encoder"
-    top: Annotated[int, Ge(1)] = 2
-    rank: Annotated[int, Ge(1)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
+    top: PositiveInt = 2
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
     maps: Changed = "all"
-    window: Annotated[int, Ge(0)] = 0
-    dropout: Annotated[float, Ge(0), Lt(1)] | None = None
-    max_tokens: Annotated[int, Ge(1)] = 256
+    window: NonNegativeInt = 0
+    dropout: FractionBelowOne | None = None
+    max_tokens: PositiveInt = 256
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,10 +43,10 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, TrainingError, nearest
 from fednotes.core.federation import Federation, Option
+from fednotes.core.numbers import NonNegativeFloat, NonNegativeInt
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.tensors import shapes_of
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.training.sites import Number, Size
 
 Kind = Literal["average", "nesterov", "adam", "yogi"]
 Rule = Literal[
@@ -75,8 +75,8 @@ class Aggregation:
     """
 
     aggregation: Rule = "mean"
-    hostile: Number = 1
-    norm_bound: Size = 0.0
+    hostile: NonNegativeInt = 1
+    norm_bound: NonNegativeFloat = 0.0
     reference: str = ""
     sites: FilledIn[int] = 0
 

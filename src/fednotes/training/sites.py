@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Interval
 from numpy.typing import NDArray
-from pydantic import AllowInfNan
 from torch import Tensor
 
 from fednotes.core.counts import round_count, round_counts
@@ -35,14 +33,6 @@ from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig, earlier_types
-
-Count = Annotated[int, Ge(1)]
-Number = Annotated[int, Ge(0)]
-Size = Annotated[float, Ge(0), AllowInfNan(allow_inf_nan=False)]
-Rate = Annotated[float, Gt(0), AllowInfNan(allow_inf_nan=False)]
-Share = Annotated[float, Interval(gt=0, le=1)]
-Part = Annotated[float, Interval(ge=0, lt=1)]
-
 
 T = TypeVar("T", bound=Tensor)
 # A mini-batch that grows by less, as by rounding, is not worth a warning.

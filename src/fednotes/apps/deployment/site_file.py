@@ -28,6 +28,7 @@ from typing import Any
 
 from fednotes.apps.deployment.rules.policy import Policy, policy_from
 from fednotes.core.errors import ConfigError, ParameterError, nearest
+from fednotes.core.numbers import NonNegativeInt
 from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
@@ -37,7 +38,7 @@ from fednotes.jobs.declaration import (
     require_unmasked,
     without_places,
 )
-from fednotes.jobs.job import Job, NonNegativeInt, Progress, Sites, load_sites
+from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.job_file import load_table, parse_job
 from fednotes.jobs.local_files import file_keys_by_table
 

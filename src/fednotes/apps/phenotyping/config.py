@@ -11,10 +11,16 @@ from fednotes.apps.phenotyping.codes import categories_of_job, public_categories
 from fednotes.apps.phenotyping.cohort import FeatureSpace
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 from fednotes.core.errors import ConfigError
+from fednotes.core.numbers import (
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from fednotes.core.settings import FilledIn, checked
 from fednotes.methods.averaging import Averaging
 from fednotes.privacy.promise import Privacy
-from fednotes.training.sites import Count, Number, Part, Rate, Size
 
 _PRESET_FILE = files("fednotes.apps.phenotyping").joinpath("phenotype.toml")
 PRESETS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
@@ -62,25 +68,25 @@ class Config(Averaging):
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
-    cycles: Count = 10
-    batch_size: Count = 50
-    learning_rate: Rate = 1e-3
-    warmup: Part = 0.0
+    cycles: PositiveInt = 10
+    batch_size: PositiveInt = 50
+    learning_rate: PositiveFloat = 1e-3
+    warmup: FractionBelowOne = 0.0
     decay: Literal["linear", "constant"] = "constant"
-    weight_decay: Size = 0.0
-    clip: Size = 0.0
-    classifier_cycles: Count = 20
-    classifier_epochs: Count = 1
+    weight_decay: NonNegativeFloat = 0.0
+    clip: NonNegativeFloat = 0.0
+    classifier_cycles: PositiveInt = 20
+    classifier_epochs: PositiveInt = 1
     systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt")
     outputs: tuple[str, ...] = ()
-    minimum: Count = 1001
+    minimum: PositiveInt = 1001
     whole_causes: bool = False
-    least_questionable: Number = 20
+    least_questionable: NonNegativeInt = 20
     calibrate: bool = False
-    least_occurrences: Number = 0
+    least_occurrences: NonNegativeInt = 0
     require_output: bool = False
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    min_patients: Number = 50
+    min_patients: NonNegativeInt = 50
     model: FilledIn[PhenotypeConfig] = field(default_factory=PhenotypeConfig)
     space: FilledIn[FeatureSpace] = field(default_factory=lambda: FeatureSpace(0))
     phenotypes: FilledIn[tuple[str, ...]] = ()

@@ -23,12 +23,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -43,6 +42,7 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.kernels import dropout, kernel
+from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
 from fednotes.core.settings import checked
 from fednotes.core.tensors import seeded
 
@@ -81,11 +81,11 @@ class DanConfig:
             alone, which is three to four times as fast, or "dense".
     """
 
-    embedding: Annotated[int, Ge(1)] = 300
-    hidden: Annotated[int, Ge(1)] = 1000
-    dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    embedding: PositiveInt = 300
+    hidden: PositiveInt = 1000
+    dropout: FractionBelowOne = 0.0
     mean: Literal["occurrences", "concepts"] = "occurrences"
-    length: Annotated[int, Ge(0)] = 0
+    length: NonNegativeInt = 0
     layer: Literal["rectified", "linear"] = "rectified"
     updates: Literal["rows", "dense"] = "rows"
 

@@ -17,10 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from annotated_types import Ge
 
 from fednotes.apps.phenotyping import synthetic
 from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
@@ -44,6 +43,7 @@ from fednotes.core.errors import (
     MovedError,
     within,
 )
+from fednotes.core.numbers import PositiveInt
 from fednotes.core.settings import LocalFile, build, checked, expand
 from fednotes.core.types import Document
 from fednotes.data.text import Passage, split_sentences, tokenize
@@ -89,8 +89,8 @@ class ConceptsConfig:
     dictionary: LocalFile = ""
     format: Literal["", "umls", "obo", "table"] = ""
     context: Option = "drop"
-    most: Annotated[int, Ge(1)] = MAX_CONCEPTS
-    processes: Annotated[int, Ge(1)] = 1
+    most: PositiveInt = MAX_CONCEPTS
+    processes: PositiveInt = 1
     vectors: LocalFile = ""
     language: str | None = None
     sources: tuple[str, ...] | None = None

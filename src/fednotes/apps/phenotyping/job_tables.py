@@ -28,15 +28,14 @@ from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextCo
 from fednotes.apps.phenotyping.labels import Unmentioned
 from fednotes.apps.phenotyping.obesity import Judgment
 from fednotes.core.errors import ConfigError, within
+from fednotes.core.numbers import (
+    FractionBelowOne,
+    PositiveFraction,
+    PositiveInt,
+)
 from fednotes.core.settings import LocalFile, Mark, build, checked, over
 from fednotes.data.encodings import AUTO, encoding_of
-from fednotes.jobs.job import (
-    ConfigTable,
-    FractionBelowOne,
-    Job,
-    ListsTable,
-    PositiveFraction,
-)
+from fednotes.jobs.job import ConfigTable, Job, ListsTable
 
 # Text or a list of texts, as `_paths` checks.
 LocalFiles = Annotated[Any, Mark.LOCAL_FILE]
@@ -226,7 +225,7 @@ class SyntheticPatientsConfig:
         labelled: Fraction of the training patients whose phenotype labels are used.
     """
 
-    sites: Annotated[int, Ge(1)] = 3
+    sites: PositiveInt = 3
     patients: Annotated[int, Ge(30)] = 600
     labelled: PositiveFraction = 1.0
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import Field
 
 from fednotes.core.http_server import Refused
+from fednotes.core.numbers import PositiveFloat, PositiveInt
 from fednotes.core.settings import checked
 
 # Lone surrogates, which cannot be encoded as UTF-8.
@@ -30,12 +28,12 @@ class Limits:
         body_seconds: Time in seconds within which the whole body must arrive.
     """
 
-    max_bytes: Annotated[int, Field(ge=1)] = 4_000_000
-    max_values: Annotated[int, Field(ge=1)] = 20_000
-    max_texts: Annotated[int, Field(ge=1)] = 64
-    max_characters: Annotated[int, Field(ge=1)] = 100_000
-    max_requests: Annotated[int, Field(ge=1)] = 64
-    body_seconds: Annotated[float, Field(gt=0)] = 15.0
+    max_bytes: PositiveInt = 4_000_000
+    max_values: PositiveInt = 20_000
+    max_texts: PositiveInt = 64
+    max_characters: PositiveInt = 100_000
+    max_requests: PositiveInt = 64
+    body_seconds: PositiveFloat = 15.0
 
     def require_texts(self, texts: Sequence[str]) -> None:
         """Raise Refused unless the texts of a request respect the limits.

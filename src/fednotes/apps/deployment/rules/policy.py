@@ -19,13 +19,14 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from annotated_types import Ge, Interval, MinLen
+from annotated_types import Ge, MinLen
 
 from fednotes.apps.deployment.rules.approval import Quorum
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Coverage
 from fednotes.core.messages import Request
+from fednotes.core.numbers import Fraction, NonNegativeInt, PositiveInt
 from fednotes.core.settings import build, checked
 from fednotes.core.word_tables import find_word_tables
 
@@ -44,7 +45,6 @@ _SECURE_SUM_REMEDY = (
 )
 
 
-NonNegativeInt = Annotated[int, Ge(0)]
 NameTuple = tuple[Annotated[str, MinLen(1)], ...]
 
 
@@ -126,7 +126,7 @@ class Policy:
         ConfigError: A value is not valid.
     """
 
-    min_sites: Annotated[int, Ge(1)] = 3
+    min_sites: PositiveInt = 3
     secure_sum: Literal["required", "revealing", "off"] = "revealing"
     allowed_layers: NameTuple = ("*",)
     denied_layers: NameTuple = ()
@@ -145,13 +145,13 @@ class Policy:
     timezone: str = "local"
     draws: Literal["secret", "job"] = "secret"
     audit: Literal["required", "off"] = "off"
-    audit_bound: Annotated[float, Interval(ge=0, le=1)] = 0.1
-    count_step: Annotated[int, Ge(1)] = 1
+    audit_bound: Fraction = 0.1
+    count_step: PositiveInt = 1
     steady_replies: bool = True
     share_scores: bool = False
     individual_updates: bool = False
     methods: NameTuple = ()
-    approvals: Annotated[int, Ge(1)] = 1
+    approvals: PositiveInt = 1
     approvers: Mapping[str, str] = field(default_factory=dict)
     source: str = "[policy] of the site's file"
 
