@@ -10,6 +10,7 @@ import gzip
 import json
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -18,6 +19,7 @@ import pytest
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
+from fednotes.core.types import Span
 from fednotes.data.formats import Problems, examine, read, stream
 from fednotes.data.formats.published import ade
 from fednotes.data.notes import read_notes
@@ -327,3 +329,75 @@ def test_a_long_line_with_bars_takes_no_time_that_grows_by_its_square() -> None:
     assert ade._split_relation(line) is None
     assert ade._split_relation(line + "rash|0|4|aspirin|5|12") is not None
     assert time.process_time() - began < 5
+
+
+def test_offsets_of_label_studio_take_no_time_that_grows_with_text_and_regions(
+    tmp_path: Path,
+) -> None:
+    """Counting UTF-16 units anew for each region needed a minute here."""
+    text = "\U0001f4a9" * 400_000 + " rash"
+    regions = [
+        {"value": {"start": 800_001, "end": 800_005, "text": "rash", "labels": ["ADE"]}}
+    ] * 20_000
+    task = {"data": {"text": text}, "annotations": [{"result": regions}]}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([task]))
+    began = time.process_time()
+    (document,) = read(path, "label-studio")
+    assert time.process_time() - began < 10
+    assert set(document.spans) == {Span(400_001, 400_005, "ADE")}
+    assert len(document.spans) == 20_000
+
+
+def _pubtator(text: str, number: int) -> str:
+    mention = f"1\t0\t{len(text)}\tx\tADE\n"
+    return f"1|t|{text}\n1|a|\n{mention * number}\n"
+
+
+def _i2b2(text: str, number: int) -> str:
+    mention = f'c="x" 1:0 1:{text.count(" ")}||t="problem"\n'
+    return mention * number
+
+
+def _i2b2_2012(text: str, number: int) -> str:
+    mention = f'<EVENT id="E1" start="0" end="{len(text)}" text="x" type="A" />\n'
+    return f"<x><TEXT><![CDATA[{text}]]></TEXT>\n<TAGS>\n{mention * number}</TAGS></x>"
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "write"),
+    [
+        ("pubtator", "a.txt", _pubtator),
+        ("i2b2", "a.con", _i2b2),
+        ("i2b2-2012", "a.xml", _i2b2_2012),
+    ],
+)
+def test_mentions_of_the_whole_text_take_no_time_that_grows_with_both(
+    tmp_path: Path, format: str, name: str, write: Callable[[str, int], str]
+) -> None:
+    """Each mention claims the whole text; comparing all of it needed a minute."""
+    text = "a " * 500_000 + "b"
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / name).write_text(write(text, 5_000))
+    began = time.process_time()
+    with pytest.raises(DataError, match="not match the text"):
+        read(tmp_path / name, format)
+    assert time.process_time() - began < 15
+
+
+def test_rows_of_the_ade_corpus_take_time_linear_in_their_length(
+    tmp_path: Path,
+) -> None:
+    """All pairs of two texts that occur everywhere, and a long text at each place, took
+    minutes."""
+    sentence = "a " * 100_000
+    row = f"1|{sentence}|a|0|1|a|4|5\n"
+    long = f"1|{sentence}|{'a ' * 50_000 + 'b'}|0|1|a|4|5\n"
+    path = tmp_path / "DRUG-AE.rel"
+    path.write_text(row * 30 + long)
+    began = time.process_time()
+    (document,) = read(path, "ade")
+    assert time.process_time() - began < 10
+    ((_, start, _, drug_start, _),) = document.meta["relations"]
+    assert drug_start - start == 4
+    assert document.meta["unplaced"] == 1

@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,25 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
     }
     assert caught.value.lost == others
     assert not (tmp_path / "out").exists()
+
+
+def test_label_studio_offsets_in_utf_16_units(file: File) -> None:
+    """Units are those of Python's codec; offsets in characters come first."""
+    text = "a💩💩é𝒳b 💩c"
+    units = text.encode("utf-16-le")
+    for start, end in combinations(range(len(text) + 1), 2):
+        before = len(text[:start].encode("utf-16-le")) // 2
+        after = len(text[:end].encode("utf-16-le")) // 2
+        form = units[2 * before : 2 * after].decode("utf-16-le")
+        tasks = [_task(text, [(before, after, form, "X")])]
+        (document,) = read(file(json.dumps(tasks), "t.json"), "label-studio")
+        expected = (start, end)
+        if after <= len(text) and text[before:after] == form:
+            expected = (before, after)
+        assert [(s.start, s.end) for s in document.spans] == [expected]
+    split = [_task(text, [(2, 3, "\ufffd", "X"), (1, 2, "a", "X")])]
+    with pytest.raises(DataError, match="does not match the text"):
+        read(file(json.dumps(split), "t.json"), "label-studio")
 
 
 def test_label_studio_imports(tmp_path: Path) -> None:

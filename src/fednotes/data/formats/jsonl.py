@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
@@ -38,7 +38,7 @@ from fednotes.data.formats.gathering import (
     stream_files,
 )
 from fednotes.data.formats.json_files import parse_json_line, text_key
-from fednotes.data.formats.mentions import is_far_longer, is_same_text, require_in_text
+from fednotes.data.formats.mentions import has_form, require_in_text
 from fednotes.data.formats.problems import Problems
 from fednotes.data.text import merge_overlapping
 
@@ -364,22 +364,13 @@ def make_mention(
     start = merged[0][0]
     end = merged[-1][1]
     if isinstance(form, str):
-        is_there = _has_form(text, offsets, form) or _has_form(
-            text, [(start, end)], form
-        )
+        is_there = has_form(text, offsets, form) or has_form(text, [(start, end)], form)
         if not is_there:
             raise DataError(f"{start}:{end} does not match the text there")
     mention = {"start": start, "end": end, "label": label, "confidence": confidence}
     if len(merged) > 1:
         mention["fragments"] = [list(piece) for piece in merged]
     return mention
-
-
-def _has_form(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
-    """Return whether the pieces of a text are a form, except for white space."""
-    if is_far_longer(pieces, form):
-        return False
-    return is_same_text(" ".join(text[start:end] for start, end in pieces), form)
 
 
 def rows_by_span(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:

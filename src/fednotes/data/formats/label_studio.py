@@ -12,9 +12,11 @@ others under "fednotes".
 from __future__ import annotations
 
 import os
+import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,11 @@ from fednotes.data.formats import jsonl
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
 from fednotes.data.formats.json_files import read_json, read_json_keys
-from fednotes.data.formats.mentions import is_same_text
+from fednotes.data.formats.mentions import has_form
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
+_OF_TWO_UNITS = re.compile("[\U00010000-\U0010ffff]")
 _TASK_KEYS = {"data", "annotations", "completions", "predictions"}
 
 
@@ -79,6 +82,7 @@ def _to_record(
     ignored["relations, and answers that are not mentions"] += len(results) - len(
         regions
     )
+    units = _Utf16Units(text)
     spans = []
     for region in regions:
         value = mapping(region.get("value"))
@@ -88,7 +92,7 @@ def _to_record(
                 spans.append(
                     jsonl.make_mention(
                         text,
-                        [_find_offsets(text, value)],
+                        [_find_offsets(text, units, value)],
                         label,
                         value.get("text"),
                         _confidence(region),
@@ -127,7 +131,31 @@ def _last_annotation(task: Any) -> tuple[dict[str, Any], int]:
     return {}, 0
 
 
-def _find_offsets(text: str, value: Any) -> tuple[Any, Any]:
+class _Utf16Units:
+    """The places of a text in UTF-16 units, worked out once for all regions of a task.
+
+    Args:
+        text: The text.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @cached_property
+    def _second_units(self) -> list[int]:
+        """The places of the second units of all characters that have two."""
+        pairs = enumerate(_OF_TWO_UNITS.finditer(self._text))
+        return [match.start() + number + 1 for number, match in pairs]
+
+    def to_character(self, unit: int) -> int | None:
+        """Return which character begins with a unit; None if none does."""
+        before = bisect_left(self._second_units, unit)
+        if self._second_units[before : before + 1] == [unit]:
+            return None
+        return unit - before
+
+
+def _find_offsets(text: str, units: _Utf16Units, value: Any) -> tuple[Any, Any]:
     """Return the offsets of a region, in characters.
 
     Older versions of Label Studio count in UTF-16 units.
@@ -138,13 +166,14 @@ def _find_offsets(text: str, value: Any) -> tuple[Any, Any]:
     are_offsets = type(start) is int and type(end) is int and 0 <= start < end
     if text.isascii() or not are_offsets or not isinstance(form, str):
         return start, end
-    if is_same_text(text[start:end], form):
+    if end <= len(text) and has_form(text, [(start, end)], form):
         return start, end
-    units = text.encode("utf-16-le")
-    before = units[: 2 * start].decode("utf-16-le", "replace")
-    mention = units[2 * start : 2 * end].decode("utf-16-le", "replace")
-    if is_same_text(mention, form):
-        return len(before), len(before) + len(mention)
+    first = units.to_character(start)
+    last = units.to_character(end)
+    if first is not None and last is not None:
+        last = min(last, len(text))
+        if has_form(text, [(first, last)], form):
+            return first, last
     return start, end
 
 

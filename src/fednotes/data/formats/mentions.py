@@ -43,6 +43,26 @@ def is_far_longer(pieces: Iterable[tuple[int, int]], form: str) -> bool:
     return length > 2 * len(form) + _SPARE_WHITE_SPACE
 
 
+def has_form(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
+    """Return whether pieces of a text are a form, except for white space.
+
+    The time that this takes grows with the form, not with the pieces.
+    """
+    if is_far_longer(pieces, form):
+        return False
+    return is_same_text(" ".join(text[start:end] for start, end in pieces), form)
+
+
+def is_normal_form(text: str, start: int, end: int, form: str) -> bool:
+    """Return whether a stretch of a text is a form, except for case and white space.
+
+    The time that this takes grows with the form, not with the stretch.
+    """
+    if is_far_longer([(start, end)], form):
+        return False
+    return normalise(text[start:end]) == normalise(form)
+
+
 def count_mismatches(
     path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], what: str
 ) -> dict[str, int]:
@@ -63,7 +83,7 @@ def count_mismatches(
     wrong_lines = [
         line
         for span, form, line in mentions
-        if normalise(text[span.start : span.end]) != normalise(form)
+        if not is_normal_form(text, span.start, span.end, form)
     ]
     if 2 * len(wrong_lines) > len(mentions):
         raise DataError.at(

@@ -13,9 +13,10 @@ All rows of one sentence make one document with the union of their mentions.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ _EXPECTED = "expected PMID|sentence|text|start|end|drug|start|end or PMID NEG se
 # The share of a file's rows that may have no place: some rows of the corpus are
 # damaged.
 _MAX_UNPLACED = 0.05
+_MAX_MENTION = 1000  # characters of a text that is looked for in its sentence
+_MAX_OCCURRENCES = 1000  # of such a text in a sentence
 
 _Place = tuple[int, int]
 
@@ -167,8 +170,10 @@ def _to_document(
         if not others or not drugs:
             unplaced.append(row)
             continue
-        pairs = product(others, drugs)
-        other, drug = min(pairs, key=lambda pair: _misfit(pair, row, origin))
+        other, drug = min(
+            ((other, _nearest(other, drugs, row)) for other in others),
+            key=lambda pair: _misfit(pair, row, origin),
+        )
         spans.add(Span(*other, row.label))
         spans.add(Span(*drug, "Drug"))
         relations[row.label, *other, *drug] = None
@@ -204,13 +209,15 @@ def _find_occurrences(text: str, form: str) -> list[_Place]:
     Case and the width of spaces are ignored only if they must be, and occurrences
     inside a word count only if there are no others.
     """
+    if len(form) > _MAX_MENTION:
+        return []
     loose = r"\s+".join(map(re.escape, form.split()))
     for pattern, flags in ((re.escape(form), 0), (loose, re.IGNORECASE)):
         if not pattern:
             continue
         # Looking ahead also finds occurrences that overlap.
         matches = re.finditer(f"(?=({pattern}))", text, flags)
-        places = [match.span(1) for match in matches]
+        places = [match.span(1) for match in islice(matches, _MAX_OCCURRENCES)]
         if places:
             words = [place for place in places if not _is_inside_word(text, *place)]
             return words or places
@@ -222,6 +229,14 @@ def _is_inside_word(text: str, start: int, end: int) -> bool:
     continues_left = text[start].isalnum() and text[start - 1 : start].isalnum()
     continues_right = text[end - 1].isalnum() and text[end : end + 1].isalnum()
     return continues_left or continues_right
+
+
+def _nearest(other: _Place, drugs: Sequence[_Place], row: _Row) -> _Place:
+    """Return the drug, of places in order, whose distance fits a row's offsets best."""
+    wanted = other[0] + row.drug_start - row.other_start
+    number = bisect_left(drugs, wanted, key=lambda place: place[0])
+    nearby = drugs[max(0, number - 1) : number + 1]
+    return min(nearby, key=lambda place: abs(place[0] - wanted))
 
 
 def _misfit(

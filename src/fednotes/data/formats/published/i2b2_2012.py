@@ -24,9 +24,8 @@ from fednotes.core.types import Document, Span
 from fednotes.data.formats.files import read_head, read_text
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
-from fednotes.data.formats.mentions import count_mismatches
+from fednotes.data.formats.mentions import count_mismatches, is_normal_form
 from fednotes.data.formats.problems import Problems
-from fednotes.data.text import normalise
 
 LOOSE = 0
 _ACCEPT_LINES = 6  # lines among which the text begins
@@ -142,7 +141,7 @@ def _place_text(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
         for span, form, _ in mentions:
             start = span.start + shift
             end = span.end + shift
-            hits += start >= 0 and normalise(text[start:end]) == normalise(form)
+            hits += start >= 0 and is_normal_form(text, start, end, form)
         return hits
 
     return text, max((shift_of_raw, shift_of_stripped), key=count_hits)

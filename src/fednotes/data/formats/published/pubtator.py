@@ -21,7 +21,7 @@ from fednotes.core.types import Document, Span
 from fednotes.data.formats.files import read_first_line, read_nonblank_lines
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
-from fednotes.data.formats.mentions import is_same_text, require_in_text
+from fednotes.data.formats.mentions import has_form, require_in_text
 from fednotes.data.formats.problems import Problems
 
 _PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
@@ -140,7 +140,7 @@ def _parse_mention(columns: list[str], text: str) -> Span:
             f"{len(columns)} columns, expected PMID, start, end (numbers), text, type"
         )
     start, end = require_in_text(int(columns[1]), int(columns[2]), len(text))
-    if not is_same_text(text[start:end], columns[3]):
+    if not has_form(text, [(start, end)], columns[3]):
         raise DataError(f"{start}:{end} does not match the text there")
     label = columns[4].strip()
     if not label:
