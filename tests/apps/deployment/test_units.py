@@ -1,0 +1,28 @@
+"""The units and the container of a server and a site run commands that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from units import CONTAINER, instructions, is_command, service, unit_of, words_of
+
+
+@pytest.mark.parametrize("name", ["server", "site"])
+def test_a_unit_runs_what_there_is(name: str) -> None:
+    path = unit_of(f"fednotes-{name}")
+    command, verb, kit, *_ = words_of(path)
+    assert [command, verb] == [name, "run"]
+    assert is_command(name, "run")
+    assert service(path)["ReadWritePaths"].split() == [kit]
+
+
+def test_the_container_runs_what_there_is() -> None:
+    assert is_command(*json.loads(instructions("CMD")[0])[:2])
+    commands = re.findall(r"fednotes ((?:site|server) \w+) /kit", CONTAINER)
+    assert commands
+    for command in commands:
+        assert is_command(*command.split())
+    # `ps`, by which a kit's processes are found
+    assert "procps" in instructions("RUN")[0]

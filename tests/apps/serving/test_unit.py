@@ -1,0 +1,16 @@
+"""The unit and the container of a saved model run the command `serve`."""
+
+from __future__ import annotations
+
+from units import CONTAINER, is_command, service, unit_of, words_of
+
+
+def test_the_unit_runs_what_there_is() -> None:
+    path = unit_of("fednotes-serve")
+    assert words_of(path)[0] == "serve"
+    assert is_command("serve")
+    assert "ReadWritePaths" not in service(path)  # it writes nothing
+
+
+def test_the_container_may_run_it() -> None:
+    assert "fednotes serve /model" in CONTAINER
