@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from applications import COMMANDS, is_deleted_command
 from syntax_trees import SRC, dotted
 
 TESTS = Path(__file__).parent
@@ -119,6 +121,27 @@ def test_no_test_needs_an_application_that_may_be_deleted() -> None:
         "move it to tests/apps/NAME, or put needs_app(NAME) of tests/helpers/"
         f"applications.py above it: {found}"
     )
+
+
+def test_the_application_of_each_command_is_known() -> None:
+    """Pages may name the commands of an application that was deleted."""
+    project = tomllib.loads((SRC.parent / "pyproject.toml").read_text("utf-8"))
+    groups = project["project"]["entry-points"]
+    registered = {
+        name: NAMED.findall(value)[0]
+        for name, value in groups.get("fednotes.commands", {}).items()
+    }
+    assert registered == {
+        name: app for name, app in COMMANDS.items() if app in APPS and " " not in name
+    }
+
+
+def test_a_command_of_a_deleted_application_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(COMMANDS, "job show", "no_such_application")
+    assert is_deleted_command(["job", "show", "demo"])
+    assert not is_deleted_command(["job", "keys"])
 
 
 def test_no_two_helpers_have_one_name() -> None:

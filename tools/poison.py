@@ -41,7 +41,6 @@ from typing import Any
 import torch
 from maccrobat import site_of
 
-from fednotes.apps.experiments.tables import markdown_table
 from fednotes.core.store import write_json
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Update
@@ -51,6 +50,7 @@ from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import make_method_sites, prepare
 from fednotes.methods.fedner import METHOD
 from fednotes.metrics.spans import SpanCounts
+from fednotes.report.markdown import markdown_table
 
 SITES, PUBLIC, HOSTILE = ("s1", "s2", "s3", "s4", "s5"), "public", "s5"
 NEXT = {"problem": "test", "test": "treatment", "treatment": "problem"}

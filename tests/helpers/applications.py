@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import pytest
+
+# The application of each command that is not the core's. Pages of the documents may
+# still name the commands of an application that was deleted.
+COMMANDS = {
+    "attention": "experiments",
+    "audit": "audit",
+    "export": "serving",
+    "export sklearn": "phenotyping",
+    "kit": "deployment",
+    "ledger": "deployment",
+    "preflight": "deployment",
+    "provision": "deployment",
+    "reproduce": "experiments",
+    "run": "deployment",
+    "serve": "serving",
+    "server": "deployment",
+    "site": "deployment",
+    "ui": "ui",
+}
 
 
 def has_app(name: str) -> bool:
@@ -21,3 +41,9 @@ def needs_app(name: str) -> None:
     """Skip the test, or the module at its import, if an application was deleted."""
     if not has_app(name):
         pytest.skip(f"needs the application {name}", allow_module_level=True)
+
+
+def is_deleted_command(words: Sequence[str]) -> bool:
+    """Return whether words after "fednotes" name a command of a deleted application."""
+    owners = [COMMANDS.get(" ".join(words[:length])) for length in (1, 2)]
+    return any(owner is not None and not has_app(owner) for owner in owners)

@@ -1,10 +1,11 @@
-"""The systemd units and the container file under deploy/."""
+"""Read the systemd units and the container file under deploy/."""
 
 from __future__ import annotations
 
 import configparser
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 from typer.main import get_command
@@ -16,12 +17,12 @@ CONTAINER = (ROOT / "deploy" / "Containerfile").read_text("utf-8")
 
 
 def unit_of(name: str) -> Path:
-    """The file of a unit."""
+    """Return the file of a unit."""
     return ROOT / "deploy" / f"{name}.service"
 
 
 def service(path: Path) -> configparser.SectionProxy:
-    """What a unit says of its service."""
+    """Return the section of a unit that describes its service."""
     parser = configparser.ConfigParser(delimiters="=", interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(path.read_text("utf-8"))
@@ -29,7 +30,7 @@ def service(path: Path) -> configparser.SectionProxy:
 
 
 def is_command(*words: str) -> bool:
-    """Whether our program has such a command."""
+    """Return whether fednotes has a command."""
     found = get_command(app)
     for word in words:
         found = getattr(found, "commands", {}).get(word)
@@ -39,8 +40,11 @@ def is_command(*words: str) -> bool:
 
 
 def words_of(path: Path) -> list[str]:
-    """The words that a unit gives to fednotes, of which all commands must be there,
-    and those that its comments give."""
+    """Return the arguments with which a unit starts fednotes.
+
+    Raises:
+        AssertionError: A comment of the unit names a command that does not exist.
+    """
     program, *words = shlex.split(service(path)["ExecStart"])
     assert Path(program).name == "fednotes"
     for command in re.findall(r"bin/fednotes (\w+) (\w+)", path.read_text("utf-8")):
@@ -49,6 +53,13 @@ def words_of(path: Path) -> list[str]:
 
 
 def instructions(name: str) -> list[str]:
-    """The arguments of a container file's instruction, lines that go on joined."""
+    """Return the arguments of an instruction of the container file."""
     joined = CONTAINER.replace("\\\n", " ")
     return re.findall(rf"^{name} (.*)$", joined, re.MULTILINE)
+
+
+def installed_extras() -> set[str]:
+    """Return the extras of fednotes that the container installs."""
+    (named,) = re.findall(r"'/build\[([\w,]+)\]'", CONTAINER)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return set(named.split(",")) & set(project["optional-dependencies"])

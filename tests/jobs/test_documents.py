@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import COMMANDS, is_deleted_command
+from papers import is_of_deleted_app
 from typer.main import get_command
 
 from fednotes.cli.app import app
@@ -92,6 +94,8 @@ def unknown_commands(text: str) -> list[str]:
         for words in re.findall(
             r"(?<![\w/=.-])(?<!import )fednotes +([a-z-][^|;&>]*)", piece
         ):
+            if is_deleted_command(words.split()):
+                continue
             found, given = find_command(words.split())
             params = found.params
             options = {
@@ -112,13 +116,16 @@ def unknown_tests(text: str) -> list[str]:
     files = {
         path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")
     }
-    wrong, last = [], ""
+    wrong, last, is_deleted = [], "", False
     for path, of, name in re.findall(
         r"((?:tests/[\w/]*)?\btest_\w+\.py)?(::)?\b(test_\w+)?", text
     ):
         if path:
-            last = Path(path).name
-            wrong += [] if (ROOT / path).is_file() or path in files else [path]
+            last, is_deleted = Path(path).name, is_of_deleted_app(path)
+            exists = (ROOT / path).is_file() or path in files
+            wrong += [] if exists or is_deleted else [path]
+        if of and is_deleted:
+            continue
         places = [files.get(last, "")] if of else files.values()
         if name and not any(
             re.search(rf"^def {name}\(", p, re.MULTILINE) for p in places
@@ -129,8 +136,8 @@ def unknown_tests(text: str) -> list[str]:
 
 def test_the_checks_of_pages_find_what_they_look_for() -> None:
     """They would pass whatever they find nothing in."""
-    text = "`fednotes site fly KIT`, `fednotes site\nstop KIT --hard`, `fednotes site approve KIT`"
-    said = ["fednotes site fly KIT", "fednotes site stop KIT --hard: --hard"]
+    text = "`fednotes job fly JOB`, `fednotes job\nshow JOB --hard`, `fednotes job show JOB`"
+    said = ["fednotes job fly JOB", "fednotes job show JOB --hard: --hard"]
     assert unknown_commands(text) == said
     assert unknown_commands("```sh\nfednotes pay  # fednotes or not\n```") == [
         "fednotes pay"
@@ -142,6 +149,19 @@ def test_the_checks_of_pages_find_what_they_look_for() -> None:
     assert unknown_tests(
         "`test_the_checks_of_pages_find_what_they_look_for`, `test_nowhere`"
     ) == ["test_nowhere"]
+
+
+def test_the_checks_of_pages_pass_over_a_deleted_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(COMMANDS, "fly", "no_such_application")
+    assert unknown_commands("`fednotes fly --high`") == []
+    text = "`tests/apps/no_such_application/test_fly.py::test_high`, `::test_low`"
+    assert unknown_tests(text) == []
+    assert unknown_tests(f"{text}, `tests/jobs/test_fly.py::test_x`") == [
+        "tests/jobs/test_fly.py",
+        "test_fly.py::test_x",
+    ]
 
 
 @each_page

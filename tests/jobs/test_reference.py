@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import needs_app
 from filled_in import FILLED_IN
 
 from fednotes import methods
@@ -233,6 +234,7 @@ def test_defaults_outside_tables_are_the_effective_ones() -> None:
 
 @pytest.mark.parametrize("preset", ["best", "paper"])
 def test_defaults_of_concepts_are_the_effective_ones(preset: str) -> None:
+    needs_app("phenotyping")
     tables: Any = minimal_job("phenotype", preset).kind_tables
     documented = documented_values(
         "[concepts] of patients", f'preset "{preset}" of phenotype', "with [synthetic]"
@@ -407,8 +409,6 @@ def test_docstrings_describe_every_field_of_a_class() -> None:
         ("fedner", "sites.mercy.label_map.ADR"),
         ("fedner", "tags.design"),
         ("fedner", "federation.secure_sum"),
-        ("phenotype", "phenotypes.asthma"),
-        ("phenotype", "concepts.dictionary"),
     ],
 )
 def test_a_key_that_a_job_may_have_is_known(method: str, key: str) -> None:

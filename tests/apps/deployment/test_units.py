@@ -1,4 +1,4 @@
-"""The units and the container of a server and a site run commands that there are."""
+"""Test that the units and the container of a server and a site run real commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import json
 import re
 
 import pytest
-from units import CONTAINER, instructions, is_command, service, unit_of, words_of
+from units import (
+    CONTAINER,
+    installed_extras,
+    instructions,
+    is_command,
+    service,
+    unit_of,
+    words_of,
+)
 
 
 @pytest.mark.parametrize("name", ["server", "site"])
@@ -19,6 +27,7 @@ def test_a_unit_runs_what_there_is(name: str) -> None:
 
 
 def test_the_container_runs_what_there_is() -> None:
+    assert "deploy" in installed_extras()
     assert is_command(*json.loads(instructions("CMD")[0])[:2])
     commands = re.findall(r"fednotes ((?:site|server) \w+) /kit", CONTAINER)
     assert commands

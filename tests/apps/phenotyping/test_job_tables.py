@@ -15,6 +15,7 @@ from fednotes.apps.phenotyping.job_tables import (
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.reference import is_known_key
 from fednotes.jobs.schema import make_schema
 
 CONCEPTS = {"dictionary": "terms.tsv"}
@@ -139,6 +140,11 @@ def test_a_mistake_about_patients_names_its_place(
         )
     with pytest.raises(ConfigError, match=r"j\.toml: say how notes are read"):
         of_patients(sites={"a": {"notes": "x"}})
+
+
+@pytest.mark.parametrize("key", ["phenotypes.asthma", "concepts.dictionary"])
+def test_a_key_that_a_job_on_patients_may_have_is_known(key: str) -> None:
+    assert is_known_key("phenotype", key)
 
 
 def test_the_schema_has_the_tables_of_patients() -> None:

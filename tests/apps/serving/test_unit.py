@@ -1,8 +1,8 @@
-"""The unit and the container of a saved model run the command `serve`."""
+"""Test that the unit and the container of a saved model run `fednotes serve`."""
 
 from __future__ import annotations
 
-from units import CONTAINER, is_command, service, unit_of, words_of
+from units import CONTAINER, installed_extras, is_command, service, unit_of, words_of
 
 
 def test_the_unit_runs_what_there_is() -> None:
@@ -14,3 +14,4 @@ def test_the_unit_runs_what_there_is() -> None:
 
 def test_the_container_may_run_it() -> None:
     assert "fednotes serve /model" in CONTAINER
+    assert "serve" in installed_extras()

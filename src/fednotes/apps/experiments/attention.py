@@ -32,7 +32,7 @@ from fednotes.apps.experiments.head_measures import (
     measure,
 )
 from fednotes.apps.experiments.passages import draw_passages
-from fednotes.apps.experiments.tables import join_paragraphs, markdown_table
+from fednotes.apps.experiments.tables import join_paragraphs
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -43,6 +43,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.store import write_text
 from fednotes.data.notes import read_notes
+from fednotes.report.markdown import markdown_table
 
 # The model, the number of texts that it has read, and the number of all texts.
 ReadingProgress = Callable[[str, int, int], None]

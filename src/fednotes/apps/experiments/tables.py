@@ -7,6 +7,7 @@ from typing import Any
 
 from fednotes.apps.experiments.runs import HELD_OUT
 from fednotes.metrics.paired_tests import FEWEST_SEEDS
+from fednotes.report.markdown import markdown_table
 
 Table = Mapping[str, Any]  # what results.json holds
 TableRow = Mapping[str, Any]  # one row and condition of it
@@ -36,27 +37,6 @@ def results_page(table: Table) -> str:
 def join_paragraphs(paragraphs: Iterable[str]) -> str:
     """Return a Markdown page of paragraphs and tables."""
     return "\n\n".join(paragraphs) + "\n"
-
-
-def markdown_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1
-) -> str:
-    """Return a table in Markdown.
-
-    Args:
-        heads: The headings.
-        rows: The cells of each row.
-        names: Number of columns with names, which are aligned left; the others hold
-            numbers.
-    """
-    ruler = "|" + "---|" * names + "---:|" * (len(heads) - names)
-    lines = [_table_line(heads), ruler]
-    lines += [_table_line(row) for row in rows]
-    return "\n".join(lines)
-
-
-def _table_line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _paragraphs(table: Table) -> Iterator[str]:
