@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from papers import is_of_deleted_app
 
 import fednotes
 
@@ -129,6 +130,34 @@ def test_no_paths_of_one_machine() -> None:
 def test_the_path_check_sees(line: str, wrong: bool) -> None:
     """The @ keeps these lines from being found themselves."""
     assert bool(MACHINE_PATH.search(line.replace("@", ""))) is wrong
+
+
+@pytest.mark.parametrize("name", ["Makefile", ".ci/run"])
+def test_the_tests_that_are_run_by_name_exist(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    places = re.findall(r"(?<![\w/])tests/[\w/]+(?:\.py)?", text)
+    assert places
+    missing = [place for place in places if not (ROOT / place).exists()]
+    assert [place for place in missing if not is_of_deleted_app(place)] == []
+
+
+def test_ci_leaves_out_the_tests_of_deleted_applications(tmp_path: Path) -> None:
+    text = (ROOT / ".ci" / "run").read_text("utf-8")
+    (function,) = re.findall(r"^present\(\) \{\n.*?^\}\n", text, re.M | re.S)
+    package = tmp_path / "src" / "fednotes" / "apps" / "one" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    paths = (
+        "tests/apps/one tests/apps/two/test_x.py tests/jobs tests/apps/one/test_y.py"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{function}present {paths}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "tests/apps/one tests/jobs tests/apps/one/test_y.py "
 
 
 def test_ci_script_is_executable_bash() -> None:
