@@ -1,0 +1,126 @@
+"""Test that the tool deletes one application, and that all other tests still load."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delete_application import delete_application, find_mentions
+
+ROOT = Path(__file__).parents[2]
+APPS = sorted(path.parent.name for path in ROOT.glob("src/fednotes/apps/*/__init__.py"))
+FOLDERS = ("src", "tests", "docs", "tools", "benchmarks", "deploy")
+FILES = ("pyproject.toml", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+# What is in fednotes-0.1.0.dist-info but the entry points.
+METADATA = "Metadata-Version: 2.4\nName: fednotes\nVersion: 0.1.0\n"
+
+
+def read_project(root: Path) -> dict[str, Any]:
+    return tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+
+
+def copy_project(root: Path) -> Path:
+    """Copy this project into a folder and return the folder."""
+    compiled = shutil.ignore_patterns("__pycache__", "runs")
+    for folder in (*FOLDERS, ".ci"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=compiled)
+    for file in (*FILES, "mkdocs.yml"):
+        shutil.copy(ROOT / file, root / file)
+    return root
+
+
+def register(root: Path) -> None:
+    """Write the entry points of a copied project beside its package.
+
+    Python finds them there before those of the installed project.
+    """
+    entries = configparser.ConfigParser(delimiters="=", interpolation=None)
+    entries.optionxform = str  # type: ignore[assignment,method-assign]
+    entries.read_dict(read_project(root)["project"]["entry-points"])
+    folder = root / "src" / "fednotes-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(METADATA)
+    with (folder / "entry_points.txt").open("w") as file:
+        entries.write(file)
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_nothing_names_a_deleted_application_but_prose(
+    name: str, tmp_path: Path
+) -> None:
+    root = copy_project(tmp_path)
+    delete_application(name, root)
+    assert not (root / "src" / "fednotes" / "apps" / name).exists()
+    assert not (root / "tests" / "apps" / name).exists()
+    assert f"apps.{name}" not in (root / "pyproject.toml").read_text("utf-8")
+    before, after = read_project(ROOT)["project"], read_project(root)["project"]
+    entries = {
+        (group, entry): value
+        for group, values in before["entry-points"].items()
+        for entry, value in values.items()
+    }
+    others = {
+        (group, entry): value
+        for group, values in after["entry-points"].items()
+        for entry, value in values.items()
+    }
+    assert others == {
+        key: value
+        for key, value in entries.items()
+        if not re.match(rf"fednotes\.apps\.{name}[.:]|fednotes\.apps\.{name}$", value)
+    }
+    extras = {**before["optional-dependencies"]}
+    left = {**after["optional-dependencies"]}
+    page = (root / "docs" / "install.md").read_text("utf-8")
+    for extra in extras.keys() - left.keys():
+        assert f"`{extra}` |" not in page
+        assert extra not in re.split(r"[\[\],]", left["dev"][0])
+    for extra in left.keys() - {"dev"}:
+        assert left[extra] == extras[extra]
+    assert any(place.startswith("docs/") for place in find_mentions(name, root))
+
+
+def test_an_application_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    for name in ("nothing", "../core", ""):
+        with pytest.raises(ValueError, match="is no application: name a folder of"):
+            delete_application(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", APPS)
+def test_all_tests_load_without_an_application(name: str, tmp_path: Path) -> None:
+    root = copy_project(tmp_path)
+    delete_application(name, root)
+    register(root)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+            *("--collect-only", "-m", "not medspacy", "tests"),
+        ],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    check = (
+        "import fednotes; from importlib.metadata import entry_points;"
+        "print(fednotes.__file__, [e.value for e in entry_points()])"
+    )
+    program = subprocess.run(
+        [sys.executable, "-c", check],
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert program.stdout.startswith(str(root))
+    assert f"fednotes.apps.{name}" not in program.stdout
