@@ -94,33 +94,36 @@ def test_an_application_that_does_not_exist_is_refused(tmp_path: Path) -> None:
             delete_application(name, tmp_path)
 
 
+# Prints where fednotes is, and what is registered.
+PROGRAM = """
+import fednotes
+from importlib.metadata import distribution
+print(fednotes.__file__, *(entry.value for entry in distribution("fednotes").entry_points))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", APPS)
 def test_all_tests_load_without_an_application(name: str, tmp_path: Path) -> None:
     root = copy_project(tmp_path)
     delete_application(name, root)
     register(root)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-            *("--collect-only", "-m", "not medspacy", "tests"),
-        ],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    check = (
-        "import fednotes; from importlib.metadata import entry_points;"
-        "print(fednotes.__file__, [e.value for e in entry_points()])"
-    )
-    program = subprocess.run(
-        [sys.executable, "-c", check],
-        env={**os.environ, "PYTHONPATH": str(root / "src")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert program.stdout.startswith(str(root))
-    assert f"fednotes.apps.{name}" not in program.stdout
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout
+
+    place, *values = run("-c", PROGRAM).split()
+    assert Path(place).is_relative_to(root)
+    assert values
+    assert not [value for value in values if f".apps.{name}" in value]
+    words = ("-p", "no:cacheprovider", "--collect-only", "-m", "not medspacy", "tests")
+    run("-m", "pytest", *words)
