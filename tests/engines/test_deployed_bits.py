@@ -134,7 +134,9 @@ def train_ner(engine: Any, settings: fedner.Config = NER) -> dict[str, torch.Ten
     return dict(fedner.train(engine, settings).tensors)
 
 
-SHARED = replace(CONFIG, batch="shared", batch_size=9, local_steps=3, server="nesterov")
+SHARED = replace(
+    CONFIG, batch="shared", batch_size=9, local_epochs=1.5, server="nesterov"
+)
 METHODS = {
     "averaging": (lambda n: Fit(3 * n, CONFIG), average(CONFIG)),
     "compressed": (

@@ -344,11 +344,11 @@ def test_no_sum_that_a_server_tells_makes_a_part_too_small(
 
 
 @pytest.mark.parametrize("local", [1, 3, 4, 7])
-def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
+def test_parts_of_epochs_go_through_the_epochs_in_turn(local: int) -> None:
     """Two cycles of 7 steps are the first 14 mini-batches of epochs of 3, whatever the
     cut."""
     cycles = 14 // local
-    config = replace(CONFIG, cycles=cycles, local_steps=local)
+    config = replace(CONFIG, cycles=cycles, local_epochs=local / 3)
     site = Fit(1, config)
     result = run([site], config)
     model = net()
@@ -365,8 +365,8 @@ def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
     assert site.covered("train")["steps"] == local
 
 
-def test_a_site_without_an_example_takes_no_local_step() -> None:
-    config = replace(CONFIG, local_steps=3)
+def test_a_site_without_an_example_takes_no_step() -> None:
+    config = replace(CONFIG, local_epochs=0.5)
     site = Fit(1, config, size=0)
     assert (
         site.train({n: p.detach() for n, p in site.shared.items()}, cycle=0).weight == 0
@@ -376,8 +376,8 @@ def test_a_site_without_an_example_takes_no_local_step() -> None:
 
 def test_an_update_of_few_steps_covers_their_tokens() -> None:
     """3 steps an epoch: one covers a third of the tokens, five all of them."""
-    for local, tokens in ((1, 300), (5, 900), (0, 900)):
-        site = Fit(1, replace(CONFIG, local_steps=local), tokens=900)
+    for steps, tokens in ((1, 300), (3, 900), (5, 900)):
+        site = Fit(1, replace(CONFIG, local_epochs=steps / 3), tokens=900)
         assert site.covered("train")["tokens"] == tokens
 
 
@@ -445,7 +445,7 @@ def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(
     [
         {"server": "yogi"},
         {"server": "adam", "compression": "packed"},
-        {"server": "nesterov", "batch": "shared", "batch_size": 6, "local_steps": 4},
+        {"server": "nesterov", "batch": "shared", "batch_size": 6, "local_epochs": 0.5},
     ],
     ids=["yogi", "packed", "nesterov"],
 )

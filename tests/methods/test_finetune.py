@@ -81,7 +81,11 @@ def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> 
     has length C over encoder and classifier together, by NumPy; sites end with one
     encoder and save models."""
     sites = [site_data(name, seed, 5) for seed, name in enumerate("abc")]
-    settings = {**finetune.METHOD.dp.required_settings, "cycles": 1, "local_steps": 2}
+    settings = {
+        **finetune.METHOD.dp.required_settings,
+        "cycles": 1,
+        "local_epochs": 0.8,
+    }
     made = config(bert, sites, private=("classifier",), **settings)
     made = replace(
         made, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)

@@ -229,7 +229,7 @@ def test_which_rows_are_shared(
             "keep_cycle": -1,
             "cycles": 3,
         },
-        {"local_steps": 2, "lora_learning_rate": 0.05, "compression": "packed"},
+        {"local_epochs": 0.5, "lora_learning_rate": 0.05, "compression": "packed"},
     ],
     ids=["each", "shared", "steps"],
 )
@@ -415,7 +415,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
         "batch": "shared",
         "batch_size": 9,
         "server": "nesterov",
-        "local_steps": 2,
+        "local_epochs": 0.5,
     }
     settings = config(encoder, sites, cycles=3, keep_cycle=-1, **shared)
     whole = train(sites, settings)

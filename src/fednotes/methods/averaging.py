@@ -93,9 +93,7 @@ class Averaging(Aggregation):
             held-out data. No cycle is run after a numbered one, though the learning
             rate is still scheduled over all `cycles`.
         local_epochs: Epochs of training at every site in each cycle. A fractional part
-            is that part of an epoch's steps.
-        local_steps: Steps of training at every site in each cycle, in place of
-            `local_epochs`; 0 uses `local_epochs`.
+            is that part of an epoch's steps, and at least one step.
         batch: Whose step `batch_size` counts: "each" site's, or that of all sites
             together ("shared"). Shared batches are divided by the sites' numbers of
             examples, each site getting at least one example and a quarter of an equal
@@ -141,7 +139,6 @@ class Averaging(Aggregation):
     cycles: PositiveInt = 15
     keep_cycle: int = 0
     local_epochs: PositiveFloat = 1
-    local_steps: NonNegativeInt = 0
     batch: Literal["each", "shared"] = "each"
     batch_size: PositiveInt = 32
     accumulate: PositiveInt = 1
@@ -274,9 +271,8 @@ class AveragingWithDP(DPSupport):
 
     def count_rounds(self, config: Any, sums_per_epoch: int) -> int:
         """Return the local steps of a run, at `sums_per_epoch` of them an epoch."""
-        steps: float = config.local_steps or config.local_epochs * sums_per_epoch
-        cycles: int = config.cycles
-        return math.ceil(cycles * steps)
+        steps: float = config.cycles * config.local_epochs * sums_per_epoch
+        return math.ceil(steps)
 
 
 def traffic_of(
@@ -303,9 +299,6 @@ def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
     """Return the examples of a cycle at all sites, of their numbers of examples."""
     sites, batch = len(sizes), config.batch_size
     is_shared = config.batch == "shared"
-    if config.local_steps:
-        examples_of_step = max(batch, sites) if is_shared else batch * sites
-        return config.local_steps * examples_of_step
     # With more sites than examples in a batch, an epoch is read more than once.
     times_read = sites / batch if is_shared and sites > batch else 1.0
     return math.ceil(sum(sizes) * config.local_epochs * times_read)
@@ -646,11 +639,8 @@ class AveragingSite(SiteTasks):
 
     @property
     def _steps_per_cycle(self) -> int:
-        config = self._averaging
-        if config.local_steps:
-            return config.local_steps
         steps_per_epoch = self._common_steps or self._steps_per_epoch
-        return max(1, round(config.local_epochs * steps_per_epoch))
+        return max(1, round(self._averaging.local_epochs * steps_per_epoch))
 
     @property
     def _planned_steps(self) -> int:
@@ -782,7 +772,7 @@ class AveragingSite(SiteTasks):
     def _batches(self, cycle: int) -> Iterator[list[Step]]:
         """Yield the mini-batches of a cycle."""
         config = self._averaging
-        has_whole_epochs = not (config.local_steps or self._common_steps) and (
+        has_whole_epochs = not self._common_steps and (
             config.local_epochs == int(config.local_epochs)
         )
         if has_whole_epochs:

@@ -135,7 +135,7 @@ class Config(Averaging):
                 'objective = "mlm"'
             )
         crowded = self.batch == "shared" and self.sites > self.batch_size
-        if self.long_cycles and (self.local_steps or self.local_epochs % 1 or crowded):
+        if self.long_cycles and (self.local_epochs % 1 or crowded):
             raise ConfigError(
                 "long_cycles need whole epochs: set either long_cycles or parts of "
                 'epochs, and with batch = "shared" a batch_size of at least one '

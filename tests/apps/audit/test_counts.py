@@ -32,7 +32,7 @@ def test_counts_of_an_evaluation_reveal_types() -> None:
 def test_a_late_evaluation_is_observed(bert: Path) -> None:
     """Even after more cycles than those whose tensors are kept."""
     few = {
-        "local_steps": 1,
+        "local_epochs": 0.001,
         "cycles": 10,
         "evaluate_every": 10,
         "compression": "packed",
@@ -47,7 +47,7 @@ def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
         bert,
         {"train": "top", "top": 1},
         cycles=3,
-        local_steps=1,
+        local_epochs=0.001,
         evaluate_every=1,
         compression="none",
     )

@@ -14,7 +14,7 @@ from fednotes.apps.audit.attacks.encoder_tokens import place_scores
 
 def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
     """A gradient reveals all tokens; a frozen lowest layer sends nothing."""
-    one = {"local_steps": 1, "compression": "none"}
+    one = {"local_epochs": 0.001, "compression": "none"}
     found = run_attack(
         encoder_job(bert, {"train": "encoder"}, **one), "tokens from the lowest"
     )
@@ -29,7 +29,12 @@ def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
 
 def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
     """One factor starts at zero, so at first the other moves by rounding alone."""
-    one = {"local_steps": 1, "compression": "none", "evaluate_every": 3, "cycles": 3}
+    one = {
+        "local_epochs": 0.001,
+        "compression": "none",
+        "evaluate_every": 3,
+        "cycles": 3,
+    }
     found = run_attack(
         encoder_job(bert, {"train": "lora"}, **one), "tokens from the lowest"
     )
@@ -39,7 +44,7 @@ def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
 @pytest.mark.slow
 def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
     """A real encoder after one step of Adam, and after six low-rank steps."""
-    one = {"local_steps": 1, "compression": "none"}
+    one = {"local_epochs": 0.001, "compression": "none"}
     found = run_attack(
         encoder_job(Path("minilm"), {"train": "encoder"}, **one),
         "tokens from the lowest",
@@ -59,7 +64,7 @@ def test_one_step_reveals_places_and_an_epoch_hides_them(bert: Path) -> None:
     model, few = {"train": "encoder", "dropout": 0.0}, {"compression": "none"}
     found = [
         run_attack(encoder_job(bert, model, **few, **s), "places")
-        for s in ({"local_steps": 1}, {})
+        for s in ({"local_epochs": 0.001}, {})
     ]
     assert found[0].control == 1.0
     told = [(one.success or 0) - one.chance for one in found]

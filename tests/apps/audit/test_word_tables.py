@@ -73,7 +73,7 @@ def test_the_sign_of_an_output_bias_names_masked_words(
     found = run_attack(parse_job(table, "job", tmp_path, "job"), "output bias")
     assert not found.applies
     table["model"] |= {"train": "all"}
-    table["training"] |= {"local_steps": 1, "compression": "none"}
+    table["training"] |= {"local_epochs": 0.001, "compression": "none"}
     found = run_attack(parse_job(table, "job", tmp_path, "job"), "output bias")
     assert found.control == found.success == 1.0
     tokens = run_attack(

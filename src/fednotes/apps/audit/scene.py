@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fednotes.apps.audit.listening import (
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.parts import Part, make_method_sites
+from fednotes.methods.averaging import Averaging
 from fednotes.training.word_rows import IDS
 
 
@@ -92,6 +94,13 @@ class Scene:
             federation=federation,
         )
         return Scene(job, self.sites, self.site, is_control=True)
+
+    def of_one_step(self) -> Scene:
+        """Return the same notes in a job whose sites send what one step computed."""
+        if isinstance(self.job.config, Averaging):
+            # A part of an epoch is at least one step.
+            return self.undefended(local_epochs=sys.float_info.min)
+        return self.undefended(exchange="gradients")
 
     def control(self) -> Scene:
         """Return the job without defences; always the same scene, which trains once."""

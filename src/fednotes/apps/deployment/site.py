@@ -273,21 +273,21 @@ class _Participation:
         scores = read_json_table(self.results / SCORES_FILE)
         sites: dict[str, Any] = {name: {} for name in self.setup.sites}
         sites[self.setup.site] = {"federated": scores}
-        facts: dict[str, Any] = {
-            "sites": sites,
-            "run": self.setup.run,
-            "versions": list_versions(),
-            "method": self.job.method,
-            "holds": self.job.kind.name,
-            "seed": self.job.seed,
-            "title": self.job.title,
-            "config": self.table["job"],
-        }
+        result = RunResult(
+            sites=sites,
+            run=self.setup.run,
+            versions=list_versions(),
+            method=self.job.method,
+            holds=self.job.kind.name,
+            seed=self.job.seed,
+            title=self.job.title,
+            config=self.table["job"],
+        )
         declaration = {
             "job": str(self.table["name"]),
             "fingerprint": self.fingerprint,
         }
-        run = OwnRun(self.setup.site, RunResult(**facts), declaration)
+        run = OwnRun(self.setup.site, result, declaration)
         write_cards(self.results, run)
 
 

@@ -21,7 +21,6 @@ from fednotes.jobs.job import Job
 CONTROL_SETTINGS: Final[dict[str, Any]] = {
     "cycles": 10,
     "local_epochs": 20,
-    "local_steps": 0,
     "classifier_epochs": 50,
     "batch_size": 8,
     "learning_rate": 0.01,

@@ -49,7 +49,7 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
         NotApplicable: No such tensor leaves a site.
     """
     if scene.is_control:
-        scene = scene.undefended(exchange="gradients", local_steps=1)
+        scene = scene.of_one_step()
     # The first update with the most tensors: a warm-up of the head, which comes first,
     # has fewer.
     seen = max(
