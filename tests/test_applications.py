@@ -11,11 +11,11 @@ import ast
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from applications import COMMANDS, is_deleted_command
+from applications import COMMANDS, FUNCTIONS, is_deleted_command
 from syntax_trees import SRC, dotted
 
 TESTS = Path(__file__).parent
@@ -123,16 +123,18 @@ def test_no_test_needs_an_application_that_may_be_deleted() -> None:
     )
 
 
-def test_the_application_of_each_command_is_known() -> None:
-    """Pages may name the commands of an application that was deleted."""
+@pytest.mark.parametrize(
+    ("group", "known"), [("commands", COMMANDS), ("api", FUNCTIONS)]
+)
+def test_the_application_of_each_command_and_function_is_known(
+    group: str, known: Mapping[str, str]
+) -> None:
+    """Pages may name those of an application that was deleted."""
     project = tomllib.loads((SRC.parent / "pyproject.toml").read_text("utf-8"))
-    groups = project["project"]["entry-points"]
-    registered = {
-        name: NAMED.findall(value)[0]
-        for name, value in groups.get("fednotes.commands", {}).items()
-    }
+    entries = project["project"]["entry-points"].get(f"fednotes.{group}", {})
+    registered = {name: NAMED.findall(value)[0] for name, value in entries.items()}
     assert registered == {
-        name: app for name, app in COMMANDS.items() if app in APPS and " " not in name
+        name: app for name, app in known.items() if app in APPS and " " not in name
     }
 
 

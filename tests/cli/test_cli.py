@@ -184,7 +184,6 @@ def folder(tmp_path: Path) -> Path:
         ("predict nomodel --text x", "no model here"),
         ("report .", "no summary.json"),
         ("compare . .", "not the folder of a run"),
-        ("reproduce fedner-tabel2 --out r", "did you mean 'fedner-table2'?"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -26,6 +26,9 @@ COMMANDS = {
     "ui": "ui",
 }
 
+# The application of each function of the Python API that is not the core's.
+FUNCTIONS = {"export": "serving", "open_ui": "ui", "serve": "serving"}
+
 
 def has_app(name: str) -> bool:
     """Return whether an application is in this tree.

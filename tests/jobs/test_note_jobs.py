@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
 from fednotes.data.notes import patient_of, read_notes
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.overlap import index_documents, shared_text
 from fednotes.jobs.job import Job, NotesConfig, Sites, load_sites
-from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
+from fednotes.jobs.job_file import parse_job
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
@@ -281,59 +279,6 @@ def test_overlap_is_counted_and_refused_if_strict(tmp_path: Path, run: Any) -> N
     )
     command = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--strict")
     assert run(*command, "--documents", tmp_path / "other.conll")[0] == 0
-
-
-def test_a_wrong_argument_of_attention_is_named(tmp_path: Path, run: Any) -> None:
-    notes = tmp_path / write(tmp_path, "a.csv", 4)
-    code, _, err = run(
-        "attention", "--model", "x", "--notes", notes, "--out", tmp_path / "o"
-    )
-    assert code == 2
-    assert len(err.splitlines()) == 1
-    assert "x" in err
-
-
-@pytest.mark.corpora
-def test_the_built_in_jobs_on_public_notes_load(corpora: Path) -> None:
-    """They have 4,909 notes, and none shares a sentence with the annotated corpora."""
-    names = ("bert/pretrain", "bert/pretrain-sources")
-    dealt, by_source = (read_toml(built_in_jobs()[name]) for name in names)
-    loaded = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
-    assert [site.id for site in loaded.data] == [f"silo{i}" for i in range(1, 6)]
-    assert sum(site.train_notes + site.valid_notes for site in loaded.data) == 4909
-    assert not any("excluded" in note for note in loaded.remarks)
-    assert "silos" not in by_source
-    assert dealt["sites"] == by_source["sites"]
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_job_on_mimic_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
-) -> None:
-    """Read an invented NOTEEVENTS.csv, or NOTEEVENTS.csv.gz as PhysioNet has it."""
-    head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
-    rows = [
-        f"{i},{i // 2},{'Discharge summary' if i % 2 else 'Nursing'},,n{i}"
-        for i in range(40)
-    ]
-    table = "\n".join([head, *rows]) + "\n"
-    if packed:
-        (tmp_path / "NOTEEVENTS.csv.gz").write_bytes(gzip.compress(table.encode()))
-    else:
-        (tmp_path / "NOTEEVENTS.csv").write_text(table)
-    monkeypatch.setenv("BERT_BASE", str(tmp_path))
-    monkeypatch.delenv("MIMIC_III", raising=False)
-    monkeypatch.setenv("MIMIC3", str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=r"MIMIC_III is not set; .* export MIMIC_III=\$MIMIC3"
-    ):
-        load_sites(load_job("bert/mimic"))
-    monkeypatch.setenv("MIMIC_III", str(tmp_path))
-    loaded = load_sites(load_job("bert/mimic"))
-    assert [site.train_patients + site.valid_patients for site in loaded.data] == [
-        4
-    ] * 5
-    assert loaded.remarks[0] == "mimic: notes left out: 20 of another category"
 
 
 @pytest.mark.parametrize(

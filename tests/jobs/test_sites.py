@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
 from fednotes.data.notes.sites import assign
 from fednotes.data.tags import types_of
 from fednotes.data.text import split_sentences
 from fednotes.jobs.job import Sites, load_sites
-from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import fingerprint
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
@@ -527,87 +526,6 @@ def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
         load(tmp_path, a=site | {"where": "gnre=bc"})
 
 
-@pytest.mark.corpora
-@pytest.mark.parametrize("name", ["gum", "maccrobat", "mapped"])
-def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(
-    corpora: Path, name: str
-) -> None:
-    """Every site can teach its types and is tested on more than it can teach."""
-    loaded = load_built_in(f"tagsets/{name}")
-    complete = {t for site in loaded.data for t in site.tags.types}
-    for site in loaded.data:
-        assert site.train
-        assert site.test
-        assert set(types_of(site.test)) <= set(site.scored_types) <= complete
-        if name != "mapped" or site.id != "psytar":
-            assert set(types_of(site.test)) - set(site.tags.types)
-        assert types_of(site.train) == tuple(sorted(site.tags.types))
-
-
-def load_built_in(name: str) -> Sites:
-    """Return the sites of a built-in job, whatever its method."""
-    path = built_in_jobs()[name]
-    stub = {
-        "method": "fedner",
-        "preset": "best",
-        "model": {"hashed_words": 8},
-        "training": {},
-    }
-    return load_sites(parse_job(read_toml(path) | stub, name, path.parent, str(path)))
-
-
-def test_the_jobs_on_licensed_corpora_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Read invented files in the layout that the first lines of the jobs describe."""
-    types = read_toml(built_in_jobs()["tagsets/ontonotes"])["tags"]["types"]
-    genres = ("nw", "tc", "wb", "bn", "bc", "mz")
-    for part in ("train", "development", "test"):
-        for genre in (*genres, "pt"):
-            rows = "".join(
-                f"{genre}/x 0 0 {part}{genre}{i} X * - - - - ({label}) -\n\n"
-                for i, label in enumerate(types if genre != "pt" else ())
-            )
-            folder = tmp_path / part / genre
-            folder.mkdir(parents=True)
-            (folder / "x.gold_conll").write_text(
-                f"#begin document ({genre}/x); part 000\n{rows}{genre}/x 0 0 end X * - - - - * -\n"
-                "\n#end document\n"
-            )
-    monkeypatch.setenv("ONTONOTES", str(tmp_path))
-    loaded = load_built_in("tagsets/ontonotes")
-    assert tuple(site.id for site in loaded.data) == genres
-    assert sorted(t for site in loaded.data for t in site.tags.types) == sorted(types)
-    for site in loaded.data:
-        assert {d.meta["genre"] for d in (*site.train, *site.valid, *site.test)} == {
-            site.id
-        }
-        assert len(types_of(site.train)) == len(types_of(site.valid)) == 3
-        assert types_of(site.test) == tuple(sorted(types))
-    for name in ("cadec", "ade", "smm4h"):
-        folder = tmp_path / name
-        folder.mkdir()
-        labels = (
-            "Drug",
-            "ADR" if name == "cadec" else "ADE",
-            "Disease",
-            "Finding",
-            "Symptom",
-        )
-        spans = [
-            {"start": 2 * i, "end": 2 * i + 1, "label": t} for i, t in enumerate(labels)
-        ]
-        lines = [
-            json.dumps({"text": f"a b c d e {name} {i}", "spans": spans})
-            for i in range(20)
-        ]
-        (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
-    monkeypatch.setenv("CLINIC", str(tmp_path))
-    for site in load_built_in("tagsets/clinic").data:
-        assert [len(part) for part in (site.train, site.valid, site.test)] == [18, 0, 2]
-        assert types_of(site.test) == ("ADE", "Disease", "Drug", "Finding", "Symptom")
-
-
 def test_annotated_types_that_tags_lacks_are_left_out_or_refused(
     tmp_path: Path,
 ) -> None:
@@ -751,158 +669,6 @@ def test_generated_sites_are_dealt_into_silos_with_all_their_types() -> None:
         assert sorted(dealt) == sorted(
             d.id for s in whole.complete for d in getattr(s, part)
         )
-
-
-@pytest.mark.corpora
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("maccrobat", (136, 21, 43)), ("bc5cdr", (500,) * 3)]
-)
-def test_the_built_in_jobs_of_fine_tuning_load(
-    corpora: Path, name: str, sizes: tuple[int, ...]
-) -> None:
-    loaded = load_built_in(f"bert/{name}")
-    expected = (
-        ("Chemical", "Disease")
-        if name == "bc5cdr"
-        else ("problem", "test", "treatment")
-    )
-    assert [s.tags.types for s in loaded.data] == [expected] * 5
-    for part, size in zip(("train", "valid", "test"), sizes, strict=True):
-        notes = [
-            {d.meta.get("document", d.id) for d in getattr(s, part)}
-            for s in loaded.data
-        ]
-        assert sum(map(len, notes)) == size
-        assert max(map(len, notes)) - min(map(len, notes)) <= 1
-
-
-LABELS = ("PROBLEM", "TEST", "TREATMENT", "CLINICAL_DEPT", "EVIDENTIAL", "OCCURRENCE")
-
-
-def i2b2(path: Path, year: str, number: int) -> None:
-    """Write a record with a mention of each label, in the form of that challenge."""
-    words = [f"w{number}{label.lower()}" for label in LABELS]
-    text = "\n".join(words) + "\n"
-    if year == "2010":
-        rows = [
-            f'c="{words[i]}" {i + 1}:0 {i + 1}:0||t="{LABELS[i].lower()}"'
-            for i in range(3)
-        ]
-        path.with_suffix(".txt").write_text(text)
-        path.with_suffix(".con").write_text("\n".join(rows) + "\n")
-        return
-    spans = [(text.index(word) + 1, text.index(word) + 1 + len(word)) for word in words]
-    tags = "".join(
-        f'<EVENT id="E{i}" start="{spans[i][0]}" end="{spans[i][1]}" text="{words[i]}" '
-        f'modality="FACTUAL" polarity="POS" type="{label}" />\n'
-        for i, label in enumerate(LABELS)
-    )
-    path.with_suffix(".xml").write_text(
-        '<?xml version="1.0" encoding="UTF-8" ?>\n<ClinicalNarrativeTemporalAnnotation>\n<TEXT>'
-        f"<![CDATA[\n{text}]]></TEXT>\n<TAGS>\n{tags}</TAGS>\n"
-        "</ClinicalNarrativeTemporalAnnotation>\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("year", "train", "test", "mentions"),
-    [
-        (
-            "2010",
-            "concept_assertion_relation_training_data",
-            "reference_standard_for_test_data",
-            3,
-        ),
-        (
-            "2012",
-            "2012-07-15.original-annotation.release",
-            "2012-08-08.test-data.event-timex-groundtruth/xml",
-            6,
-        ),
-    ],
-)
-def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    year: str,
-    train: str,
-    test: str,
-    mentions: int,
-) -> None:
-    """Nothing is held out or dropped, although test records repeat training records."""
-    monkeypatch.setenv(f"I2B2_{year}", str(tmp_path))
-    monkeypatch.setenv("BERT_BASE", str(tmp_path))
-    for part, number in ((train, 12), (test, 7)):
-        (tmp_path / part).mkdir(parents=True)
-        for i in range(number):
-            i2b2(tmp_path / part / f"r{i}", year, i)
-    loaded = load_sites(load_job(f"bert/i2b2-{year}"))
-    assert [len(site.valid) for site in loaded.data] == [0] * 5
-    for name, number in (("train", 12), ("test", 7)):
-        documents = [d for site in loaded.data for d in getattr(site, name)]
-        assert len({d.id for d in documents}) == len(documents) == number
-        assert sum(len(d.spans) for d in documents) == number * mentions
-
-
-ADE = """\
-10030778|He took gold for pain.|pain|18|22|gold|8|12
-10030778|He took zinc for pain.|pain|38|42|zinc|28|32
-10030779|Rash after iron.|Rash|0|4|iron|11|15
-"""
-NEGATIVE = """\
-10030779 NEG Rash after iron.
-10030779 NEG He was well.
-10030780 NEG Nothing was seen.
-"""
-
-
-def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(
-    tmp_path: Path,
-) -> None:
-    """Three sentences have relations; one of them is in ADE-NEG.txt too."""
-    paper = read_toml(built_in_jobs()["fedner/paper"])["sites"]["ade"]
-    (tmp_path / "DRUG-AE.rel").write_text(ADE)
-    (tmp_path / "ADE-NEG.txt").write_text(NEGATIVE)
-    site = {
-        "path": ".",
-        "where": paper["where"],
-        "test_fraction": 0.4,
-        "valid_fraction": 0.0,
-    }
-    loaded = load(tmp_path, a={**site, "split": "sentence", "expected_sentences": 3})
-    assert texts((*loaded.data[0].train, *loaded.data[0].test)) == {
-        "He took gold for pain.",
-        "He took zinc for pain.",
-        "Rash after iron.",
-    }
-    assert not any(finding.code == "other_size" for finding in loaded.findings)
-
-    for expected, level, difference in (
-        (4, "warning", "-25.0"),
-        (2, "warning", "+50.0"),
-    ):
-        other = load(
-            tmp_path, a={**site, "split": "sentence", "expected_sentences": expected}
-        )
-        (finding,) = (f for f in other.findings if f.code == "other_size")
-        assert finding.level == level
-        assert (
-            f"3 sentences, where the publication counts {expected} ({difference} %)"
-            in str(finding)
-        )
-
-
-def test_the_sizes_of_the_papers_corpora_are_those_of_its_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Table 1 of Ge et al. 2020."""
-    monkeypatch.setenv("FEDNOTES_CORPORA", "corpora")
-    sites = load_job("fedner/paper").sites
-    assert {name: site.expected_sentences for name, site in sites.items()} == {
-        "cadec": 7597,
-        "ade": 4484,
-        "smm4h": 2213,
-    }
 
 
 @pytest.mark.parametrize("unit", ["sentence", "document"])

@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from applications import needs_app
+
+needs_app("deployment")
+needs_app("phenotyping")
+
 import trap
 
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal

@@ -411,6 +411,19 @@ def test_misnamed_models_are_refused(pairs: list[str], message: str) -> None:
     assert parse_models(["a=minilm", " b c = d=e "]) == {"a": "minilm", "b c": "d=e"}
 
 
+def test_a_wrong_argument_is_named_without_text_of_a_note(
+    tmp_path: Path, give: Any
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("patient,text\np0,Wilhelmina was seen\n")
+    words = ("--model", "no-name", "--notes", path, "--out", tmp_path / "out")
+    code, out, err = give("attention", *words)
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "no-name" in err
+    assert "Wilhelmina" not in out + err
+
+
 def test_passages_are_consecutive_sentences(notes: Path) -> None:
     """All are different, and no note gives a second one before each has given one."""
     texts = [path.read_text() for path in sorted(notes.iterdir())]

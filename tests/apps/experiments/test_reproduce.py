@@ -50,6 +50,15 @@ def plan_runs(name: str, full: bool, out: Path) -> list[GridRun]:
     ]
 
 
+def test_a_misspelt_grid_is_one_line_of_the_command(give: Any, tmp_path: Path) -> None:
+    code, _, err = give("reproduce", "fedner-tabel2", "--out", tmp_path / "r")
+    assert code == 2
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert "did you mean 'fedner-table2'?" in err
+    assert not (tmp_path / "r").exists()
+
+
 def test_every_grid_is_found_and_consistent() -> None:
     assert {*NAMES, *BERT} <= set(grid_files())
     with pytest.raises(ConfigError, match="did you mean 'fedner-fig3'"):

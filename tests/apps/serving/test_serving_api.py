@@ -37,6 +37,10 @@ def test_a_model_in_other_forms(model: Path, tmp_path: Path) -> None:
     assert fn.export(model, "card", tmp_path / "card.md") == tmp_path / "card.md"
     said = CliRunner().invoke(app, ["export", "card", str(model)])
     assert said.stdout == (tmp_path / "card.md").read_text()
+    (tmp_path / "edited.md").write_text("mine")
+    words = ["export", "card", str(model), str(tmp_path / "edited.md")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert (tmp_path / "edited.md").read_text() == said.stdout
     for form, options, message in (
         ("hf", {}, "fednotes export onnx"),
         ("onxx", {}, "did you mean 'onnx'"),
