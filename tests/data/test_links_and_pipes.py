@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from applications import has_app
+from waiting import no_waiting
 
 from fednotes.core.errors import DataError
 from fednotes.data.formats import read
@@ -43,15 +43,8 @@ if has_app("phenotyping"):
 @pytest.fixture(autouse=True)
 def _ended() -> Iterator[None]:
     """A reader that waits fails its test."""
-
-    def late(number: int, frame: object) -> None:
-        raise AssertionError("it waits")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with no_waiting():
+        yield
 
 
 def corpus(folder: Path) -> Path:

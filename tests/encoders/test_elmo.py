@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +286,36 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (directory / "tiny_options.json").unlink()
     with pytest.raises(ModelError, match="there are 0 and 1"):
         find_files(directory)
+
+
+def test_datasets_of_any_size_or_in_other_files_are_refused(tmp_path: Path) -> None:
+    """HDF5 stores neither what is zero everywhere nor what lies in another file."""
+    write(tmp_path / "elmo", OPTIONS)
+    path = tmp_path / "elmo/tiny_weights.hdf5"
+    other = tmp_path / "other.hdf5"
+    shutil.copy(path, other)
+
+    def with_embedding(change: Callable[[Any], None]) -> None:
+        shutil.copy(other, path)
+        with h5py.File(path, "a") as file:
+            del file["char_embed"]
+            change(file)
+        load_encoder(str(tmp_path / "elmo"))
+
+    with pytest.raises(ModelError, match="has more numbers than the file has bytes"):
+        with_embedding(
+            lambda file: file.create_dataset(
+                "char_embed", (10**9, 5), "f4", chunks=(1000, 5)
+            )
+        )
+    link = h5py.ExternalLink(str(other), "char_embed")
+    with pytest.raises(ModelError, match="'char_embed' is in another file"):
+        with_embedding(lambda file: file.update({"char_embed": link}))
+    raw = tmp_path / "raw"
+    raw.write_bytes(bytes(261 * 5 * 4))
+    with pytest.raises(ModelError, match="'char_embed' is in another file"):
+        with_embedding(
+            lambda file: file.create_dataset(
+                "char_embed", (261, 5), "f4", external=[(str(raw), 0, 261 * 5 * 4)]
+            )
+        )

@@ -159,3 +159,13 @@ def test_a_damaged_binary_file_is_refused(
     (tmp_path / "v.bin").write_bytes(content)
     with pytest.raises(ModelError, match=f"v.bin: {told}"):
         load_vectors(tmp_path / "v.bin")
+
+
+@pytest.mark.parametrize("header", ["1 1000000000000", f"1 {'9' * 5000}"])
+@pytest.mark.parametrize("name", ["v.txt", "v.bin"])
+def test_a_header_of_any_size_takes_no_memory(
+    tmp_path: Path, name: str, header: str
+) -> None:
+    """Of 5,000 digits Python makes no number."""
+    with pytest.raises(ModelError, match=r"numbers|too short"):
+        load_vectors(_write(tmp_path / name, f"{header}\nrash 1 2\n"))

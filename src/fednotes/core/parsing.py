@@ -13,11 +13,11 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fednotes.core import bounds
 
@@ -47,12 +47,51 @@ def open_regular(name: str, flags: int) -> int:
     return descriptor
 
 
-def require_file(mode: int) -> None:
-    """Raise NotAFile unless a mode is that of a regular file or a folder."""
+def read_regular(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        NotAFile: It is a FIFO, a socket or a device.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        return file.read()
+
+
+def read_at_most(file: BinaryIO, limit: int) -> bytes:
+    """Return the content of an open file, and no more than one byte over `limit` of it.
+
+    Python reserves as many bytes as it is to read, so no more than the file has.
+    """
+    size = os.fstat(file.fileno()).st_size
+    return file.read(min(size, limit) + 1)
+
+
+def require_regular_files(paths: Iterable[Path]) -> None:
+    """Check files that a library will open, which would wait for a FIFO.
+
+    Raises:
+        NotAFile: One is a FIFO, a socket or a device; `filename` is its path.
+        OSError: One cannot be examined.
+    """
+    for path in paths:
+        with suppress(FileNotFoundError):
+            require_file(path.stat().st_mode, path)
+
+
+def require_file(mode: int, path: Path | None = None) -> None:
+    """Raise NotAFile unless a mode is that of a regular file or a folder.
+
+    Args:
+        mode: The mode, as `os.stat` returns it.
+        path: The path for the error's `filename`, if it is known.
+    """
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
         raise NotAFile(
-            errno.EINVAL, f"{kind}, but only files are read: put a file in its place"
+            errno.EINVAL,
+            f"{kind}, but only files are read: put a file in its place",
+            None if path is None else str(path),
         )
 
 
@@ -86,7 +125,7 @@ def read_json(path: Path, *, strict: bool = True) -> Any:
         JsonError: As `parse_json`.
     """
     with open(path, "rb", opener=open_regular) as file:
-        return parse_json(file.read(bounds.FILE + 1), strict=strict)
+        return parse_json(read_at_most(file, bounds.FILE), strict=strict)
 
 
 def read_json_table(path: Path) -> dict[str, Any]:

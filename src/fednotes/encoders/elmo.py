@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fednotes.core.errors import ModelError, needs
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import NotAFile, read_json, require_regular_files
 from fednotes.data.text import Passage
 from fednotes.encoders.encoder import length_batches, to_half
 from fednotes.encoders.pretrained import fingerprint
@@ -133,16 +133,35 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
     with needs("h5py", "elmo"):
         import h5py
     try:
+        require_regular_files([path])
         file = h5py.File(path, "r")
+    except NotAFile as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
     except OSError as error:
         raise ModelError(
             f"{path}: not a readable HDF5 file; download it again"
         ) from error
 
+    # A small file may say that a dataset has any size, or that it is in another file.
+    numbers_left = path.stat().st_size  # each takes a byte or more
+
     def read(name: str, *shape: int | None) -> Tensor:
+        nonlocal numbers_left
         try:
-            array = np.asarray(file[name])
-        except (KeyError, TypeError, OSError) as error:
+            dataset = file[name]
+            numbers_left -= dataset.size
+            is_elsewhere = dataset.file.filename != file.filename
+            if is_elsewhere or dataset.is_virtual or dataset.external:
+                raise ModelError(
+                    f"{path}: {name!r} is in another file: download the weights again"
+                )
+            if numbers_left < 0:
+                raise ModelError(
+                    f"{path}: {name!r} has more numbers than the file has bytes: "
+                    "download the weights again"
+                )
+            array = np.asarray(dataset)
+        except (KeyError, TypeError, AttributeError, OSError) as error:
             raise ModelError(f"{path}: no readable dataset {name!r}") from error
         fits = array.ndim == len(shape) and all(
             want in (None, have) for want, have in zip(shape, array.shape, strict=True)

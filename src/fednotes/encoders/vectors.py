@@ -7,6 +7,7 @@ text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import ModelError
+from fednotes.core.parsing import open_regular
 from fednotes.encoders.pretrained import file_sha256
 
+_NUMBER = re.compile(b"[0-9]{1,12}")  # of words or of columns
 _NOT_FINITE = "a column is not a finite number"
 
 
@@ -78,7 +81,7 @@ def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
     file = Path(path).expanduser().resolve()
     try:
         stat = file.stat()
-        if not file.is_file():
+        if file.is_dir():
             raise ModelError(f"{path}: word vectors must be a file, not a folder")
         return _load(file, stat.st_mtime_ns, stat.st_size, max_words)
     except OSError as error:
@@ -102,7 +105,10 @@ def _load(
 
 def _load_text(path: Path, max_words: int) -> WordVectors:
     index: dict[str, int] = {}
-    with path.open("rb") as stream, np.errstate(over="ignore"):
+    with (
+        open(path, "rb", opener=open_regular) as stream,
+        np.errstate(over="ignore"),
+    ):
         head = list(islice(stream, 2))
         dim, skipped = _layout_of(path, head)
         table = [np.zeros(dim, np.float32)]
@@ -136,9 +142,14 @@ def _layout_of(path: Path, head: list[bytes]) -> tuple[int, int]:
         raise ModelError(
             f"{path}:1: a line must be a word and its numbers, divided by spaces"
         )
-    is_count_and_dim = len(columns) == 2 and all(c.isdigit() for c in columns)
+    is_count_and_dim = len(columns) == 2 and all(map(_NUMBER.fullmatch, columns))
     if is_count_and_dim and len(head) > 1 and len(head[1].split()) > 2:
-        return int(columns[1]), 1
+        dim = int(columns[1])
+        if dim > len(head[1]):  # each number takes a byte or more
+            raise _bad_line(
+                f"{path}:2", f"fewer than {dim} numbers after the word", dim
+            )
+        return dim, 1
     return len(columns) - 1, 0
 
 
@@ -177,9 +188,9 @@ def _bad_line(place: str, problem: str, dim: int) -> ModelError:
 
 def _load_binary(path: Path, max_words: int) -> WordVectors:
     index: dict[str, int] = {}
-    with path.open("rb") as stream:
+    with open(path, "rb", opener=open_regular) as stream:
         head = stream.readline(64).split()
-        are_numbers = len(head) == 2 and all(part.isdigit() for part in head)
+        are_numbers = len(head) == 2 and all(map(_NUMBER.fullmatch, head))
         if not are_numbers or not int(head[1]):
             raise ModelError(
                 f"{path}: no first line with the numbers of words and of columns"

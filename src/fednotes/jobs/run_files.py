@@ -14,7 +14,13 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import LARGEST, JsonError, open_regular, parse_json
+from fednotes.core.parsing import (
+    LARGEST,
+    JsonError,
+    open_regular,
+    parse_json,
+    read_at_most,
+)
 
 # Version of the result files; the oldest ones have none.
 VERSION = 1
@@ -60,7 +66,7 @@ def read_text(path: Path) -> str:
     """
     try:
         with open(path, "rb", opener=open_regular) as file:
-            return file.read(bounds.FILE + 1).decode("utf-8")
+            return read_at_most(file, bounds.FILE).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({type(error).__name__})") from error
 

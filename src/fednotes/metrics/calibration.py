@@ -18,8 +18,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from annotated_types import Gt
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError, needs
-from fednotes.core.parsing import JsonError, read_json
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    MissingExtra,
+    ModelError,
+    needs,
+    readable,
+)
+from fednotes.core.parsing import JsonError, open_regular, read_json
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_json, write_out
@@ -485,7 +492,7 @@ def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of the weights in a model's folder.
 
     Raises:
-        ModelError: There are no weights.
+        ModelError: There are no weights, or they cannot be read.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -494,6 +501,9 @@ def weights_digest(folder: Path) -> str:
         )
     digest = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
+        with (
+            readable(path, ModelError),
+            open(path, "rb", opener=open_regular) as file,
+        ):
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

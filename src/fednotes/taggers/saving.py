@@ -44,7 +44,7 @@ from fednotes.core.errors import (
     nearest,
     readable,
 )
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.settings import Mark, build, marked_fields, place_prefix
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
@@ -443,7 +443,7 @@ def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]
     """Return the saved parameters, after a check of their SHA-256."""
     file = description.with_suffix(".safetensors")
     with readable(file, ModelError):
-        data = file.read_bytes()
+        data = read_regular(file)
     if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
         raise ModelError(
             f"{file}: damaged or not the one that {description.name} describes (its "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save
+from waiting import no_waiting
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
@@ -104,6 +106,15 @@ def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
         "phenotyper.json",
         "phenotyper.safetensors",
     ]
+
+
+def test_a_fifo_in_place_of_the_tensors_is_not_waited_for(tmp_path: Path) -> None:
+    model("l2").save(tmp_path / "m")
+    weights = tmp_path / "m/phenotyper.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    with no_waiting(), pytest.raises(ModelError, match="a FIFO, but only files"):
+        load_phenotyper(tmp_path / "m")
 
 
 def test_vectors_of_text(tmp_path: Path) -> None:

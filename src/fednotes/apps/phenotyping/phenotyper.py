@@ -31,7 +31,7 @@ from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
 from fednotes.core.allocation import bounded_allocation
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of, load_into, prefixed, unprefixed
@@ -292,7 +292,7 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
         )
     try:
         facts = _read_facts(path)
-        data = (path / f"{PHENOTYPER}.safetensors").read_bytes()
+        data = read_regular(path / f"{PHENOTYPER}.safetensors")
         if hashlib.sha256(data).hexdigest() != facts.sha256:
             raise ModelError("damaged (the checksum of its tensors does not match)")
         tensors = parse_tensors(data)

@@ -17,6 +17,7 @@ from spacy.tokens import Doc, Span
 from spacy.util import filter_spans, minibatch
 
 from fednotes.core.errors import ModelError, readable
+from fednotes.core.parsing import open_regular
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.encoders.pretrained import fingerprint
@@ -176,8 +177,11 @@ class Recogniser:
                 different model.
         """
         file = Path(path) / _FINGERPRINT_FILE
-        with readable(file, ModelError):
-            return self.from_bytes(file.read_bytes()[:_MAX_FINGERPRINT])
+        with (
+            readable(file, ModelError),
+            open(file, "rb", opener=open_regular) as stream,
+        ):
+            return self.from_bytes(stream.read(_MAX_FINGERPRINT))
 
 
 def _set_entities(doc: Doc, spans: list[Span]) -> None:

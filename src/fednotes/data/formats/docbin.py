@@ -20,6 +20,7 @@ import numpy as np
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, needs
+from fednotes.core.parsing import read_at_most
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl
@@ -66,9 +67,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 
 def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     with open_file(path) as file:
-        # Python reserves as many bytes as it is to read.
-        size = os.fstat(file.fileno()).st_size
-        data = file.read(min(size, bounds.DOCBIN_BYTES) + 1)
+        data = read_at_most(file, bounds.DOCBIN_BYTES)
     return jsonl.parse_items(_unpack(data), "document", _to_record, path, problems)
 
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, MissingExtra, needs
-from fednotes.core.parsing import NotAFile, open_regular
+from fednotes.core.parsing import NotAFile, open_regular, read_at_most
 from fednotes.data import encodings
 
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -214,7 +214,10 @@ def _read_bytes(path: Path) -> bytes:
     is_packed = path.suffix.lower() in PACKED_SUFFIXES
     try:
         with open_bytes(path) as file:
-            data = file.read(bounds.FILE + 1)
+            if is_packed:
+                data = file.read(bounds.FILE + 1)
+            else:
+                data = read_at_most(file, bounds.FILE)
     except READ_ERRORS as error:
         if is_packed:
             raise incomplete_file(path, error) from None

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from fednotes.apps.deployment.nvflare.kit import WATCH
 from fednotes.core.errors import ConfigError, RefusedError, needs, readable
+from fednotes.core.parsing import open_regular, read_regular
 from fednotes.core.store import write_text
 
 with needs("cryptography", "deploy"):
@@ -304,7 +305,7 @@ def load_kit_file(path: Path, load: Callable[[bytes], T]) -> T:
         ConfigError: The file is missing, or `load` does not accept it.
     """
     try:
-        return load(path.read_bytes())
+        return load(read_regular(path))
     except OSError as error:
         raise ConfigError(
             f"{path}: the kit is not complete ({error.strerror}): {REMEDY}"
@@ -325,7 +326,7 @@ def read_bounded_file(path: Path) -> bytes:
     Raises:
         ConfigError: The file cannot be read.
     """
-    with readable(path, ConfigError), path.open("rb") as file:
+    with readable(path, ConfigError), open(path, "rb", opener=open_regular) as file:
         return file.read(MAX_BYTES + 1)
 
 

@@ -42,7 +42,7 @@ from fednotes.core.errors import (
     on_disk,
     readable,
 )
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import open_regular, read_json
 from fednotes.core.store import locked_file, replace_file
 from fednotes.core.tables import Table, plain_copy, table_differences, table_fingerprint
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
@@ -206,7 +206,7 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     with readable(path, ConfigError):
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             text = file.read(_MAX_KEY_FILE_BYTES)
         mode = path.stat().st_mode
     if mode & 0o077:

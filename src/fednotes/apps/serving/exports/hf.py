@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.store import write_json
 from fednotes.encoders.pretrained import positions_of
 from fednotes.jobs.card import CARD, render_card
@@ -65,7 +65,7 @@ def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> No
     # The model's own card may have been edited, or written by a run that knew more.
     card_file = source / CARD
     has_card = card_file.is_file()
-    card = card_file.read_bytes() if has_card else render_card(source).encode()
+    card = read_regular(card_file) if has_card else render_card(source).encode()
     (folder / CARD).write_bytes(card)
 
     config_file = folder / "config.json"

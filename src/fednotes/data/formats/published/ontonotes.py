@@ -27,7 +27,7 @@ from fednotes.data.formats.mentions import lay_out
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
-_BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")
+_BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+([0-9]{1,9}))?\s*")
 _WORD_COLUMN = 3
 _ENTITY_COLUMN = 10
 _ENTITY = re.compile(r"((?:\([^()*\s]+)*)(\*?)(\)*)")
