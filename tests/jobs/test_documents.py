@@ -16,6 +16,7 @@ from typer.main import get_command
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
 from fednotes.jobs.job_file import built_in_jobs, load_job
+from fednotes.jobs.reference import list_tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -210,6 +211,15 @@ def test_tests_that_a_page_names_exist(path: Path) -> None:
 def test_links_of_pages_lead_to_files_that_exist(path: Path) -> None:
     links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_key_of_a_job_is_used_by_a_page_or_a_built_in_job() -> None:
+    """The page of keys alone, docs/job.md, is no use."""
+    texts = [path.read_text("utf-8") for path in PAGES if path.stem != "job"]
+    texts += [path.read_text("utf-8") for path in built_in_jobs().values()]
+    words = set(re.findall(r"\w+", "\n".join(texts)))
+    keys = {key.name for table in list_tables() for key in table.keys}
+    assert keys - words == set(), "say in a page when a user should set it"
 
 
 def test_every_page_is_in_the_menu() -> None:
