@@ -291,6 +291,7 @@ class EncoderTagger(TaggingModel):
     """
 
     transfer = "crf.project.weight"
+    confidence_meaning = CrfReading.confidence_meaning
     reads = EncoderCorpus
     encoder_key = "encoder"
 

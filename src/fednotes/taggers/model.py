@@ -4,7 +4,8 @@
     TaggingModel    a model that predicts a tag for each word: it needs an encoding of
                     texts and a reading of a batch, and inherits losses, gradients,
                     soft targets and prediction
-    CrfReading      the reading of a batch by a model with a CRF on top
+    CrfReading      the reading of a batch by a model with a CRF on top; `WordReading`
+                    (`word_reading.py`) is the one by a model without
 
 A kind of model is one file of this folder: its specification, a `Model`, and a constant
 `KIND` that names both. Nothing elsewhere lists it: `[model] kind = "some-kind"` is
@@ -182,15 +183,16 @@ class Model(nn.Module, ABC):
             another model's corpus.
         encoder_key: The key of the specification that names a frozen encoder; "" if
             there is none.
-        confidence_meaning: What the confidence of a predicted span is, in words.
+        confidence_meaning: What the confidence of a predicted span is, in words. The
+            readings have such texts: `CrfReading.confidence_meaning` and
+            `WordReading.confidence_meaning`.
     """
 
     transfer: ClassVar[str]
     reads: ClassVar[type[PreparedCorpus]]
     encoder_key: ClassVar[str] = ""
     confidence_meaning: ClassVar[str] = (
-        "the CRF's marginal: the probability of exactly this span with "
-        "this label, given the text"
+        "the probability of exactly this span with this label, given the text"
     )
 
     def __init__(self, config: Any, tagset: TagSet) -> None:
@@ -296,7 +298,11 @@ class Model(nn.Module, ABC):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The number of columns of each layer of `Losses.hidden`."""
+        """The number of columns of each layer of `Losses.hidden`.
+
+        A kind without such layers, as here, cannot be trained by the method
+        "adversarial".
+        """
         return ()
 
     @property
@@ -422,6 +428,11 @@ class TaggingModel(Model):
             corpus: A corpus of the class `reads`.
             chosen: Numbers of the sentences, at least one.
             all_layers: Whether to keep the states that `Losses.hidden` needs.
+
+        Returns:
+            A `CrfReading` of a model with a CRF on top. A `WordReading`
+            (`word_reading.py`) where the words' tags are independent given the text,
+            as with a softmax.
         """
 
     def _read_batch(
@@ -590,8 +601,14 @@ class CrfReading:
         layers: Like `features`, one for each layer of `Losses.hidden`, zero at padding.
         feature_rows: (batch, steps) the row of `features` that belongs to each token;
             the number of tokens at padding. None if `features` is padded.
+        confidence_meaning: What `span_probabilities` returns, for
+            `Model.confidence_meaning`.
     """
 
+    confidence_meaning: ClassVar[str] = (
+        "the CRF's marginal: the probability of exactly this span with "
+        "this label, given the text"
+    )
     output: CrfOutput
     batch: Batch
     features: Tensor

@@ -215,6 +215,7 @@ class Tagger(TaggingModel):
     """
 
     transfer = "crf.project.weight"
+    confidence_meaning = CrfReading.confidence_meaning
     reads = TaggerCorpus
     encoder_key = "contextual"
 

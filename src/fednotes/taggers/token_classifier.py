@@ -28,7 +28,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -56,7 +56,6 @@ from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.data.tags import span_tag_mask
 from fednotes.encoders.adapters import Changed, LoRA, targets
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
@@ -75,20 +74,13 @@ from fednotes.encoders.reading import READING, reads_words_alike
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import (
     Kind,
-    Losses,
     ModelConfig,
     PrepareOptions,
     SavesItself,
     TaggingModel,
     evaluating,
 )
-from fednotes.taggers.partial import (
-    added_tags,
-    allowed_tags,
-    word_gradients,
-    word_losses,
-    word_posterior,
-)
+from fednotes.taggers.word_reading import WordReading
 
 AUTO = "AutoModelForTokenClassification"
 # The bias of a tag that a foreign model lacks: it is never predicted.
@@ -135,146 +127,6 @@ class TokenClassifierConfig(ModelConfig):
     max_tokens: PositiveInt = 256
 
 
-@dataclass(frozen=True, eq=False)
-class WordReading:
-    """What the model computes for the words of some units; a `Reading`.
-
-    Words are in reading order.
-
-    Attributes:
-        model: The model that read them.
-        corpus: The corpus.
-        chosen: (units,) their numbers in the corpus.
-        steps: The number of words of the longest unit.
-        tokens: (words,) the corpus's tokens that were read.
-        place: (words,) positions in (units, steps), flattened.
-        logits: (words, tags).
-        states: (words, width), the classifier's input.
-        layers: (words, width) above each layer, if they were asked for.
-    """
-
-    model: TokenClassifier
-    corpus: EncoderCorpus
-    chosen: np.ndarray
-    steps: int
-    tokens: np.ndarray
-    place: Tensor
-    logits: Tensor
-    states: Tensor
-    layers: tuple[Tensor, ...]
-
-    def padded(self, values: Tensor) -> Tensor:
-        """Return `values` (words, …) as (units, steps, …), zero elsewhere."""
-        units = len(self.chosen)
-        flat = values.new_zeros(units * self.steps, *values.shape[1:])
-        placed = flat.index_copy(0, self.place, values)
-        return placed.view(units, self.steps, *values.shape[1:])
-
-    def _targets(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return tags, allowed tags and soft targets, as `word_losses` takes them."""
-        corpus = self.corpus
-        device = self.logits.device
-        tags = torch.from_numpy(corpus.encoded.tags[self.tokens]).to(device)
-        allowed = soft = None
-        if not corpus.complete:
-            allowed = allowed_tags(tags, corpus.encoded.tagset, corpus.known)
-        if corpus.soft is not None:
-            soft = torch.from_numpy(corpus.soft.unary[self.tokens]).to(device)
-        return tags, allowed, soft
-
-    def best_tags(self) -> np.ndarray:
-        """As `Reading.best_tags`."""
-        return self.logits.argmax(-1).cpu().numpy()
-
-    def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading`: a product over the span's words and its two neighbours.
-
-        Words are independent, so this is the sum over all tag sequences with the span.
-        """
-        # (units, steps, tags)
-        probabilities = self.padded(self.logits.float().softmax(-1))
-        table = probabilities.cpu().double().numpy()
-        # Words that are not read are O.
-        table[..., 0] += table.sum(-1) == 0
-        return np.array(
-            [
-                self._span_probability(table[unit], first, last, kind)
-                for unit, first, last, kind in spans.tolist()
-            ]
-        )
-
-    def _span_probability(
-        self, table: np.ndarray, first: int, last: int, kind: int
-    ) -> float:
-        """Return the probability of one span.
-
-        Args:
-            table: (steps, tags) probabilities of the unit's words.
-            first: The span's first word.
-            last: The word after its last one.
-            kind: The index of its type, or -1 for no mention.
-        """
-        tagset = self.corpus.encoded.tagset
-        # One row for the word before the span, one for each word, one behind it.
-        wanted = span_tag_mask(tagset, kind, last - first)
-        before = max(first - 1, 0)
-        part = table[before : last + 1]
-        rows = wanted[1:] if first == 0 else wanted
-        each = (part * rows[: len(part)]).sum(-1)
-
-        if kind >= 0:
-            # Without a word of this type before it, an I- or E- opens a span too; see
-            # `find_spans`.
-            width = len(tagset.prefixes)
-            tags_of_type = 1 + kind * width + np.arange(width)
-            continuing = tags_of_type[~wanted[1, tags_of_type]]
-            opening = table[first, continuing].sum()
-            if first:
-                opening *= 1 - table[first - 1, tags_of_type].sum()
-            each[first - before] += opening
-        return float(each.prod())
-
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `Reading.posterior`; transitions are empty, as words are independent."""
-        _, allowed, _ = self._targets()
-        assert allowed is not None
-        within = word_posterior(self.logits, allowed).float().cpu().numpy()
-        return within, np.zeros((len(self.chosen), 0, 0), np.float32)
-
-    def losses(self, *, states: bool) -> Losses:
-        """As `Model.losses`: sums over words; each row of `outputs` is a word."""
-        corpus = self.corpus
-        of_words = word_losses(self.logits, *self._targets())
-        source, target = (self.padded(loss).sum(1) for loss in of_words)  # (units,)
-        if not states:
-            return Losses(source, target)
-
-        words = torch.from_numpy(corpus.words[self.chosen]).to(source.device)
-        count = words.clamp(min=1)[:, None]
-        tags, _, _ = self._targets()
-        return Losses(
-            source,
-            target,
-            hidden=tuple(self.padded(layer).sum(1) / count for layer in self.layers),
-            outputs=self.states,
-            pseudo=added_tags(tags, corpus.encoded.tagset, corpus.known),
-            score=self.model.classifier,
-        )
-
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`.
-
-        A unit's gradient is Σ δ ⊗ h over its words: δ is the gradient of the logits, in
-        closed form, and h the classifier's input.
-        """
-        source, target = word_gradients(self.logits, *self._targets())
-        states = self.states.to(source.dtype)  # (words, width)
-        delta = self.padded(source).transpose(1, 2)  # (units, tags, steps)
-        each = (delta @ self.padded(states)).flatten(1)
-        total = (target.T @ states).flatten()
-        return each, total
-
-
 class TokenClassifier(TaggingModel, SavesItself):
     """A fine-tuned encoder with a linear classifier of words.
 
@@ -296,10 +148,7 @@ class TokenClassifier(TaggingModel, SavesItself):
 
     transfer = "classifier.weight"
     reads = EncoderCorpus
-    confidence_meaning = (
-        "the product of its words' probabilities of the tags that make exactly this "
-        "span with this label, given the text"
-    )
+    confidence_meaning = WordReading.confidence_meaning
     encoder: nn.Module
     classifier: nn.Linear
 
@@ -455,7 +304,7 @@ class TokenClassifier(TaggingModel, SavesItself):
             torch.cat(part)[order_on_device] for part in zip(*parts, strict=True)
         )
         return WordReading(
-            model=self,
+            classifier=self.classifier,
             corpus=corpus,
             chosen=chosen,
             steps=steps,
