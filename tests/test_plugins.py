@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ import pytest
 from acme import ROOT, install_acme, run_python
 
 from fednotes.core import plugins
+from fednotes.core.errors import ConfigError
+from fednotes.methods.base import Method
+from fednotes.taggers.model import Kind
+from fednotes.taggers.saving import model_config
 
 SAMPLES = ROOT / "tests" / "data" / "samples"
 
@@ -218,3 +223,55 @@ def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
     )
     assert "the package 'acme-notes' registers 'fedner'" in done.stderr
     assert "which is built in" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "value", "expected", "message"),
+    [
+        (
+            "methods",
+            "fednotes.methods.fedner:FedNER",
+            Method,
+            "registers the class FedNER as 'mine' in fednotes.methods: register an "
+            r"instance, such as METHOD = FedNER\(…\)",
+        ),
+        (
+            "taggers",
+            "fednotes.methods.fedner:FedNER",
+            Kind,
+            "registers the class FedNER as 'mine' in fednotes.taggers, expected Kind: ",
+        ),
+        (
+            "methods",
+            "fednotes.taggers.tagger:KIND",
+            Method,
+            "registers Kind as 'mine' in fednotes.methods, expected Method: update",
+        ),
+        (
+            "formats",
+            "fednotes.data.formats.brattt",
+            object,
+            r"\(fednotes.formats: mine = fednotes.data.formats.brattt: ModuleNotFound",
+        ),
+    ],
+)
+def test_the_message_about_a_wrong_entry_point_says_which_it_is(
+    group: str, value: str, expected: type, message: str
+) -> None:
+    entry = EntryPoint("mine", value, f"fednotes.{group}")
+    with pytest.raises(ConfigError, match=message):
+        plugins.load(entry, expected)
+
+
+def test_a_kind_is_registered_under_the_value_of_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    value = "fednotes.taggers.token_classifier:KIND"
+    entry = EntryPoint("my_cnn", value, "fednotes.taggers")
+    monkeypatch.setattr(plugins, "registered", lambda group: {"my_cnn": entry})
+    message = (
+        "registered as 'my_cnn' in fednotes.taggers, and .* TokenClassifierConfig has "
+        "kind = 'token-classifier': give the entry point the name"
+    )
+    with pytest.raises(ConfigError, match=message):
+        model_config({"kind": "my_cnn"})

@@ -37,7 +37,8 @@ from fednotes.jobs.job_file import (
 from fednotes.jobs.local_files import site_path_keys
 from fednotes.jobs.reference import list_tables
 from fednotes.jobs.reference_text import format_page, format_tables
-from fednotes.methods import fedner
+from fednotes.methods import fedner, find, names
+from fednotes.taggers.saving import kinds, model_class
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
@@ -625,9 +626,11 @@ def test_the_schema_offers_only_the_models_that_a_method_supports(
         return {model["properties"].get("kind", {}).get("const") for model in models}
 
     assert (model_kinds("fedner"), model_kinds("pretrain")) == ({"tagger"}, {None})
-    with_encoder = {"token-classifier", "encoder-tagger"}
+    with_encoder = {kind for kind in kinds() if model_class(kind).encodes}
+    assert {"token-classifier", "encoder-tagger"} <= with_encoder
+    assert {"tagger", "prompt-bart"}.isdisjoint(with_encoder)
     assert model_kinds("finetune") == with_encoder
-    assert model_kinds("distill") == with_encoder | {"tagger", "prompt-bart"}
+    assert model_kinds("distill") == set(kinds())
 
 
 def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> None:
@@ -638,9 +641,38 @@ def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> 
     path.write_text(f'{text}kind = "tagger"\n')
     assert load_job(str(path)).config == without_kind
     path.write_text(f'{text}kind = "prompt-bart"\n')
-    message = r'"fedner" does not support model kind .*; use "tagger"'
+    message = r'"fedner" does not support model kind "prompt-bart"; use "tagger", or'
     with pytest.raises(ConfigError, match=message):
         load_job(str(path))
+    path.write_text(f'{text}kind = "prompt-brat"\n')
+    with pytest.raises(ConfigError, match="did you mean 'prompt-bart'"):
+        load_job(str(path))
+
+
+OF_DOCUMENTS = [name for name in names() if find(name).holds == "documents"]
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("method", OF_DOCUMENTS)
+def test_an_error_about_a_kind_names_only_methods_that_train_it(
+    method: str, kind: str, tmp_path: Path
+) -> None:
+    def job_of(name: str) -> Job:
+        tables: dict[str, Any] = {"method": name, "model": {"kind": kind}}
+        settings = {field.name for field in fields(find(name).config_class)}
+        if "unannotated" in settings and not model_class(kind).softens:
+            tables["training"] = {"unannotated": "pseudo"}
+        return parse_job(tables | {"synthetic": {}}, "job", tmp_path, "job.toml")
+
+    if kind in (find(method).list_models() or kinds()):
+        assert job_of(method).method == method
+        return
+    with pytest.raises(ConfigError) as refusal:
+        job_of(method)
+    _, has_remedy, others = str(refusal.value).partition("that trains this kind: ")
+    assert has_remedy
+    for name in others.split(" or "):
+        assert job_of(name).method == name
 
 
 def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:

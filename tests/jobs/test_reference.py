@@ -67,8 +67,10 @@ def minimal_job(method: str, preset: str, kind: str = "", **tables: Any) -> Job:
     generates = methods.find(method).holds == "patients"
     data = {"synthetic": {}} if generates else {"sites": sites}
     model = {"kind": kind} if kind else {}
-    if kind == "prompt-bart" and preset == "best":
-        # It has no CRF for what the preset needs.
+    settings = {field.name for field in fields(methods.find(method).config_class)}
+    is_soft = not kind or saving.model_class(kind).softens
+    if preset == "best" and "unannotated" in settings and not is_soft:
+        # It has no posterior for what the preset needs.
         tables["training"] = {"unannotated": "pseudo"}
     table = {"method": method, "preset": preset, "model": model, **data, **tables}
     return parse_job(table, "j", Path(), "j.toml")

@@ -597,7 +597,9 @@ def test_a_tagger_without_a_layer_that_learns_is_refused(sites) -> None:
     """Characters and hashed words go straight to the CRF; alone it needs no such layer."""
     bare = replace(MODEL, cnn_filters=0, lstm_units=0)
     with pytest.raises(
-        ConfigError, match="give the tagger project, cnn_filters or lstm_units"
+        ConfigError,
+        match=r'kind "tagger" has no layer that .*`widths` is empty.*: '
+        "give the tagger project, cnn_filters or lstm_units",
     ):
         adversarial.Site(sites[0], config(sites, model=bare))
     one = config(sites[:1], model=bare, rounds=1)

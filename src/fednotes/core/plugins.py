@@ -53,6 +53,14 @@ Group = Literal[
     "api",
 ]
 
+# What the object of an entry point is usually called in its module.
+_CONSTANTS = {
+    "fednotes.methods": "METHOD",
+    "fednotes.taggers": "KIND",
+    "fednotes.site_kinds": "KIND",
+    "fednotes.exports": "FORM",
+}
+
 
 @cache
 def modules_in(*folders: str) -> tuple[str, ...]:
@@ -135,16 +143,39 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
     except Exception as error:  # another package's import can fail in any way
         raise ConfigError(
             f"the package {_package(entry)} cannot be loaded "
-            f"({entry.value}: {type(error).__name__}: {error}): update or uninstall it"
+            f"({entry.group}: {entry.name} = {entry.value}: {type(error).__name__}: "
+            f"{error}): update or uninstall it"
         ) from error
     if not isinstance(loaded, expected):
         types = expected if isinstance(expected, tuple) else (expected,)
-        wanted = " or ".join(kind.__name__ for kind in types)
-        raise ConfigError(
-            f"the package {_package(entry)} registers a {type(loaded).__name__} as "
-            f"{entry.name!r}, expected a {wanted}: update or uninstall it"
-        )
+        raise _wrong_type(entry, loaded, types)
     return loaded
+
+
+def _wrong_type(entry: EntryPoint, loaded: Any, types: tuple[type, ...]) -> ConfigError:
+    """Return the error of an entry point whose object has another type than expected.
+
+    Args:
+        entry: The entry point.
+        loaded: The object.
+        types: The types that its group expects.
+    """
+    where = f"{entry.name!r} in {entry.group}"
+    package = f"the package {_package(entry)}"
+    if isinstance(loaded, type) and issubclass(loaded, types):
+        constant = _CONSTANTS.get(entry.group, "ENTRY")
+        return ConfigError(
+            f"{package} registers the class {loaded.__name__} as {where}: register an "
+            f"instance, such as {constant} = {loaded.__name__}(…) in its module, "
+            "instead of the class"
+        )
+    is_class = isinstance(loaded, type)
+    found = f"the class {loaded.__name__}" if is_class else type(loaded).__name__
+    wanted = " or ".join(kind.__name__ for kind in types)
+    return ConfigError(
+        f"{package} registers {found} as {where}, expected {wanted}: "
+        "update or uninstall it"
+    )
 
 
 def _built_in_message(entry: EntryPoint, group: Group) -> str:

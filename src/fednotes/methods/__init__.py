@@ -26,7 +26,7 @@ def find(name: str) -> Method:
     method = _built_in(name)
     if method is not None:
         return method
-    entry = plugins.added("methods", _built_in_names()).get(name)
+    entry = plugins.added("methods", built_in_names()).get(name)
     if entry is None:
         raise ConfigError(f"method = {name!r}; {nearest(name, names())}")
     loaded: Method = plugins.load(entry, Method)
@@ -35,11 +35,12 @@ def find(name: str) -> Method:
 
 def names() -> tuple[str, ...]:
     """Return the names of all methods, in alphabetical order."""
-    built_in = _built_in_names()
+    built_in = built_in_names()
     return tuple(sorted((*built_in, *plugins.added("methods", built_in))))
 
 
-def _built_in_names() -> tuple[str, ...]:
+def built_in_names() -> tuple[str, ...]:
+    """Return the names of the methods in this folder, in alphabetical order."""
     modules = plugins.modules_in(*__path__)
     return tuple(name for name in modules if _built_in(name) is not None)
 

@@ -149,6 +149,20 @@ def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
     return weights
 
 
+def _missing_layer(kind: str) -> ConfigError:
+    """Return the error of a model without a layer that discriminators could read."""
+    is_light = kind == "tagger"
+    return ConfigError(
+        f'model kind "{kind}" has no layer that represents text and is trained '
+        "(`widths` is empty), and the adversarial baselines need one: "
+        + (
+            "give the tagger project, cnn_filters or lstm_units"
+            if is_light
+            else "use another kind, or the method distill"
+        )
+    )
+
+
 class Site(distill.Site):
     """A site of `methods/distill.py` that also trains discriminators.
 
@@ -170,10 +184,7 @@ class Site(distill.Site):
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         super().__init__(data, config, **options)
         if len(config.platforms) > 1 and not self.model.widths:
-            raise ConfigError(
-                "the adversarial baselines need a layer that represents text and is "
-                "trained: give the tagger project, cnn_filters or lstm_units"
-            )
+            raise _missing_layer(config.model.kind)
         self.discriminators = discriminators(config, self.model)
         self.parameters |= self.discriminators
         self.label = config.platforms.index(data.id) if self.discriminators else 0

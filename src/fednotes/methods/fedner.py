@@ -55,6 +55,7 @@ from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.methods import presets
 from fednotes.methods.base import Method
+from fednotes.methods.model_kinds import unsupported_kind
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
@@ -644,10 +645,7 @@ class FedNER(Method):
                 nothing.
         """
         if "kind" in table:
-            raise ConfigError(
-                f'method "fedner" does not support model kind {table["kind"]!r}; use '
-                '"tagger", or the methods distill or finetune'
-            )
+            raise unsupported_kind("fedner", table["kind"])
         config = tagger_config(table, where="")
         config.require_input()
         return config

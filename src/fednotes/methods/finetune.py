@@ -45,6 +45,7 @@ from fednotes.methods.averaging import (
     traffic_of,
 )
 from fednotes.methods.base import Method
+from fednotes.methods.model_kinds import unsupported_kind
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import EncoderCorpus
@@ -294,10 +295,7 @@ class Finetune(Method):
         """
         config = any_model({"kind": "token-classifier"} | dict(table), where="")
         if not config.encodes:
-            raise ConfigError(
-                f'method "finetune" does not support model kind {config.kind!r}; use '
-                f"{' or '.join(self.list_models())}, or the method distill"
-            )
+            raise unsupported_kind("finetune", config.kind)
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:

@@ -60,6 +60,7 @@ from fednotes.methods.averaging import (
     AveragingWithDP,
     run_cycles,
 )
+from fednotes.methods.model_kinds import unsupported_kind
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
@@ -579,10 +580,7 @@ class Personal(finetune.Finetune):
         """
         settings = {"kind": "token-classifier", "train": "lora"} | dict(table)
         if settings["kind"] != "token-classifier":
-            raise ConfigError(
-                f'method "personal" does not support model kind {settings["kind"]!r}; '
-                'use "token-classifier", or the methods finetune or distill'
-            )
+            raise unsupported_kind("personal", settings["kind"])
         config = any_model(settings, where="")
         assert isinstance(config, TokenClassifierConfig)
         return config

@@ -77,12 +77,26 @@ def _built_in_kinds() -> list[str]:
 
 
 def _find_kind(name: str) -> Kind | None:
-    """Return the kind of this name, or None if there is none."""
+    """Return the kind of this name, or None if there is none.
+
+    Raises:
+        ConfigError: A package registers the kind under another name than its own.
+    """
     built_in = _built_in_kind(name)
     if built_in is not None:
         return built_in
     entry = plugins.added("taggers", _built_in_kinds()).get(name)
-    return None if entry is None else plugins.load(entry, Kind)
+    if entry is None:
+        return None
+    kind: Kind = plugins.load(entry, Kind)
+    declared = getattr(kind.config, "kind", None)
+    if isinstance(declared, str) and declared != name:
+        raise ConfigError(
+            f"{entry.value} is registered as {name!r} in fednotes.taggers, and its "
+            f"specification {kind.config.__name__} has kind = {declared!r}: give the "
+            "entry point the name that is the value of `kind`"
+        )
+    return kind
 
 
 def _built_in_kind(name: str) -> Kind | None:
