@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,59 @@ from fednotes.taggers.saving import build_model, model_config
 TAGS = TagSet(("ADR", "Drug"))
 WORDS = ["no", "pain", "took", "aspirin", ".", "adr", "drug"]
 LABELS = {"pain": "ADR", "aspirin": "Drug"}
-KINDS = ["tagger", "lora", "prompts", "none", "token-classifier"]
-KINDS += ["prompt-bart", "prompt-bart with cross-attention"]
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """How the tests make a small model of a kind, and what they expect of it.
+
+    Attributes:
+        settings: Its [model] table, without the folder of its backbone.
+        backbone: The pre-trained model that it begins with: "bert", "bart", or "" for
+            none.
+        backbone_key: The key of the table that names the backbone's folder.
+        learning_rate: Adam's rate with which it learns a few notes by heart in less
+            than 2000 steps; None leaves this test out.
+        tags_words: Whether it is a `TaggingModel`.
+        in_double: Whether all of it can compute in float64, so that gradients are
+            compared more closely.
+    """
+
+    settings: Mapping[str, Any]
+    backbone: str = ""
+    backbone_key: str = "encoder"
+    learning_rate: float | None = None
+    tags_words: bool = True
+    in_double: bool = False
+
+
+def _encoder_tagger(tuning: str, learning_rate: float | None = None) -> SmallModel:
+    table = {"kind": "encoder-tagger", "tuning": tuning}
+    return SmallModel(table, "bert", learning_rate=learning_rate)
+
+
+def _prompt_bart(**settings: Any) -> SmallModel:
+    table = {"kind": "prompt-bart", "prompts": 3, "prompt_hidden": 4}
+    table |= {"label_words": {"ADR": "pain"}, **settings}
+    return SmallModel(table, "bart", "backbone", tags_words=False)
+
+
+# A new kind of tagger is one more entry.
+KINDS = {
+    "tagger": SmallModel(
+        {"kind": "tagger", "char_filters": 6, "cnn_filters": 5, "lstm_units": 4},
+        learning_rate=0.02,
+        in_double=True,
+    ),
+    "lora": _encoder_tagger("lora", 0.01),
+    "prompts": _encoder_tagger("prompts", 0.01),
+    "none": _encoder_tagger("none"),
+    "token-classifier": SmallModel(
+        {"kind": "token-classifier"}, "bert", learning_rate=0.003, in_double=True
+    ),
+    "prompt-bart": _prompt_bart(tune_cross_attention=False),
+    "prompt-bart with cross-attention": _prompt_bart(tune_cross_attention=True),
+}
 
 
 def _document(number: int, words: list[str]) -> Document:
@@ -67,24 +120,18 @@ def make(
 ) -> Any:
     """A model of this kind; its backbone is written below the folder. stirred: its
     parameters are away from their start."""
-    backbone = folder / ("bart" if which.startswith("prompt-bart") else "bert")
-    if which != "tagger" and not backbone.exists():
-        write_backbone(backbone, backbone.name)
-    tables: dict[str, dict[str, Any]] = {
-        "tagger": {"char_filters": 6, "cnn_filters": 5, "lstm_units": 4},
-        "token-classifier": {"encoder": str(backbone)},
-    }
-    if which.startswith("prompt-bart"):
-        table = {"kind": "prompt-bart", "backbone": str(backbone), "prompts": 3}
-        table |= {
-            "prompt_hidden": 4,
-            "label_words": {"ADR": "pain"} if "ADR" in tagset.types else {},
+    small = KINDS[which]
+    table = dict(small.settings)
+    if small.backbone:
+        backbone = folder / small.backbone
+        if not backbone.exists():
+            write_backbone(backbone, small.backbone)
+        table[small.backbone_key] = str(backbone)
+    if "label_words" in table:
+        labels = table["label_words"].items()
+        table["label_words"] = {
+            type: word for type, word in labels if type in tagset.types
         }
-        table["tune_cross_attention"] = "cross" in which
-    elif which in tables:
-        table = {"kind": which, **tables[which]}
-    else:
-        table = {"kind": "encoder-tagger", "encoder": str(backbone), "tuning": which}
     model = build_model(model_config(table | settings), tagset, seed)
     if stirred:
         generator = torch.Generator().manual_seed(3)

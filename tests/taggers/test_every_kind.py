@@ -12,6 +12,7 @@ from every_kind import DOCUMENTS, KINDS, TAGS, make
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.taggers.saving import kinds
 
 pytest.importorskip("transformers")
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -28,6 +29,12 @@ def partly(model: Any, known: tuple[str, ...] = ("Drug",)) -> Any:
     return model.annotate(model.prepare(DOCUMENTS), DOCUMENTS, known)
 
 
+def test_every_kind_of_tagger_has_a_small_model() -> None:
+    tested = {small.settings["kind"] for small in KINDS.values()}
+    missing = set(kinds()) - tested
+    assert not missing, f"add {missing} to KINDS in tests/helpers/every_kind.py"
+
+
 @every_kind
 def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
     """In another order; both parts make the whole, which has no target part at all."""
@@ -35,7 +42,7 @@ def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
     corpus, whole = partly(model), model.losses(model.prepare(DOCUMENTS), ORDER)
     together = model.losses(corpus, ORDER)
     assert not whole.target.any()
-    assert not whole.target.requires_grad or kind.startswith("prompt-bart")
+    assert not whole.target.requires_grad or not KINDS[kind].tags_words
     torch.testing.assert_close(together.source + together.target, whole.source)
     for place, sentence in enumerate(ORDER):
         alone = model.losses(corpus, [sentence])
@@ -53,7 +60,7 @@ def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
     assert predicted == model.predict(bare)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "bart" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].tags_words])
 @pytest.mark.parametrize("soft", [False, True])
 def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
     """Autograd through `losses`, one sentence after the other, from training mode too
@@ -61,7 +68,7 @@ def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
     float64.)"""
     model, teacher = make(kind, folder, dropout=0.3), make(kind, folder, seed=2)
     close = {}
-    if kind in ("tagger", "token-classifier"):
+    if KINDS[kind].in_double:
         model = model.double()
     else:
         close = {"atol": 1e-4, "rtol": 1e-4}
@@ -124,17 +131,17 @@ def test_states(kind: str, folder: Path) -> None:
     assert [h.shape for h in losses.hidden] == [(6, width) for width in model.widths]
     assert (
         losses.outputs.shape == (len(losses.pseudo), model.output_width)
-        or "bart" in kind
+        or not KINDS[kind].tags_words
     )
     assert bool(losses.pseudo.any())
     assert not losses.pseudo.all()
     assert len(losses.score(losses.outputs)) == len(losses.pseudo)
 
 
-RATES = {"tagger": 0.02, "lora": 0.01, "prompts": 0.01, "token-classifier": 0.003}
+RATES = {kind: small.learning_rate for kind, small in KINDS.items()}
 
 
-@pytest.mark.parametrize("kind", RATES)
+@pytest.mark.parametrize("kind", [kind for kind, rate in RATES.items() if rate])
 def test_learns_by_heart(kind: str, folder: Path) -> None:
     """Predicted spans = gold spans, offsets and all; dropout is as it was afterwards.
 
