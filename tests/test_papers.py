@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from papers import (
+    FORM,
+    LIKE_A_MARKER,
     MARKER,
     PAGE,
     ROOT,
@@ -29,8 +31,13 @@ each_row = pytest.mark.parametrize("row", CURRENT, ids=[row.marker for row in CU
 def test_every_marker_in_the_page_is_in_a_table() -> None:
     """So that a misspelt table line is not taken for prose."""
     in_lines = re.findall(rf"^\|.*?({MARKER.pattern})", TEXT, re.MULTILINE)
+    listed = [row.marker for row in ROWS]
     assert in_lines
-    assert [row.marker for row in ROWS] == in_lines
+    misspelt = [marker for marker in in_lines if marker not in listed]
+    assert not misspelt, (
+        f"docs/papers.md: the lines of {misspelt} are no rows; a row has the form {FORM}"
+    )
+    assert listed == in_lines
 
 
 def test_no_marker_is_listed_twice() -> None:
@@ -80,10 +87,13 @@ def test_every_marker_in_the_source_is_in_the_page() -> None:
     missing = [
         f"{path.relative_to(ROOT)}:{line}: {marker}"
         for path in sorted((ROOT / "src").rglob("*.py"))
-        for marker, line in markers(path.read_text("utf-8"))
+        for pattern in (MARKER, LIKE_A_MARKER)
+        for marker, line in markers(path.read_text("utf-8"), pattern)
         if marker not in listed
     ]
-    assert not missing, f"not in docs/papers.md: {missing}"
+    assert not missing, (
+        f"docs/papers.md has no row for {missing}: add one of the form {FORM}"
+    )
 
 
 def test_every_marker_is_in_a_function_of_its_row() -> None:
@@ -146,6 +156,14 @@ def test_rows_of_a_deleted_application_are_left_out(tmp_path: Path) -> None:
         Row("[fedner eq 5]", (core,), (test_gone,)),
     ]
     assert without_deleted_apps(table, tmp_path) == [left, stays]
+
+
+def test_a_marker_of_a_paper_without_rows_is_found() -> None:
+    """Line 2 names an equation of a paper that no row has; line 1 is the shape of a
+    tensor."""
+    source = "x = y  # [batch steps]\nx = 1  # [fedprox eq 2]\n"
+    assert markers(source) == ()
+    assert markers(source, LIKE_A_MARKER) == (("[fedprox eq 2]", 2),)
 
 
 def test_markers_are_read_from_comments_only() -> None:

@@ -13,8 +13,18 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
-PAPERS = "fedner|tagsets|bert|phenotype|robust|abadi|canonne|mironov|kairouz|audit"
-MARKER = re.compile(rf"\[(?:{PAPERS}) [a-z0-9][a-z0-9 .-]*\]")
+# How a row looks, for messages.
+FORM = "| `[paper eq 1]` | `fednotes.module.function` | `tests/folder/test_file.py::test_name` |"
+_NAME = r"[a-z0-9][a-z0-9 .-]*\]"
+# The first word of the markers in the tables, which stands for the paper. It is read
+# from any line that looks like a row, so that a misspelt row is noticed.
+_FIRST_WORD = re.compile(rf"^\|\s*`?\[([a-z]+) {_NAME}", re.MULTILINE)
+_PAPERS = "|".join(sorted(set(_FIRST_WORD.findall(PAGE.read_text("utf-8")))))
+MARKER = re.compile(rf"\[(?:{_PAPERS}) {_NAME}")
+# What is meant as a marker, of whatever paper.
+LIKE_A_MARKER = re.compile(
+    r"\[[a-z]+ (?:eq|equation|alg|algorithm|table|section) [0-9][a-z0-9 .-]*\]"
+)
 _OF_APP = re.compile(r"^(?:src/|tests/)?(?:fednotes[./])?apps[./](\w+)")
 _ROW = re.compile(r"^\|\s*`(\[[^`]+\])`\s*\|\s*(.+?)\s*\|\s*(.+?)\s*\|$", re.MULTILINE)
 
@@ -70,14 +80,21 @@ def without_deleted_apps(table: Sequence[Row], root: Path = ROOT) -> list[Row]:
 
 
 @cache
-def markers(source: str) -> tuple[tuple[str, int], ...]:
-    """Every marker in a comment, with its line."""
+def markers(
+    source: str, pattern: re.Pattern[str] = MARKER
+) -> tuple[tuple[str, int], ...]:
+    """Return every marker in a comment, with its line.
+
+    Args:
+        source: The text of a Python file.
+        pattern: What a marker looks like.
+    """
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return tuple(
         (marker, token.start[0])
         for token in tokens
         if token.type == tokenize.COMMENT
-        for marker in MARKER.findall(token.string)
+        for marker in pattern.findall(token.string)
     )
 
 
