@@ -47,6 +47,7 @@ Ints = NDArray[np.int64]
 Signs = NDArray[np.int8]
 
 CLASSES: Final = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores and probabilities
+INTERCEPT: Final = "svm.intercept"  # the name of a tensor: a number for each machine
 # With sparse features, scikit-learn takes smaller steps of the intercept.
 SPARSE_INTERCEPT: Final = 0.01
 # Kernels take the learning rate's schedule as an index into this tuple.
@@ -267,7 +268,7 @@ class LinearSVMs:
     def trainable(self) -> dict[str, Tensor]:
         """Return float64 tensors by name, which share memory with the classifiers."""
         return {
-            "svm.intercept": torch.from_numpy(self.intercept),
+            INTERCEPT: torch.from_numpy(self.intercept),
             "svm.weight": torch.from_numpy(self.weight),
         }
 

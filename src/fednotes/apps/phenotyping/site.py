@@ -7,7 +7,7 @@ The tasks come in this order:
     train, evaluate, keep, finish   its cycles and its end
     count_labels                    what the classes and their weights follow from
     prepare                         stage 2 begins
-    train, evaluate                 its cycles
+    train, evaluate                 its cycles; `prepare` again if a site has come back
     calibrate, finish               its end
 
 What a site computes in each stage is in `stages.py`, and the server side of Algorithm 1
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fednotes.apps.phenotyping.classifiers import (
     CLASSES,
+    INTERCEPT,
     LinearSVMs,
     document_frequencies,
 )
@@ -45,6 +46,7 @@ from fednotes.apps.phenotyping.stages import (
     Classifiers,
     CodeLearner,
     get_shared_network,
+    make_empty_update,
 )
 from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
@@ -345,7 +347,13 @@ class Site(MethodSite):
     # The tasks of both stages.
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Run the local epochs of the present stage."""
+        """Run the local epochs of the present stage.
+
+        A site that was away when stage 2 began trains nothing, and returns classifiers
+        of no patient. The server then sends what it lacks (`prepare`).
+        """
+        if self.classifiers is None and INTERCEPT in tensors:
+            return make_empty_update(tensors)
         return self._present_stage().train(tensors, cycle=cycle)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:

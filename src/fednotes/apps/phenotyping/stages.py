@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
-from fednotes.apps.phenotyping.classifiers import LabelledPatients, LinearSVMs, fit
+from fednotes.apps.phenotyping.classifiers import (
+    INTERCEPT,
+    LabelledPatients,
+    LinearSVMs,
+    fit,
+)
 from fednotes.apps.phenotyping.codes import output_matrix
 from fednotes.apps.phenotyping.cohort import (
     ABSENT,
@@ -487,7 +492,7 @@ class Classifiers:
         values = torch.from_numpy(x.values).float()
         columns = torch.from_numpy(x.columns)
         # (machines,)
-        score = values @ tensors["svm.weight"][columns] + tensors["svm.intercept"]
+        score = values @ tensors["svm.weight"][columns] + tensors[INTERCEPT]
         sign = torch.from_numpy(self.targets[row]).float()
         if self.machines.config.loss == "log":
             losses = softplus(-sign * score)
@@ -614,6 +619,20 @@ class Classifiers:
             else:
                 classes.append((ABSENT, PRESENT))
         return ClassCounts.of(cohort.labels, predicted, self.config.phenotypes, classes)
+
+
+def make_empty_update(tensors: Tensors) -> Update:
+    """Return what `Classifiers.train` would, for classifiers that no patient trained.
+
+    Args:
+        tensors: The classifiers that the server sent.
+    """
+    sums: dict[str, Tensor] = {
+        name: torch.zeros_like(value, dtype=torch.float64)
+        for name, value in tensors.items()
+    }
+    sums["patients"] = torch.zeros_like(sums[INTERCEPT])
+    return Update(sums, 1.0, {"loss": 0.0, "examples": 0.0})
 
 
 def _digest_of(tensors: Tensors, about: str) -> str:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fednotes.apps.phenotyping.classifiers import (
     CLASSES,
+    INTERCEPT,
     LinearSVMs,
     SvmConfig,
     agree_on_classes,
@@ -291,7 +292,8 @@ def _train_classifiers(
     """
     counts = federation.sum("count_labels")
     machines, prepared = _make_classifiers(config, representation, counts)
-    federation.sum("prepare", {**network, **prepared})
+    total = federation.sum("prepare", {**network, **prepared})
+    ready = set(total.included)  # sites that have begun stage 2
 
     first = representation.round
     last = first + config.classifier_cycles
@@ -304,6 +306,10 @@ def _train_classifiers(
         # [phenotype algorithm 1 stage 2] W'_k
         total = federation.sum("train", shared, cycle=cycle.number)
         shared = average_classifiers(shared, total)  # [phenotype algorithm 1 stage 2]
+        if not ready.issuperset(total.included):
+            # A site that was away when the stage began has come back.
+            tensors = {**representation.tensors, **prepared}
+            ready |= set(federation.sum("prepare", tensors).included)
         metrics = {"loss": total.metric("loss") / max(1.0, total.metric("examples"))}
         number = cycle.number + 1 - first
         is_last = number == config.classifier_cycles
@@ -345,9 +351,7 @@ def average_classifiers(shared: Tensors, total: Total) -> dict[str, Tensor]:
         shared: The classifiers before the cycle.
         total: The sum of the sites' classifiers, each times its number of patients.
     """
-    total.require(
-        {**shapes_of(shared), "patients": tuple(shared["svm.intercept"].shape)}
-    )
+    total.require({**shapes_of(shared), "patients": tuple(shared[INTERCEPT].shape)})
     patients = total.tensors["patients"]  # (machines,) N' of each classifier
     safe = patients.clamp(min=1)
     return {
