@@ -497,6 +497,32 @@ def test_what_the_ledger_does_not_take_does_not_leave(
     assert asked(executor, tmp_path) == "site.toml: no such file"
 
 
+def test_a_server_that_asks_again_fills_no_ledger(tmp_path: Path) -> None:
+    """A refusal in the same words leaves again, though not from an edited ledger."""
+    executor, host = nvflare_site.FednotesExecutor(), mock.Mock()
+    executor._kit, executor._host = tmp_path, host
+
+    def answer(reason: str) -> str | None:
+        host.handle = lambda frame: raises(RefusedError(reason))
+        reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
+        said: str | None = reply.get_header(flare.REASON)
+        return said
+
+    ledger = ledger_of(tmp_path)
+    assert {answer("closed today") for _ in range(50)} == {"closed today"}
+    assert ledger.head().lines == nvflare_site.SAME_REASON_LINES
+    good = ledger.path.read_bytes()
+    ledger.path.write_bytes(good[:-9])
+    assert answer("closed today") is None
+    ledger.path.write_bytes(good)
+    with mock.patch.object(nvflare_site, "REASON_LINES", 30):
+        said = [answer(f"closed on day {number}") for number in range(50)]
+        assert said == [f"closed on day {number}" for number in range(10)] + [None] * 40
+        assert ledger.head().lines == 30
+        assert answer("closed on day 3") == "closed on day 3"
+        assert ledger.head().lines == 30
+
+
 def test_a_site_without_room_for_a_refusal_says_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,6 +42,11 @@ from fednotes.engines.launch import Host
 MAIN = "fednotes.apps.deployment.site:site_main"
 # A site that refused a job is asked again, because it may have been approved since.
 RETRY_SECONDS = 10.0
+# Lines of the ledger that a process writes without a host: of one reason, and in all.
+# A server that asks again and again would fill the disk otherwise, and a reason that is
+# said again reveals nothing more.
+SAME_REASON_LINES = 20
+REASON_LINES = 1000
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.site")
 
 
@@ -57,6 +63,7 @@ class FednotesExecutor(Executor):
         self._kit: Path | None = None  # its ledger records what leaves
         self._site = "-"
         self._run = "-"
+        self._reasons: Counter[str] = Counter()  # hashes of recorded reasons
 
     def execute(
         self,
@@ -97,9 +104,15 @@ class FednotesExecutor(Executor):
     def _record_reason(self, reason: str) -> dict[str, str]:
         """Record why there is no reply, and return the headers that say it.
 
-        A reason that the ledger cannot record does not leave: there are no headers.
+        A reason that the ledger does not have does not leave: there are no headers. One
+        that it has often enough leaves without another line.
         """
         raw = reason.encode()
+        digest = hashlib.sha256(raw).hexdigest()
+        is_new = digest not in self._reasons
+        if is_new and self._reasons.total() >= REASON_LINES:
+            logger.error("its ledger has %d reasons of this job", REASON_LINES)
+            return {}
         entry = Entry(
             time=datetime.now(UTC),
             run=plain(self._run),
@@ -108,13 +121,19 @@ class FednotesExecutor(Executor):
             receiver="server",
             tensors=(),
             bytes=len(raw),
-            sha256=hashlib.sha256(raw).hexdigest(),
+            sha256=digest,
             refusal=True,
         )
         try:
             if self._kit is None:
                 return {}
-            ledger_of(self._kit).append(entry)
+            ledger = ledger_of(self._kit)
+            is_full = self._reasons.total() >= REASON_LINES
+            if is_full or self._reasons[digest] >= SAME_REASON_LINES:
+                ledger.head()  # of an edited ledger it is not known what it has
+            else:
+                ledger.append(entry)
+                self._reasons[digest] += 1
         except Exception as error:
             logger.error("%s", whole_line(error, self._site))
             return {}

@@ -13,7 +13,8 @@ The chain of hashes reveals a line that was altered, inserted, removed or moved.
 head reveals a tail that was cut off. `verify` names the line. Whoever may write both
 files can still write a new history: note `Ledger.head()` elsewhere from time to time,
 and pass it to `verify`. The whole file stays at the site, because the hash of a message
-that holds a few counts can be guessed.
+that holds a few counts can be guessed. A refusal that a job's process repeats word for
+word has at most 20 lines.
 
 An append writes the head twice: before the line it announces the line's hash, and after
 it the line counts. A process that is killed in between leaves a piece of a line, or a
