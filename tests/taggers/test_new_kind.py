@@ -1,5 +1,8 @@
-"""A kind of model is one file: this one stands in a folder of its own and nothing lists
-it."""
+"""A kind of model is one file: these two stand in a folder of their own and nothing
+lists them.
+
+`capitals` has a CRF on top, and `initials` a softmax.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_jobs import SITES, corpus
@@ -24,19 +28,24 @@ from fednotes.taggers.saving import (
     save_model,
 )
 
-CAPITALS = Path(__file__).parents[1] / "data" / "samples" / "capitals.py.txt"
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
+NAMES = ("capitals", "initials")
 TEXTS = (
     "He took Aspirin and slept .",
     "Aspirin helps .",
     "She has pain from Ibuprofen .",
 )
+TAGS = TagSet(("Drug", "Sign"))
+each_kind = pytest.mark.parametrize("kind", NAMES)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "capitals.py").write_text(CAPITALS.read_text())
+    for name in NAMES:
+        text = (SAMPLES / f"{name}.py.txt").read_text()
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, f"fednotes.taggers.{name}", raising=False)
     monkeypatch.setattr(taggers, "__path__", [*taggers.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "fednotes.taggers.capitals", raising=False)
     return tmp_path
 
 
@@ -47,13 +56,14 @@ def _marked(text: str) -> Document:
     return Document(text, text, tuple(Span(a, a + len(d), "Drug") for a, d in pairs))
 
 
-def test_it_is_found_trained_and_saved(folder: Path) -> None:
-    assert "capitals" in kinds()
+@each_kind
+def test_it_is_found_trained_and_saved(kind: str, folder: Path) -> None:
+    assert kind in kinds()
     with pytest.raises(ConfigError, match="unknown key 'widht'; did you mean 'width'"):
-        model_config({"kind": "capitals", "widht": 2})
-    model = build_model(
-        model_config({"kind": "capitals"}), TagSet(("Drug", "Sign")), seed=1
-    )
+        model_config({"kind": kind, "widht": 2})
+    with pytest.raises(ConfigError, match="width = 0: expected"):
+        model_config({"kind": kind, "width": 0})
+    model = build_model(model_config({"kind": kind}), TAGS, seed=1)
     documents = [_marked(text) for text in TEXTS]
     read = model.annotate(model.prepare(documents), documents, ["Drug"])
     optimizer = torch.optim.Adam(model.trainable().values(), lr=0.1)
@@ -71,18 +81,60 @@ def test_it_is_found_trained_and_saved(folder: Path) -> None:
         (each.shape[1],),
     )
     save_model(model, folder / "saved")
-    assert json.loads((folder / "saved/model.json").read_text())["kind"] == "capitals"
+    assert json.loads((folder / "saved/model.json").read_text())["kind"] == kind
     loaded = load_model(folder / "saved")
     assert loaded.predict(documents) == model.predict(documents) != tuple(documents[:0])
 
 
-def test_a_job_trains_it(folder: Path) -> None:
+@each_kind
+def test_its_states_are_means_over_the_words_of_a_sentence(
+    kind: str, folder: Path
+) -> None:
+    """By hand: the mean of the table's rows, of which row 1 is that of capitals."""
+    model = build_model(model_config({"kind": kind}), TAGS, seed=1)
+    losses = model.losses(model.prepare([*map(_marked, TEXTS)]), range(3), states=True)
+    (means,) = losses.hidden
+    assert means.shape == (3, *model.widths)
+    rows = model.get_parameter("table").detach().numpy()
+    capitals = [[word[0].isupper() for word in text.split()] for text in TEXTS]
+    expected = [rows[np.array(each, np.int64)].mean(0) for each in capitals]
+    np.testing.assert_allclose(means.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_confidence_is_said_to_be_of_a_crf_where_there_is_one(folder: Path) -> None:
+    meanings = [
+        build_model(model_config({"kind": kind}), TAGS, seed=1).confidence_meaning
+        for kind in NAMES
+    ]
+    assert ["CRF" in meaning for meaning in meanings] == [True, False]
+
+
+@each_kind
+@pytest.mark.parametrize("method", ["distill", "adversarial"])
+def test_a_job_trains_it(method: str, kind: str, folder: Path) -> None:
     for name, label, word in (("north", "Drug", "dr"), ("south", "Sign", "si")):
         corpus(folder / f"{name}.conll", label, word)
+    weighting = "weighting = false\n" if method == "distill" else ""
     (folder / "job.toml").write_text(
-        'method = "distill"\nseed = 3\nconditions = ["federated"]\n[training]\nrounds = 2\n'
-        'weighting = false\n[model]\nkind = "capitals"\n' + SITES
+        f'method = "{method}"\nseed = 3\nconditions = ["federated"]\n'
+        f'[training]\nrounds = 2\n{weighting}[model]\nkind = "{kind}"\n' + SITES
     )
     summary = simulate(load_job(folder / "job.toml"), folder / "run")
     assert summary
     assert list((folder / "run").rglob("model.json"))
+
+
+def test_the_adversarial_baselines_refuse_a_kind_without_widths(folder: Path) -> None:
+    path = folder / "capitals.py"
+    path.write_text(
+        path.read_text().replace("return (self.config.width,)", "return ()")
+    )
+    for name, label, word in (("north", "Drug", "dr"), ("south", "Sign", "si")):
+        corpus(folder / f"{name}.conll", label, word)
+    (folder / "job.toml").write_text(
+        'method = "adversarial"\nconditions = ["federated"]\n'
+        '[model]\nkind = "capitals"\n' + SITES
+    )
+    message = 'kind "capitals" has no layer that represents text .*use another kind'
+    with pytest.raises(ConfigError, match=message):
+        simulate(load_job(folder / "job.toml"), folder / "run")
