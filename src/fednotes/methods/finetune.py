@@ -216,7 +216,7 @@ class Site(AveragingSite, MentionSite):
             draws=self.draws,
             count_step=self.count_step,
         )
-        if getattr(config.model, "train", "") == "all":
+        if config.model.trains_word_embeddings:
             self.require_covered()
 
     def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
@@ -361,7 +361,7 @@ class Finetune(Method):
 
     def list_warnings(self, config: Any) -> tuple[str, ...]:
         """Warn where word embeddings are shared, or an earlier classifier goes on."""
-        if getattr(config.model, "train", "") != "all":
+        if not config.model.trains_word_embeddings:
             return begun_from(config)
         return (
             *begun_from(config),
@@ -393,8 +393,8 @@ def _count_units(config: Config, site: SiteData) -> int:
     corpus = encode_corpus(
         site.train,
         site.tags,
-        max_tokens=getattr(config.model, "max_tokens", None),
-        unit=getattr(config.model, "context", "sentence"),
+        max_tokens=config.model.max_unit_words,
+        unit=config.model.unit,
     )
     return corpus.sentences
 

@@ -88,7 +88,7 @@ def group_sentences(site: Any, unit: Unit) -> list[np.ndarray]:
     document_of_sentence = corpus.encoded.sentence_document
     if unit == "sentence":
         # A sentence that is left out must not change how the others are read.
-        if getattr(site.model.config, "context", unit) != unit:
+        if site.model.config.unit != unit:
             raise ConfigError(
                 '[privacy] unit = "sentence": this model reads whole documents: set '
                 'unit = "document" or "patient", or [model] context = "sentence"'

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.listeners import BatchListeners
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import Encoded, with_spans, without_gold
+from fednotes.data.batches import Encoded, Unit, with_spans, without_gold
 from fednotes.data.tags import find_spans, span_tag_mask
 from fednotes.encoders.encoder import length_batches
 from fednotes.taggers.corpora import (
@@ -71,6 +71,21 @@ class ModelConfig:
     def has_frozen_encoder(self) -> bool:
         """Whether the model reads the states of an encoder that is not trained."""
         return False
+
+    @property
+    def trains_word_embeddings(self) -> bool:
+        """Whether updates have a row for each sub-word of the vocabulary."""
+        return False
+
+    @property
+    def unit(self) -> Unit:
+        """What the model reads together."""
+        return "sentence"
+
+    @property
+    def max_unit_words(self) -> int | None:
+        """The number of words at which a unit is cut; None if it never is."""
+        return None
 
     if TYPE_CHECKING:
 

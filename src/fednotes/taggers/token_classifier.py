@@ -55,7 +55,7 @@ from fednotes.core.parsing import mapping, read_json
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
-from fednotes.data.batches import encode_corpus
+from fednotes.data.batches import Unit, encode_corpus
 from fednotes.encoders.adapters import Changed, LoRA, targets
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
@@ -116,7 +116,7 @@ class TokenClassifierConfig(ModelConfig):
 
     kind: Literal["token-classifier"] = "token-classifier"
     encoder: LocalFile = "minilm"
-    context: Literal["sentence", "document"] = "sentence"
+    context: Unit = "sentence"
     train: Literal["encoder", "all", "top", "lora"] = "encoder"
     top: PositiveInt = 2
     rank: PositiveInt = 8
@@ -125,6 +125,21 @@ class TokenClassifierConfig(ModelConfig):
     window: NonNegativeInt = 0
     dropout: FractionBelowOne | None = None
     max_tokens: PositiveInt = 256
+
+    @property
+    def trains_word_embeddings(self) -> bool:
+        """Whether everything is trained, and so the word embeddings, too."""
+        return self.train == "all"
+
+    @property
+    def unit(self) -> Unit:
+        """What is read together: `context`."""
+        return self.context
+
+    @property
+    def max_unit_words(self) -> int:
+        """The number of words at which a unit is cut: `max_tokens`."""
+        return self.max_tokens
 
 
 class TokenClassifier(TaggingModel, SavesItself):
