@@ -111,6 +111,20 @@ def test_each_condition_takes_its_best_setting_by_validation(tiny: Any) -> None:
     assert line.count(": 40.0") == 3
 
 
+def test_losses_that_chose_a_setting_are_shown_as_they_are(tiny: Any) -> None:
+    """A run's validation score is minus the loss, so that more is better."""
+
+    def summary(run: GridRun) -> dict[str, Any]:
+        scores = summary_of(run)
+        scores["valid"][run.condition]["mean"] = -10.3006
+        return scores
+
+    tiny.summary = summary
+    tiny.table(GRID)
+    (line,) = (x for x in tiny.lines() if x.startswith("- searched, alone: "))
+    assert line.count(": loss 10.301") == 4
+
+
 def test_finished_runs_are_not_repeated(tiny: Any) -> None:
     """Each time the state is said first: 5 plain runs, 2 x (4 + 4) searched ones."""
     tiny.write(GRID)

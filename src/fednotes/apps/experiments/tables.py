@@ -83,11 +83,18 @@ def _searches(table: Table) -> Iterator[str]:
 def _search(row: TableRow) -> str:
     """Return the settings that a row chose, and the score of each that it tried."""
     tried = "; ".join(
-        f"{_join_settings(each['set'])}: {_PERCENT * each['validation']:.1f}"
+        f"{_join_settings(each['set'])}: {_validation_cell(each['validation'])}"
         for each in row["tried"]
     )
     chosen = _join_settings(row["chosen"])
     return f"- {row['label']}, {row['condition']}: {chosen} ({tried})"
+
+
+def _validation_cell(score: float) -> str:
+    """Return a validation score in percent; for minus a loss, the loss as it is."""
+    if score < 0:
+        return f"loss {-score:.3f}"
+    return f"{_PERCENT * score:.1f}"
 
 
 def _join_settings(settings: Sequence[str]) -> str:
