@@ -12,7 +12,8 @@ by `fednotes simulate` with the preset of fine-tuning. Five runs a seed:
     type before  all five sites without the type "treatment"
     type later   all types, from what "type before" saved
 
---set: of every run. --later: of the two later ones, such as training.cycles=8. A run's
+--set: of every run; model.encoder is not for the later ones, which start from what was
+saved. --later: of the two later ones, such as training.cycles=8. A run's
 folder in OUT/runs is named by all that the run depends on: what is finished is not run
 again, a stopped one goes on. The table has micro strict F1 in percent, mean and
 standard deviation over seeds.
@@ -37,6 +38,7 @@ from fednotes.jobs.results import SUMMARY, read_result
 SITES = ("s1", "s2", "s3", "s4", "s5")
 OLD, KNOWN = SITES[:-1], TYPES[:-1]  # the last ones join
 Measured = dict[str, list[float | None]]  # what is compared → F1 before, later and anew
+ENCODER = "model.encoder="
 JOB = """\
 method = "finetune"
 preset = "best"
@@ -107,12 +109,13 @@ def measure(
     def done(
         name: str, sites: Sequence[str], types: Sequence[str], before: Path | None
     ) -> Path:
-        encoder = (
-            "minilm"
-            if before is None
-            else str((before / "federated" / "model").resolve())
-        )
-        sets = (*settings, f"seed={seed}", *(later if before else ()))
+        if before is None:
+            encoder = "minilm"
+            sets = [*settings, f"seed={seed}"]
+        else:
+            encoder = str((before / "federated" / "model").resolve())
+            common = [each for each in settings if not each.startswith(ENCODER)]
+            sets = [*common, f"seed={seed}", *later]
         return run(out, f"{name} {seed}", job(sites, types, encoder), sets)
 
     anew = done("anew", SITES, TYPES, None)

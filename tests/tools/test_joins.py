@@ -97,3 +97,17 @@ def test_other_test_notes_are_no_comparison(
     monkeypatch.setattr(joins, "call", lambda command, **options: 1)
     with pytest.raises(SystemExit, match=r"failed; its last words are in .*\.log"):
         joins.main([str(tmp_path), "--seeds", "7"])
+
+
+def test_later_runs_start_from_what_was_saved_with_any_encoder(
+    asked: list[list[str]], tmp_path: Path
+) -> None:
+    joins.main([str(tmp_path), "--seeds", "1", "--set", "model.encoder=other"])
+    later = [command for command in asked if "later" in Path(command[4]).name]
+    others = [command for command in asked if command not in later]
+    assert len(later) == 2
+    assert not any("model.encoder=other" in command for command in later)
+    assert all("model.encoder=other" in command for command in others)
+    encoders = {load_job(command[4]).config.model.encoder for command in later}
+    folders = {str((Path(c[6]) / "federated/model").resolve()) for c in others}
+    assert encoders < folders
