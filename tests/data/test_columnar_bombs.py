@@ -33,6 +33,7 @@ from peak_memory import read_apart
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 from fednotes.data.formats import read, write
+from fednotes.data.formats.parquet import rows
 from fednotes.data.notes import read_notes
 
 MIB = 100  # that reading a hostile file may take
@@ -67,6 +68,26 @@ def list_of_shared_text(length: int, items: int) -> bytes:
         page(content, items, DICTIONARY, codec=ZSTD),
     ]
     return column_file(pages, items, rows=1, is_list=True, codec=ZSTD)
+
+
+def list_over_pages(pages: int, length: int) -> bytes:
+    """One row, a list of texts, each of which is in a page of its own."""
+
+    def text_page(repetition: int) -> bytes:
+        content = levels(run(repetition, 1)) + levels(run(1, 1)) + text(length)
+        return page(content, 1, PLAIN, codec=ZSTD)
+
+    return column_file(
+        [
+            dictionary(text(1), 1, codec=ZSTD),
+            text_page(0),
+            *[text_page(1)] * (pages - 1),
+        ],
+        pages,
+        rows=1,
+        is_list=True,
+        codec=ZSTD,
+    )
 
 
 def stated_lengths(number: int) -> bytes:
@@ -209,6 +230,22 @@ def test_parquet_that_states_gigabytes_is_refused_before_it_is_unpacked(
         assert path.stat().st_size < 1000 or "schema" in path.name
         assert reading.mib < MIB, (path.name, reading)
         assert reading.end.startswith(f"DataError: {path}: "), reading
+
+
+def test_a_list_over_many_pages_is_refused_before_it_is_unpacked(
+    tmp_path: Path,
+) -> None:
+    (path,) = write_all(tmp_path, {"a": list_over_pages(400, 10**6)}, ".parquet")
+    assert path.stat().st_size < 50_000
+    (reading,) = read_apart("notes", example(tmp_path, ".parquet"), [path])
+    assert "its rows have more than 16,777,216 bytes" in reading.end
+    assert reading.mib < 20
+
+
+def test_a_list_over_some_pages_is_read(tmp_path: Path) -> None:
+    (path,) = write_all(tmp_path, {"a": list_over_pages(10, 100)}, ".parquet")
+    (row,) = rows(path, ["text"])
+    assert row == [["a" * 100] * 10]
 
 
 def test_columns_of_parquet_are_bounded_together(tmp_path: Path) -> None:

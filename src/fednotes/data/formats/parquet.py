@@ -361,7 +361,8 @@ class _ParquetReader:
 
         Raises:
             DataError: A page of each column has more bytes than a batch may have, or
-                the columns have more values than the rows of the file may have.
+                the columns have more values, or lists of more bytes, than the rows of
+                the file may have.
         """
         limits = self._limits
         sizes = {
@@ -372,6 +373,9 @@ class _ParquetReader:
         }
         limits.require_batch(sum(size.largest_page for size in sizes.values()))
         limits.require_rows(OBJECT_SIZE * sum(size.values for size in sizes.values()))
+        # A row of lists may span all pages, and Arrow unpacks it at once.
+        lists = (size for number, size in sizes.items() if self._is_list(number))
+        limits.require_rows(sum(size.unpacked for size in lists))
         return sizes
 
     def _batch_size(self, sizes: Mapping[int, ColumnSize]) -> int:
