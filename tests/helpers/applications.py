@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -50,3 +50,12 @@ def is_deleted_command(words: Sequence[str]) -> bool:
     """Return whether words after "fednotes" name a command of a deleted application."""
     owners = [COMMANDS.get(" ".join(words[:length])) for length in (1, 2)]
     return any(owner is not None and not has_app(owner) for owner in owners)
+
+
+def loadable(names: Iterable[str]) -> list[str]:
+    """Return the built-in jobs or experiments whose method is there, in their order.
+
+    Those of the experiments on patients need the method of phenotyping.
+    """
+    has_patients = has_app("phenotyping")
+    return [name for name in names if has_patients or not name.startswith("phenotype")]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from applications import COMMANDS, is_deleted_command
+from applications import COMMANDS, is_deleted_command, loadable
 from papers import is_of_deleted_app
 from typer.main import get_command
 
@@ -77,7 +77,7 @@ def refused_settings(text: str) -> list[str]:
     """Return why built-in jobs refuse the settings of `simulate` in shell blocks."""
     wrong = []
     for words in shell_commands(text):
-        if words[0] != "simulate" or words[1] not in built_in_jobs():
+        if words[0] != "simulate" or words[1] not in loadable(built_in_jobs()):
             continue
         places = [at for at, word in enumerate(words) if word == "--set"]
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from applications import needs_app
+from applications import loadable, needs_app
 from filled_in import FILLED_IN
 
 from fednotes import methods
@@ -259,7 +259,7 @@ class BuiltIn:
         return str(self.table.get("preset", "best"))
 
 
-@pytest.fixture(params=built_in_jobs())
+@pytest.fixture(params=loadable(built_in_jobs()))
 def built_in(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> BuiltIn:

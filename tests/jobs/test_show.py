@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import loadable
 
 import fednotes as fn
 from fednotes.core.errors import ConfigError
@@ -57,7 +58,7 @@ def settings_by_key(job: ShownJob) -> dict[str, ShownSetting]:
     return {f"{each.table}.{each.key}".lstrip("."): each for each in job.settings}
 
 
-@pytest.mark.parametrize("name", built_in_jobs())
+@pytest.mark.parametrize("name", loadable(built_in_jobs()))
 @pytest.mark.usefixtures("corpora")
 def test_the_text_of_a_job_reads_as_the_same_job(name: str) -> None:
     job = load_job(name)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from applications import needs_app
 
 from fednotes import methods
 from fednotes.core.settings import read_toml
@@ -146,6 +147,7 @@ def test_a_preset_is_the_tables(section: str, method: str) -> None:
 def test_a_job_on_the_papers_corpora_is_the_tables(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs_app("experiments")
     for variable in (
         "FEDNOTES_CORPORA",
         "CLINIC",
@@ -182,6 +184,7 @@ def test_a_job_on_the_papers_corpora_is_the_tables(
 
 
 def test_label_words_name_every_type() -> None:
+    needs_app("experiments")
     raw = read_toml(built_in_jobs()["tagsets/ontonotes"])
     assert list(raw["model"]["label_words"]) == raw["tags"]["types"]
     assert len(raw["tags"]["types"]) == 18

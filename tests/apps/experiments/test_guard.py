@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from applications import loadable
 from paper_corpora import PAPERS, write_all
 
 from fednotes.apps.experiments import reproduce as module
@@ -95,7 +96,7 @@ def in_this_process(command: Sequence[str], stdout: IO[str], **others: Any) -> i
     return 0
 
 
-@pytest.mark.parametrize("name", grid_files())
+@pytest.mark.parametrize("name", loadable(grid_files()))
 def test_every_experiment_runs_to_its_table(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import IO, Any
 
 import pytest
+from applications import loadable, needs_app
 from paper_corpora import PAPERS
 from scipy import stats
 from typer.testing import CliRunner
@@ -471,6 +472,7 @@ def test_every_part_of_a_key_must_be_known(key: str, expected: bool) -> None:
 
 
 def test_keys_below_a_table_of_free_names_are_known() -> None:
+    needs_app("phenotyping")
     assert has_key("phenotype/demo", "phenotypes.anything")
     assert has_key("phenotype/demo", "concepts.vectors")
     assert not has_key("phenotype/demo", "concepts.vector")
@@ -729,7 +731,7 @@ def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", grid_files())
+@pytest.mark.parametrize("name", loadable(grid_files()))
 @pytest.mark.usefixtures("no_run")
 def test_every_experiment_plans_on_the_papers_corpora(
     name: str, full: bool, tmp_path: Path
