@@ -235,6 +235,13 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     assert charts(page)
 
 
+@pytest.mark.parametrize("value", [1e17, -1e17, 1e300])
+def test_numbers_of_any_size_are_drawn(tmp_path: Path, value: float) -> None:
+    """Half of a round is less than the last digit of such numbers."""
+    rows = [{"condition": "federated", "round": value, "loss": value}]
+    assert charts(report(tmp_path, summary(), rows))
+
+
 def test_backticks_in_a_remark_mark_code(tmp_path: Path) -> None:
     remark = "lower `learning_rate`, or see `fednotes check`"
     page = report(tmp_path, summary() | {"notes": [remark]}, metrics())

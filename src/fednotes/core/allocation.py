@@ -2,7 +2,8 @@
 
 A model is built from the sizes in its description before its tensors are read. A
 damaged or forged description could claim more memory than the machine has, so the
-memory is bounded by what the folder really holds.
+memory is bounded by what the folder really holds. The number of tensors is bounded,
+too, because a million layers of one number take little memory, but hours.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from fednotes.core.errors import ModelError
 
 # For frozen parts, which are not in the folder: 4 GiB of float32.
 SPARE_ELEMENTS = 2**30
+# About a thousand layers of a Transformer; those in use have a hundred at most.
+MAX_TENSORS = 20_000
 _BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
 _BY_EXAMPLE = (torch.empty_like, torch.zeros_like, torch.ones_like, torch.randn_like)
 
@@ -28,12 +31,13 @@ class OversizedModelError(ModelError):
 
 
 class _Bounded(TorchFunctionMode):
-    """Counts the elements of the tensors that torch's factory functions make."""
+    """Counts the tensors that torch's factory functions make, and their elements."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
         self._count = 0
+        self._tensors = 0
 
     def __torch_function__(
         self,
@@ -43,6 +47,13 @@ class _Bounded(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
+        self._tensors += func in _BY_SIZE or func in _BY_EXAMPLE
+        if self._tensors > MAX_TENSORS:
+            raise OversizedModelError(
+                f"describes a model of over {MAX_TENSORS:,} tensors, more than any "
+                "model in use: it is damaged or was tampered with; copy the folder "
+                "again"
+            )
         self._count += _count_elements(func, args, options)
         if self._count > self._limit:
             raise OversizedModelError(
@@ -55,13 +66,14 @@ class _Bounded(TorchFunctionMode):
 
 @contextmanager
 def bounded_allocation(held: int) -> Iterator[None]:
-    """Bound the tensor elements that the context may allocate.
+    """Bound the tensors that the context may make, and their elements in memory.
 
     Args:
         held: Number of elements of the tensors in the folder.
 
     Raises:
-        OversizedModelError: The context allocates far more elements than `held`.
+        OversizedModelError: The context allocates far more elements than `held`, or
+            makes more than `MAX_TENSORS` tensors.
     """
     with _Bounded(held + SPARE_ELEMENTS):
         yield

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fednotes.core import bounds
 from fednotes.core.allocation import OversizedModelError, bounded_allocation
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, readable
 from fednotes.core.parsing import (
     NotAFile,
     open_regular,
+    parse_json,
     read_json,
+    read_regular,
     require_regular_files,
 )
 
@@ -38,8 +44,11 @@ FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
 # What a model that is not a text encoder raises when it is tried.
 NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 Stamp = tuple[tuple[str, int, int], ...]
+# How many times as long a tokenizer's rules may make a text; published ones reach 3.
+MAX_GROWTH = 1000
 
-# `from_pretrained` then uses no network and runs no code of the directory.
+# `from_pretrained` then looks for the directory's files on no server, and runs no code
+# of the directory. `_offline` keeps it from fetching other models.
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -403,7 +412,79 @@ def quiet() -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
+_OFFLINE_LOCK = threading.Lock()
+_offline_loads: list[bool] = []  # what to restore, for each load that is going on
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep the library from the network in the context.
+
+    A configuration may name a model of a hub, of which its own model is a part. The
+    library would fetch that one whatever `local_files_only` says, and would send the
+    user's token.
+    """
+    from huggingface_hub import constants
+
+    with _OFFLINE_LOCK:
+        before = _offline_loads[0] if _offline_loads else constants.HF_HUB_OFFLINE
+        _offline_loads.append(before)
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        with _OFFLINE_LOCK:
+            before = _offline_loads.pop()
+            if not _offline_loads:
+                constants.HF_HUB_OFFLINE = before
+
+
+def _require_bounded_text(directory: Path) -> None:
+    """Refuse a tokenizer that could make a short text arbitrarily long.
+
+    Each rule that replaces a character by n characters makes a text up to n times as
+    long as the rule before it.
+
+    Raises:
+        ModelError: The rules of tokenizer.json could make a text over `MAX_GROWTH`
+            times as long.
+    """
+    file = directory / "tokenizer.json"
+    if not file.exists():
+        return
+    # The vocabularies and merges of some models have millions of values.
+    content = parse_json(read_regular(file), most_values=bounds.FILE, strict=False)
+    if not isinstance(content, Mapping):
+        raise ModelError(f"{file}: not a tokenizer: copy the directory again")
+    steps = (content.get("normalizer"), content.get("pre_tokenizer"))
+    rules = chain.from_iterable(map(_rules, steps))
+    growth = math.prod(max(1, _longest_replacement(rule)) for rule in rules)
+    if growth > MAX_GROWTH:
+        raise ModelError(
+            f"{file}: its normalizer could make a text {growth:,} times as long: the "
+            "tokenizer is damaged or was tampered with; copy the directory again"
+        )
+
+
+def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the rules of a step of a tokenizer, those of sequences one by one."""
+    if not isinstance(step, Mapping):
+        return
+    parts = [*step.get("normalizers", ()), *step.get("pretokenizers", ())]
+    if not parts:
+        yield step
+    for part in parts:
+        yield from _rules(part)
+
+
+def _longest_replacement(rule: Mapping[str, Any]) -> int:
+    """Return how many characters a rule may write in place of one."""
+    texts = (rule.get(key) for key in ("content", "replacement", "prepend"))
+    return max((len(text) for text in texts if isinstance(text, str)), default=1)
+
+
 def _tokenizer(directory: Path) -> Any:
+    _require_bounded_text(directory)
     tokenizer = _class("AutoTokenizer").from_pretrained(directory, **_LOCAL)
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
@@ -424,15 +505,23 @@ def _class(name: str) -> Any:
 
 def _load(directory: Path, load: Callable[[], Any]) -> Any:
     """Return what `load` returns; its errors become one line with the directory."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     try:
         require_regular_files(directory.iterdir())
-        return load()
+        with _offline():
+            return load()
     except NotAFile as error:
         raise ModelError(f"{error.filename}: {error.strerror}") from None
     except OversizedModelError as error:
         raise ModelError(f"{directory}: {error}") from error
     except (ModelError, MissingExtra):
         raise
+    except OfflineModeIsEnabled as error:
+        raise ModelError(
+            f"{directory}: its config.json names another model, which is not fetched "
+            "from a server: use a directory that holds the whole model"
+        ) from error
     except Exception as error:  # The libraries below raise errors of many types.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(

@@ -690,7 +690,9 @@ def _axis(
 ) -> Callable[[float], float]:
     """Return a function that maps values from low to high to places in the picture."""
     if high <= low:
-        low, high = low - 0.5, high + 0.5
+        # Half of a large number's last digit would be lost.
+        half = max(0.5, abs(low) * 1e-9)
+        low, high = low - half, high + half
     return lambda value: round(start + (value - low) / (high - low) * (end - start), 1)
 
 

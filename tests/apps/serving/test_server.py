@@ -574,6 +574,18 @@ def test_a_body_that_is_too_large_is_refused_before_its_end(
     assert "1,000 bytes" in answer["detail"]
 
 
+def test_a_request_of_two_lengths_is_refused_and_its_connection_closed(
+    model: CapitalWords,
+) -> None:
+    """What a proxy takes for one request could be two (RFC 9112, section 6.1)."""
+    parts = [_part(b"{}")]
+    lengths = {"content-length": "2", "transfer-encoding": "chunked"}
+    status, answer = asyncio.run(_post(create_app(model), parts, **lengths))
+    assert status == 400
+    assert len(parts) == 1
+    assert "not both" in answer["detail"]
+
+
 def test_a_length_of_thousands_of_digits_is_too_large(model: CapitalWords) -> None:
     app = create_app(model, Limits(max_bytes=1000))
     parts = [_part(b"x")]

@@ -172,7 +172,14 @@ class Gate:
             )
 
     def _require_length(self, headers: Mapping[str, bytes]) -> None:
-        """Raise Refused if the header Content-Length is too large or no number."""
+        """Raise Refused if a body's length is too large, ambiguous or not a number."""
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may trust the other one of the two and see another request.
+            raise Refused(
+                400,
+                "send content-length or transfer-encoding, not both",
+                connection="close",
+            )
         length = headers.get("content-length", b"0")
         # Python refuses to convert a number of thousands of digits.
         is_number = length.isdigit() and len(length) <= _LENGTH_DIGITS

@@ -1,0 +1,86 @@
+"""Test that a Hugging Face directory of a stranger costs neither network nor hours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.allocation import MAX_TENSORS
+from fednotes.core.errors import ModelError
+from fednotes.encoders.pretrained import open_pretrained, open_tokenizer
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(content | changes), "utf-8")
+
+
+@pytest.fixture
+def hostile(bert: Path, tmp_path: Path) -> Path:
+    """A copy of a whole small BERT, for a test to change."""
+    return Path(shutil.copytree(bert, tmp_path / "hostile"))
+
+
+def replace_letter(times: int) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+
+
+def test_a_model_that_a_configuration_names_is_not_fetched(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the name of the server is looked up, and hub downloads work again
+    afterwards."""
+    from huggingface_hub import constants
+
+    looked_up: list[object] = []
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *name, **_: looked_up.append(name)
+    )
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    change_json(
+        hostile / "config.json",
+        model_type="dpt",
+        backbone="somebody/model",
+        use_pretrained_backbone=True,
+        is_hybrid=False,
+    )
+    with pytest.raises(ModelError, match="names another model, which is not fetched"):
+        open_pretrained(hostile, "AutoModel")
+    assert looked_up == []
+    assert constants.HF_HUB_OFFLINE is False
+
+
+def test_a_million_small_layers_are_not_built(hostile: Path) -> None:
+    change_json(
+        hostile / "config.json",
+        num_hidden_layers=10**6,
+        hidden_size=1,
+        intermediate_size=1,
+        num_attention_heads=1,
+    )
+    with pytest.raises(ModelError, match=f"over {MAX_TENSORS:,} tensors"):
+        open_pretrained(hostile, "AutoModel")
+
+
+@pytest.mark.parametrize("step", ["normalizer", "pre_tokenizer"])
+def test_a_tokenizer_that_makes_texts_endless_is_refused(
+    hostile: Path, step: str
+) -> None:
+    """Each of three rules writes a thousand letters for one."""
+    parts = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}[step]
+    inner = {"type": "Sequence", parts: [replace_letter(1000)] * 2}
+    rules = {"type": "Sequence", parts: [inner, replace_letter(1000)]}
+    change_json(hostile / "tokenizer.json", **{step: rules})
+    with pytest.raises(ModelError, match="a text 1,000,000,000 times as long"):
+        open_tokenizer(hostile)
+
+
+def test_a_tokenizer_that_replaces_few_letters_is_read(hostile: Path) -> None:
+    rules = {"type": "Sequence", "normalizers": [replace_letter(3)] * 2}
+    change_json(hostile / "tokenizer.json", normalizer=rules)
+    assert open_tokenizer(hostile).is_fast
