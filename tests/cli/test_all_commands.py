@@ -99,7 +99,8 @@ def test_the_help_lists_commands_in_panels(registering: typer.Typer) -> None:
     ]
     assert at == sorted(at)
     assert "broken" not in result.stdout
-    assert "cannot be loaded (there_is_no_such_module:command" in result.stderr
+    broken = "fednotes.commands: broken = there_is_no_such_module:command"
+    assert f"cannot be loaded ({broken}" in result.stderr
 
 
 def test_registered_commands_run(registering: typer.Typer) -> None:
