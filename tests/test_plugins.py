@@ -7,11 +7,13 @@ install it.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from acme import ROOT, install_acme, run_python
@@ -223,6 +225,17 @@ def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
     )
     assert "the package 'acme-notes' registers 'fedner'" in done.stderr
     assert "which is built in" in done.stderr
+
+
+def test_contributing_shows_a_whole_package_and_an_entry_of_every_group() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    tables = [
+        tomllib.loads(t) for t in re.findall(r"```toml\n(.+?)```", page, re.DOTALL)
+    ]
+    whole = next(table for table in tables if "build-system" in table)
+    assert {"name", "version", "dependencies", "entry-points"} <= set(whole["project"])
+    groups = [set(table["project"]["entry-points"]) for table in tables]
+    assert {f"fednotes.{group}" for group in get_args(plugins.Group)} in groups
 
 
 @pytest.mark.parametrize(
