@@ -39,23 +39,25 @@ class Shown(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A `reproduce` command of the page, and the text of its section."""
+    """A `reproduce` command of the page, its options, and the text of its section."""
 
     name: str
     seeds: tuple[int, ...]
+    base: tuple[str, ...]
     section: str
 
 
 def commands() -> Iterator[Command]:
-    """Yield the `reproduce` commands of all sections, without those on other jobs."""
+    """Yield the `reproduce` commands of all sections."""
     for section in SECTION.split(PAGE.read_text("utf-8")):
         for block in BLOCK.findall(section):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
-                if words[:2] != ["fednotes", "reproduce"] or "--base" in words:
+                if words[:2] != ["fednotes", "reproduce"]:
                     continue
                 seeds = [words[at + 1] for at, w in enumerate(words) if w == "--seed"]
-                yield Command(words[2], tuple(map(int, seeds)), section)
+                base = [words[at + 1] for at, w in enumerate(words) if w == "--base"]
+                yield Command(words[2], tuple(map(int, seeds)), tuple(base), section)
 
 
 def read_tables(section: str) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -69,7 +71,7 @@ def shown_tables() -> Iterator[Shown]:
     """Yield the tables whose rows are runs, the first of a section for its first
     command."""
     by_section: dict[str, list[str]] = {}
-    for command in commands():
+    for command in COMMANDS:
         by_section.setdefault(command.section, []).append(command.name)
     for section, names in by_section.items():
         tables = [t for t in read_tables(section) if t[0][1] == "condition"]
@@ -77,8 +79,9 @@ def shown_tables() -> Iterator[Shown]:
             yield Shown(name, heads, rows)
 
 
+ON_OTHER_JOBS = [command for command in commands() if command.base]
+COMMANDS = [command for command in commands() if not command.base]
 SHOWN = list(shown_tables())
-COMMANDS = list(commands())
 
 
 def column_names(grid: Grid, folder: str) -> set[str]:
@@ -141,3 +144,19 @@ def test_the_page_names_the_seeds_of_a_command(command: Command) -> None:
     text = " ".join(command.section.split()).replace("(", "")
     noun = "seeds" if "," in seeds else "seed"
     assert re.search(rf"\b{noun} {seeds}(?!, \d)", text, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("command", ON_OTHER_JOBS, ids=lambda c: " ".join(c.base))
+def test_the_jobs_of_a_command_can_replace_those_of_the_experiment(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of jobs that the command does not name are left out; others are not."""
+    grid, path = load_grid(command.name)
+    own = load_table(f"{path.parent.name}/{grid.base}")[0]["method"]
+    (tmp_path / "my-job.toml").write_text(f'method = "{own}"\n', "utf-8")
+    monkeypatch.chdir(tmp_path)
+    jobs = choose_jobs(grid, path.parent.name, command.base)
+    rows, missing = select_rows(grid, jobs, full=False)
+    assert rows
+    assert {row.base for row in rows}.isdisjoint(missing)
+    assert len(jobs.replacements) == len(command.base)
