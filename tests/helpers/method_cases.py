@@ -1,4 +1,7 @@
-"""A small job of every method, with sites that train it in a second or two."""
+"""Small jobs of the core's methods, with sites that train in a second or two.
+
+An application brings the cases of its methods in `tests/apps/NAME/helpers`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from applications import has_app
 from made_sites import made_notes, mentions, notes_of
-from two_jobs import Case
+from method_runs import Case, MakeCase
+from tiny_models import save_bert
 
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.encoders.language_model import LanguageModelConfig
@@ -63,8 +66,8 @@ def settings_of(module: Any, base: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda sites: module.METHOD.configure(base, sites)
 
 
-def fedner_case(**changes: Any) -> Case:
-    base = fedner.Config(model=TAGGER, seed=3, least_share=1, **changes)
+def fedner_case(model: TaggerConfig = TAGGER, **changes: Any) -> Case:
+    base = fedner.Config(model=model, seed=3, least_share=1, **changes)
 
     def settings(
         sites: Sequence[Any],
@@ -84,22 +87,29 @@ def distill_case(task: str, **changes: Any) -> Case:
     )
 
 
-def adversarial_case() -> Case:
-    base = adversarial.Config(model=TAGGER, rounds=2, seed=3, learning_rate=0.01)
+def adversarial_case(**changes: Any) -> Case:
+    base = adversarial.Config(
+        model=TAGGER, rounds=2, seed=3, learning_rate=0.01, **changes
+    )
     settings = settings_of(adversarial, base)
     return Case(adversarial.METHOD, settings, of_two_types(), "train", is_change=True)
 
 
-def finetune_case(bert: Path) -> Case:
+BY_BERT = (1e-4, 1e-5)  # how close runs of encoders end
+BY_LEVELS = (0.0, 1e-2)  # a packed number may round to the next of 25 levels
+
+
+def finetune_case(bert: Path, **changes: Any) -> Case:
     base = finetune.Config(
         model=TokenClassifierConfig(encoder=str(bert)), cycles=2, batch_size=4,
         learning_rate=3e-3, warmup=0.0, seed=3, min_tokens=0, min_steps=0,
     )  # fmt: skip
-    settings = settings_of(finetune, base)
-    return Case(finetune.METHOD, settings, documents(), "train", is_change=True)
+    settings = settings_of(finetune, replace(base, **changes))
+    close = BY_LEVELS if "compression" in changes else BY_BERT
+    return Case(finetune.METHOD, settings, documents(), "train", True, close)
 
 
-def personal_case(bert: Path) -> Case:
+def personal_case(bert: Path, **changes: Any) -> Case:
     model = TokenClassifierConfig(encoder=str(bert), train="lora")
     base = personal.Config(
         model=model,
@@ -109,23 +119,31 @@ def personal_case(bert: Path) -> Case:
         warmup=0.0,
         distil_epochs=1,
     )
-    settings = settings_of(personal, base)
-    return Case(personal.METHOD, settings, documents(), "train", is_change=True)
+    settings = settings_of(personal, replace(base, **changes))
+    close = BY_LEVELS if "compression" in changes else BY_BERT
+    return Case(personal.METHOD, settings, documents(), "train", True, close)
 
 
-def pretrain_case(bert: Path, objective: str) -> Case:
+def pretrain_case(bert: Path, objective: str, **changes: Any) -> Case:
     model = LanguageModelConfig(encoder=str(bert), objective=objective)
     base = pretrain.Config(
         model=model, cycles=2, batch_size=4, length=24, learning_rate=1e-3, warmup=0.0, seed=5,
         head_cycles=0,
     )  # fmt: skip
     sites = [notes_of(name, made_notes(seed, 12)) for seed, name in enumerate(NAMES)]
-    return Case(
-        pretrain.METHOD, settings_of(pretrain, base), sites, "train", is_change=True
-    )
+    settings = settings_of(pretrain, replace(base, **changes))
+    return Case(pretrain.METHOD, settings, sites, "train", True, BY_BERT)
 
 
-CASES: dict[str, Callable[[Path], Case]] = {
+def new_head_case(bert: Path) -> Case:
+    """Pre-training of an encoder whose prediction head begins at random."""
+    bare = bert.with_name("bert without a head")
+    if not bare.exists():
+        save_bert(bare, head=False)
+    return pretrain_case(bare, "mlm", cycles=1, head_cycles=2, server="yogi")
+
+
+CASES: dict[str, MakeCase] = {
     "fedner, gradients": lambda bert: fedner_case(),
     "fedner, weights": lambda bert: fedner_case(exchange="weights"),
     "distill": lambda bert: distill_case("train", weighting=False),
@@ -136,8 +154,29 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "pretrain": lambda bert: pretrain_case(bert, "mlm"),
     "pretrain, pairs": lambda bert: pretrain_case(bert, "mlm+nsp"),
 }
-
-if has_app("phenotyping"):
-    from phenotype_cases import PHENOTYPE_CASES
-
-    CASES |= PHENOTYPE_CASES
+FURTHER: dict[str, MakeCase] = {
+    # a word table that travels by rows
+    "fedner, word rows": lambda bert: fedner_case(replace(TAGGER, hashed_words=1500)),
+    "distill, by size": lambda bert: distill_case(
+        "train", aggregation="size", trace=True, unannotated="soft", weighting=False
+    ),
+    "adversarial, Peng": lambda bert: adversarial_case(variant="peng", select="best"),
+    "adversarial, Hong": lambda bert: adversarial_case(variant="hong", select="best"),
+    "finetune, shared batch, packed": lambda bert: finetune_case(
+        bert, batch="shared", batch_size=16, compression="packed", server="yogi"
+    ),
+    "finetune, private classifier": lambda bert: finetune_case(
+        bert, private=("classifier",), keep_cycle=-1, cycles=3, evaluate_every=2
+    ),
+    "personal, shared batch": lambda bert: personal_case(
+        bert,
+        batch="shared",
+        batch_size=9,
+        server="nesterov",
+        local_epochs=0.5,
+        keep_cycle=-1,
+    ),
+    "pretrain, new head": new_head_case,
+}
+# The other cases of these methods are alike, or have no differential privacy.
+PRIVATE = ("fedner, gradients", "distill", "finetune", "personal", "pretrain")

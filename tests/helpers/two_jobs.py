@@ -15,17 +15,17 @@ small sites has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from method_runs import Case
 
 from fednotes.core.seeds import Draws
 from fednotes.core.update import Total, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods.base import Method
 
 MOST = 1e-6  # of `remaining`, where the attack works
 LEAST = 0.1  # where it does not
@@ -55,18 +55,6 @@ class FirstSum(InProcess):
 
 class Reached(Exception):
     """The sum was taken."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One sum of one method. is_change: what is summed are parameters, of which the
-    attack takes off those that the server sent."""
-
-    method: Method
-    settings: Callable[[Sequence[Any]], Any]
-    sites: Sequence[Any]
-    task: str
-    is_change: bool
 
 
 def first_sum(case: Case, number: int, run: str, kind: str) -> FirstSum:

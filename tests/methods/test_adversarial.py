@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tiny_taggers import MODEL, assert_same, generated, resumed, values
+from tiny_taggers import MODEL, assert_same, generated, values
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
@@ -533,19 +533,6 @@ def test_without_strength_and_entropy_it_is_distill(
     assert any(
         not torch.equal(other[name], value) for name, value in reference[1].items()
     )
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_killed_run_goes_on_to_the_same_bits(
-    sites, variant: str, tmp_path: Path
-) -> None:
-    settings = config(sites, variant=variant, rounds=4, select="best")
-    _, expected = federate(sites, settings)
-    _, state = resumed(
-        lambda **options: federate(sites, settings, **options), tmp_path, 2
-    )
-    assert_same(dict(state.tensors), dict(expected.tensors))
-    assert state.facts == expected.facts
 
 
 @pytest.mark.usefixtures("one_process")

@@ -559,21 +559,19 @@ def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
         assert member.pseudo == sum(len(foreign(*pair, own)) for pair in pairs) > 0
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(sites, tmp_path: Path) -> None:
-    """Rounds 0 and 1, a restart from disk, rounds 2 and 3, against four rounds in one
-    go; the distribution of weights is kept at the site."""
-    whole = config(sites, rounds=4)
-    _, expected = federate(sites, whole)
-    federate(sites, replace(whole, rounds=2), directory=tmp_path)
+def test_the_distribution_of_weights_is_written_at_the_site(
+    sites, tmp_path: Path
+) -> None:
+    """One line for each round, and quantiles of the site's own weights in it."""
+    settings = config(sites, rounds=2)
     members = [
-        distill.Site(site, whole, directory=tmp_path / site.id) for site in sites
+        distill.Site(site, settings, directory=tmp_path / site.id) for site in sites
     ]
-    state = distill.train(InProcess(members, directory=tmp_path, resume=True), whole)
-    assert_same(state.tensors, expected.tensors)
+    distill.train(InProcess(members), settings)
     for member in members:
         text = (tmp_path / member.id / "weights.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
-        assert [line["round"] for line in lines] == [0, 1, 2, 3]
+        assert [line["round"] for line in lines] == [0, 1]
         low, *_, high = lines[-1]["weight_quantiles"]
         assert low == pytest.approx(member.weights.min(), abs=1e-4)
         assert high == pytest.approx(member.weights.max(), abs=1e-4)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_taggers import assert_same, plain_adamw, resumed
+from tiny_taggers import assert_same, plain_adamw
 from tiny_taggers import values as copied
 
 from fednotes.core.errors import ConfigError
@@ -311,15 +311,6 @@ def test_private_layers_are_of_the_cycle_that_is_kept(bert: Path, kept: int) -> 
     best = seen[0] if kept == 1 else max(seen, key=lambda each: each[0])
     for member, wanted in zip(members, best[1], strict=True):
         assert_same(member.private, wanted)
-
-
-def test_a_killed_run_resumes_to_the_same_bits(bert: Path, tmp_path: Path) -> None:
-    sites = [site_data("a", 1, 9, "drug"), site_data("b", 2, 7, "finding")]
-    settings = config(bert, sites, cycles=3, private=("classifier",), keep_cycle=-1)
-    whole = train(sites, settings)
-    again = resumed(lambda **options: train(sites, settings, **options), tmp_path, 1)
-    for a, b in zip(whole, again, strict=True):
-        assert_same(values(a), values(b))
 
 
 def test_adapters_of_a_frozen_encoder_train_too(bert: Path) -> None:

@@ -1,12 +1,20 @@
-"""A method is one file: laid into a folder of methods it is found and trained by a job."""
+"""A method is one file: laid into a folder of methods it is found and trained by a job.
+
+It also passes the contract of methods.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
 
 import pytest
+from method_cases import TAGGER, documents
+from method_contract import MethodContract
+from method_runs import Case
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError
@@ -52,3 +60,24 @@ def test_a_method_in_a_folder_of_its_own_is_found_and_trained(
     assert losses[1] < losses[0]
     for site in (tmp_path / "run" / "federated" / "sites").iterdir():
         assert {path.name for path in site.iterdir()} == {"model", "scores.json"}
+
+
+def make_case(bert: Path) -> Case:
+    """Return a job of the method, whose module is in no folder."""
+    del bert
+    module = ModuleType("plain_averaging_of_this_test")
+    sys.modules[module.__name__] = module  # where its settings look up their types
+    exec(METHOD.read_text(), module.__dict__)
+    method = module.METHOD
+    settings = method.config_class(model=TAGGER, seed=3)
+    return Case(
+        method,
+        lambda sites: method.configure(settings, sites),
+        documents(),
+        "train",
+        is_change=True,
+    )
+
+
+class TestContract(MethodContract):
+    cases: ClassVar = {"plain averaging": make_case}

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from compared_sums import Compared, check_sums
 from fault_net import STRICT, Net
 from small_classifiers import document
 from tiny_models import save_encoder
-from tiny_taggers import assert_same, plain_adamw, resumed, values
+from tiny_taggers import assert_same, plain_adamw, values
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
@@ -405,25 +406,32 @@ def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
         assert (moved - other).norm() < 0.3 * moved.norm()
 
 
-@pytest.mark.parametrize("kill", [0, 2])
-def test_a_killed_run_resumes_to_the_same_bits(
-    encoder: Path, tmp_path: Path, kill: int
+@pytest.mark.parametrize("compression", ["none", "packed"])
+def test_a_secure_sum_says_how_many_notes_are_behind_a_row(
+    encoder: Path, compression: str
 ) -> None:
-    """Both models, moments, steps and the best so far."""
-    sites = three()
-    shared: Any = {
-        "batch": "shared",
-        "batch_size": 9,
-        "server": "nesterov",
-        "local_epochs": 0.5,
-    }
-    settings = config(encoder, sites, cycles=3, keep_cycle=-1, **shared)
-    whole = train(sites, settings)
-    again = resumed(lambda **options: train(sites, settings, **options), tmp_path, kill)
-    for a, b in zip(whole, again, strict=True):
-        assert_same(values(a.parameters), values(b.parameters))
-        assert_same(values(a.own.parameters), values(b.own.parameters))
-        assert a.scores == b.scores
+    """A site without a note of its own type adds to no row; "Drug" is at the others."""
+    own = [site_data(f"s{i}", i, 6 + 2 * i, *DRUG) for i in range(4)]
+    own[1:] = [
+        replace(site, tags=TagSet((*DRUG, f"Other{i % 2}")))
+        for i, site in enumerate(own[1:])
+    ]
+    silent = tuple(replace(document, spans=()) for document in own[0].train)
+    own[0] = replace(own[0], tags=TagSet(("Other0",)), train=silent, valid=(), test=())
+    settings = config(encoder, own, cycles=1, compression=compression)
+    assert settings.shared_tags == ("B-Other0", "I-Other0", "B-Drug", "I-Drug")
+
+    engine = Compared([personal.METHOD.make_site(data, settings) for data in own])
+    personal.train(engine, settings)
+    check_sums(engine)
+    task = "train" if compression == "none" else "send"
+    (counted,) = [
+        total.tensors["counted"] for name, total, _ in engine.pairs if name == task
+    ]
+    expected = np.array([6 + 8 + 12, 6 + 8 + 12, 8 + 10 + 12, 8 + 10 + 12], np.float64)
+    if compression == "packed":  # weighed by what of all notes is a site's
+        expected *= 4 / (6 + 8 + 10 + 12)
+    np.testing.assert_allclose(counted.numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("least", [2, 3])

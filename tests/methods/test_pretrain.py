@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from small_tokens import tokens_of
-from tiny_taggers import assert_same, plain_adamw, resumed, values
+from tiny_taggers import assert_same, plain_adamw, values
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
@@ -249,30 +249,6 @@ def test_every_way_learns(
     before = start.finish(shared_model(settings.model, settings.seed, "cpu").initial)
     after = train(sites, settings, tmp_path)[0][0].scores["masked"]["loss"]
     assert after < before.metrics["loss"] / before.metrics["examples"] - 0.05
-
-
-@pytest.mark.parametrize(("head", "kill"), [(True, 1), (False, 2)])
-def test_a_killed_run_resumes_to_the_same_bits(
-    bert: Path, bare_bert: Path, tmp_path: Path, head: bool, kill: int
-) -> None:
-    """And one that is cut in its warm-up."""
-    settings = config(bert, cycles=3, keep_cycle=-1)
-    if not head:
-        settings = config(bare_bert, cycles=1, head_cycles=3, server="adam")
-    sites = [
-        site_notes("a", notes(1, 9, 3), notes(3, 3, 3)),
-        site_notes("b", notes(2, 6, 6)),
-    ]
-    _, whole = train(sites, settings, tmp_path)
-    folder = tmp_path / "checkpoints"
-    _, again = resumed(
-        lambda directory, **options: train(
-            sites, settings, tmp_path, directory=directory, **options
-        ),
-        folder,
-        kill,
-    )
-    assert_same(again, whole)
 
 
 def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(

@@ -22,7 +22,6 @@ from tiny_jobs import TABLE
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.update import Total
-from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.card import render_card
 from fednotes.jobs.declaration import parse_declared
 from fednotes.jobs.job_file import parse_job
@@ -32,7 +31,6 @@ from fednotes.methods import names
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.methods.fedner import FedNERWithDP
 from fednotes.methods.finetune import METHOD as FINETUNE
-from fednotes.methods.private import DPMethod
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE, Stream
@@ -389,37 +387,6 @@ def test_no_more_rounds_are_answered_than_are_promised() -> None:
         site.noisy_gradients(theta(site), round=0)
     with pytest.raises(RefusedError, match="promises 2 rounds"):
         site.noisy_gradients(theta(site), round=7)
-
-
-def run(
-    folder: Path | None = None, until: int = 99, **options: Any
-) -> dict[str, torch.Tensor]:
-    """Three sites' training to a round; shared parameters, and private ones by site."""
-    data = [replace(patients(n), id=f"s{n}") for n in range(3)]
-    sites = [made(d, secret=bytes([n]) * 32) for n, d in enumerate(data)]
-
-    def observe(result: Any) -> None:
-        if result.round + 1 == until:
-            raise KeyboardInterrupt
-
-    engine = InProcess(sites, directory=folder, observer=observe, **options)
-    final = DPMethod(FEDNER).train(engine, config_of(data[0]))
-    kept = {f"{s.id} {n}": p.detach() for s in sites for n, p in s.site.private.items()}
-    return {**final.tensors, **kept}
-
-
-def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
-    tmp_path: Path,
-) -> None:
-    """Whole numbers add exactly in any sum; what is done again has the noise that it
-    had."""
-    whole, secure = run(), run(secure=True)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, until=5)
-    resumed = run(tmp_path, resume=True)
-    for name, value in whole.items():
-        assert torch.equal(value, secure[name]), name
-        assert torch.equal(value, resumed[name]), name
 
 
 def test_a_restored_site_has_its_own_secret_again() -> None:

@@ -14,14 +14,13 @@ import pytest
 import torch
 from scipy import stats
 from tiny_models import save_bert
-from tiny_taggers import NO_DROPOUT, assert_same, resumed
+from tiny_taggers import NO_DROPOUT, assert_same
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.data.synthetic import generate
 from fednotes.data.tags import relabel
-from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete
@@ -243,24 +242,6 @@ def test_an_answer_is_of_its_teacher_too() -> None:
     assert site._key(1) == back._key(1) != other._key(1)
     spread = [(first[n] - third[n]).double().numpy().ravel() / SCALE for n in first]
     assert np.concatenate(spread).std() > 1.2
-
-
-def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
-    tmp_path: Path,
-) -> None:
-    """Killed between two answers of a round, so that its teacher is what was kept."""
-
-    def run(**options: Any) -> dict[str, torch.Tensor]:
-        config = config_of(rounds=1, local_epochs=2)
-        sites = [
-            PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
-            for n, d in enumerate(three())
-        ]
-        return dict(PRIVATE.train(InProcess(sites, **options), config).tensors)
-
-    whole = run()
-    assert_same(whole, run(secure=True))
-    assert_same(whole, resumed(run, tmp_path, kill=2))
 
 
 def test_nobody_in_a_round_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,11 +59,13 @@ def require_step_sizes(steps: Tensors, change: Tensors) -> None:
     Raises:
         RefusedError: It cannot.
     """
-    if steps.keys() != change.keys() or not all(map(_is_step_size, steps.values())):
-        raise RefusedError(
-            "the received code does not match this job: expected one finite step size, "
-            "not below zero, for each of its tensors"
-        )
+    for name in {**change, **steps}:
+        if name not in change or name not in steps or not _is_step_size(steps[name]):
+            raise RefusedError(
+                f"the received step size of tensor {name!r} does not match this job: "
+                "expected one finite number, not below zero, for each tensor that "
+                "travels"
+            )
 
 
 def _is_step_size(step: Tensor) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from method_runs import run
 from phenotype_cases import calibrated_case
 from phenotype_patients import without_stage_1
-from recorded import run
 
 STEP = 10
 

@@ -396,6 +396,7 @@ def _make_classifiers(
     elif by_concept:
         frequencies = counted.tensors["frequencies"].numpy()
         patients = round(counted.metric("patients"))
+        _require_frequencies(frequencies, patients)
         idf = inverse_document_frequencies(frequencies, patients)
         prepared["idf"] = torch.from_numpy(idf)
     machines = LinearSVMs(classes, width, config.model.classifier)
@@ -403,6 +404,21 @@ def _make_classifiers(
         table = np.stack([counts[name] for name in LABEL_NAMES], axis=1)
         prepared["weights"] = torch.from_numpy(machines.balance_classes(table))
     return machines, prepared
+
+
+def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
+    """Check that each concept was counted in none, some or all of the patients.
+
+    Raises:
+        TrainingError: It was not.
+    """
+    least, most = int(frequencies.min()), int(frequencies.max())
+    if not 0 <= least <= most <= patients:
+        raise TrainingError(
+            f"the sites counted 'patients' = {patients:,}, and between {least:,} and "
+            f"{most:,} of them with each concept: all sites must run the same job with "
+            "the same version of fednotes"
+        )
 
 
 def _calibrate(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from method_runs import Case, MakeCase
 from phenotype_patients import config_of, sites_of, without_stage_1
-from two_jobs import Case
 
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
@@ -57,13 +55,14 @@ def calibrated_case(base: Any) -> Case:
     return phenotype_case(base, sites_of(3), is_change=False)
 
 
-PHENOTYPE_CASES: dict[str, Callable[[Path], Case]] = {
+CASES: dict[str, MakeCase] = {
     "phenotype, codes": lambda bert: codes_case(),
     "phenotype, classifiers": lambda bert: phenotypes_case(),
 }
-CALIBRATED_CASES: dict[str, Callable[[Path], Case]] = {
+CALIBRATED: dict[str, MakeCase] = {
     "phenotype, both stages": lambda bert: calibrated_case(
         config_of(calibrate=True, least_occurrences=2)
     ),
     "phenotype, TF-IDF": lambda bert: calibrated_case(without_stage_1(calibrate=True)),
 }
+PRIVATE = ("phenotype, codes", "phenotype, classifiers")

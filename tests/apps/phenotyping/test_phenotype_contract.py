@@ -1,0 +1,28 @@
+"""Phenotyping does what every method must (`method_contract.py`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from method_contract import MethodContract
+from method_runs import Reference
+from phenotype_cases import CALIBRATED, CASES, PRIVATE
+
+
+class TestPhenotyping(MethodContract):
+    cases: ClassVar = CASES
+    further: ClassVar = CALIBRATED
+    private: ClassVar = PRIVATE
+
+    def test_counts_of_patients_are_whole_numbers(self, reference: Reference) -> None:
+        """The sum that they are in is exact, also if it is secure."""
+        totals = reference.engine.totals
+        counted = [total for task, total in totals if task.startswith("count_")]
+        assert counted or reference.name == "phenotype, classifiers"
+        for total in counted:
+            assert all(torch.equal(v, v.round()) for v in total.tensors.values())
+
+
+def test_the_method_has_a_case() -> None:
+    assert {name.partition(",")[0] for name in CASES} == {"phenotype"}

@@ -1,0 +1,55 @@
+"""The core's methods do what every method must (`method_contract.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from method_cases import CASES, FURTHER, PRIVATE
+from method_contract import MethodContract
+
+from fednotes.methods import find, names
+
+APPLICATIONS = Path(__file__).parents[1] / "apps"
+
+
+TWO_CHANGES = "in a federation a site trains two changes of the encoder, and alone one"
+
+
+class TestMethods(MethodContract):
+    cases: ClassVar = CASES
+    further: ClassVar = FURTHER
+    private: ClassVar = PRIVATE
+    never_alone: ClassVar = {
+        "distill, target gradient": "instance weights need three sites",
+        "personal": TWO_CHANGES,
+        "personal, shared batch": TWO_CHANGES,
+        "finetune, shared batch, packed": "alone, nothing is compressed",
+        "pretrain, new head": "alone, no optimizer of a server steps",
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_is_under_the_contract(name: str) -> None:
+    """A method of an application is in the application's tests."""
+    room, folder, *rest = type(find(name)).__module__.split(".")[1:]
+    if room == "methods":
+        assert folder == name
+        assert name in {case.partition(",")[0] for case in CASES}
+        return
+    tests = (APPLICATIONS / folder).glob("test_*_contract.py")
+    assert rest
+    assert any("MethodContract" in path.read_text("utf-8") for path in tests)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_rounds_its_counts(name: str) -> None:
+    assert find(name).site_class.rounds_counts
+
+
+def test_every_method_with_differential_privacy_has_a_case_of_it() -> None:
+    supporting = {name for name in names() if find(name).dp is not None}
+    cases = {case.partition(",")[0] for case in CASES}
+    private = {case.partition(",")[0] for case in PRIVATE}
+    assert supporting & cases == private
