@@ -1,148 +1,34 @@
-"""The secure sum when sites, the server and messages fail: what is lost, what is not
-shown."""
+"""The secure sum when too few sites are left, or come back: what is lost, what is not
+shown.
+
+The fault matrix (`test_fault_matrix.py`) has every fault under the secure sum too.
+"""
 
 from __future__ import annotations
 
-import random
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fault_net
-import faults
-import numpy as np
 import pytest
 import torch
-from fault_net import STRICT, Net, ServerKilled, seal_of, toys
-from fault_toy import JOB, ROUNDS, SITES, Toy, by_hand, toy_job
-from faults import FAULTS, PHASES
+from fault_net import STRICT
+from fault_toy import JOB, SITES, Toy
+from secure_net import secure_toys
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.messages import decode_reply
-from fednotes.engines.history import OPENED
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.secure import SecureSum
 
-LOST = ("corrupt", "after the round")  # the site's own disk: what was on it is gone
-LAST = (ROUNDS, "finish")
-FEW_SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
-
 pytestmark = pytest.mark.usefixtures("instant_disk")
-
-
-@pytest.fixture(scope="module")
-def reference() -> bytes:
-    """The toy job under the secure sum in one process, without faults; NumPy says it is
-    right."""
-    took: dict[tuple[int, str], tuple[str, ...]] = {}
-    found = toy_job(InProcess([Toy(site) for site in SITES], secure=True), took)
-    np.testing.assert_allclose(found, by_hand(took), rtol=1e-6)
-    return found.tobytes()
-
-
-def net_of(
-    folder: Path,
-    chaos: random.Random | None = None,
-    threshold: int | None = None,
-    **options: Any,
-) -> Net:
-    seal = partial(seal_of, folder, threshold=threshold)
-    return toys(folder, chaos, seal=seal, **options)
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_fault_matrix(
-    fault: str, phase: str, tmp_path: Path, reference: bytes
-) -> None:
-    """With every site needed: the bits of the run without a fault. The table of the
-    documentation says what comes of two of three, by NumPy (`faults.Outcome.close`)."""
-    outcome = faults.run(fault, phase, 3, tmp_path, secure=True)
-    assert outcome.struck
-    assert set(outcome.took.values()) == {SITES}
-    assert outcome.found.tobytes() == reference or (fault, phase) == LOST
-
-
-@pytest.mark.parametrize("stage", ["@keys", "@shares", "@confirm", "@unmask"])
-@pytest.mark.parametrize("phase", ["receiving", "sending"])
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_faults_at_the_protocols_own_messages(
-    half: int, stage: str, phase: str, tmp_path: Path, reference: bytes
-) -> None:
-    """A site that is lost after its masked update is in the sum all the same.
-
-    Half of the faults are tried when a message is received and the others when it is
-    sent; the other halves are slow.
-    """
-    opening = stage in ("@confirm", "@unmask")
-    at = {"secure": True, "task": stage, "round": 2 if opening else 0}
-    every_fault = (
-        "crash",
-        "slow",
-        "duplicate",
-        "stale",
-        "corrupt",
-        "partition",
-        "server kill",
-    )
-    for fault in every_fault[(half + (phase == "sending")) % 2 :: 2]:
-        if fault == "stale" and not opening:
-            continue  # so early in a run there is nothing old
-        loose = faults.run(fault, phase, 2, tmp_path / fault / "2", **at)
-        assert loose.struck
-        # where all are needed there is one list, and nothing to confirm
-        if stage != "@confirm":
-            strict = faults.run(fault, phase, 3, tmp_path / fault / "3", **at)
-            assert strict.struck
-            assert strict.found.tobytes() == reference, fault
-        assert loose.close, fault
-        assert loose.took[LAST] == SITES
-        if opening:
-            assert loose.took[2, "train"] == SITES, fault
-
-
-def until_done(
-    net: Net, threshold: int | None = None, **options: Any
-) -> tuple[np.ndarray, Any]:
-    took: dict[tuple[int, str], tuple[str, ...]] = {}
-    while True:
-        try:
-            record = net.folder / OPENED
-            summing = SecureSum(SITES, job=JOB, threshold=threshold, record=record)
-            return toy_job(net.engine(SITES, summing=summing, **options), took), took
-        except (ServerKilled, TrainingError):
-            continue
-
-
-@pytest.mark.parametrize("seed", FEW_SEEDS)
-@pytest.mark.parametrize("threshold", [2, 3])
-def test_random_faults_leave_the_bits_alone(
-    seed: int, threshold: int, tmp_path: Path, reference: bytes
-) -> None:
-    """Messages lost and repeated, sites and the server killed, all sites needed."""
-    net = net_of(tmp_path, random.Random(seed), threshold, left=2)
-    found, took = until_done(net, threshold)
-    assert found.tobytes() == reference
-    assert set(took.values()) == {SITES}
-
-
-@pytest.mark.parametrize("seed", FEW_SEEDS)
-def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
-    """The toy job in NumPy, told who was in which sum."""
-    patience = fault_net.Patience(
-        min_sites=2, timeout=10, knock=1, knock_every=0, pause=1
-    )
-    found, took = until_done(
-        net_of(tmp_path, random.Random(seed), left=1), patience=patience
-    )
-    np.testing.assert_allclose(found, by_hand(took), rtol=1e-6)
 
 
 def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) -> None:
     """A policy of one site is lifted to two of three; the third's update alone stays
     masked."""
-    net = net_of(tmp_path)
+    net = secure_toys(tmp_path)
     patience = fault_net.Patience(
         min_sites=1, timeout=10, knock=1, knock_every=0, pause=1, give_up=90
     )
@@ -184,7 +70,7 @@ def test_sites_lost_while_a_sum_is_opened_begin_afresh(
     before is never opened. A site that lost its disk too makes up for what it missed
     before the first round; in the middle of a round it is left out, and then too few
     remain."""
-    net = net_of(tmp_path)
+    net = secure_toys(tmp_path)
     engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB))
 
     def kill() -> None:
@@ -207,7 +93,7 @@ def test_sites_lost_while_a_sum_is_opened_begin_afresh(
 def test_a_site_that_is_gone_when_the_sum_is_opened_is_in_it(tmp_path: Path) -> None:
     """The other two open it, though three are needed in a sum; nobody waits for its
     return."""
-    net = net_of(tmp_path)
+    net = secure_toys(tmp_path)
     engine = net.engine(SITES, STRICT, summing=SecureSum(SITES, job=JOB))
     net.after["count"] = lambda: net.down.add("b")
     total = engine.sum("count")
@@ -221,7 +107,7 @@ def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -
     told to be right by `test_deployed`."""
     found = []
     for name, summing in (("secure", SecureSum(SITES, job=JOB)), ("clear", None)):
-        net = net_of(tmp_path / name)
+        net = secure_toys(tmp_path / name)
         net.seal = net.seal if summing else None
         engine = net.engine(SITES, summing=summing)
         engine.sum("share", sizes=int(engine.sum("count").metrics["size"]))
@@ -241,7 +127,7 @@ def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(
     tmp_path: Path,
 ) -> None:
     """Every public key and exchange in all replies of four starts, told apart."""
-    net = net_of(tmp_path)
+    net = secure_toys(tmp_path)
     for _ in range(4):
         net.engine(SITES, summing=SecureSum(SITES, job=JOB)).sum("count")
     keys, exchanges = [], []

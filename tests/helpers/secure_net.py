@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from fault_net import Net
+from fault_net import Net, seal_of, toys
 from fault_toy import JOB
 
 from fednotes.core.federation import State
@@ -147,3 +149,14 @@ def check(total: Total, updates: list[Update], step: float = 2.0**-29) -> None:
 
 def tasks(net: Net, site: str = "a") -> list[str]:
     return [request.task for to, request, _ in net.sent if to == site]
+
+
+def secure_toys(
+    folder: Path,
+    chaos: random.Random | None = None,
+    threshold: int | None = None,
+    **options: Any,
+) -> Net:
+    """Return the sites of the toy job, behind the secure sum."""
+    seal = partial(seal_of, folder, threshold=threshold)
+    return toys(folder, chaos, seal=seal, **options)
