@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.core.parsing import JsonError, parse_json, read_json
+from fednotes.core.parsing import JsonError, has_more_values, parse_json, read_json
 from fednotes.core.settings import read_toml
 from fednotes.core.tensors import load_state
 from fednotes.data.formats.files import open_file
@@ -173,3 +174,20 @@ def test_only_commas_and_brackets_outside_of_strings_are_values(
     if values:
         with pytest.raises(JsonError, match="more than"):
             parse_json(text, most_values=values - 1)
+
+
+def test_a_string_without_end_takes_no_time_that_grows_by_its_square() -> None:
+    """Each of its quotes could begin a string; a megabyte took minutes."""
+    text = "[" * 2000 + '"' + '\\"' * 500_000
+    began = time.process_time()
+    with pytest.raises(JsonError, match="more than 1,000 values"):
+        parse_json(text, most_values=1000)
+    with pytest.raises(JsonError):
+        parse_json(text)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("end", ["", "\\", '\\"', ',"'])
+def test_values_before_a_string_without_end_are_counted(end: str) -> None:
+    assert has_more_values(f'[1,2,"a,b,c{end}', 2)
+    assert not has_more_values(f'[1,2,"a,b,c{end}', 4)

@@ -19,8 +19,9 @@ import pytest
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
-from fednotes.core.types import Span
-from fednotes.data.formats import Problems, examine, read, stream
+from fednotes.core.types import Document, Span
+from fednotes.data import clinical
+from fednotes.data.formats import Problems, examine, read, stream, write
 from fednotes.data.formats.published import ade
 from fednotes.data.notes import read_notes
 from fednotes.jobs.checking import check_files
@@ -401,3 +402,53 @@ def test_rows_of_the_ade_corpus_take_time_linear_in_their_length(
     ((_, start, _, drug_start, _),) = document.meta["relations"]
     assert drug_start - start == 4
     assert document.meta["unplaced"] == 1
+
+
+def _many_texts(path: Path) -> None:
+    path.write_text("<x><TEXT>" + "<TEXT>" * 300_000)
+    with pytest.raises(DataError, match="there is no TEXT element"):
+        read(path, "i2b2-2012")
+
+
+def _many_types(path: Path) -> None:
+    start = '<EVENT id="E1" start="0" end="1" text="'
+    types = '" type="' * 50_000
+    path.write_text(f"<x><TEXT>a</TEXT><TAGS>\n{start}{types}\n")
+    with pytest.raises(DataError, match="expected id, start, end, text and type"):
+        read(path, "i2b2-2012")
+
+
+def _long_passage(path: Path) -> None:
+    text = "a" * 10_000_000
+    lines = "1\tBind\t99999999\tx\tNovel\n" * 30_000
+    path.write_text(f"1|t|{text}\n1|a|\n{lines}\n")
+    (document,) = read(path, "pubtator")
+    assert len(document.meta["relations"]) == 30_000
+
+
+def _chain_of_relations(path: Path) -> None:
+    relations = [f"R{n}\tof Arg1:{'R' if n else 'T'}{n - 1}" for n in range(5_000)]
+    relations = [line.replace("T-1", "T1") + " " for line in relations]
+    lines = ("T1\tADE 0 4\trash", *reversed(relations), "R9999\tof Arg1:T2 ")
+    document = Document("a", "rash", meta={"brat": lines})
+    write([document], path.parent / "out", "brat", allow_loss=True)
+    written = (path.parent / "out/a.ann").read_text()
+    assert written == "R9999\tof Arg1:T2 \n"
+
+
+def _line_of_blanks(path: Path) -> None:
+    del path
+    assert clinical.sentences(f"a{' ' * 300_000}b") == ["a b"]
+
+
+@pytest.mark.parametrize(
+    "read_it",
+    [_many_texts, _many_types, _long_passage, _chain_of_relations, _line_of_blanks],
+)
+def test_repeated_parts_take_no_time_that_grows_by_their_square(
+    tmp_path: Path, read_it: Callable[[Path], None]
+) -> None:
+    """Each took a minute or more."""
+    began = time.process_time()
+    read_it(tmp_path / "a.xml")
+    assert time.process_time() - began < 10

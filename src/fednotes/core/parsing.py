@@ -21,7 +21,9 @@ from typing import Any, BinaryIO
 
 from fednotes.core import bounds
 
-_STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# A string that is cut off must end the text; otherwise the pattern would be tried from
+# each quote in it.
+_STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 

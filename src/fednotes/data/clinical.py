@@ -33,7 +33,8 @@ _ITEM = re.compile(
     r"\s*(?:(?:\d{1,2}|[a-zA-Z])[.)]\s+\S|#?\d{1,2}[.)]\s+\S|[-*•·+>#]{1,2}\s*[^\W_])"
 )
 _HEADER = re.compile(r"\s*([A-Z][^:\n]{0,60}):(?:\s|$)")
-_COLUMN = re.compile(r"[ \t]{2,}(?=[A-Z][A-Za-z ]{1,40}:(?:\s|$))")
+# It begins where the blanks do; otherwise it would be tried from each of them.
+_COLUMN = re.compile(r"(?<![ \t])[ \t]{2,}+(?=[A-Z][A-Za-z ]{1,40}:(?:\s|$))")
 _BRACKETS = re.compile(r"\([^)]*\)")
 _SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*\s")
 _SMALL_WORDS = frozenset("of on or and the for in to with at by from a an per".split())

@@ -534,6 +534,7 @@ _READERS: Final = {
     "table": _Reader(_read_table),
 }
 
+_MAX_CLEANED = 4000  # characters of a term; a longer one is no term of a note
 _TAG = re.compile(
     r"\s*\((?:disorder|finding|procedure|situation|event|observable entity|"
     r"body structure|morphologic abnormality|morphology|qualifier value|substance|"
@@ -552,6 +553,8 @@ def clean_term(term: str) -> str:
     "[X]" or "[D]" at the start. White space becomes single spaces.
     """
     term = " ".join(term.split())
+    if len(term) > _MAX_CLEANED:
+        return term
     while True:
         shorter = _AFFIX.sub("", _TAG.sub("", term)).strip(" ,")
         if shorter == term or not shorter:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -375,18 +375,27 @@ def _annotation_lines(document: Document) -> list[str]:
 
 def _without_references(lines: list[str], removed_ids: set[str]) -> list[str]:
     """Return the lines that do not refer, directly or indirectly, to removed ids."""
-    while removed_ids:
-        referring = {
-            line
-            for line in lines
-            if not line.startswith("T") and _refers_to(line, removed_ids)
-        }
-        removed_ids = {line.split("\t")[0] for line in referring} - {"*"}
-        lines = [line for line in lines if line not in referring]
-    return lines
+    if not removed_ids:
+        return lines
+    referring = defaultdict[str, list[int]](list)  # numbers of lines, by id
+    for number, line in enumerate(lines):
+        for id in _ids_in(line):
+            referring[id].append(number)
+
+    removed_lines = set[int]()
+    pending = list(removed_ids)
+    while pending:
+        for number in referring.pop(pending.pop(), ()):
+            removed_lines.add(number)
+            own_id = lines[number].split("\t")[0]
+            if own_id != "*":
+                pending.append(own_id)
+    return [line for number, line in enumerate(lines) if number not in removed_lines]
 
 
-def _refers_to(line: str, ids: set[str]) -> bool:
-    """Return whether an annotation's second column has one of the ids."""
+def _ids_in(line: str) -> set[str]:
+    """Return the ids in an annotation's second column; none for a mention."""
     columns = line.split("\t")
-    return len(columns) > 1 and not ids.isdisjoint(_WORD.findall(columns[1])[1:])
+    if line.startswith("T") or len(columns) < 2:
+        return set()
+    return set(_WORD.findall(columns[1])[1:])

@@ -69,7 +69,8 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 
 def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
     content = read_text(path)
-    match = _TEXT.search(content)
+    # If the first one has no end, none has, and each would be read to the end.
+    match = _TEXT.match(content, max(0, content.find("<TEXT>")))
     if match is None:
         raise DataError("there is no TEXT element, so it is not an i2b2 2012 record")
     tags = content[match.end() :]
@@ -114,7 +115,9 @@ def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
 
 
 def _parse_mention(line: str, number: int) -> _Mention:
-    match = _ATTRIBUTES.fullmatch(line)
+    # Without its end, the rest of the line would be read after each attribute.
+    is_whole = line.rstrip().endswith(">")
+    match = _ATTRIBUTES.fullmatch(line) if is_whole else None
     # The attribute `type` is the first after the text in a TIMEX3 and the last in an
     # EVENT.
     types = [] if match is None else _TYPE.findall(line[match.end(3) :])

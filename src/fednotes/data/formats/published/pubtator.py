@@ -126,7 +126,7 @@ def _is_relation(columns: list[str], text: str) -> bool:
         return True
     # The concept of a gene is a number, too; but only an end offset is preceded by the
     # mention's text.
-    return not (columns[3] and text[: int(columns[2])].endswith(columns[3]))
+    return not (columns[3] and text.endswith(columns[3], 0, int(columns[2])))
 
 
 def _parse_mention(columns: list[str], text: str) -> Span:
