@@ -30,9 +30,10 @@ class Case:
         method: The method.
         settings: Returns the settings of a job of the given sites.
         sites: What four or more sites hold; three where no site may be left out.
-        task: The task whose first sum says most of a site's notes.
-        is_change: Whether that sum is of parameters, which began with those that the
-            server sent.
+        task: The first task whose sum trains: sites send in it what training makes of
+            their notes. The attack that subtracts two jobs reads its first sum.
+        is_change: Whether sites send parameters in it (True), and not gradients
+            (False). The attack then takes off the parameters that the server sent.
         close: How close a run under the secure sum ends: relatively, and absolutely.
     """
 

@@ -36,20 +36,30 @@ def test_every_method_is_under_the_contract(name: str) -> None:
     room, folder, *rest = type(find(name)).__module__.split(".")[1:]
     if room == "methods":
         assert folder == name
-        assert name in {case.partition(",")[0] for case in CASES}
+        assert name in {case.partition(",")[0] for case in CASES}, (
+            f"add a case of {name} to CASES in tests/helpers/method_cases.py"
+        )
         return
     tests = (APPLICATIONS / folder).glob("test_*_contract.py")
     assert rest
-    assert any("MethodContract" in path.read_text("utf-8") for path in tests)
+    assert any("MethodContract" in path.read_text("utf-8") for path in tests), (
+        f"add a subclass of MethodContract in tests/apps/{folder}/test_…_contract.py"
+    )
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_method_rounds_its_counts(name: str) -> None:
-    assert find(name).site_class.rounds_counts
+    site_class = find(name).site_class
+    assert site_class.rounds_counts, (
+        f"{site_class.__module__}.{site_class.__qualname__} lacks `rounds_counts = True`: "
+        'round what it sends (core/counts.py; "Rounded counts" in CONTRIBUTING.md)'
+    )
 
 
 def test_every_method_with_differential_privacy_has_a_case_of_it() -> None:
     supporting = {name for name in names() if find(name).dp is not None}
     cases = {case.partition(",")[0] for case in CASES}
     private = {case.partition(",")[0] for case in PRIVATE}
-    assert supporting & cases == private
+    assert supporting & cases == private, (
+        "PRIVATE in tests/helpers/method_cases.py names a case of each method with `dp`"
+    )
