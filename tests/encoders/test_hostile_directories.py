@@ -80,6 +80,22 @@ def test_a_tokenizer_that_makes_texts_endless_is_refused(
         open_tokenizer(hostile)
 
 
+@pytest.mark.parametrize("limit", ["", {}, float("inf"), float("nan"), -1, 0])
+def test_a_length_that_is_not_a_number_of_sub_words_is_refused(
+    hostile: Path, limit: object
+) -> None:
+    change_json(hostile / "tokenizer_config.json", model_max_length=limit)
+    with pytest.raises(ModelError, match=r"model_max_length = .* is not a number of"):
+        open_tokenizer(hostile)
+
+
+def test_a_model_that_is_no_text_model_is_refused_in_one_line(hostile: Path) -> None:
+    """Such a model has no table of sub-words, and its class says so by an error."""
+    change_json(hostile / "config.json", model_type="vision-text-dual-encoder")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        open_pretrained(hostile, "AutoModel")
+
+
 def test_a_tokenizer_that_replaces_few_letters_is_read(hostile: Path) -> None:
     rules = {"type": "Sequence", "normalizers": [replace_letter(3)] * 2}
     change_json(hostile / "tokenizer.json", normalizer=rules)

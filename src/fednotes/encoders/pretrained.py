@@ -88,7 +88,7 @@ def open_pretrained(
                 directory, use_safetensors=True, output_loading_info=True, **options
             ),
         )
-    require_fit(directory, tokenizer, model)
+    _load(directory, lambda: require_fit(directory, tokenizer, model))
     new = {*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])}
     return tokenizer, model.eval(), tuple(sorted(new))
 
@@ -486,6 +486,12 @@ def _longest_replacement(rule: Mapping[str, Any]) -> int:
 def _tokenizer(directory: Path) -> Any:
     _require_bounded_text(directory)
     tokenizer = _class("AutoTokenizer").from_pretrained(directory, **_LOCAL)
+    limit = tokenizer.model_max_length
+    if not isinstance(limit, int | float) or not 1 <= limit < math.inf:
+        raise ModelError(
+            f"{directory}/tokenizer_config.json: model_max_length = {limit!r} is not a "
+            "number of sub-words: copy the directory again"
+        )
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):

@@ -710,10 +710,12 @@ def tagset_of(
     Raises:
         ModelError: The labels are not tags, or do not name every row.
     """
-    row_of = {label: row for row, label in sorted(labels.items())}
+    row_of: dict[str, int] = {}
     types: dict[str, None] = {}
     prefixes: set[str] = set()
-    for label in row_of:
+    for row, label in sorted(labels.items()):
+        # A list, for example, cannot be a key.
+        row_of[str(label)] = row
         if label == "O":
             continue
         prefix, dash, name = str(label).partition("-")

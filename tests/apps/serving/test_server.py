@@ -508,7 +508,7 @@ def test_metrics_count_requests_texts_and_characters(client: TestClient) -> None
 
 
 async def _post(
-    app: Any, messages: list[Any], **headers: str
+    app: Any, messages: list[Any], *, reads: bool = True, **headers: str
 ) -> tuple[int, dict[str, Any]]:
     """Return status and JSON of the answer to a request that arrives in messages.
 
@@ -516,6 +516,7 @@ async def _post(
         app: The application.
         messages: Messages of ASGI, which are taken from this list. After a None, or
             after the last one, nothing arrives any more.
+        reads: Whether the client reads the answer.
         headers: Further headers.
 
     Returns:
@@ -545,6 +546,8 @@ async def _post(
         return message
 
     async def send(message: Any) -> None:
+        if not reads:
+            await asyncio.sleep(60)
         answer.append(message)
 
     async with app.router.lifespan_context(app):
@@ -613,6 +616,25 @@ def test_nothing_more_is_predicted_for_a_client_that_disconnected() -> None:
     threading.Timer(0.2, slow.go.set).start()
     assert asyncio.run(_post(app, gone)) == (0, {})
     assert sum(slow.batch_sizes) <= BATCH_INPUTS
+
+
+def test_a_client_that_does_not_read_keeps_no_place_from_others(
+    model: CapitalWords,
+) -> None:
+    app = create_app(model, Limits(max_requests=1, body_seconds=0.05))
+    body = json.dumps({"text": "A"}).encode()
+
+    async def post_one_after_another() -> list[int]:
+        statuses = []
+        for reads in (False, True):
+            whole = {**_part(body), "more_body": False}
+            status, _ = await _post(app, [whole, None], reads=reads)
+            statuses.append(status)
+        return statuses
+
+    begin = time.monotonic()
+    assert asyncio.run(post_one_after_another()) == [0, 200]
+    assert time.monotonic() - begin < 30
 
 
 def _wait_until(is_true: Any, seconds: float = 20.0) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,7 @@ def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     tmp_path: Path, instant_disk: None
 ) -> None:
     needs_app("deployment")
-    from ledgers import lines_of, written
+    from ledgers import MESSAGE, lines_of, written
 
     from fednotes.apps.deployment.nvflare.kit import KIT_FILE
     from fednotes.apps.deployment.rules.ledger import ledger_of
@@ -170,15 +171,23 @@ def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     kit.mkdir()
     (kit / KIT_FILE).write_text("{}")
     ledger_of(kit).path.parent.mkdir()
-    written(ledger_of(kit).path, 120)
+    ledger = written(ledger_of(kit).path, 119)
+    ledger.append(replace(MESSAGE, round=119, update="ab" * 32))
     browser = browse(load_content([kit]))
     text = browser.get("/ledger").text
     assert ["run-1", "train", "120", "480 B", "0"] in Tree(text).rows
     assert "120 lines, unbroken" in text
     assert "The newest 100 messages" in text
+    (newest,) = (row for row in Tree(text).rows if row[0] == "120")
+    assert newest[4] == "0"  # tensors
     lines = lines_of(ledger_of(kit).path)
     ledger_of(kit).path.write_bytes(b"".join([*lines[:5], *lines[6:]]))
     assert 'role="alert"' in browser.get("/ledger").text
+    without_task = lines[3].replace(b'"task":', b'"tusk":')
+    ledger_of(kit).path.write_bytes(b"".join([*lines[:3], without_task, *lines[4:]]))
+    text = browser.get("/ledger").text
+    assert 'role="alert"' in text
+    assert "The newest 3 messages" in text
 
 
 def test_paths_that_do_not_fit_together_are_refused(runs: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fednotes.apps.deployment.nvflare.kit import KIT_FILE
 from fednotes.apps.deployment.rules.ledger import LedgerReport, ledger_of, show, verify
+from fednotes.core.errors import DataError
 
 
 def is_kit(folder: Path) -> bool:
@@ -21,9 +22,18 @@ def is_kit(folder: Path) -> bool:
 def read_ledger(kit: Path) -> tuple[LedgerReport, list[dict[str, Any]]]:
     """Return the verdict on a kit's ledger, and its lines, oldest first.
 
+    If the verdict is that the ledger was altered, the lines end before the first that
+    is not one of a ledger.
+
     Raises:
-        DataError: The ledger cannot be read, or a line is none of a ledger.
+        DataError: The ledger cannot be read, or a line is not one of a ledger.
     """
     path = ledger_of(kit).path
-    lines = list(show(path))
-    return verify(path), lines
+    report = verify(path)
+    lines: list[dict[str, Any]] = []
+    try:
+        lines.extend(show(path))  # keeps those before an error
+    except DataError:
+        if report.ok:
+            raise
+    return report, lines

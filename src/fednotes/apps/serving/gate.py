@@ -137,7 +137,14 @@ class Gate:
                 is_table = self._takes_tables and scope["path"] == "/batch"
                 if not is_table:
                     await self._require_json(body, headers)
-                await _answer_unless_gone(self._app, scope, receive, send, body=body)
+                await _answer_unless_gone(
+                    self._app,
+                    scope,
+                    receive,
+                    send,
+                    body=body,
+                    seconds=self._limits.body_seconds,
+                )
 
     async def _read_body(self, receive: Receive, *, keep: bool = True) -> bytes:
         return await read_body(
@@ -253,20 +260,41 @@ def _log_failure(error: Exception) -> None:
 
 
 async def _answer_unless_gone(
-    app: Any, scope: Scope, receive: Receive, send: Send, *, body: bytes
+    app: Any,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    body: bytes,
+    seconds: float,
 ) -> None:
-    """Run the application on a body already read; stop if the client disconnects."""
+    """Run the application on a body already read; stop if the client is gone.
+
+    A client that does not accept a part of the answer within `seconds` counts as gone,
+    so that it does not keep a place from others.
+    """
     unread = [{"type": "http.request", "body": body, "more_body": False}]
     leaving = asyncio.ensure_future(receive())
+    stalled = asyncio.get_running_loop().create_future()
 
     async def receive_again() -> Message:
         if unread:
             return unread.pop()
         return await asyncio.shield(leaving)
 
-    answering = asyncio.ensure_future(app(scope, receive_again, send))
+    async def send_in_time(message: Message) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await send(message)
+        except TimeoutError:
+            stalled.set_result(None)
+            await asyncio.Future()  # until `answering` is cancelled
+
+    answering = asyncio.ensure_future(app(scope, receive_again, send_in_time))
     try:
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {answering, leaving, stalled}, return_when=asyncio.FIRST_COMPLETED
+        )
         if answering.done():
             answering.result()
     finally:

@@ -25,7 +25,8 @@ class Limits:
         max_characters: Maximum number of characters in a text.
         max_requests: Maximum number of concurrent requests, including those that wait
             for the model. The server refuses any further request.
-        body_seconds: Time in seconds within which the whole body must arrive.
+        body_seconds: Time in seconds within which the whole body must arrive, and
+            within which a client must accept each part of the answer.
     """
 
     max_bytes: PositiveInt = 4_000_000

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ledgers import written
 
 from fednotes.apps.deployment.rules.approval import Approvals
 from fednotes.apps.deployment.rules.ledger import show
@@ -18,7 +20,28 @@ def test_records_that_were_edited_by_hand(tmp_path: Path) -> None:
     site.path.write_text(json.dumps({"format": 1, "jobs": {}, "decisions": [decision]}))
     with pytest.raises(ConfigError, match="approve the site's jobs again"):
         site.decisions()
-    ledger = tmp_path / "ledger.jsonl"
-    ledger.write_text('{"seq":1,"round":"x","hash":"' + "0" * 64 + '"}\n')
-    with pytest.raises(DataError, match="not a line of a ledger"):
-        list(show(ledger))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": "x"},
+        {"sha256": None},
+        {"run": 1},
+        {"bytes": 1.5},
+        {"tensors": [1]},
+        {"time": "\x1b[31m2026"},
+        {"masked": []},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_line_of_a_ledger_that_was_edited_is_refused_by_its_number(
+    tmp_path: Path, instant_disk: None, change: dict[str, Any]
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    written(path, 2)
+    first, second = path.read_bytes().splitlines(keepends=True)
+    edited = {**json.loads(second), **change}
+    path.write_bytes(first + json.dumps(edited, separators=(",", ":")).encode() + b"\n")
+    with pytest.raises(DataError, match=r"ledger\.jsonl:2: not a line of a ledger"):
+        list(show(path))

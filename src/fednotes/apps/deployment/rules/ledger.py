@@ -35,9 +35,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from fednotes.core.errors import (
     ConfigError,
@@ -130,6 +131,24 @@ class Entry:
     tokens: int | None = None
     steps: int | None = None
     patients: int | None = None
+
+
+class _ShownLine(BaseModel):
+    """What `show` needs of a line; see `Entry`. Somebody may have edited the file."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    seq: int
+    time: Annotated[str, StringConstraints(pattern=r"^[0-9T:.Z+-]+$")]
+    run: str
+    round: int
+    task: str
+    tensors: list[dict[str, Any]]
+    bytes: int
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$")]
+    masked: bool
+    refusal: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,11 +385,13 @@ def show(
     """
     with _readable(path), open(path, "rb", opener=open_regular) as file:
         for number, raw in enumerate(file, start=1):
-            line = parsed(raw)
-            if line is None or type(line.get("round")) is not int:
+            line = parsed(raw) or {}
+            try:
+                _ShownLine.model_validate(line)
+            except ValidationError:
                 raise DataError.at(
                     path, number, "not a line of a ledger: verify the ledger"
-                )
+                ) from None
             is_of_run = run is None or line.get("run") == run
             is_in_range = first <= line["round"] and (
                 last is None or line["round"] <= last
