@@ -394,6 +394,7 @@ def test_codiesp(
 
     grep -cP '^\\S+\\ti10$' codiesp/train/trainD.tsv → 77 of 500, dev 39 of 250.
     """
+    needs_app("experiments")
     monkeypatch.setenv("FEDNOTES_CORPORA", str(corpora))
 
     def built_in(name: str) -> Sites:
@@ -432,6 +433,7 @@ def test_codiesp(
 
 def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invented files: 200 patients of MIMIC-III, 44 summaries, a UMLS with one term."""
+    needs_app("experiments")
     rows = [f"{i},{i},Nursing,,{SECRET} has gout" for i in range(200)]
     head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
     (place / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from applications import needs_app
 from phenotype_patients import (
     SPACE,
     VOCABULARY,
@@ -88,6 +89,7 @@ def test_every_value_is_in_the_table_and_no_other() -> None:
 def test_the_job_files_take_every_value() -> None:
     """What a job is made of has the preset's values, through presets, tables and
     defaults."""
+    needs_app("experiments")
     for name in ("phenotype/mimic", "phenotype/obesity"):
         job = load_job(name)
         made = {
