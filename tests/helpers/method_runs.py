@@ -149,7 +149,7 @@ class Job:
     @classmethod
     def short(cls, case: Case, **changes: Any) -> Job:
         """Return a job of one round of few examples."""
-        sites = [shortened(site, 8) for site in case.sites]
+        sites = [shortened(site, 6) for site in case.sites]
         return cls.of(replace(case, sites=sites), **SHORT | changes)
 
     @classmethod
