@@ -218,6 +218,22 @@ def test_a_link_within_the_corpus_is_read(tmp_path: Path) -> None:
     assert len(list(read_notes(tmp_path))) == 2
 
 
+def test_folders_in_folders_in_folders_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1200):
+        os.mkdir("a")
+        os.chdir("a")
+    try:
+        with pytest.raises(DataError, match=r"its folders are nested too deep: move"):
+            read(tmp_path)
+    finally:  # pytest cannot remove them
+        for _ in range(1200):
+            os.chdir("..")
+            os.rmdir("a")
+
+
 def test_a_file_that_becomes_a_fifo_after_the_listing_is_not_waited_for(
     tmp_path: Path,
 ) -> None:

@@ -564,6 +564,25 @@ def test_mentions_of_an_xmi_file(file: File) -> None:
     assert report.rows == 2
 
 
+@pytest.mark.parametrize("number", [1000, 1001])
+def test_a_list_that_mentions_share_is_bounded(number: int, file: File) -> None:
+    """A million mentions of a million concepts would need a few megabytes."""
+    mention = '<textsem:M begin="0" end="4" ontologyConceptArr="l"/>'
+    concepts = "".join(
+        f'<refsem:UmlsConcept xmi:id="{n}" cui="C{n % number:07}"/>'
+        for n in range(2 * number)
+    )
+    elements = " ".join(map(str, range(2 * number)))
+    shared = f'<cas:FSArray xmi:id="l" elements="{elements}"/>'
+    path = file(XMI.format(body=f"{mention * 3}{concepts}{shared}"), "n.xmi")
+    if number == 1000:
+        mentions = read_ctakes(path)[0]["n"]
+        assert [len(mention.cuis) for mention in mentions] == [1000] * 3
+        return
+    with pytest.raises(DataError, match="a mention has more than 1,000 concepts"):
+        read_ctakes(path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -32,6 +32,7 @@ from fednotes.data.formats.folders import find_corpus_files
 
 _CUI = re.compile(r"C\d{7}")
 _FLAT_ITEM = re.compile(r"(-?)(C\d{7})")
+_MAX_CONCEPTS = 1000  # of a mention
 _SEPARATORS = re.compile(r"[\s,;|]+")
 
 
@@ -162,10 +163,11 @@ def _read_xmi(path: Path) -> list[Mention]:
         raise DataError(
             f"{path}: not an XMI file of cTAKES (it has no element xmi:XMI)"
         )
-    return _mentions_with_cuis(mentions, cuis, lists)
+    return _mentions_with_cuis(path, mentions, cuis, lists)
 
 
 def _mentions_with_cuis(
+    path: Path,
     mentions: Sequence[_XmiMention],
     cuis: Mapping[str, str],
     lists: Mapping[str, Sequence[str]],
@@ -173,15 +175,35 @@ def _mentions_with_cuis(
     """Return the mentions with a CUI, by their place in the text.
 
     Args:
+        path: The file, for messages.
         mentions: The mentions.
         cuis: The CUI of each concept's id.
         lists: The ids of concepts in each list, by the list's id.
+
+    Raises:
+        DataError: The lists of a mention have more than `_MAX_CONCEPTS` CUIs.
     """
+    # A concept that is not of the UMLS has no CUI.
+    cuis_of_list = {
+        list_id: tuple(dict.fromkeys(cuis[id] for id in ids if id in cuis))
+        for list_id, ids in lists.items()
+    }
     result = []
     for mention in sorted(mentions, key=lambda mention: (mention.begin, mention.end)):
-        ids = [id for ref in mention.references for id in lists.get(ref, (ref,))]
-        # A concept that is not of the UMLS has no CUI.
-        distinct = dict.fromkeys(cuis[id] for id in ids if id in cuis)
+        distinct: dict[str, None] = {}
+        number = 0
+        for ref in mention.references:
+            if ref not in cuis_of_list:
+                if ref in cuis:
+                    distinct[cuis[ref]] = None
+                continue
+            number += len(cuis_of_list[ref])
+            if number > _MAX_CONCEPTS:  # mentions may share lists of any length
+                raise DataError(
+                    f"{path}: a mention has more than {_MAX_CONCEPTS:,} concepts: is "
+                    "the file XMI of cTAKES?"
+                )
+            distinct.update(dict.fromkeys(cuis_of_list[ref]))
         if distinct:
             result.append(Mention(tuple(distinct), mention.holds))
     return result

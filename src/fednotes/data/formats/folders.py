@@ -58,7 +58,8 @@ def list_files(
             are not looked at.
 
     Raises:
-        DataError: A link leads out of the folder, or something is not a file.
+        DataError: A link leads out of the folder, something is not a file, or folders
+            are nested hundreds deep.
     """
     try:
         paths = sorted(folder.rglob("*") if recursive else folder.iterdir())
@@ -72,6 +73,10 @@ def list_files(
     except OSError as error:
         raise DataError(
             f"{error.filename or folder}: cannot read: {error.strerror}"
+        ) from None
+    except RecursionError:
+        raise DataError(
+            f"{folder}: its folders are nested too deep: move the files further up"
         ) from None
 
 
