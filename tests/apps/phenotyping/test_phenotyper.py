@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save
+from saved_folder_suite import SavedFolderSuite
 from waiting import no_waiting
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
@@ -451,3 +452,16 @@ def test_values_that_no_recipe_has(
     recipe = features_for(ConceptsConfig(str(table)), Path()).space.recipe
     with pytest.raises(ModelError, match=message):
         features_of({**recipe, **changes}, NOTES)
+
+
+class TestDamage(SavedFolderSuite):
+    description = "phenotyper.json"
+    weights = "phenotyper.safetensors"
+
+    @staticmethod
+    def save(folder: Path) -> None:
+        model().save(folder)
+
+    @staticmethod
+    def load(folder: Path) -> object:
+        return load_phenotyper(folder)
