@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -268,5 +269,24 @@ def test_the_projects_own_markers_and_list() -> None:
     changes = mutate.collected(ROOT)
     table = without_deleted_apps(rows(PAGE.read_text("utf-8")))
     assert {row.marker for row in table} <= {c.of for c in changes}
-    for path, name in {tuple(test.split("::")) for c in changes for test in c.tests}:
-        assert definition(ROOT / path, [name]), f"no {name} in {path}"
+    for test in {test for c in changes for test in c.tests}:
+        assert _is_defined(test), f"no test {test}"
+
+
+def _is_defined(test: str) -> bool:
+    """Return whether a test exists, in its file or in the suite that its class inherits.
+
+    Args:
+        test: The test as pytest names it, with or without the values of parameters.
+    """
+    file, *names = test.partition("[")[0].split("::")
+    if definition(ROOT / file, names) is not None:
+        return True
+    class_ = definition(ROOT / file, names[:-1])
+    assert isinstance(class_, ast.ClassDef), f"no class {names[:-1]} in {file}"
+    suites = [base.id for base in class_.bases if isinstance(base, ast.Name)]
+    return any(
+        definition(helper, [suite, names[-1]]) is not None
+        for helper in (ROOT / "tests" / "helpers").glob("*.py")
+        for suite in suites
+    )
