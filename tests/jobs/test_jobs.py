@@ -673,6 +673,7 @@ def test_an_error_about_a_kind_names_only_methods_that_train_it(
     assert has_remedy
     for name in others.split(" or "):
         assert job_of(name).method == name
+        assert not find(name).reads_layers  # which another package's kind may lack
 
 
 def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:

@@ -371,6 +371,7 @@ class Adversarial(distill.Distill):
     config_class = Config
     site_class = Site
     presets = presets("adversarial")
+    reads_layers = True
     dp = None
     no_dp_reason = (
         "parameters after local steps leave a site, and those of what tells its notes "

@@ -35,6 +35,8 @@ class Method(ABC):
         site_class: The site side. `make_site` calls it.
         presets: Settings by name ("best", "paper"): tables as in a job file.
         holds: What its sites hold: "documents" (annotated), "notes" or "patients".
+        reads_layers: Whether it reads the states of the layers in `Model.widths`, which
+            a kind of model may lack.
         training_tasks: The tasks whose metrics are a "loss" summed over "examples".
         dp: How the method trains with differential privacy; None if it cannot.
         no_dp_reason: Why it cannot, where `dp` is None.
@@ -44,6 +46,7 @@ class Method(ABC):
     site_class: type[Any]
     presets: Mapping[str, Mapping[str, Any]]
     holds: str = "documents"
+    reads_layers: bool = False
     training_tasks: tuple[str, ...] = (TRAIN,)
     dp: DPSupport | None = None
     no_dp_reason: str = "it does not say how"

@@ -29,6 +29,7 @@ def unsupported_kind(method: str, kind: object) -> ConfigError:
 
 
 def _trains(method: str, kind: str) -> bool:
-    """Return whether a method trains a kind of tagger."""
-    models = find(method).list_models()
-    return models is None or kind in models
+    """Return whether a method trains a kind of tagger, whatever layers it has."""
+    trainer = find(method)
+    models = trainer.list_models()
+    return not trainer.reads_layers and (models is None or kind in models)
