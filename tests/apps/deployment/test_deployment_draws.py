@@ -37,18 +37,24 @@ def secret_of(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
-def test_a_killed_part_changes_no_bit(
-    job: str, site_notes: Any, tmp_path: Path
-) -> None:
-    ends = []
-    for kill in ("", "posts", "server"):
-        hospitals = with_secrets(tmp_path / (kill or "none"), job, site_notes)
-        hospitals.network.kill = (kill, 20)
-        hospitals.run()
-        assert hospitals.network.kill[0] == ""  # it was
-        ends.append(hospitals.ends())
-    assert ends[0] == ends[1] == ends[2]
-    assert ends[0] != simulated(job, site_notes, tmp_path / "simulation")
+def test_killed_parts_change_no_bit(job: str, site_notes: Any, tmp_path: Path) -> None:
+    """A site is killed, and later the server."""
+    whole = with_secrets(tmp_path / "whole", job, site_notes)
+    whole.run()
+
+    killed = with_secrets(tmp_path / "killed", job, site_notes)
+    network, kills = killed.network, [("server", 20)]
+    network.kill = ("posts", 20)
+
+    def kill_next() -> None:
+        if network.kill[0] == "" and kills:
+            network.kill = kills.pop()
+
+    network.meanwhile = kill_next
+    killed.run()
+    assert (network.kill[0], kills) == ("", [])  # both were
+    assert killed.ends() == whole.ends()
+    assert whole.ends() != simulated(job, site_notes, tmp_path / "simulation")
 
 
 def test_each_run_has_a_secret_of_its_own_that_stays(
