@@ -323,6 +323,31 @@ def test_a_check_reads_what_a_corpus_holds(tmp_path: Path, name: str) -> None:
     assert not check_files([path]).problems
 
 
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [
+        ("brat", "out"),
+        ("bioc", "a.xml"),
+        ("label-studio", "a.json"),
+        ("bigbio", "b.json"),
+    ],
+)
+def test_mentions_that_repeat_a_text_are_not_written(
+    tmp_path: Path, format: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of each mention is written; a megabyte could become a terabyte."""
+    monkeypatch.setattr(bounds, "PACKED_FREE", 1000)
+
+    def document(number: int) -> Document:
+        return Document("a", "rash", (Span(0, 4, "ADE"),) * number)
+
+    limit = 1000 // 4
+    assert not write([document(limit)], tmp_path / name, format, allow_loss=True)
+    with pytest.raises(DataError, match="more than 1,000 characters in all, and this"):
+        write([document(limit + 1)], tmp_path / f"2{name}", format)
+    assert not (tmp_path / f"2{name}").exists()
+
+
 def test_a_long_line_with_bars_takes_no_time_that_grows_by_its_square() -> None:
     """One pattern for the whole line needed 40 s for 60,000 characters."""
     line = "1|" + "a " * 1_000_000 + "|"

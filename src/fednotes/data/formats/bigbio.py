@@ -23,6 +23,7 @@ from fednotes.data.formats import bioc, jsonl
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
 from fednotes.data.formats.json_files import read_json_keys, read_json_rows
+from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
@@ -117,6 +118,7 @@ def _to_row(document: Document, number: int) -> dict[str, Any]:
         document: The document.
         number: Its number, for ids.
     """
+    require_short_mentions(document)
     text = document.text
     details = mapping(document.meta.get("bigbio"))
     entities = [

@@ -44,6 +44,7 @@ from fednotes.data.formats.files import (
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
 from fednotes.data.formats.json_files import parse_json_line, read_json, read_json_keys
+from fednotes.data.formats.mentions import require_short_mentions
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
@@ -374,6 +375,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 def _to_json(document: Document) -> dict[str, Any]:
     """Return a document as BioC's JSON."""
+    require_short_mentions(document)
     try:
         return _to_json_with(document, mapping(document.meta.get("bioc")))
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -26,7 +26,11 @@ from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats.files import read_head, read_text
 from fednotes.data.formats.folders import find_corpus_files, find_file, list_files
 from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
-from fednotes.data.formats.mentions import is_far_longer, is_same_text
+from fednotes.data.formats.mentions import (
+    is_far_longer,
+    is_same_text,
+    require_short_mentions,
+)
 from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.text import merge_overlapping
 
@@ -321,6 +325,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
             f"{folder} is a file, and brat needs a folder: name the folder of the files"
         )
     for document in documents:
+        require_short_mentions(document)
         name = "/".join(_file_name(part) for part in document.id.split("/"))
         lines = _annotation_lines(document)
         write_out(folder / f"{name}.txt", document.text)

@@ -28,7 +28,7 @@ from fednotes.data.formats import jsonl
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
 from fednotes.data.formats.json_files import read_json, read_json_keys
-from fednotes.data.formats.mentions import has_form
+from fednotes.data.formats.mentions import has_form, require_short_mentions
 from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
@@ -187,6 +187,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _to_task(document: Document) -> dict[str, Any]:
+    require_short_mentions(document)
     data: dict[str, Any] = {"text": document.text, "id": document.id}
     fields = jsonl.other_fields(document)
     if fields:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.text import normalise, tokenize
@@ -51,6 +52,21 @@ def has_form(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
     if is_far_longer(pieces, form):
         return False
     return is_same_text(" ".join(text[start:end] for start, end in pieces), form)
+
+
+def require_short_mentions(document: Document) -> None:
+    """Check a document before the text of each of its mentions is written.
+
+    Raises:
+        DataError: The mentions have more than `bounds.PACKED_FREE` characters in all,
+            and more than `bounds.PACKED_RATIO` times those of the text.
+    """
+    limit = max(bounds.PACKED_FREE, bounds.PACKED_RATIO * len(document.text))
+    if sum(span.end - span.start for span in document.spans) > limit:
+        raise DataError(
+            f"the mentions of a document have more than {limit:,} characters in all, "
+            "and this format repeats each mention's text: write jsonl, which does not"
+        )
 
 
 def is_normal_form(text: str, start: int, end: int, form: str) -> bool:

@@ -301,11 +301,13 @@ def _to_term(text: str, span: Span, columns: _Row) -> dict[str, str]:
         modifiers.append(f"confidence={round(span.confidence, 6):f}")
     if columns.get("term_modifiers"):
         modifiers.append(columns["term_modifiers"])
-    context = text[max(0, span.start - _CONTEXT) : span.end + _CONTEXT]
+    start = max(0, span.start - _CONTEXT)
     return {
-        "snippet": context[:_MAX_TEXT],
+        "snippet": text[start : min(span.end + _CONTEXT, start + _MAX_TEXT)],
         "offset": str(span.start),
-        "lexical_variant": " ".join(text[a:b] for a, b in span.pieces)[:_MAX_TEXT],
+        "lexical_variant": " ".join(
+            text[a : min(b, a + _MAX_TEXT)] for a, b in span.pieces
+        )[:_MAX_TEXT],
         "note_nlp_concept_id": "0",
         "note_nlp_source_concept_id": "0",
         "nlp_system": _SYSTEM,
