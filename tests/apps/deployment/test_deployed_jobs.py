@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applications import has_app
 
 from fednotes.apps.deployment.site_file import (
     job_of_site,
@@ -64,19 +65,22 @@ def test_a_job_opens_no_file_of_a_site(
     assert not {"hunter2", "jane", "passwd", place} & set(str(told.value).split())
 
 
-@pytest.mark.parametrize(
-    ("table", "key"),
-    [
-        ("model", "word_vectors"),
-        ("model", "contextual"),
-        ("model", "encoder"),
-        ("model", "backbone"),
+FILE_KEYS = [
+    ("model", "word_vectors"),
+    ("model", "contextual"),
+    ("model", "encoder"),
+    ("model", "backbone"),
+]
+if has_app("phenotyping"):
+    FILE_KEYS += [
         ("model", "representation"),
         ("concepts", "dictionary"),
         ("concepts", "vectors"),
         ("text", "encoder"),
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize(("table", "key"), FILE_KEYS)
 def test_no_key_of_any_table_names_a_file_of_a_site(
     table: str, key: str, tmp_path: Path
 ) -> None:
