@@ -355,6 +355,7 @@ def test_the_command_audits_a_job_on_patients(
 
 def test_a_site_audits_with_its_own_patients_alone(tmp_path: Path) -> None:
     """Parts of them stand for other sites, so means differ from its counts."""
+    needs_app("deployment")
     write_terms(tmp_path, "pain", "fever", "cough", "rash", "unseen")
     terms = ("pain", "fever", "cough", "rash")
     notes = (f"{at},Has {terms[at % 4]} and {terms[at % 3]}." for at in range(40))
