@@ -302,7 +302,7 @@ def numbers(scores: dict[str, Any]) -> list[str]:
         f"{100 * scores['phenotypes'][key]:.1f}"
         for key in ("precision", "recall", "f1")
     ]
-    return [*macro, f"{scores['ranking']['auroc']:.3f}"]
+    return [*macro, f"{100 * scores['ranking']['auroc']:.1f}"]
 
 
 def test_the_result_table_has_precision_recall_f1_and_auroc() -> None:
@@ -423,13 +423,16 @@ def test_what_the_federation_gave_each_site_is_a_table() -> None:
     assert len(display.result_tables(RunResult(**values))) == 3
 
 
-def test_stage_1_alone_shows_its_codes() -> None:
+def test_a_run_of_stage_1_alone_shows_loss_and_auroc_of_codes_in_percent() -> None:
     values = summary_of(
         {"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(3)}}
     )
     values["title"] = "ADR [/v2]"
-    assert rows_of(result_table(values), "b") == {"federated": ["0.330", "0.730"]}
-    assert rows_of(result_table(values), "mean") == {"federated": ["0.320", "0.720"]}
+    table = result_table(values)
+    assert rows_of(table, "b") == {"federated": ["0.330", "73.0"]}
+    heads = next(line for line in shown(table) if "AUROC" in line)
+    assert heads[-3:] == ["loss", "AUROC", "%"]
+    assert rows_of(table, "mean") == {"federated": ["0.320", "72.0"]}
     assert disease_table(values) is None
     title = result_table(values).title  # square brackets are no markup
     assert isinstance(title, str)

@@ -56,10 +56,17 @@ ONE_TO_ONE = (
     "type, so one long mention can match several; one to one: each "
     "mention is in at most one pair"
 )
+# What tables of scores of the first kind say in their titles.
+_TITLES = {
+    "masked": "masked words of held-out notes",
+    "codes": "codes of test patients",
+}
+_TEST_SCORES = "test scores in %"
 LISTED_SITES = 10  # up to this many, a progress line shows the score of each site
 UNPROVEN = "proves nothing: the attack fails even without a defence"
 # The score in a progress line is the first of these that sites report.
 _LINE_SCORES = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))
+_PRF = ("P", "R", "F1")
 _DISEASE_MEASURES = (
     ("precision", "P"),
     ("recall", "R"),
@@ -71,7 +78,7 @@ _DISEASE_MEASURES = (
 class RichDisplay(ProgressListener):
     """Shows a progress bar for each part of a run.
 
-    If the output is no terminal, it prints a line for each evaluation instead.
+    If the output is not a terminal, it prints a line for each evaluation instead.
 
     Args:
         console: Where to print.
@@ -277,16 +284,12 @@ def result_table(result: RunResult) -> Table:
     conditions = [c for c in CONDITIONS if c in mean]
     kinds = _shown_kinds(result, conditions)
     first = kinds[0] if kinds else "masked"
-    what = {
-        "masked": "masked words of held-out notes",
-        "codes": "codes of test patients",
-    }
-    described = what.get(first, "test scores in %")
+    described = _TITLES.get(first, _TEST_SCORES)
     title = f"{escape(result.title)} ({described}, seed {result.seed})"
     table = compact_sheet("site", "trained", left=2, title=title)
     for kind in kinds:
         layout = SCORES[kind]
-        heads = _side_by_side([column.head for column in layout.columns])
+        heads = _heads_of(layout.columns)
         heading = layout.heading
         table.add_column(
             f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
@@ -353,14 +356,12 @@ def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
 
 def _measures(scores: Mapping[str, Any], kind: str) -> str:
     """Return the measures of one kind of score, side by side."""
-    return _side_by_side(
-        [
-            number_of(
-                number(scores, kind, column.measure), column.factor, column.digits
-            )
-            for column in SCORES[kind].columns
-        ]
-    )
+    columns = SCORES[kind].columns
+    cells = [
+        number_of(number(scores, kind, column.measure), column.factor, column.digits)
+        for column in columns
+    ]
+    return _side_by_side(cells, [column.head for column in columns])
 
 
 def seeds_tables(result: SeedsResult) -> list[Table]:
@@ -380,7 +381,8 @@ def seeds_table(result: SeedsResult) -> Table:
         if kind not in _ONLY_F1 or column.measure == "f1"
     ]
     seeds = len(result.seeds)
-    title = f"{escape(result.title)} (test scores, mean ± SD of {seeds} seeds)"
+    described = _TITLES.get(kinds[0], _TEST_SCORES) if kinds else _TEST_SCORES
+    title = f"{escape(result.title)} ({described}, mean ± SD of {seeds} seeds)"
     table = compact_sheet("site", "trained", left=2, title=title)
     for place, (kind, column) in enumerate(columns):
         is_first = not place or columns[place - 1][0] != kind
@@ -536,7 +538,8 @@ def disease_table(result: RunResult) -> Table | None:
     table = compact_sheet(
         "disease", left=1, title=f"each disease, mean over {means} (test, %)"
     )
-    heads = _side_by_side([head for _, head in _DISEASE_MEASURES])
+    names = [head for _, head in _DISEASE_MEASURES]
+    heads = _side_by_side(names, names)
     for condition in scores:
         table.add_column(f"{condition:^{len(heads)}}\n{heads}", no_wrap=True)
     for disease in diseases:
@@ -554,12 +557,19 @@ def _averages(scores: list[Mapping[str, Any]]) -> str:
     for key, _ in _DISEASE_MEASURES:
         values = [each[key] for each in scores if each.get(key) is not None]
         numbers.append(number_of(fmean(values) if values else None))
-    return _side_by_side(numbers)
+    return _side_by_side(numbers, [head for _, head in _DISEASE_MEASURES])
 
 
-def _side_by_side(cells: Sequence[str]) -> str:
-    """Return short numbers or heads as one cell, each with room for 100.0."""
-    return f"{cells[0]:>5}" + "".join(f"{cell:>6}" for cell in cells[1:])
+def _heads_of(columns: Sequence[Column]) -> str:
+    """Return the heads of columns that share a cell."""
+    heads = [column.head for column in columns]
+    return _side_by_side(heads, heads)
+
+
+def _side_by_side(cells: Sequence[str], heads: Sequence[str]) -> str:
+    """Return short texts as one cell; each has room for its head and for 100.0."""
+    pairs = zip(cells, heads, strict=True)
+    return " ".join(f"{cell:>{max(5, len(head))}}" for cell, head in pairs)
 
 
 def evaluation_table(scores: Mapping[str, Any]) -> Table:
@@ -578,7 +588,7 @@ def _mention_score_table(scores: Mapping[str, Any]) -> Table:
     table = compact_sheet("type", "mentions")
     for kind in kinds:
         layout = SCORES[kind]
-        heads = _side_by_side([column.head for column in layout.columns])
+        heads = _heads_of(layout.columns)
         heading = layout.heading
         table.add_column(
             f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
@@ -611,15 +621,16 @@ def reliability_table(title: str, reliability: Reliability) -> Table:
 def _patient_score_table(scores: Mapping[str, Any]) -> Table:
     """Return the scores of each disease and their average.
 
-    Precision, recall and F1 are means over a disease's classes, in percent.
+    All scores are in percent. Precision, recall and F1 are means over a disease's
+    classes.
     """
 
     def cells(macro: Mapping[str, Any], area: Mapping[str, Any]) -> list[str]:
         bounds = ""
         if area["low"] is not None:
-            bounds = f"{area['low']:.2f}–{area['high']:.2f}"
+            bounds = f"{number_of(area['low'])}–{number_of(area['high'])}"
         numbers = [number_of(macro[key]) for key in ("precision", "recall", "f1")]
-        return [*numbers, number_of(area["value"], 1, 3), bounds]
+        return [*numbers, number_of(area["value"]), bounds]
 
     table = sheet("phenotype", "present", "absent", "P", "R", "F1", "AUROC", "95 %")
     for name, score in scores["by_output"].items():
@@ -644,7 +655,7 @@ def comparison_table(found: Comparison) -> Table:
     gaps = found.gaps if any(found.gaps.values()) else {}
     table = compact_sheet("site", title=escape(title))
     for place, side in enumerate(sides):
-        heads = _side_by_side(["P", "R", "F1"]) if found.scores else ""
+        heads = _side_by_side(_PRF, _PRF) if found.scores else ""
         lines = [*found.runs[place : place + 1], side]
         width = max(map(len, (*lines, heads)))
         centred = [f"{line:^{width}}" for line in lines]
@@ -671,9 +682,8 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def _precision_recall_f1(scores: Mapping[str, float]) -> str:
-    return _side_by_side(
-        [number_of(scores[name]) for name in ("precision", "recall", "f1")]
-    )
+    numbers = [number_of(scores[name]) for name in ("precision", "recall", "f1")]
+    return _side_by_side(numbers, _PRF)
 
 
 def _comparison_notes(found: Comparison) -> Iterator[str]:
@@ -727,7 +737,7 @@ def audit_table(audit: Audit) -> Table:
 class RunsBar:
     """Shows how many of several runs are done; it is called after each one.
 
-    If the output is no terminal, it prints a line for each run instead.
+    If the output is not a terminal, it prints a line for each run instead.
 
     Args:
         console: Where to print.
@@ -794,8 +804,8 @@ def paused(bar: Progress | None) -> Iterator[None]:
 def _bar(console: Console, time_left: ProgressColumn) -> Progress:
     """Return a bar with description, count, a free line and the time left.
 
-    It shows nothing if the output is no terminal. Names of jobs and sites may contain
-    square brackets, so no column reads markup.
+    It shows nothing if the output is not a terminal. Names of jobs and sites may
+    contain square brackets, so no column reads markup.
     """
     return Progress(
         TextColumn("{task.description:<22}", style="bold", markup=False),

@@ -108,7 +108,7 @@ SCORES: Mapping[str, ScoreLayout] = {
         ("auroc", "auprc"),
         dots=Dots("auroc", "AUROC", "AUROC"),
         heading="ranking",
-        columns=(Column("auroc", "AUROC", factor=1, digits=3),),
+        columns=(Column("auroc", "AUROC"),),
     ),
     "calibration": ScoreLayout("Calibration", ("brier",)),
     # Dots and columns are shown only if a run learned nothing but codes.
@@ -119,7 +119,7 @@ SCORES: Mapping[str, ScoreLayout] = {
         heading="codes",
         columns=(
             Column("loss", "loss", factor=1, digits=3),
-            Column("auroc", "AUROC", factor=1, digits=3),
+            Column("auroc", "AUROC %"),
         ),
     ),
 }

@@ -221,7 +221,9 @@ def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> No
     err = run(
         "predict", tmp_path, "--text", "Known asthma.", "--dictionary", other, code=2
     )[1]
-    assert f"--dictionary: {tmp_path} is no phenotyping model" in err
+    assert (
+        f"--dictionary applies only to phenotyping models, and {tmp_path} is not" in err
+    )
 
 
 # evaluate
@@ -267,6 +269,7 @@ def test_evaluate_against_scikit_learn(run: Run, model: Path, tmp_path: Path) ->
     assert scores["macro"]["f1"] == pytest.approx(np.mean(each))
     shown = run("evaluate", model, tmp_path / "gold.jsonl")[0]
     assert f"{100 * np.mean(each):.1f}" in shown
+    assert f" {100 * scores['ranking']['auroc']['value']:.1f} " in shown
 
 
 def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
