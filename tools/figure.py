@@ -3,7 +3,7 @@
     python tools/figure.py [--out docs/figures]
 
 silos: what silos have alone, by plain averaging and by the default, and what all notes
-in one place have ("What a federation pays"; `fednotes reproduce pays-silos`). privacy:
+in one place have ("What a federation gains"; `fednotes reproduce pays-silos`). privacy:
 scores by ε, and without a promise ("What differential privacy costs"; `pays-privacy`,
 `phenotype-privacy`). The pictures have no number of their own.
 """
