@@ -101,7 +101,7 @@ def check(
 
     Raises:
         DataError: A path does not exist.
-        ConfigError: Parameters do not fit together.
+        ConfigError: Parameters exclude each other.
     """
     for target in targets:
         path_of(target, "a corpus or a job")
@@ -288,7 +288,7 @@ def evaluate(
 
     Raises:
         DataError: The documents have none of the model's labels.
-        ConfigError: A parameter does not fit the model.
+        ConfigError: A parameter does not apply to the model.
     """
     options = EvaluationOptions(
         types=types,

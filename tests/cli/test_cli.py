@@ -172,13 +172,13 @@ def folder(tmp_path: Path) -> Path:
         ("corpus stats nowhere.txt", "nowhere.txt"),
         ("evaluate MODEL nowhere.txt", "nowhere.txt: no such file"),
         ("evaluate MODEL north.txt --types ,", "expected entity types"),
-        ("evaluate MODEL other.txt", "no label is common"),
+        ("evaluate MODEL other.txt", "rename labels with --map"),
         (
             "predict MODEL nowhere.txt",
             "no such file or folder; for text use --text or -",
         ),
         ("predict MODEL north.txt --text x", "give a path or --text, not both"),
-        ("predict MODEL --text ", "--text: there is no text"),
+        ("predict MODEL --text ", "--text is empty: give the text of a note"),
         ("predict MODEL --text x --format brat", "name the folder in --out"),
         ("predict MODEL --text x --format xml", "xml"),
         ("predict nomodel --text x", "no model here"),
@@ -542,7 +542,7 @@ def test_evaluate_maps_what_is_there(
         assert told in refused("evaluate", model, path, "--map", *given.split(" "))
     for option in ("--labels", "--dictionary"):
         told = refused("evaluate", model, path, option, path)
-        assert f"{option}: {model} is no phenotyping model" in told
+        assert f"{option} applies only to phenotyping models, and {model}" in told
     out, err = run("evaluate", model, path, "--map", "Medicine=Drug", "--json")
     assert err == "note: the model has no Time: left out (--map renames labels)\n"
     assert json.loads(out)["not_scored"]["unknown"] == ["Time"]

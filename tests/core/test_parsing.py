@@ -58,9 +58,9 @@ def test_any_bytes_are_a_value_or_a_reason(raw: str | bytes, strict: bool) -> No
     [
         ("", "Expecting value"),
         (b"\xff", "not UTF-8"),
-        ("[" * 1_000_000, "nested too deep: over 64"),
-        ("[" * 65 + "]" * 65, "nested too deep: over 64"),
-        ('{"a":' * 3000 + "1" + "}" * 3000, "nested too deep: over 64"),
+        ("[" * 1_000_000, "nested too deeply: more than 64"),
+        ("[" * 65 + "]" * 65, "nested too deeply: more than 64"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, "nested too deeply: more than 64"),
         ("[" + "1," * 2**21 + "1]", "more than 2,097,152 values"),
         (b" " * (2**26 + 1), "over 67,108,864 bytes"),
         ("1" * 5000, "too many digits"),

@@ -143,8 +143,8 @@ def test_gradients_do_not_follow_a_sum() -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ({"w": (2, 3), "b": (3,)}, "tensor 'b' is missing in what the sites returned"),
-        ({}, "tensor 'w' is not expected in what the sites returned"),
+        ({"w": (2, 3), "b": (3,)}, "tensor 'b' is missing in the sites' updates"),
+        ({}, "tensor 'w' is not expected in the sites' updates"),
         ({"w": (3, 2)}, r"returned tensor 'w' with shape \(2, 3\), expected \(3, 2\)"),
         ({"w": (6,)}, r"returned tensor 'w' with shape \(2, 3\), expected \(6,\)"),
     ],

@@ -274,7 +274,7 @@ def test_fields_and_rows_of_omop_are_bounded(
     path.write_text(head + '2,1,"' + "a\n" * 5000)
     refused(
         path,
-        "note.csv:3: the row has more than 1,000 characters: is a quote not",
+        "note.csv:3: the row has more than 1,000 characters: is a closing quote",
         "omop",
     )
 

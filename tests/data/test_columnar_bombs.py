@@ -276,7 +276,9 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
     table = pyarrow.Table.from_arrays(columns, names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="two of its columns have one name: rename"):
+    with pytest.raises(
+        DataError, match="two of its columns have the same name: rename"
+    ):
         list(read_notes(tmp_path / "a.parquet"))
 
 

@@ -233,7 +233,7 @@ def test_nothing_is_written_where_something_would_be_lost(
     ) as caught:
         convert(source, tmp_path / "o.conll", "conll")
     assert caught.value.lost["patient"] == 1
-    for out, why in ((source, "lies in"), (source.parent / "b.jsonl", "lies in")):
+    for out, why in ((source, "is inside"), (source.parent / "b.jsonl", "is inside")):
         with pytest.raises(FednotesError, match=why):
             convert(source.parent if out != source else source, out, "jsonl")
     with pytest.raises(ConfigError, match="'ade' cannot be written"):
@@ -375,7 +375,7 @@ def test_texts_without_annotations_are_notes_to_predict_and_lost_to_convert(
         assert len(read(tmp_path / folder)) == 1  # gold is what somebody annotated
     with pytest.raises(LossyError) as caught:
         convert(tmp_path / "p", tmp_path / "o", "brat")
-    ends = "texts with line ends of Windows"
+    ends = "texts with Windows line endings"
     assert caught.value.lost == {"texts without annotations": 2, ends: 1}
     with pytest.raises(LossyError, match=f"{ends}: 1; texts without annotations: 1"):
         convert(tmp_path / "q", tmp_path / "o", "jsonl")

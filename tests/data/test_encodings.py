@@ -116,10 +116,13 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
             b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
             r"Microsoft Office document \(.doc, .xls\)",
         ),
-        (b"\x1f\x8b\x08\x00", "compressed by gzip, not text: let its name end in .gz"),
+        (
+            b"\x1f\x8b\x08\x00",
+            "compressed by gzip, not text: give it a name that ends in .gz",
+        ),
         (
             b"\x28\xb5\x2f\xfd",
-            "compressed by Zstandard, not text: let its name end in .zst",
+            "compressed by Zstandard, not text: give it a name that ends in .zst",
         ),
         (b"SQLite format 3\x00", "an SQLite database, not text: export its table"),
         (b"\x89PNG\r\n", "an image, not text"),

@@ -120,7 +120,7 @@ def test_bioc_that_attacks(file: File) -> None:
         (deep, "more elements, or deeper ones"),
         ("<collection><document><id>1</id>", "the XML is incomplete"),
         ('{"documents": {"a": 1}, "infons": 1, "passages": 1}', "no"),
-        (json.dumps({"infons": {}, "passages": far}), "lies far behind it"),
+        (json.dumps({"infons": {}, "passages": far}), "starts far after it"),
     ):
         path = file(text, "a.bioc")
         with pytest.raises(DataError, match=why) as caught:
@@ -245,7 +245,7 @@ def test_label_studio_imports(tmp_path: Path) -> None:
         ([_task("ab", [(0, 9, "ab", "X")])], "task 1: 0:9 is not a span"),
         (
             [_task("ab", []), _task("ab", [(0, 2, "xy", "X")])],
-            "task 2: 0:2 does not match the text",
+            "task 2: the document has other text at 0:2",
         ),
         ([_task("ab", [(0, 2, "ab", "")])], "task 1: a mention has no type"),
         ([{"data": 1}], "task 1"),
@@ -388,7 +388,7 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
     [
         (
             {"contentType": "text/plain", "url": "https://h.example/1"},
-            "nothing is fetched",
+            "fednotes does not fetch",
         ),
         ({"contentType": "text/plain", "data": "a"}, "not base64"),
         ({"contentType": "text/plain", "data": "/w=="}, "neither in the character set"),
@@ -402,7 +402,7 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
         ),
         (
             {"contentType": "text/html", "data": ""},
-            "no attachment of the type text/plain",
+            "no attachment of type text/plain",
         ),
         ("x", "parts|no attachment"),
     ],
@@ -598,7 +598,7 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
         {"tokens": [["a", "b"]], "ner_tags": [[0]]}
     ).replace_schema_metadata(meta)
     pyarrow.parquet.write_table(bad, tmp_path / "c.parquet")
-    with pytest.raises(DataError, match=r"c.parquet: row 1: its tags do not fit"):
+    with pytest.raises(DataError, match=r"c.parquet: row 1: it needs one tag"):
         read(tmp_path / "c.parquet")
 
 
@@ -619,7 +619,7 @@ def test_parquet_whose_tags_have_no_names(info: Any, tag: int, tmp_path: Path) -
     table = table.replace_schema_metadata({"huggingface": json.dumps({"info": info})})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(
-        DataError, match="row 1: its tags do not fit its tokens, or have no names"
+        DataError, match="row 1: it needs one tag, with a name, for each token"
     ):
         read(tmp_path / "a.parquet")
 
@@ -715,7 +715,7 @@ def test_bigbio_rows(file: File, tmp_path: Path) -> None:
         (whole,) = json.loads((tmp_path / "n").read_text())["passages"]
         assert whole["text"] == ["Rash. Had pain."]
         (tmp_path / "n").unlink()
-    with pytest.raises(DataError, match="row 1: its parts are not those"):
+    with pytest.raises(DataError, match="row 1: its fields are not those"):
         read(file('{"document_id": 1, "passages": [{"text": 3}]}', "c.json"), "bigbio")
 
 

@@ -179,7 +179,7 @@ def test_short_sentences_join_sentences_but_not_documents() -> None:
     [
         (({"train": 0.8, "test": 0.1},), "must sum to 1"),
         (({},), "must sum to 1"),
-        ((THREE, "patient"), "10 of 10 documents have none"),
+        ((THREE, "patient"), "10 of 10 documents have no value"),
         ((THREE, "age"), "cannot split by age"),
         (
             ({"train": 0.5, **{f"p{i}": 0.05 for i in range(10)}}, "document"),

@@ -464,7 +464,7 @@ def test_a_coin_that_is_not_fair_would_be_seen() -> None:
     [
         (
             lambda: draw_disjoint("abc", 2, 2),
-            "need 4 types, there are 3: lower per_site",
+            "need 4 types, but there are 3: lower per_site",
         ),
         (
             lambda: draw_disjoint("abc", 4),

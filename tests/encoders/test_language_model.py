@@ -376,7 +376,7 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
     """One clear line for every combination that cannot be."""
     bert, roberta = saved("BertForMaskedLM"), saved("RobertaForMaskedLM")
     for path, objective, message in (
-        (bert, "denoise", "of the kind 'bert'; objective"),
+        (bert, "denoise", "has model_type 'bert', but objective"),
         (bart, "mlm", 'set objective = "denoise"'),
         (roberta, "mlm+nsp", "no next-sentence head"),
     ):
@@ -398,7 +398,7 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
         build_language_model(LanguageModelConfig(str(bert)), 0, "cuda:99")
     model = build(bert)
     (tmp_path / "mine").write_text("a file")
-    with pytest.raises(ModelError, match="contains something other"):
+    with pytest.raises(ModelError, match="the folder has files, but no model"):
         model.save(tmp_path)
     with torch.no_grad():
         next(iter(model.trainable().values())).fill_(float("nan"))
@@ -412,7 +412,7 @@ def test_tokenizer_that_does_not_fit(fresh: bool, tmp_path: Path) -> None:
     save_encoder(tmp_path, "BertForMaskedLM", WORDS, **BERT)
     save_tokenizer(tmp_path, [*WORDS, "more"])
     with pytest.raises(
-        ModelError, match="tokenizer has 37 tokens, the model's vocabulary 36"
+        ModelError, match="tokenizer has 37 tokens, but the model's vocabulary has 36"
     ):
         build(tmp_path, fresh=fresh, train="all")
     save_tokenizer(tmp_path, WORDS, mask_token=None)

@@ -78,7 +78,7 @@ def test_refuses(bert: Path, tmp_path: Path) -> None:
     shutil.copytree(bert, path)
     save_tokenizer(path, [*WORDS, "zz"])
     with pytest.raises(
-        ModelError, match=r"tokenizer has 16 tokens, the model's vocabulary 15"
+        ModelError, match=r"tokenizer has 16 tokens, but the model's vocabulary has 15"
     ):
         open_pretrained(path, "AutoModel")
     save_tokenizer(path, WORDS[:-1])  # fewer tokens than rows are common: padded tables

@@ -205,10 +205,10 @@ def test_pull_equals_autograd() -> None:
 def test_refuses_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="width 10 is not a multiple of heads"):
         Prompts(2, 4, 10)
-    with pytest.raises(ConfigError, match="at least 1 each"):
+    with pytest.raises(ConfigError, match="each must be at least 1"):
         Prompts(2, 4, 8, count=0)
     with pytest.raises(ConfigError, match="heads for each layer"):
         Prompts(2, (4,), 8)
     config = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2)
-    with pytest.raises(ModelError, match="'gpt2' takes no prompts"):
+    with pytest.raises(ModelError, match="'gpt2' do not take prompts"):
         install(transformers.GPT2Model(config))

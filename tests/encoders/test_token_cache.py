@@ -190,7 +190,7 @@ def test_failures_leave_nothing(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             _cached(tmp_path, notes)
     with pytest.raises(
-        ModelError, match=r"the id 118, the model's vocabulary has 100.*not fit"
+        ModelError, match=r"the id 118, but the model's vocabulary has 100 entries: use"
     ):
         _cached(tmp_path, vocabulary=100)
     with pytest.raises(ModelError, match=r"0 lists for 5 sentences"):

@@ -146,11 +146,20 @@ def test_the_binary_format_is_read(tmp_path: Path, between: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"word 1 2\n", "no first line"),
-        (b"2 0\n", "no first line"),
-        (b"1000000000 300\nC1 ", "too short for 1,000,000,000 words of 300 numbers"),
-        (b"1 2\nC1 " + struct.pack("<2f", 1, float("nan")), "word 1: 2 finite numbers"),
-        (b"1 2\nC1234567890" + struct.pack("<2f", 1, 2), "word 1: 2 finite numbers"),
+        (b"word 1 2\n", "the first line does not give"),
+        (b"2 0\n", "the first line does not give"),
+        (
+            b"1000000000 300\nC1 ",
+            "too short for the 1,000,000,000 words of 300 numbers",
+        ),
+        (
+            b"1 2\nC1 " + struct.pack("<2f", 1, float("nan")),
+            "word 1: expected 2 finite numbers",
+        ),
+        (
+            b"1 2\nC1234567890" + struct.pack("<2f", 1, 2),
+            "word 1: expected 2 finite numbers",
+        ),
     ],
 )
 def test_a_damaged_binary_file_is_refused(

@@ -186,7 +186,7 @@ def test_all_damaged_names_the_reason(whole: dict[str, Path], tmp_path: Path) ->
         (folder / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(
         ModelError,
-        match=r"start again without `resume` \(the newest: .*nested too deep",
+        match=r"start again without `resume` \(the newest: .*nested too deeply",
     ):
         embedded(tmp_path / "c", resume=True)
 

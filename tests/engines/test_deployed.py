@@ -213,7 +213,9 @@ def test_what_is_attached_has_a_size_limit_too(monkeypatch: pytest.MonkeyPatch) 
         answers, told = asked(4, reply)
         assert ("a" in answers.replies) == taken
         if not taken:
-            assert told == [("refused", "site 'a' attached 40 bytes, 39 are accepted")]
+            assert told == [
+                ("refused", "site 'a' attached 40 bytes, but at most 39 are accepted")
+            ]
             assert (answers.refused["a"].has, answers.refused["a"].attached) == (
                 4,
                 Attached(),
@@ -275,11 +277,11 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
     net = toys(tmp_path)
     toy_job(net.engine(SITES), {})
     with pytest.raises(
-        ModelError, match="the checkpoint has the sites a, b, c, the job has a, c"
+        ModelError, match="the checkpoint has the sites a, b, c, but the job has a, c"
     ):
         net.engine(("a", "c"))
     with pytest.raises(
-        ModelError, match="holds job job-1, this is job other: use another"
+        ModelError, match="holds job job-1, but this is job other: use another"
     ):
         net.engine(SITES, job="other")
     (tmp_path / "server" / "run.json").write_text("?")

@@ -339,10 +339,10 @@ def test_requests_that_may_not_be(server: Server) -> None:
     server.train(0)
     for task in ("state", "__init__", "restore", "nothing"):
         assert f"site 'b' has no task '{task}'" in server.ask(task).refusal
-    assert "takes part in no secure sum" in server.ask("@keys").refusal
+    assert "does not take part in secure sums" in server.ask("@keys").refusal
     other = replace(server.request("train", X), job="other")
     assert (
-        "has approved job job-1, the request is of job other"
+        "has approved job job-1, but the request is for job other"
         in server.send(other).refusal
     )
     assert "does not name site 'b'" in server.ask("train", counted={"a": 1}).refusal
@@ -557,7 +557,7 @@ def test_another_job_does_not_go_on_from_what_one_left(tmp_path: Path) -> None:
     with pytest.raises(RefusedError) as refused:
         host(folder, job="job-2")
     assert str(refused.value) == (
-        "site 'b': run1/site holds job job-1, this is job job-2: "
+        "site 'b': run1/site holds job job-1, but this is job job-2: "
         "run it under another name, or delete run1/site at the site"
     )
     assert {
@@ -629,7 +629,7 @@ def test_a_stored_reply_is_for_the_same_request_alone(
     first = site.handle(encode(request))
     for again in (site, host(tmp_path)):  # the second has nothing but the folder
         refused = send(again, replace(request, **other))
-        assert "request 1 of run 1 came before, with other content" in refused.refusal
+        assert "request 1 of run 1 came before with other content" in refused.refusal
         assert (refused.update, refused.later) == (None, False)
         assert again.handle(encode(request)) == first
         assert again.handle(bytearray(encode(request))) == first

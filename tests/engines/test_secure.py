@@ -401,6 +401,6 @@ def test_wrong_parameters_are_refused_at_once() -> None:
         secure=True,
     )
     with pytest.raises(
-        TrainingError, match="sites 'a' and 'd' laid out different sums"
+        TrainingError, match="sites 'a' and 'd' prepared different sums"
     ):
         wrong.sum("give")

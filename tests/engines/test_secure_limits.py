@@ -149,4 +149,4 @@ def test_attachments_that_no_site_has_reason_to_send(
     monkeypatch.setattr(SecureSeal, end, changed)
     assert engine.sum("give").included == ("a", "b", "c")
     refused = {event.text for event in events if event.kind == "refused"}
-    assert refused == {"site 'd' sent more than a message of the secure sum"}
+    assert refused == {"site 'd' sent more data than a message of the secure sum"}

@@ -68,7 +68,7 @@ def test_what_is_wrong_is_refused_with_the_site_and_the_reason(
     update: Update, reason: str
 ) -> None:
     with pytest.raises(
-        RefusedError, match=f"site 'mercy': its update is refused: .*{reason}"
+        RefusedError, match=f"site 'mercy': its update was refused: .*{reason}"
     ):
         check_addable(update, "mercy", quoting=True)
 
@@ -135,7 +135,7 @@ def test_a_sites_own_refusal_says_no_value_of_its_own(
     most = bound.get("norm", 0.0)
     for name, number in bound.items() - {("norm", most)}:
         monkeypatch.setattr(summing, f"MOST_{name}", number)
-    refusal = f"site 's': its update is refused: {said}"
+    refusal = f"site 's': its update was refused: {said}"
     with pytest.raises(RefusedError) as refused:
         check_addable(update, "s", most)
     assert str(refused.value) == refusal

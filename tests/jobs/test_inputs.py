@@ -145,7 +145,7 @@ def test_stdin_longer_than_a_note_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     ("name", "text", "message"),
     [
         ("notes.csv", "Fine.", "give a path or `text`, not both"),
-        ("-", " \n", "there is no text"),
+        ("-", " \n", "`text` is empty"),
         ("no/such", None, "no/such: no such file or folder"),
         (" ", None, "no such file or folder"),
         ("a" * 5000, None, "^a{100}…: no such file or folder"),

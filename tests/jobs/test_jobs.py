@@ -128,14 +128,14 @@ def test_a_job_without_a_title_has_its_name_as_title() -> None:
         ({"synthetic": None, "sites": {"pooled": {"path": "x"}}}, "this name is taken"),
         (
             {"synthetic": None, "sites": {"Pooled": {"path": "x"}}},
-            r"taken, .* \(it is 'pooled'",
+            r"taken: .* \(it is 'pooled'",
         ),
         (
             {
                 "synthetic": None,
                 "sites": {"mercy": {"path": "x"}, "Mercy": {"path": "y"}},
             },
-            r"\[sites\.Mercy\]: this name is taken, .* \(it is 'mercy' where case does not count",
+            r"\[sites\.Mercy\]: this name is taken: .* \(it is 'mercy' where case does not count",
         ),
         ({"tags": 3}, r"tags is a value, expected a table \[tags\]"),
         ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),

@@ -62,7 +62,7 @@ def all_texts(site: SiteNotes) -> list[str]:
         ({"sites": {"a": {"path": "x", "types": ["A"]}}}, "unknown key 'types'"),
         (
             {"sites": {"a": {"path": "x"}}, "tags": {}},
-            r"\[tags\]: is for methods on documents, not pretrain",
+            r"\[tags\]: applies only to methods on documents, not to pretrain",
         ),
         (
             {"sites": {"a": {"path": "x"}}, "silos": {"number": 0}},

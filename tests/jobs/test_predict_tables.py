@@ -369,7 +369,8 @@ def test_an_endless_line_is_refused_before_it_fills_memory(
     path = tmp_path / f"m.csv{packed}"
     path.write_bytes(PACKING[packed](b'id,text\n1,"' + b"a\n" * 5000))
     with pytest.raises(
-        DataError, match=r":2: the row has more than 1,000 characters: is a quote"
+        DataError,
+        match=r":2: the row has more than 1,000 characters: is a closing quote",
     ):
         list(open_inputs(str(path)))
 

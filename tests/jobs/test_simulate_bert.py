@@ -228,7 +228,7 @@ def test_a_job_that_shares_everything_is_warned_of(bert: Path, tmp_path: Path) -
         bert, "pretrain", model=model, training=settings, conditions=["federated"]
     )
     summary = simulate(asked, tmp_path / "run", listener=display)
-    assert "tell which words" in display.warnings[0]
+    assert "reveal which words" in display.warnings[0]
     assert display.warnings[0] in summary.notes
 
 

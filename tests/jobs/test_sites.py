@@ -103,7 +103,7 @@ def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> N
     assert sum(map(len, patients)) == len(set().union(*patients)) == 20
     assert sum(len(part) for part in parts) == 80  # with those without a patient
     with pytest.raises(
-        DataError, match="cannot split by patient: 20 of 80 documents have none"
+        DataError, match="cannot split by patient: 20 of 80 documents have no value"
     ):
         load(tmp_path, a={"path": "all.jsonl", "split": "patient"})
 
@@ -449,7 +449,7 @@ def test_the_fingerprint_of_a_site_covers_its_test_types(tmp_path: Path) -> None
             r"'Drug', which no site annotates in its training data \(a: ADE; b: ADE\)",
         ),
         ({"design": "disjoint"}, {"types": ["ADE"]}, "leave out its `types`"),
-        ({"design": "disjoint", "per_site": 3}, {}, "need 6 types, there are 3"),
+        ({"design": "disjoint", "per_site": 3}, {}, "need 6 types, but there are 3"),
         ({}, {"types": ["Drugg"]}, "site 'a' asks for the type 'Drugg'"),
         (
             {},

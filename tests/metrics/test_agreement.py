@@ -105,5 +105,5 @@ def test_a_check_reports_the_agreement_with_another_file(
 def test_a_check_refuses_a_file_of_other_documents(tmp_path: Path) -> None:
     write([Document("a", "x")], tmp_path / "a.jsonl", "jsonl")
     write([Document("z", "y")], tmp_path / "c.jsonl", "jsonl")
-    with pytest.raises(DataError, match="no document with the id and the text"):
+    with pytest.raises(DataError, match="no document has the same id and text"):
         check_against(tmp_path / "a.jsonl", tmp_path / "c.jsonl", None, "refuse")

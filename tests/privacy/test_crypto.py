@@ -186,8 +186,8 @@ def test_impossible_input_is_refused() -> None:
         with pytest.raises(TrainingError, match="not in the field"):
             crypto.combine(shares)
     largest = (crypto.PRIME - 1).to_bytes(33, "big")  # f(x) = x - 2 at 1; 0 at 2
-    with pytest.raises(TrainingError, match="do not fit together"):
+    with pytest.raises(TrainingError, match="contradict each other"):
         crypto.combine({1: largest, 2: bytes(33)})
     above = (2**256 + 5).to_bytes(33, "big")  # in the field, but no 32 bytes
-    with pytest.raises(TrainingError, match="do not fit together"):
+    with pytest.raises(TrainingError, match="contradict each other"):
         crypto.combine({1: above, 2: above})

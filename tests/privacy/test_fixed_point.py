@@ -289,7 +289,7 @@ def test_layouts_differ_by_all_that_matters() -> None:
     assert base.digest() == SumLayout.of(update, 3, purpose="p").digest()
     for layout in (base, *others):
         check_layout(layout)
-    with pytest.raises(TrainingError, match="laid out"):
+    with pytest.raises(TrainingError, match="not those that the secure sum expects"):
         encode(update, others[-2])
 
 

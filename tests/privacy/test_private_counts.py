@@ -164,11 +164,11 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
 
 def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
     early = made(site_of(), rounds=2, privacy=ASKED)
-    with pytest.raises(RefusedError, match="has no counts, or only at its end"):
+    with pytest.raises(RefusedError, match="sends no counts, or only after training"):
         early.noisy_counts(theta(early), round=0)
     site = made(site_of(), rounds=1)
     site.noisy_gradients(theta(site), round=0)
-    with pytest.raises(RefusedError, match="the job has no counts"):
+    with pytest.raises(RefusedError, match="the job sends no counts"):
         site.noisy_counts(theta(site), round=0)
 
 

@@ -351,9 +351,9 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
     shares = {name: site.shares(keys) for name, site in run.sites.items()}
     few, short = {B: shares[A].boxes[B]}, {**shares[A].boxes, C: b"short"}
     for change, why in (
-        ({"session": bytes(32)}, "are for other keys"),
-        ({"boxes": few}, "are not for all sites"),
-        ({"boxes": short}, "are not for all sites"),
+        ({"session": bytes(32)}, "were made for other keys"),
+        ({"boxes": few}, "do not cover all sites"),
+        ({"boxes": short}, "do not cover all sites"),
     ):
         with pytest.raises(RefusedError, match=why):
             run.server.add_shares(replace(shares[A], **change))
@@ -368,7 +368,7 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
     }
     for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
         with pytest.raises(
-            RefusedError, match="the receipts of site 'a' are not one for each"
+            RefusedError, match="site 'a' did not send one receipt for each"
         ):
             run.server.add_masked(replace(masked[A], receipts=given))
     for update in masked.values():
@@ -376,7 +376,7 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
     confirm = run.sites[A].confirm(run.server.requests()[A])
     for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
         with pytest.raises(
-            RefusedError, match="the confirmations of site 'a' are not for all"
+            RefusedError, match="the confirmations of site 'a' do not cover all"
         ):
             run.server.add_confirm(replace(confirm, confirmations=given))
     run.server.add_confirm(confirm)
@@ -401,9 +401,7 @@ def test_opened_shares_of_another_length_are_refused(length: int) -> None:
     for part, site in (("masks", B), ("keys", D)):
         given = dict(getattr(answer, part))
         given[site] = (given[site] + bytes(1))[:length]
-        with pytest.raises(
-            RefusedError, match="opened shares of site 'a' are not what was asked"
-        ):
+        with pytest.raises(RefusedError, match="site 'a' opened other shares than"):
             run.server.add_unmask(replace(answer, **{part: given}))
     run.server.add_unmask(answer)
 
@@ -446,7 +444,7 @@ def test_the_sum_is_made_without_the_wrong_shares(liars: str) -> None:
 def test_where_no_answer_can_be_spared_the_sum_is_given_up() -> None:
     for liars, threshold in (("b", 6), ("ab", 5), ("abc", 4)):
         with pytest.raises(
-            TrainingError, match="shares of the mask of site 'a' do not fit"
+            TrainingError, match="shares of the mask of site 'a' do not match"
         ):
             opened(liars, threshold)
 

@@ -167,13 +167,13 @@ def test_a_layout_that_no_site_could_have_made_is_not_added() -> None:
     message = run.sites["a"].masked(run.set_up()["a"], update)
     facts, apart = header(message)
     for changes, why in [
-        ({"shape": [2**40, 2**40]}, "is not a layout"),
-        ({"shape": [1] * 17}, "is not a layout"),
-        ({"shape": [2**50]}, "is not a layout"),
-        ({"shape": [0, 2**50]}, "wrong size"),
-        ({"shape": [-1]}, "is not a layout"),
-        ({"shape": [7]}, "wrong size"),
-        ({"kind": "weight"}, "is not a layout"),
+        ({"shape": [2**40, 2**40]}, "update is not valid"),
+        ({"shape": [1] * 17}, "update is not valid"),
+        ({"shape": [2**50]}, "update is not valid"),
+        ({"shape": [0, 2**50]}, "the wrong size"),
+        ({"shape": [-1]}, "update is not valid"),
+        ({"shape": [7]}, "the wrong size"),
+        ({"kind": "weight"}, "update is not valid"),
         ({"name": "w\n"}, "'name' of a Field is wrong"),
         ({"exponent": 2**60}, "'exponent' of a Field is wrong"),
         ({"fine": None}, "'fine' of a Field is wrong"),

@@ -427,10 +427,10 @@ def test_bad_shapes_are_refused() -> None:
         torch.zeros(2, 4, dtype=torch.int64),
         torch.tensor([4, 2]),
     )
-    with pytest.raises(ModelError, match="do not fit a CRF of 3 tags"):
+    with pytest.raises(ModelError, match="do not match a CRF of 3 tags"):
         crf.decode(torch.zeros(2, 4, 5), n)
     for lengths in ([5, 1], [0, 4]):
-        with pytest.raises(ModelError, match="do not fit emissions of 4 tokens"):
+        with pytest.raises(ModelError, match="do not match emissions of 4 tokens"):
             crf.loss(x, y, torch.tensor(lengths))
     with pytest.raises(ModelError, match="2 sentences but lengths of"):
         crf.loss(x, y, torch.tensor([4]))
@@ -439,7 +439,7 @@ def test_bad_shapes_are_refused() -> None:
     with pytest.raises(ModelError, match="target has shape"):
         crf._losses(x, [y.bool()], n)[0]
     with pytest.raises(
-        ModelError, match=r"transition_mask is .* bool of \(3, 3\) is expected"
+        ModelError, match=r"transition_mask is .* expected bool of \(3, 3\)"
     ):
         CRF(3, None, np.ones((3, 2), dtype=bool))
     with pytest.raises(ModelError, match="start_mask is"):

@@ -113,7 +113,7 @@ def _damage(path: Path, how: str) -> None:
 
 
 DAMAGES = {
-    "truncated": "its SHA-256 differs",
+    "truncated": "the SHA-256 differs",
     "nan": "is not finite",
     "missing": "is missing",
     "unknown": r"'encoder\.weight' is unknown",

@@ -278,7 +278,7 @@ def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
     ("settings", "message"),
     [
         ({"window": 15}, "window = 15: .* reads at most 14 sub-words"),
-        ({"window": 2}, "no room for a word beside the 2 marks"),
+        ({"window": 2}, "too few positions for a word and the 2 special"),
         ({"window": -1}, "window = -1"),
         ({"top": 0}, "top = 0"),
         ({"max_tokens": 0}, "max_tokens = 0"),

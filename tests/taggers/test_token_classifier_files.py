@@ -254,7 +254,7 @@ DAMAGES = {
     "window": "window = 900: .* reads at most 40 sub-words",
     "settings": "unknown key 'contxt'; did you mean 'context'",
     "no table": "'fednotes' is not a table",
-    "vocabulary": "the tokenizer has 15 tokens, the model's vocabulary 7",
+    "vocabulary": "the tokenizer has 15 tokens, but the model's vocabulary has 7",
 }
 
 

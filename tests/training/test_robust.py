@@ -376,7 +376,7 @@ def table(method: str, training: str, more: str = "") -> dict[str, Any]:
         ("distill", 'aggregation = "krum"', "", "one of 'uniform', 'size'"),
         ("adversarial", 'hostile = 1', "", "unknown key 'hostile'"),
         ("personal", 'aggregation = "krum"', "", "personal weighs each row"),
-        ("finetune", 'aggregation = "krum"', "", 'compression = "packed" is a code for sums'),
+        ("finetune", 'aggregation = "krum"', "", 'compression = "packed" encodes only sums'),
         ("fedner", 'aggregation = "krums"', "", "aggregation = 'krums'"),
         ("fedner", 'aggregation = "krum"', "[federation]\nsecure_sum = true", "secure sum hides"),
         ("fedner", 'aggregation = "krum"\nprivate = []', "[privacy]\nepsilon = 8.0\ndelta = 1e-5",

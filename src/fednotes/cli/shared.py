@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fednotes.core.cleaning import clean
 
-PIPED = 400  # columns if the output is no terminal, so that no table cuts a label
+PIPED = 400  # columns if the output is not a terminal, so that no table cuts a label
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
 

@@ -127,7 +127,7 @@ class ConfigError(FednotesError):
 
 
 class ParameterError(ConfigError, NamesParameters):
-    """The parameters of a function do not fit."""
+    """The parameters of a function are wrong or do not go together."""
 
 
 class ModelError(FednotesError):

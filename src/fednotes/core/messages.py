@@ -215,7 +215,10 @@ def encode(message: Request | Reply) -> bytes:
 
     values = [*tensors.values(), *attached.values()]
     if len(text) > MAX_HEADER or count_values(text.decode()) > MAX_VALUES:
-        raise WireError(f"the message names too many things ({len(values):,} tensors)")
+        raise WireError(
+            f"the message's header is too large ({len(values):,} tensors): send less "
+            "at a time"
+        )
 
     pieces: list[Any] = [text]
     for value in values:
@@ -345,13 +348,13 @@ def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any]
     _require(magic == MAGIC, "not a message of fednotes")
     if version != VERSION:
         raise WireError(
-            f"a message of wire format {version}, this version reads {VERSION}: "
+            f"a message of wire format {version}, but this version reads {VERSION}: "
             "both sides must run the same version of fednotes"
         )
     _require(kind in (REQUEST, REPLY) and zero == 0, "an unknown kind of message")
     _require(
         not any(view[HEAD.size - 12 : HEAD.size]),
-        "other bytes than zeros where zeros belong",
+        "the reserved bytes are not zero",
     )
     _require(header_bytes <= MAX_HEADER, "the header is too long")
     body = HEAD.size + header_bytes
@@ -364,7 +367,7 @@ def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any]
     raw = view[HEAD.size : body]
     try:
         text = str(raw, "ascii")
-        _require(count_values(text) <= MAX_VALUES, "the header names too many things")
+        _require(count_values(text) <= MAX_VALUES, "the header has too many values")
         header = parse_json(text)
         del text
         canonical = _canonical(header)
@@ -643,5 +646,6 @@ _LEAVES: dict[Any, Callable[[Any], Any]] = {
 
 if sys.byteorder != "little":  # pragma: no cover
     raise WireError(
-        "tensors are sent as little-endian numbers; this machine has another order"
+        "tensors are sent as little-endian numbers, but this machine has another byte "
+        "order"
     )

@@ -174,7 +174,9 @@ def parse_json(
     except UnicodeDecodeError:
         raise JsonError("not UTF-8 text") from None
     except RecursionError:
-        raise JsonError(f"nested too deep: over {bounds.JSON_DEPTH} levels") from None
+        raise JsonError(
+            f"nested too deeply: more than {bounds.JSON_DEPTH} levels"
+        ) from None
     except MemoryError:
         raise JsonError("too large for the memory of this machine") from None
     except ValueError:  # an integer of thousands of digits

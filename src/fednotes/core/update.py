@@ -105,8 +105,7 @@ class Total:
         if odd := sorted(self.tensors.keys() ^ shapes.keys()):
             what = "not expected" if odd[0] in self.tensors else "missing"
             raise TrainingError(
-                f"tensor {odd[0]!r} is {what} in what the sites returned: "
-                f"{_SAME_VERSION}"
+                f"tensor {odd[0]!r} is {what} in the sites' updates: {_SAME_VERSION}"
             )
         for name, shape in shapes.items():
             returned = tuple(self.tensors[name].shape)

@@ -609,7 +609,7 @@ def _check_part(
     findings = check_documents(documents, tagset, where, max_tokens)
     if part == "train":
         return findings
-    # Unknown labels are no error in the other parts: `unlearnt` says what they mean.
+    # Unknown labels are not errors in the other parts: `unlearnt` says what they mean.
     return [finding for finding in findings if finding.code != "unknown_labels"]
 
 
@@ -759,7 +759,7 @@ def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
 def _comparable_text(document: Document) -> str:
     """Return the text of a note without regard to case and white space.
 
-    A note of a single sentence gives "": equal sentences are no equal notes.
+    A note of a single sentence gives "": equal sentences do not make equal notes.
     """
     keys = sentence_keys(document)
     return "\n".join(keys) if len(keys) > 1 else ""

@@ -56,8 +56,12 @@ _BINARY = (
         _UNPACK,
     ),
     (b"PK\x05\x06", "an empty ZIP archive", _UNPACK),
-    (b"\x1f\x8b", "data compressed by gzip", "let its name end in .gz"),
-    (b"\x28\xb5\x2f\xfd", "data compressed by Zstandard", "let its name end in .zst"),
+    (b"\x1f\x8b", "data compressed by gzip", "give it a name that ends in .gz"),
+    (
+        b"\x28\xb5\x2f\xfd",
+        "data compressed by Zstandard",
+        ("give it a name that ends in .zst"),
+    ),
     (b"\xfd7zXZ\x00", "data compressed by xz", _UNPACK),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _UNPACK),
     (b"SQLite format 3\x00", "an SQLite database", "export its table of notes as CSV"),
@@ -212,7 +216,7 @@ def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
     Raises:
         DataError: The bytes are not text in a known or named encoding; the message
             names no file.
-        UndecodableError: A byte does not fit; `line` says where.
+        UndecodableError: A byte is not valid; `line` says where.
     """
     codec, length = codec_of(data[:HEAD], named)
     try:
@@ -227,7 +231,7 @@ def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
 
 
 class UndecodableError(DataError):
-    """A byte does not fit the encoding.
+    """A byte is not valid in the encoding.
 
     Attributes:
         line: The line of the byte, from 1.

@@ -232,7 +232,8 @@ def _unit_value(
     )
     missing = sum(_raw_unit(document, by) is None for document in items)
     raise DataError(
-        f"cannot split by {by}: {missing} of {len(items)} documents have none; {hint}"
+        f"cannot split by {by}: {missing} of {len(items)} documents have no value for "
+        f"it; {hint}"
     )
 
 

@@ -478,7 +478,8 @@ def draw_disjoint(
     if per_site < 0 or sites * per_site > len(types):
         raise ConfigError(
             f"{sites} sites with {per_site} types each and none in common need "
-            f"{sites * max(per_site, 1)} types, there are {len(types)}: lower per_site"
+            f"{sites * max(per_site, 1)} types, but there are {len(types)}: lower "
+            "per_site"
         )
     rng = rng_of(seed, "tags", "disjoint")
     order = rng.permutation(len(types)).tolist()

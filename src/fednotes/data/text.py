@@ -230,7 +230,7 @@ def _ends_sentence(
 
 
 def _full_stop_ends_sentence(before: str, after: str) -> bool:
-    """Return whether a full stop between two words ends a sentence; "" is no word."""
+    """Return whether a full stop between two words, or none (""), ends a sentence."""
     bare = before.casefold().replace(".", "")
     if bare in _WORDS["titles"]:
         return False

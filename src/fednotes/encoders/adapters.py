@@ -81,8 +81,8 @@ class Prompts(nn.Module):
         if len(self.heads) != num_layers or min(sizes) < 1:
             raise ConfigError(
                 f"prompts: {num_layers} layers, heads {list(self.heads)}, width "
-                f"{width}, {count} prompts, hidden {hidden}: at least 1 each is "
-                "needed, and heads for each layer"
+                f"{width}, {count} prompts, hidden {hidden}: each must be at least 1, "
+                "with heads for each layer"
             )
         if any(width % h for h in self.heads):
             raise ConfigError(
@@ -158,7 +158,7 @@ def install(model: Any) -> list[nn.Module]:
     if not attentions or model.config._attn_implementation != NAME:
         kind = getattr(model.config, "model_type", type(model).__name__)
         raise ModelError(
-            f"a model of the kind {kind!r} takes no prompts; give a BERT or a BART"
+            f"models of kind {kind!r} do not take prompts; give a BERT or a BART"
         )
     return attentions
 
@@ -372,8 +372,8 @@ def targets(
     if stacked and which == "attention":
         remedy = other
     raise ConfigError(
-        f"low-rank changes cannot be made to an encoder of the kind {kind!r} "
-        f"({problem}): {remedy}"
+        f"low-rank changes cannot be made to encoders of kind {kind!r} ({problem}): "
+        f"{remedy}"
     )
 
 

@@ -124,8 +124,8 @@ def _load(
     kind = open_config(directory).model_type
     if kind != "bart":
         raise ModelError(
-            f"{directory}: is a model of the kind {kind!r}; the pointer model needs a "
-            "BART (tools/graft.py makes one from a BERT)"
+            f"{directory}: has model_type {kind!r}, but the pointer model needs a BART "
+            "(tools/graft.py makes one from a BERT)"
         )
     tokenizer, model, missing = open_pretrained(directory, "BartModel")
     require_complete(directory, missing)
@@ -135,7 +135,10 @@ def _load(
     begin, end, pad = _marks_of(directory, model.config)
     steps = int(model.config.max_position_embeddings)
     if steps < 4:
-        raise ModelError(f"{directory}: there is no room for a word beside the marks")
+        raise ModelError(
+            f"{directory}: the model has too few positions for a word and the special "
+            "tokens"
+        )
     return BartBackbone(
         model=model,
         tokenizer=tokenizer,

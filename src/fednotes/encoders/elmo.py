@@ -67,7 +67,7 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
     if len(options) != 1 or len(weights) != 1:
         raise ModelError(
             f"{directory}: ELMo needs one file …options.json and one …weights.hdf5, "
-            f"there are {len(options)} and {len(weights)}"
+            f"but there are {len(options)} and {len(weights)}"
         )
     return options[0], weights[0]
 
@@ -108,7 +108,7 @@ class _Config:
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror}") from error
         except KeyError as error:
-            raise ModelError(f"{path}: not ELMo options, {error} is missing") from error
+            raise ModelError(f"{path}: not ELMo options: {error} is missing") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{path}: not ELMo options: {error}") from error
         if activation not in ACTIVATIONS:

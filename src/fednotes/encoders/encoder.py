@@ -251,11 +251,15 @@ class HuggingFaceEncoder:
         states = hidden_layers(directory, self._model, self._frame, CPU)
         if not 1 <= layers <= len(states):
             raise ConfigError(
-                f"{directory}: has {len(states)} layers, but layers={layers}"
+                f"{directory}: has {len(states)} layers, but layers={layers}: give 1 "
+                f"to {len(states)}"
             )
         if layer is not None and not 0 <= layer < len(states):
             last = len(states) - 1
-            raise ConfigError(f"{directory}: has layers 0 to {last}, but layer={layer}")
+            raise ConfigError(
+                f"{directory}: has layers 0 to {last}, but layer={layer}: give one of "
+                "these"
+            )
         if layer is None:
             self.layers = layers
             self._chosen = slice(-layers, None)

@@ -626,8 +626,7 @@ class LanguageModel(nn.Module):
         is_free = is_model or not directory.exists()
         if not is_free and (directory.is_file() or any(directory.iterdir())):
             raise ModelError(
-                f"{directory}: contains something other than a model; name "
-                "another folder"
+                f"{directory}: the folder has files, but no model; name another folder"
             )
         for name, parameter in self.trainable().items():
             if not torch.isfinite(parameter).all():
@@ -694,8 +693,8 @@ def _require_kind(directory: Path, kind: Any, objective: str) -> None:
     """Raise ModelError if an objective cannot train an architecture."""
     if objective == "denoise" and kind.model_type != "bart":
         raise ModelError(
-            f"{directory}: is a model of the kind {kind.model_type!r}; objective = "
-            '"denoise" needs a BART, set objective = "mlm" for this one'
+            f"{directory}: has model_type {kind.model_type!r}, but objective = "
+            '"denoise" needs a BART: set objective = "mlm" for this model'
         )
     if objective != "denoise" and getattr(kind, "is_encoder_decoder", False):
         raise ModelError(
@@ -724,7 +723,7 @@ def _fresh(
         except (TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
-                f"{directory}: cannot be made with new weights: {reason}"
+                f"{directory}: cannot be initialised with new weights: {reason}"
             ) from error
     require_fit(directory, tokenizer, model)
     return tokenizer, model
@@ -750,7 +749,7 @@ def specials_of(tokenizer: Any, where: str) -> Specials:
         )
     if len(set(ids.values())) < len(ids):
         raise ModelError(
-            f"encoder {where!r}: its tokenizer uses one special token as two"
+            f"encoder {where!r}: its tokenizer uses one special token for two purposes"
         )
     others = set(tokenizer.all_special_ids) - {*ids.values(), tokenizer.unk_token_id}
     return Specials(**ids, others=tuple(sorted(others)))

@@ -137,9 +137,9 @@ def require_fit(directory: Path, tokenizer: Any, model: Any) -> None:
     rows = len(weight)
     if tokens > rows:
         raise ModelError(
-            f"{directory}: the tokenizer has {tokens} tokens, the model's vocabulary "
-            f"{rows}: they are not of one model; put the tokenizer that the model was "
-            "trained with there"
+            f"{directory}: the tokenizer has {tokens} tokens, but the model's "
+            f"vocabulary has {rows}: put the tokenizer there that the model was "
+            "trained with"
         )
 
 
@@ -338,7 +338,8 @@ class Frame:
         capacity = (window or positions_of(tokenizer, model)) - marks
         if capacity < 1:
             raise ModelError(
-                f"{where}: there is no room for a word beside the {marks} marks"
+                f"{where}: the model has too few positions for a word and the {marks} "
+                "special tokens"
             )
         return cls(prefix, suffix, tokenizer.pad_token_id or 0, capacity)
 

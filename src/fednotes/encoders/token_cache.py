@@ -106,7 +106,7 @@ def cached_tokens(
     written = _load(path)
     if written is None:
         raise DataError(
-            f"{path}: the cache was written and cannot be read: is the disk sound?"
+            f"{path}: the cache was written, but cannot be read: is the disk damaged?"
         )
     return written
 
@@ -264,9 +264,8 @@ def _encode(
     if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
         worst = int(ids.min() if ids.min() < 0 else ids.max())
         raise ModelError(
-            f"the tokenizer gives the id {worst}, the model's vocabulary has "
-            f"{vocabulary}: the tokenizer does not fit the model; use the one of the "
-            "model's own directory"
+            f"the tokenizer gives the id {worst}, but the model's vocabulary has "
+            f"{vocabulary} entries: use the tokenizer in the model's own directory"
         )
     return lengths, counts, ids
 

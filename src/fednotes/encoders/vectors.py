@@ -140,7 +140,7 @@ def _layout_of(path: Path, head: list[bytes]) -> tuple[int, int]:
         raise ModelError(f"{path}: no word vectors in this file")
     if len(columns) < 2:
         raise ModelError(
-            f"{path}:1: a line must be a word and its numbers, divided by spaces"
+            f"{path}:1: a line must be a word and its numbers, separated by spaces"
         )
     is_count_and_dim = len(columns) == 2 and all(map(_NUMBER.fullmatch, columns))
     if is_count_and_dim and len(head) > 1 and len(head[1].split()) > 2:
@@ -193,14 +193,18 @@ def _load_binary(path: Path, max_words: int) -> WordVectors:
         are_numbers = len(head) == 2 and all(map(_NUMBER.fullmatch, head))
         if not are_numbers or not int(head[1]):
             raise ModelError(
-                f"{path}: no first line with the numbers of words and of columns"
+                f"{path}: the first line does not give the numbers of words and "
+                "dimensions: expected a word2vec binary file"
             )
         count, dim = (int(part) for part in head)
         rows = min(count, max_words) if max_words else count
         # A word has at least one letter, and a space after it.
         min_size = stream.tell() + rows * (4 * dim + 2)
         if min_size > path.stat().st_size:
-            raise ModelError(f"{path}: too short for {count:,} words of {dim} numbers")
+            raise ModelError(
+                f"{path}: too short for the {count:,} words of {dim} numbers that its "
+                "first line announces: is the file complete?"
+            )
         table = np.zeros((1 + rows, dim), np.float32)
         for row in range(1, rows + 1):
             word = bytearray()
@@ -208,9 +212,7 @@ def _load_binary(path: Path, max_words: int) -> WordVectors:
                 word += letter
             values = np.frombuffer(stream.read(4 * dim), "<f4")
             if len(values) < dim or not np.isfinite(values).all():
-                raise ModelError(
-                    f"{path}: word {row}: {dim} finite numbers were expected"
-                )
+                raise ModelError(f"{path}: word {row}: expected {dim} finite numbers")
             index.setdefault(word.decode("utf-8", "replace").strip("\n"), row)
             table[row] = values
     return WordVectors(path, index, torch.from_numpy(table))

@@ -331,7 +331,7 @@ def _next_run(directory: Path, job: str) -> int:
             ) from error
         if stored_job != job:
             raise ModelError(
-                f"{directory}: holds job {stored_job[:12]}, this is job "
+                f"{directory}: holds job {stored_job[:12]}, but this is job "
                 f"{job[:12]}: use another folder"
             )
     write_json(path, {"job": job, "run": run + 1})

@@ -118,7 +118,7 @@ class Journal:
             ) from error
         if job != self._job:
             raise RefusedError(
-                f"site {self._site!r}: {place} holds job {job[:12]}, this is job "
+                f"site {self._site!r}: {place} holds job {job[:12]}, but this is job "
                 f"{self._job[:12]}: run it under another name, or delete {place} at "
                 "the site"
             )
@@ -209,8 +209,8 @@ class Journal:
             return None
         if earlier.run == run:
             raise RefusedError(
-                f"site {self._site!r}: request {number} of run {run} came before, "
-                "with other content: the server must start a new run"
+                f"site {self._site!r}: request {number} of run {run} came before with "
+                "other content: the server must start a new run"
             )
         return None
 

@@ -221,8 +221,8 @@ class SiteHost:
         """Raise RefusedError for an old request, or one of another job."""
         if request.job != self._job:
             raise RefusedError(
-                f"site {self._name!r} has approved job {self._job[:12]}, "
-                f"the request is of job {request.job[:12]}: approve that job here first"
+                f"site {self._name!r} has approved job {self._job[:12]}, but the "
+                f"request is for job {request.job[:12]}: approve that job here first"
             )
         if (request.run, request.number) < (self._run, self._newest):
             raise RefusedError(
@@ -274,7 +274,9 @@ class SiteHost:
             attached = Attached(tensors=self._public[request.task](self._ready()))
         else:
             if self._sealer is None:
-                raise RefusedError(f"site {self._name!r} takes part in no secure sum")
+                raise RefusedError(
+                    f"site {self._name!r} does not take part in secure sums"
+                )
             attached = self._sealer.stage(request)
         reply = encode(replace(self._reply(request, Update()), attached=attached))
         self._record(request, reply, None)
@@ -289,7 +291,8 @@ class SiteHost:
         if request.number <= counted:
             raise RefusedError(
                 f"site {self._name!r}: request {request.number} claims to follow "
-                f"request {counted}: what a site stores is ordered by these numbers"
+                f"request {counted}, but a request's number must be higher than all "
+                "before it: start a new run"
             )
         self._require_room(len(frame))  # before the work, which may be long
         site = self._ready()

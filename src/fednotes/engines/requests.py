@@ -356,7 +356,8 @@ class Participants:
         size = nbytes(reply.attached.tensors)
         if size > MOST_BYTES:
             raise RefusedError(
-                f"site {site!r} attached {size:,} bytes, {MOST_BYTES:,} are accepted"
+                f"site {site!r} attached {size:,} bytes, but at most {MOST_BYTES:,} "
+                "are accepted"
             )
 
     def _reason_to_drop(  # noqa: PLR0911 - one return for each reason

@@ -153,7 +153,7 @@ class Checkpoints:
             if restored is None:
                 raise ModelError(
                     f"{self.directory}: the checkpoint has the sites "
-                    f"{', '.join(sites)}, the job has {', '.join(self._sites)}: "
+                    f"{', '.join(sites)}, but the job has {', '.join(self._sites)}: "
                     f"{self._remedy}, or name those sites"
                 )
             for damaged in folders[: folders.index(folder)]:

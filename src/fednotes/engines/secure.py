@@ -280,7 +280,7 @@ class SecureSeal:
         if self._masked_in[0] != number:
             raise RefusedError(
                 f"site {self._site!r} has no keys for exchange {number} of the secure "
-                "sum, or masked nothing in it: start a new exchange"
+                "sum, or sent no masked update in it: start a new exchange"
             )
         return self._masked_in[1]
 
@@ -584,8 +584,8 @@ class SecureSum(Summing):
         if away:
             raise TrainingError(
                 f"{task!r}: a sum of this very task was opened with {', '.join(away)} "
-                "before the fault, and is not opened without: resume when that site is "
-                "there"
+                "before the fault, and cannot be opened without: resume when all of "
+                "these sites are connected"
             )
 
         total = self._open(exchange)
@@ -778,7 +778,7 @@ def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> byt
 
     All sites that masked for one question have one history, but the masks do not cover
     what a site reports of it here. If one site's word counted, a site that lost its
-    disk could adopt a history that fits nobody, and the next sum would fail.
+    disk could adopt a history that matches nobody's, and the next sum would fail.
 
     Args:
         answers: What each site of the sum reported.
@@ -793,7 +793,7 @@ def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> byt
     for site, answer in answers.items():
         if answer.history != history:
             logger.warning(
-                "site %r reports another history than most sites of the sum", site
+                "site %r reports a different history from most sites of the sum", site
             )
     return history
 
@@ -808,9 +808,7 @@ def _require_known_names(site: str, answer: wire.Masking) -> None:
         )
     for name in names:
         if name.startswith(PACE) and name not in PACES:
-            raise RefusedError(
-                f"site {site!r} sent a count of times with an impossible name"
-            )
+            raise RefusedError(f"site {site!r} sent a count with an invalid name")
         if name.startswith(OURS) and name not in PACES:
             raise RefusedError(
                 f"site {site!r} sent a count with a name that methods cannot use"
@@ -828,4 +826,6 @@ def _require_own(site: str, sender: str) -> None:
 def _require_only(site: str, attached: Attached, *names: str) -> None:
     """Refuse attached tensors that the stage does not need."""
     if attached.tensors.keys() - set(names):
-        raise RefusedError(f"site {site!r} sent more than a message of the secure sum")
+        raise RefusedError(
+            f"site {site!r} sent more data than a message of the secure sum"
+        )

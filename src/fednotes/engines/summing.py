@@ -135,7 +135,7 @@ def hidden(task: str) -> ConfigError:
 
 
 def _refusal(site: str, reason: str) -> RefusedError:
-    return RefusedError(f"site {site!r}: its update is refused: {reason}")
+    return RefusedError(f"site {site!r}: its update was refused: {reason}")
 
 
 def _broken_rule(update: Update, max_norm: float) -> tuple[str, str]:
@@ -269,12 +269,12 @@ class PlainSum(Summing):
         self._known: dict[str, Expected] = {}
 
     def total(self, exchange: Exchange) -> Total:
-        """Return the sum over the sites that answered and fit together."""
+        """Return the sum over the sites whose answers can be added."""
         updates = self.each(exchange)
         return replace(Total.of(updates.values()), included=tuple(updates))
 
     def each(self, exchange: Exchange) -> dict[str, Update]:
-        """Return the updates of the sites that answered and fit together.
+        """Return the updates of the sites whose answers can be added.
 
         Each one was checked by itself when it arrived.
         """

@@ -115,7 +115,7 @@ def render_card(
         site_run: What a real site knows of the run; None to read the folder.
 
     Raises:
-        ModelError: The folder holds no model.
+        ModelError: The folder contains no model.
         DataError: The run is damaged.
     """
     facts = read_description(model)

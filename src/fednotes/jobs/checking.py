@@ -107,7 +107,7 @@ def check_files(
     Args:
         paths: The files and folders.
         format: Format of the corpus; recognised if it is None.
-        on_error: With "skip", what cannot be used is no problem, but counted.
+        on_error: With "skip", what cannot be used is counted and is not a problem.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
         progress: Called from time to time with the number of documents of the present
             path that were read.
@@ -260,7 +260,7 @@ def check_against(
     scores = measure_agreement(documents, read(other, None, on_error, encoding))
     if not scores["documents"]:
         raise DataError(
-            f"{other}: no document with the id and the text of one in {path}"
+            f"{other}: no document has the same id and text as one in {path}"
         )
     findings = (*checked.findings, *agreement(scores, path.name))
     return replace(checked, findings=findings, agreement=scores)

@@ -51,7 +51,7 @@ PLACE_KEYS = frozenset(
 )
 # Tables of a job file that only a simulation can follow, and why.
 _SIMULATION_ONLY = {
-    "silos": "deals all notes out anew",
+    "silos": "redistributes all notes",
     "synthetic": "generates notes",
 }
 
@@ -204,7 +204,7 @@ def _find_placeholder(table: Any) -> Mapping[str, Any]:
 def _change_sites(
     sites: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Return the tables of all sites, changed; a value that is no table stays."""
+    """Return the tables of all sites, changed; a value that is not a table stays."""
     return {
         name: change(site) if isinstance(site, Mapping) else site
         for name, site in sites.items()

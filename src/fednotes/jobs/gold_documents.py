@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fednotes.core.errors import DataError, ParameterError, nearest
+from fednotes.core.errors import DataError, LabelError, ParameterError, nearest
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
@@ -59,7 +59,7 @@ def read_annotated(
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
     Raises:
-        DataError: A file cannot be read, or an item is no document.
+        DataError: A file cannot be read, or an item is not a document.
     """
     if isinstance(source, str | Path):
         documents, problems = formats.examine(source, format, encoding)
@@ -110,10 +110,9 @@ def prepare_gold(
             )
     scored = tuple(label for label in known if label in (types or labels))
     if not scored:
-        raise DataError(
-            f"{annotated.name} annotates {', '.join(labels) or 'nothing'}, the model "
-            f"knows {', '.join(known)}: no label is common; rename labels by label_map "
-            "(on the command line --map OLD=NEW)"
+        raise LabelError(
+            f"{annotated.name} annotates {', '.join(labels) or 'nothing'}, but the "
+            f"model knows {', '.join(known)}: rename labels with `label_map`"
         )
     gold = tuple(
         replace(document, spans=flatten(document.spans, "outermost")[0])

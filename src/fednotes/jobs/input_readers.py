@@ -226,7 +226,7 @@ def _has_text_name(path: Path) -> bool:
 
 
 def _has_only_notes(folder: Path, encoding: str) -> bool:
-    """Return whether a folder that is no annotated corpus is one of notes.
+    """Return whether a folder that is not an annotated corpus is one of notes.
 
     Beside a table there may be a licence or the like. Where there is no table, all
     files must be texts, so that none is left out without a word.

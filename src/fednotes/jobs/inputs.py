@@ -162,7 +162,7 @@ def find_source(name: str, text: str | None, encoding: str = AUTO) -> Path | Doc
         if name != "-":
             raise ParameterError("give a path or `text`, not both")
         if not text.strip():
-            raise ParameterError("`text`: there is no text")
+            raise ParameterError("`text` is empty: give the text of a note")
         return Document("text", _decode("the text", os.fsencode(text), AUTO))
     if name == "-":
         data = sys.stdin.buffer.read(_MAX_BYTES + 1)

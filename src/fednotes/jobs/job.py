@@ -747,8 +747,8 @@ def load_sites(
 
     Raises:
         DataError: A file is invalid.
-        ConfigError: A setting does not fit the data, or environment variables that the
-            job names are not set.
+        ConfigError: A setting does not match the data, or environment variables that
+            the job names are not set.
     """
     sites = {name: vars(site) for name, site in job.sites.items()}
     tables = {

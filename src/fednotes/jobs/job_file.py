@@ -291,8 +291,8 @@ def _require_tables_of_kind(
         foreign = (other.tables.keys() - kind.tables.keys()) & table.keys()
         if foreign:
             raise ConfigError(
-                f"{where} [{min(foreign)}]: is for methods on {other.name}, not "
-                f"{method}"
+                f"{where} [{min(foreign)}]: applies only to methods on {other.name}, "
+                f"not to {method}: leave it out"
             )
 
 
@@ -377,7 +377,7 @@ class _TableReader:
             privacy: The [privacy] table, or None.
 
         Raises:
-            ConfigError: A value is invalid, or the tables do not fit together.
+            ConfigError: A value is invalid, or the tables contradict each other.
         """
         place = f"{self.where} [training]"
         self._require_training_keys(place)
@@ -511,7 +511,7 @@ def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:
     for other in (POOLED, *earlier):
         if other.lower() == name.lower():
             raise ConfigError(
-                f"{place}: this name is taken, choose another (it is {other!r} where "
+                f"{place}: this name is taken: choose another (it is {other!r} where "
                 "case does not count)"
             )
 

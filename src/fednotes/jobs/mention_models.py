@@ -82,8 +82,8 @@ class MentionModel:
         """Load the model in a folder; see `SavedModel.load`."""
         if options.dictionary is not None:
             raise ParameterError(
-                f"`dictionary`: {folder} is no phenotyping model, so it reads no "
-                "dictionary; leave it out"
+                f"`dictionary` applies only to phenotyping models, and {folder} is not "
+                "one; leave it out"
             )
         model = load_model(folder, options.device, options.backbone)
         calibration = Calibration.of(folder) if options.calibrated else None
@@ -135,7 +135,7 @@ class MentionModel:
             threshold: Spans of a lower confidence are left out.
 
         Raises:
-            DataError: An item is no text.
+            DataError: An item is not a text.
             ConfigError: The threshold is not between 0 and 1.
         """
         if isinstance(text, str | Document):
@@ -158,14 +158,15 @@ class MentionModel:
             threshold: Spans of a lower confidence are left out.
 
         Raises:
-            DataError: An item is no text.
+            DataError: An item is not a text.
             ConfigError: The batch is below 1, or the threshold not between 0 and 1.
         """
         if not isinstance(batch, int) or batch < 1:
-            raise ConfigError(f"batch = {batch}: at least 1 document is read at a time")
+            raise ConfigError(f"batch = {batch}: expected an integer of at least 1")
         if isinstance(texts, str | Document):
             raise ConfigError(
-                "a stream is of several texts: give a list, or call the model"
+                "a stream takes several texts: give a list, or call the model for one "
+                "text"
             )
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
@@ -316,8 +317,8 @@ class MentionModel:
         options = options or EvaluationOptions()
         if options.labels is not None:
             raise ParameterError(
-                f"`labels`: {self.folder or 'the model'} is no phenotyping model; it "
-                "finds mentions"
+                "`labels` applies only to phenotyping models, and "
+                f"{self.folder or 'the model'} finds mentions; leave it out"
             )
         annotated = read_annotated(
             documents, options.format, options.on_error, options.encoding
@@ -358,7 +359,7 @@ def _require_threshold(threshold: float) -> None:
     """Raise ConfigError unless a threshold is a number between 0 and 1."""
     is_number = isinstance(threshold, int | float | np.number)
     if not (is_number and 0.0 <= threshold <= 1.0):
-        raise ConfigError(f"threshold = {threshold!r}: a confidence is from 0 to 1")
+        raise ConfigError(f"threshold = {threshold!r}: expected 0 to 1")
 
 
 def _open_inputs(source: NoteSource) -> Inputs:

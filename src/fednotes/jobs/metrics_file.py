@@ -102,7 +102,7 @@ def rewind_metrics(path: Path, part: str, round: int) -> list[dict[str, Any]]:
     text = _read_bounded(path) if path.exists() else ""
     entries = []
     for line in text.splitlines():
-        # An incomplete line is not JSON, or is no entry.
+        # An incomplete line is not JSON, or is not an entry.
         with suppress(ValueError, KeyError, TypeError):
             entry = parse_json(line, strict=False)
             if entry["part"] != part or entry["round"] < round:

@@ -49,7 +49,7 @@ def _load_class(entry: EntryPoint) -> type[SavedModel]:
     """Import a registered class of models.
 
     Raises:
-        ConfigError: It cannot be imported, or is no `PatientModel`.
+        ConfigError: It cannot be imported, or is not a `PatientModel`.
     """
     model_class: type[Any] = plugins.load(entry, type)
     if not issubclass(model_class, PatientModel):
@@ -96,8 +96,8 @@ def load(
         A `MentionModel`, or a `PatientModel`.
 
     Raises:
-        ConfigError: The path is no path, or an option does not apply to the model.
-        ModelError: The folder holds no model, or a damaged one.
+        ConfigError: The path is not a path, or an option does not apply to the model.
+        ModelError: The folder contains no model, or a damaged one.
         MissingExtra: A package is missing.
     """
     folder = folder_of(path)
@@ -117,7 +117,7 @@ def load_mention_model(
 
     Raises:
         ConfigError: The model is one of patients.
-        ModelError: The folder holds no model, or a damaged one.
+        ModelError: The folder contains no model, or a damaged one.
         MissingExtra: A package is missing.
     """
     model = load(path, device, backbone)

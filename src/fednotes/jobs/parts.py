@@ -87,7 +87,7 @@ def prepare(
         The sites, the method's config for them, and the parts of the run.
 
     Raises:
-        FednotesError: The data cannot be read, or do not fit the job.
+        FednotesError: The data cannot be read, or do not match the job.
     """
     sites = load_sites(job, progress)
     config = job.module.configure(job.config, sites.data)

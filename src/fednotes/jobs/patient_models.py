@@ -192,7 +192,7 @@ class PatientModel(ABC):
                 ["first note", "second note"]})`.
 
         Raises:
-            DataError: A note is no text.
+            DataError: A note is not a text.
         """
         if isinstance(notes, str) or not isinstance(notes, Iterable):
             (finding,) = self({"1": [notes]})
@@ -261,7 +261,8 @@ class PatientModel(ABC):
             )
         if output.threshold:
             raise ParameterError(
-                "`threshold` is for mentions; phenotypes have probabilities"
+                "`threshold` applies only to mentions, and this model predicts "
+                "phenotypes; leave it out"
             )
         notes = cls.read_notes(source)
         text = cls.load(folder, options).format_findings(notes, output.format)
@@ -287,10 +288,13 @@ class PatientModel(ABC):
         for parameter, is_set in for_mentions.items():
             if is_set:
                 raise ParameterError(
-                    f"`{parameter}` is for annotated text, not for labelled patients"
+                    f"`{parameter}` applies only to annotated text, and this model "
+                    "scores labelled patients; leave it out"
                 )
         if not isinstance(documents, str | Path):
-            raise ConfigError("patients are scored in a file or folder")
+            raise ConfigError(
+                "expected the path of a file or folder of labelled patients"
+            )
         return self.evaluate_file(
             Path(documents), options.label_map, options.labels, options.encoding
         )
@@ -325,7 +329,7 @@ def _texts_of(notes: Patient) -> list[str]:
     """Return the texts of a patient's notes.
 
     Raises:
-        DataError: A note is no text.
+        DataError: A note is not a text.
     """
     if isinstance(notes, str) or not isinstance(notes, Iterable):
         return [document_of(notes, 1).text]

@@ -28,7 +28,7 @@ def predict(
         ConfigError: An option does not apply to the model, or the output would replace
             what is read.
         DataError: The notes cannot be read.
-        ModelError: The folder holds no model that can be read.
+        ModelError: The folder contains no model that can be read.
     """
     output = output or PredictionOutput()
     _require_apart(source, output)

@@ -163,7 +163,7 @@ def _classes_of(table: str, method: str, kind: SiteKind) -> Sequence[type[Any]]:
 def _has_key(cls: type[Any], parts: Sequence[str]) -> bool:
     """Return whether a table has a key, such as ["lora", "rank"] for one inside a key.
 
-    Below a key whose value is no table of settings, such as a mapping, all keys are
+    Below a key whose value is not a table of settings, such as a mapping, all keys are
     free.
 
     Args:
@@ -216,7 +216,7 @@ class _TableClass:
         cls: The class.
         values: Values that stand in place of the class's own defaults.
         elsewhere: Other such values, each with the circumstance in which they apply.
-        hidden: Fields that are no keys, because a job fills them in.
+        hidden: Fields that are not keys, because a job fills them in.
         kind: The model's kind; "" if the table has no such key.
     """
 

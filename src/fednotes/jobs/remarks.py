@@ -64,8 +64,8 @@ def remark_on_pooled(
     reasons = []
     if has_output_layers:
         reasons.append(
-            "the sites annotate different types, so pooled is one trunk with an output "
-            "layer for each site, which is no upper bound"
+            "the sites annotate different types, so pooled is one trunk with an "
+            "output layer for each site, which is not an upper bound"
         )
     elif sites > 1:
         reasons.append("one model serves all sites, whose notes may differ in kind")

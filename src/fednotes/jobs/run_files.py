@@ -48,7 +48,8 @@ def read_versioned(path: Path, content: type[_Content]) -> _Content:
         )
     if version > VERSION:
         raise DataError(
-            f"{path}: its version is {version!r}, known is {VERSION}: update fednotes"
+            f"{path}: its version is {version!r}, but this fednotes reads {VERSION}: "
+            "update fednotes"
         )
     try:
         return content.model_validate(table)

@@ -128,7 +128,7 @@ def _schema_of(
     Args:
         cls: The class that reads the table.
         values: Values that stand in place of the class's own defaults.
-        hidden: Fields that are no keys, because a job fills them in.
+        hidden: Fields that are not keys, because a job fills them in.
         kind: The model's kind, if that is a key.
     """
     values = values or {}

@@ -16,7 +16,7 @@ def document_of(text: Text, number: int) -> Document:
         number: The place, counted from 1.
 
     Raises:
-        DataError: It is no text.
+        DataError: It is not a text.
     """
     if isinstance(text, Document):
         _require_text(text.text)
@@ -26,7 +26,7 @@ def document_of(text: Text, number: int) -> Document:
 
 
 def _require_text(text: object) -> None:
-    """Raise DataError for what is no text, and for a text with half a character."""
+    """Raise DataError for what is not a text, and for a text with half a character."""
     if not isinstance(text, str):
         raise DataError(f"expected a text or a Document, not {type(text).__name__}")
     try:

@@ -175,12 +175,12 @@ class Averaging(Aggregation):
         if self.accumulate > self.batch_size:
             raise ConfigError(
                 f"accumulate = {self.accumulate}: expected at most batch_size = "
-                f"{self.batch_size}, which puts one example into each part"
+                f"{self.batch_size}, which makes parts of one example"
             )
         if by_each(self) and self.compression != "none":
             raise ConfigError(
                 f'aggregation = "{self.aggregation}" looks at each site\'s update, and '
-                f'compression = "{self.compression}" is a code for sums: set '
+                f'compression = "{self.compression}" encodes only sums: set '
                 'compression = "none"'
             )
 
@@ -477,7 +477,7 @@ class Server(RoundServer):
             if not bool(torch.isfinite(value).all()):
                 raise TrainingError(
                     f"cycle {self.round + 1}: parameter {name!r} is no longer finite "
-                    "at some site: lower learning_rate"
+                    "at one of the sites: lower learning_rate"
                 )
 
     def judge(self, total: Total) -> bool:
@@ -667,7 +667,7 @@ class AveragingSite(SiteTasks):
         if examples < size:
             raise RefusedError(
                 f"site {self.id!r} has more examples than the sum over all sites that "
-                "it was sent"
+                "it received"
             )
         if self._averaging.batch == "shared":
             batch, sites = self._averaging.batch_size, self._averaging.sites
@@ -704,11 +704,11 @@ class AveragingSite(SiteTasks):
         tokens, steps = behind["tokens"], behind["steps"]
         if tokens < config.min_tokens or steps < config.min_steps:
             raise ConfigError(
-                f"site {self.id!r}: with train = 'all' an update tells which words "
-                f"were in it. It covers {tokens:,} tokens in {steps} steps; "
-                f"min_tokens = {config.min_tokens:,} and min_steps = "
-                f'{config.min_steps} are needed: set train = "encoder" (the '
-                "embeddings stay), or use more notes or smaller batches"
+                f"site {self.id!r}: with train = 'all' an update reveals which words "
+                f"were in it. It covers {tokens:,} tokens in {steps} steps; min_tokens "
+                f"= {config.min_tokens:,} and min_steps = {config.min_steps} are "
+                'needed: set train = "encoder" (the embeddings stay), or use more '
+                "notes or smaller batches"
             )
 
     # Training.
@@ -766,7 +766,7 @@ class AveragingSite(SiteTasks):
             problem = "is not among them" if odd[0] in tensors else "is missing"
             raise RefusedError(
                 f"site {self.id!r}: cycle {cycle} of the job trains other parameters "
-                f"than the {len(tensors)} that came: {odd[0]!r} {problem}"
+                f"than the {len(tensors)} received: {odd[0]!r} {problem}"
             )
 
     def _batches(self, cycle: int) -> Iterator[list[Step]]:
@@ -823,8 +823,8 @@ class AveragingSite(SiteTasks):
         has_weight = self.weight <= weight < math.inf
         if not has_weight or not 1 <= sites <= (config.sites or sites):
             raise RefusedError(
-                f"site {self.id!r} cannot be in a sum of weight {weight:g} of {sites} "
-                "sites"
+                f"site {self.id!r} received an impossible sum, of weight {weight:g} "
+                f"over {sites} sites"
             )
         part = sites * self.weight / weight if weight else 0.0
         sent, unsent = encode(self._change, tensors, part, sites)

@@ -567,7 +567,7 @@ class Site(MentionSite):
         return weights / mean if mean > 0 else weights
 
     def _record(self, round: int, weights: np.ndarray, cosines: np.ndarray) -> None:
-        """Note the distribution of the next weights, which is no part of an update."""
+        """Note the distribution of the next weights, which is not part of an update."""
         self.history.append(
             {
                 "round": round,

@@ -377,7 +377,7 @@ class Site(MentionSite):
         if examples < self.reported_examples:
             raise RefusedError(
                 f"site {self.id!r} has more sentences than the sum over all sites that "
-                "it was sent"
+                "it received"
             )
         self.share = batch_share(self.reported_examples, examples, self.config)
         return Update(metrics={"share": self.share})

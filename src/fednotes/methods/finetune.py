@@ -365,8 +365,9 @@ class Finetune(Method):
             return begun_from(config)
         return (
             *begun_from(config),
-            'train = "all" shares the word embeddings: the rows that change tell which '
-            'words a site\'s notes have (train = "encoder" keeps them as they are)',
+            'train = "all" shares the word embeddings: the rows that change reveal '
+            'which words a site\'s notes have (train = "encoder" keeps them as they '
+            "are)",
         )
 
     def list_size_warnings(self, config: Any, sizes: Sequence[int]) -> tuple[str, ...]:

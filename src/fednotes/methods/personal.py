@@ -12,7 +12,7 @@ with personalization layers" (parameters that stay); Mansour, Mohri, Ro and Sure
 "Three approaches for personalization with applications to federated learning" (a
 mixture of the own and the common model); Hinton, Vinyals and Dean 2015, "Distilling the
 knowledge in a neural network"; averaging as in Liu and Miller 2020 (`averaging.py`, Eq.
-1). The combination is no published method.
+1). The combination is not a published method.
 
     there                   here
     W_B, base layers        `Site.shared`: "lora" and rows of `Config.shared_tags`
@@ -205,7 +205,7 @@ def initial(config: Config) -> dict[str, Tensor]:
     """Return what sites share, before training."""
     shared_tags = set(config.shared_tags)
     if config.share_change:
-        shared_tags.add("")  # what is no row of a tag
+        shared_tags.add("")  # what is not a row of a tag
     parameters = parameters_of(build_model(config.model, config.tags, config.seed))
     return {
         name: parameter.detach()

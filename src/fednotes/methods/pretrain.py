@@ -667,7 +667,7 @@ class Pretrain(Method):
             return ()
         return (
             'train = "all" shares the word embeddings and the output bias: their '
-            'updates tell which words a site\'s notes have (train = "encoder" keeps '
+            'updates reveal which words a site\'s notes have (train = "encoder" keeps '
             "them as they are)",
         )
 

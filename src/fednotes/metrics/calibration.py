@@ -406,7 +406,7 @@ def _figure(curves: Mapping[str, Reliability]) -> Any:
         left_edges = np.array([b.low for b in curve.bins]) + width * number
         counts = [b.spans for b in curve.bins]
         histogram.bar(left_edges, counts, width * 0.9, align="edge", color=colour)
-    panel.set(ylabel="share that is right", xlim=(0, 1), ylim=(-0.02, 1.02))
+    panel.set(ylabel="fraction correct", xlim=(0, 1), ylim=(-0.02, 1.02))
     if curves:
         figure.legend(frameon=False, loc="outside upper left")
     histogram.set(xlabel="confidence", ylabel="spans")
@@ -464,7 +464,7 @@ def _to_html(curves: Mapping[str, Reliability]) -> str:
     except MissingExtra:
         return f"<p>{caption}</p>"
     source = f"data:image/png;base64,{data}"
-    image = f'<img alt="share that is right by confidence" src="{source}">'
+    image = f'<img alt="fraction of correct spans by confidence" src="{source}">'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 

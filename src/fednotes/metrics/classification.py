@@ -279,7 +279,7 @@ def rankings(
     scores = np.asarray(scores, np.float64)
     _require_same_shape(labels, scores, "scores", len(outputs))
     if not np.isfinite(scores).all():
-        raise DataError("a score is not a finite number, it has no place in a ranking")
+        raise DataError("a score is not a finite number, so it cannot be ranked")
     patients = len(labels)
     weights = [np.ones((1, patients))]  # first, the areas of the patients as they are
     if samples and patients:
@@ -393,7 +393,7 @@ def _cells(
     for what, values in (("label", label), ("prediction", prediction)):
         is_valid = not values.size or -1 <= values.min() <= values.max() <= 2
         if not is_valid:
-            raise DataError(f"a {what} is none of -1, 0, 1, 2")
+            raise DataError(f"a {what} is not one of -1, 0, 1, 2")
     counts = label >= 0
     if classes is not None:
         if len(classes) != outputs:

@@ -203,9 +203,9 @@ class Promise:
                 f"; counts, once: σ = {own.counts:g}, of {own.counted:g} a {own.unit}"
             )
         return (
-            f"differential privacy of each {own.unit} of a site, against {adversary}: "
-            f"ε = {epsilon:.2f} at δ = {own.delta:g} after {self.rounds:,} rounds "
-            f"(σ = {self.noise:g}, C = {own.clip:g}, q = {own.rate:g}{counts})"
+            f"differential privacy for each {own.unit} of a site, against {adversary}: "
+            f"ε = {epsilon:.2f} at δ = {own.delta:g} after {self.rounds:,} rounds (σ = "
+            f"{self.noise:g}, C = {own.clip:g}, q = {own.rate:g}{counts})"
         )
 
 

@@ -539,9 +539,9 @@ class DPSite(MethodSite):
         agrees_first = self.support.agrees_first(self._config)
         due_at = 0 if agrees_first else self.promise.rounds
         if not self.support.is_counting(self._config) or self.steps != due_at:
-            time = "before it begins" if agrees_first else "at its end"
+            time = "before training" if agrees_first else "after training"
             raise RefusedError(
-                f"site {self.id!r}: the job has no counts, or only {time}"
+                f"site {self.id!r}: the job sends no counts, or only {time}"
             )
         load_into({} if agrees_first else self._shared, tensors)
         size = self.support.count_size(self._config)

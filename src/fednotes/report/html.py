@@ -581,7 +581,7 @@ class _Page:
     def overall(self, key: str) -> list[Series]:
         """Return the curves of a measure over all sites.
 
-        A line that has only some of the sites is left out: it is no mean over all.
+        A line that has only some of the sites is left out: it is not a mean over all.
         """
         number_of_sites = len(set(self.sites) - {_POOLED})
         lines = []

@@ -171,8 +171,8 @@ class CRF(nn.Module):
         tensor = None if mask is None else torch.as_tensor(mask).clone()
         if tensor is not None and (tensor.dtype != torch.bool or tensor.shape != shape):
             raise ModelError(
-                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, bool of "
-                f"{shape} is expected"
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, expected "
+                f"bool of {shape}"
             )
         self.register_buffer(name, tensor, persistent=False)
 
@@ -314,8 +314,8 @@ class CRF(nn.Module):
         """
         if emissions.dim() != 3 or emissions.shape[2] != self.num_tags:
             raise ModelError(
-                f"emissions of shape {tuple(emissions.shape)} do not fit a CRF of "
-                f"{self.num_tags} tags: (batch, tokens, tags) is expected"
+                f"emissions of shape {tuple(emissions.shape)} do not match a CRF of "
+                f"{self.num_tags} tags: expected (batch, tokens, tags)"
             )
         if lengths.shape != emissions.shape[:1]:
             raise ModelError(
@@ -326,7 +326,7 @@ class CRF(nn.Module):
             shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest < 1 or longest > emissions.shape[1]:
             raise ModelError(
-                f"sentence lengths {shortest} to {longest} do not fit emissions of "
+                f"sentence lengths {shortest} to {longest} do not match emissions of "
                 f"{emissions.shape[1]} tokens"
             )
 

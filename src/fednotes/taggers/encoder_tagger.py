@@ -272,7 +272,7 @@ def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
 
 @lru_cache(maxsize=8)
 def _maps(backbone: Backbone) -> list[nn.Linear]:
-    return targets(backbone.model, other='take [model] kind = "token-classifier"')
+    return targets(backbone.model, other='use [model] kind = "token-classifier"')
 
 
 @lru_cache(maxsize=8)

@@ -373,10 +373,9 @@ class Model(nn.Module, ABC):
         if isinstance(corpus, self.reads):
             return corpus
         kind = self.config.kind
-        article = "an" if kind[0] in "aeiou" else "a"
         raise ModelError(
-            f"a corpus of another kind of model ({type(corpus).__name__}) was given to "
-            f"{article} {kind}: prepare it with the model that reads it"
+            f"models of kind {kind!r} cannot read a corpus that another kind of model "
+            f"prepared ({type(corpus).__name__}): prepare it with this model"
         )
 
     def annotate(

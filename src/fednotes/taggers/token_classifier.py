@@ -154,7 +154,7 @@ class TokenClassifier(TaggingModel, SavesItself):
 
     Raises:
         ModelError: The model has no linear classifier or does not run.
-        ConfigError: `window` or `top` does not fit the model.
+        ConfigError: The model does not support `window` or `top`.
 
     Attributes:
         tokenizer: The encoder's tokenizer.
@@ -670,8 +670,8 @@ def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -
     version = facts.get("version", "?")
     if "reading" in facts:
         raise ModelError(
-            f"{directory}: was trained with another way of reading text "
-            f"({facts['reading']!r}) than that of this version ({READING!r}): "
+            f"{directory}: was trained on text read in another way "
+            f"({facts['reading']!r}) than this version reads it ({READING!r}): "
             f"install the version that wrote it ({version})"
         )
     raise ModelError(
@@ -689,7 +689,7 @@ def require_classifier(where: str | Path, model: Any) -> None:
     if not isinstance(getattr(model, "classifier", None), nn.Linear):
         kind = getattr(model.config, "model_type", type(model).__name__)
         raise ModelError(
-            f"{where}: models of the kind {kind!r} have no linear token classifier"
+            f"{where}: models of kind {kind!r} have no linear token classifier"
         )
 
 

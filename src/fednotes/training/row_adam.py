@@ -139,7 +139,7 @@ class RowAdam:
         """Take moments that `state` returned; parameters without any start afresh.
 
         Raises:
-            TrainingError: Moments do not fit their parameter.
+            TrainingError: Moments do not match their parameter.
         """
         self._moments = {}
         self._steps = dict.fromkeys(self.parameters, 0)

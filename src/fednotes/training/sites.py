@@ -194,7 +194,7 @@ class Adam:
         """Take moments that `state` returned; parameters without any start afresh.
 
         Raises:
-            TrainingError: Moments do not fit their parameter.
+            TrainingError: Moments do not match their parameter.
         """
         self._optimizer.state.clear()
         for name, parameter in self.parameters.items():

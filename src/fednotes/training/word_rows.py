@@ -121,7 +121,7 @@ def load_rows(
         The numbers of the rows that came, by table.
 
     Raises:
-        TrainingError: Something does not fit; nothing is copied then.
+        TrainingError: Something does not match; nothing is copied then.
     """
     rows = {name: values[name + IDS] for name in names if name + IDS in values}
     _require_rows(targets, values, rows, names)

@@ -80,7 +80,7 @@ def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
     asked(kit, {**table, "min_sites": 2})
     told = given("approve", kit, "--yes")
     assert (
-        "promises differential privacy of each document of a site, against anybody"
+        "promises differential privacy for each document of a site, against anybody"
         in told
     )
     assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in told
@@ -214,10 +214,13 @@ def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "getuid", lambda: 4_000_123)
     monkeypatch.setenv("SUDO_UID", "0")
     root = pwd.getpwuid(0).pw_name
-    assert kit_cli.account() == f"no name (uid 4000123); SUDO_UID is of {root} (uid 0)"
+    assert (
+        kit_cli.account()
+        == f"no name (uid 4000123); SUDO_UID belongs to {root} (uid 0)"
+    )
     monkeypatch.setenv("SUDO_UID", "99999999999999999999")
     assert kit_cli.account().endswith(
-        "SUDO_UID is of no name (uid 99999999999999999999)"
+        "SUDO_UID belongs to no name (uid 99999999999999999999)"
     )
     monkeypatch.setenv("SUDO_UID", "root")
     assert kit_cli.account() == "no name (uid 4000123)"

@@ -158,11 +158,11 @@ NAME = "SMITH_JANE_MRN0042"
         ),
         (
             ConfigError(f"{NAME}.toml [data]: x"),
-            "its notes or its site file do not fit the job (see",
+            "its notes or its site file do not match the job (see",
         ),
         (
             ModelError(f"{NAME}: damaged"),
-            "a model or a saved state of it cannot be read (see",
+            "a model or its saved state cannot be read (see",
         ),
         (
             FednotesError(f"/w/{NAME}: cannot"),
@@ -199,7 +199,7 @@ def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_rules_are_told_as_they_are() -> None:
-    error = RefusedError("site 'posts' takes part in no secure sum")
+    error = RefusedError("site 'posts' does not take part in secure sums")
     with pytest.raises(RefusedError) as told, redact_errors("posts"):
         raise error
     assert told.value is error

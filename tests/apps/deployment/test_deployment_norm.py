@@ -54,7 +54,7 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
     assert total.mean()["w"].tolist() == np.full((5, 4), (0.5 - 1.0) / 2).tolist()
     refusals = [event.text for event in events if event.kind == "refused"]
     told = "its norm is above 13.403" + (" (it is 13.42)" if at == "server" else "")
-    assert refusals == [f"site 'b': its update is refused: {told}"]
+    assert refusals == [f"site 'b': its update was refused: {told}"]
     left = [decode_reply(frame).update for site, frame in net.came if site == "b"]
     assert any(update and update.tensors for update in left) == (at == "server")
 
@@ -78,7 +78,7 @@ def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
     assert total.included == ("a", "c")
     np.testing.assert_allclose(total.mean()["w"], np.full((5, 4), -0.25), atol=1e-6)
     refusals = [event.text for event in events if event.kind == "refused"]
-    assert refusals == ["site 'b': its update is refused: its norm is above 10"]
+    assert refusals == ["site 'b': its update was refused: its norm is above 10"]
     for site, frame in net.came:
         if site == "b":
             assert "words" not in decode_reply(frame).attached.tensors

@@ -466,7 +466,7 @@ def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("[silos]\nnumber = 3", "deals all notes out anew"),
+        ("[silos]\nnumber = 3", "redistributes all notes"),
         ('[tags]\ndesign = "disjoint"', "draws the sites' types"),
     ],
 )

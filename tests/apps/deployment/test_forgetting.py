@@ -93,7 +93,7 @@ def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
     (kit / "state" / "link").symlink_to(kit / "rules")
     before = files_of(kit)
     told = given("forget", "--", kit, name, code=2)
-    assert f"keeps nothing of a run {name!r}; its runs are: run1, run2" in told
+    assert f"has no files of a run {name!r}; its runs are: run1, run2" in told
     assert files_of(kit) == before
 
 

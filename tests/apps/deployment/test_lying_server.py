@@ -224,7 +224,7 @@ def test_other_questions_to_other_sites_give_no_sum(lie: Lie, case: Case) -> Non
 def test_an_honest_server_says_what_differs(case: Case) -> None:
     case.lies = {"train": dead}
     with pytest.raises(
-        TrainingError, match="asked different things: task, round, options or"
+        TrainingError, match="received different tasks, rounds, options or"
     ):
         case.server.sum("train", X, round=0)
 
@@ -516,7 +516,7 @@ def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -
         case.members.request("@unmask", attached=attached), number=number + 1
     )
     reply = case.ask("a", request)
-    assert "masked nothing in it" in reply.refusal
+    assert "sent no masked update in it" in reply.refusal
     assert len(seal._opened._survivors) == questions
 
 

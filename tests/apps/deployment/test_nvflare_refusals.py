@@ -193,7 +193,7 @@ def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
     """
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
     assert answers["heard"].startswith("server")
-    assert "a message of h2 in the name of 'server' was dropped" in log_of(
+    assert "dropped a message that h2 sent in the name of 'server'" in log_of(
         ward.net.server
     )
     assert dishonest.FORGED not in (ward.net.kits["h1"] / "audit.log").read_text()

@@ -195,7 +195,7 @@ def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
         with pytest.raises(RefusedError):
             pytest.fail(f"{what}: {signed(kits, asked)!r}")
     revoke(kits, "a")
-    with pytest.raises(RefusedError, match="not signed by a kit that is valid now"):
+    with pytest.raises(RefusedError, match="not signed by a currently valid kit"):
         signed(kits, good)
 
 

@@ -111,7 +111,7 @@ def test_no_patients_and_no_concepts() -> None:
         ([0, 1], [], "offsets of bags must rise from 0"),
         ([0.5], [0, 1], "flat array of integers"),
         ([[0]], [0, 1], "flat array of integers"),
-        ([1 << 40], [0, 1], "do not fit int32"),
+        ([1 << 40], [0, 1], "outside the range of int32"),
     ],
 )
 def test_impossible_bags_are_refused(
@@ -119,14 +119,14 @@ def test_impossible_bags_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         Bags(np.array(concepts), np.array(offsets), 5)
-    with pytest.raises(DataError, match="do not fit int32"):
+    with pytest.raises(DataError, match="outside the range of int32"):
         Bags.of([[1 << 33]], 5)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"patients": ("a",)}, "1 patients and 1 outputs do not fit 2 bags"),
+        ({"patients": ("a",)}, "1 patients and 1 outputs, but 2 bags"),
         ({"patients": ("a", "a")}, "1 of its patients are repeated"),
         ({"outputs": ("x", "y")}, r"labels of shape \(2, 1\)"),
         ({"labels": np.array([[3], [0]])}, "labels must be 1, 0, 2 or -1"),

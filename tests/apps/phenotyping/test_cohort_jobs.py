@@ -552,5 +552,5 @@ def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert site.train.bags.values[row].tolist() == pytest.approx(
             [np.mean(sizes), 1]
         )
-    with pytest.raises(FednotesError, match="concepts do not go with"):
+    with pytest.raises(FednotesError, match="concepts cannot be combined with"):
         job(place, sites={"a": {"concepts": "x"}}, text={"encoder": "x"})

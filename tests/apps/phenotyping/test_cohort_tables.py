@@ -149,7 +149,11 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
             ConfigError,
             "judgment applies to the obesity challenge",
         ),
-        ({**SITE, "test_labels": "x"}, ConfigError, "test_labels belong to `test`"),
+        (
+            {**SITE, "test_labels": "x"},
+            ConfigError,
+            "test_labels needs `test` and `labels`",
+        ),
         (
             {**SITE, "patient_column": "id"},
             DataError,
@@ -182,7 +186,8 @@ def test_mistakes_are_named_with_their_place(
         load(place, sites={"a": site})
     assert SECRET not in str(caught.value)
     with pytest.raises(
-        FednotesError, match=r"\[sites.a\]: labels do not go with \[phenotypes\]"
+        FednotesError,
+        match=r"\[sites.a\]: labels cannot be combined with \[phenotypes\]",
     ):
         load(place, sites={"a": SITE}, phenotypes={"x": ["icd9:401"]})
 

@@ -335,12 +335,12 @@ def test_wrong_inputs_are_named() -> None:
         ),
         (
             DataError,
-            r"\(2, 3\) for a network that reads bags",
+            r"the network reads bags, but received features of shape \(2, 3\)",
             lambda: dan(np.zeros((2, 3))),
         ),
         (
             DataError,
-            r"\(2, 3\) .* reads \(patients, 11\)",
+            r"reads \(patients, 11\), but received features of shape \(2, 3\)",
             lambda: dense(np.zeros((2, 3))),
         ),
         (DataError, "bags of .* reads 11 features", lambda: dense(Bags.of([[1]], 11))),
@@ -353,7 +353,11 @@ def test_wrong_inputs_are_named() -> None:
             "known concepts",
             lambda: Dan(CONFIG, VOCABULARY, 2, known=known),
         ),
-        (ConfigError, "name the known ones", lambda: network(length=20)),
+        (
+            ConfigError,
+            "say in `known` which concepts are known",
+            lambda: network(length=20),
+        ),
     ):
         with pytest.raises(error, match=message):
             wrong()

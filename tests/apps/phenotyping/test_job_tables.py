@@ -68,7 +68,10 @@ def test_tables_of_patients_become_configs() -> None:
         ({"sites": {"a": {"notes": "x", "codes": "y"}}}, "codes and codes_format"),
         ({"sites": {"a": {"notes": "x", "codes_format": "omop"}}}, "give both"),
         ({"sites": {"a": {"notes": "x", "codes_format": "mimik"}}}, "expected one of"),
-        ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
+        (
+            {"sites": {"a": {"notes": "x", "test_codes": "y"}}},
+            "test_codes needs `test` and `codes`",
+        ),
         ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
         (
             {"sites": {"a": {"notes": "x", "test_fraction": 0.95}}},
@@ -76,7 +79,7 @@ def test_tables_of_patients_become_configs() -> None:
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "tags": {}},
-            r"\[tags\]: is for methods on documents",
+            r"\[tags\]: applies only to methods on documents",
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}},
@@ -108,7 +111,7 @@ def test_tables_of_patients_become_configs() -> None:
         ),
         (
             {"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES},
-            "labels do not go with",
+            "labels cannot be combined with",
         ),
         (
             {"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}},
@@ -130,7 +133,8 @@ def test_a_mistake_about_patients_names_its_place(
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         of_patients(**tables)
     with pytest.raises(
-        ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"
+        ConfigError,
+        match=r"\[concepts\]: applies only to methods on patients, not to fedner",
     ):
         parse_job(
             {"method": "fedner", "synthetic": {}, "concepts": CONCEPTS},

@@ -189,7 +189,7 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
     [
         (
             f"1,{SECRET},Y\n",
-            "no column 'patient': the first line names 3 columns, none like it",
+            "no column 'patient': the first line has 3 columns, none with a similar name",
         ),
         (
             "patient,phenotype,labels\n1,gout,Y\n",
@@ -383,7 +383,7 @@ def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
     path = tmp_path / "judged" / "annotations0.xml"
     assert labels.messages() == (
         f"{path}:5: the judgment is not Y, N, Q or U",
-        f"{path}:6: the judgment belongs to no document",
+        f"{path}:6: the judgment does not name a document",
         f"{path}:9: the disease is not one of the challenge's: did you mean 'Gout'?",
     )
 
@@ -432,7 +432,7 @@ def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
         ("<root><other/></root>", "no doc element"),
         (
             _texts(("1", "a"), ("1", "b")),
-            r"f.txt:6: the document's id is also that at .*f.txt:3$",
+            r"f.txt:6: the document at .*f.txt:3 has the same id$",
         ),
     ],
 )

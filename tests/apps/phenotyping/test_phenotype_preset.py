@@ -466,7 +466,7 @@ def test_vectors_of_another_width_are_refused() -> None:
 def test_a_site_refuses_concepts_that_cannot_be(known: list[Any]) -> None:
     (site,) = with_vectors(sites_of(1))
     member = Site(site, phenotype.METHOD.configure(paper_config(), (site,)))
-    with pytest.raises(RefusedError, match="concepts to know as places"):
+    with pytest.raises(RefusedError, match="must list known concepts"):
         member.begin_codes({"chosen": torch.tensor([0]), "known": torch.tensor(known)})
 
 

@@ -354,7 +354,7 @@ def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) 
     for data in (SITES[0], without):
         site = PRIVATE.make_site(data, config, secret=bytes(32))
         with pytest.raises(
-            RefusedError, match="does not follow from noisy counts of this job"
+            RefusedError, match="contradicts the noisy counts of this job"
         ):
             site.begin(given)
 
@@ -362,11 +362,11 @@ def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) 
 def test_a_server_asks_once_and_for_what_the_job_has() -> None:
     site = PRIVATE.make_site(SITES[0], config_of(), secret=bytes(32))
     weights = {"weights": torch.ones(3, 2).double()}
-    with pytest.raises(RefusedError, match="as places in the job's list"):
+    with pytest.raises(RefusedError, match="as positions in the job's list"):
         site.begin(
             {"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights}
         )
-    with pytest.raises(RefusedError, match="as places in the dictionary's list"):
+    with pytest.raises(RefusedError, match="as ascending positions in the dictionary"):
         site.begin(
             {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights}
         )
@@ -379,7 +379,7 @@ def test_a_server_asks_once_and_for_what_the_job_has() -> None:
     ):
         site.begin({**agreed, "chosen": torch.tensor([1, 3])})
     site.noisy_gradients({n: v.detach() for n, v in site.site.shared.items()}, round=0)
-    with pytest.raises(RefusedError, match="no counts, or only before it begins"):
+    with pytest.raises(RefusedError, match="no counts, or only before training"):
         site.noisy_counts({}, round=0)
     with pytest.raises(
         RefusedError, match="nothing to agree on, or training has begun"

@@ -36,18 +36,22 @@ class TestPhenotypeModel(SavedModelSuite):
 def test_options_of_annotated_text_are_refused(
     folder: Path, parameter: str, options: EvaluationOptions
 ) -> None:
-    with pytest.raises(ParameterError, match=f"`{parameter}` is for annotated text"):
+    with pytest.raises(
+        ParameterError, match=f"`{parameter}` applies only to annotated text"
+    ):
         load(folder).evaluate("patients.jsonl", options)
 
 
 def test_a_model_of_patients_refuses_what_only_mentions_have(folder: Path) -> None:
     model = load(folder)
     assert model.reads == "patients"
-    with pytest.raises(ConfigError, match="scored in a file or folder"):
+    with pytest.raises(
+        ConfigError, match="path of a file or folder of labelled patients"
+    ):
         model.evaluate([Document("1", NOTE)])
     with pytest.raises(ConfigError, match="calibrated in training"):
         model.judge_confidences([Document("1", NOTE)], None, "auto")
-    with pytest.raises(ParameterError, match="`threshold` is for mentions"):
+    with pytest.raises(ParameterError, match="`threshold` applies only to mentions"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(threshold=0.5))
     with pytest.raises(ParameterError, match="written as jsonl or csv"):
         predict(folder, NoteSource(text=NOTE), PredictionOutput(format="brat"))

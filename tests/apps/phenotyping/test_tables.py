@@ -170,7 +170,7 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
         (
             f"1,{SECRET}\n",
             {},
-            "no column 'patient': the first line names 2 columns, none like it",
+            "no column 'patient': the first line has 2 columns, none with a similar name",
         ),
         ("patient,code\n1,I10\n", {"code_column": "icd"}, "no column 'icd'"),
         (
@@ -181,7 +181,7 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
         (
             "patient,code\n1,I10\n2,I10\n",
             {"system": "cpt"},
-            "2: the code is not a code of cpt; so are 2",
+            "2: the code is not a code of cpt; 2 of 2 rows are damaged",
         ),
         ("\n", {"system": "cpt"}, "the table has no header"),
         ("patient\rx,code\n1,I10\n", {}, ":1: the columns' names cannot be read"),
@@ -260,7 +260,7 @@ def test_a_line_of_another_encoding_harms_no_other(tmp_path: Path) -> None:
     path = tmp_path / "codes.csv"
     path.write_bytes(b"patient,name\n7,\xfc\n8,b\n")
     damaged, sound = Table(path).rows()
-    reason = "a byte does not fit the file's encoding, or the row is too long"
+    reason = "a byte is not valid in the file's encoding, or the row is too long"
     assert damaged == Damaged(2, reason)
     assert sound == (3, ["8", "b"])
 
@@ -318,8 +318,8 @@ def test_damaged_rows_are_left_out_counted_and_named(
         f"{path}:7: 6 columns instead of 5",
         f"{path}:8: no patient",
         f"{path}:9: the code is not a code of icd9",
-        f"{path}:10: a quote is not closed",
-        f"{path}:11: a byte does not fit the file's encoding, or the row is too long",
+        f"{path}:10: a closing quote is missing",
+        f"{path}:11: a byte is not valid in the file's encoding, or the row is too long",
         f"{path}:14: the code is not a code of icd9",
     )
 
@@ -368,7 +368,7 @@ def test_tables_of_mimic_that_cannot_be_read(hospital: Path, file: File) -> None
         ("", ":1: the table has no header"),
         (
             f"{HEADER}\n1,2,3,4,hypertension\n",
-            ":2: the code is not a code of icd9; so are 1 of 1 rows",
+            ":2: the code is not a code of icd9; 1 of 1 rows are damaged",
         ),
     ):
         path = file(text, "h/DIAGNOSES_ICD.csv")

@@ -327,7 +327,7 @@ def _note_batch(record: TrainingRecord, model: Any, first: Any, second: Any) -> 
 
 
 def _note_tokens(record: TrainingRecord, table: nn.Embedding, ids: Tensor) -> None:
-    """Record (texts, places) ids that a word embedding looks up; padding is no word."""
+    """Record (texts, places) ids, without padding, that a word embedding looks up."""
     record.sequences.append(ids.cpu().numpy())
     words = ids[ids != table.padding_idx].cpu().numpy()
     record.add_rows("", words, table.num_embeddings)

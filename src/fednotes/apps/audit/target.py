@@ -52,7 +52,7 @@ def open_target(
         out: Folder for the results; by default the run's.
 
     Raises:
-        ConfigError: The job cannot be read, the arguments do not fit together, or `out`
+        ConfigError: The job cannot be read, the arguments exclude each other, or `out`
             is the run of another job.
     """
     if (site_file is not None or total) and not (site and site_file and total):

@@ -150,7 +150,7 @@ def unpack_json(tensor: torch.Tensor, **bounds: Any) -> Any:
         **bounds: Bounds of the value, as `parse_json` takes them.
 
     Raises:
-        ValueError: The tensor holds no such value.
+        ValueError: The tensor contains no such value.
     """
     if tensor.dtype != torch.uint8:
         raise ValueError("not bytes")

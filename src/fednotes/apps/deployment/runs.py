@@ -247,7 +247,7 @@ def read_run(out: Path) -> Run:
     """Return the run to which a folder belongs.
 
     Raises:
-        ConfigError: The folder belongs to no run.
+        ConfigError: The folder is not the folder of a run.
     """
     try:
         facts = read_json(out / "run.json")

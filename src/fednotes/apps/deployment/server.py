@@ -170,7 +170,7 @@ def _require_files(model: Any) -> None:
     for key in ("word_vectors", "backbone", "representation"):
         name = getattr(model, key, "")
         if name not in ("", "learn", "none") and not Path(name).expanduser().exists():
-            raise ModelError(f"{key} {name!r}: there is no such file or folder")
+            raise ModelError(f"{key} {name!r}: no such file or folder")
 
 
 def _is_final(state: Path, rounds: int, error: FednotesError) -> bool:

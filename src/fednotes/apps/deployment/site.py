@@ -83,8 +83,8 @@ logger = logging.getLogger("fednotes.apps.deployment.site")
 _MAY_LEAVE = (RefusedError, TrainingError, MissingExtra)
 _SUMMARIES: tuple[tuple[type[FednotesError], str], ...] = (
     (DataError, "its notes cannot be read"),
-    (ConfigError, "its notes or its site file do not fit the job"),
-    (ModelError, "a model or a saved state of it cannot be read"),
+    (ConfigError, "its notes or its site file do not match the job"),
+    (ModelError, "a model or its saved state cannot be read"),
     (FednotesError, "a file there cannot be read or written"),
 )
 

@@ -349,7 +349,7 @@ def load_site_data(job: Job, cache: Path | None = None) -> Sites:
         cache: Folder of computed features; None for the user's default.
 
     Raises:
-        ConfigError: The site's entity types do not fit [tags] types of the job.
+        ConfigError: The site's entity types do not match [tags] types of the job.
         DataError: The notes cannot be read.
     """
     if job.tags is None or not job.tags.types:

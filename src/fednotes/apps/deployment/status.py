@@ -357,7 +357,7 @@ def forget_run(kit: Path, run: str) -> dict[Path, int]:
     if run not in known:
         names = ", ".join(sorted(known)) or "none"
         raise ConfigError(
-            f"{kit}: keeps nothing of a run {run!r}; its runs are: {names}"
+            f"{kit}: has no files of a run {run!r}; its runs are: {names}"
         )
     in_progress = ConfigError(
         f"{kit}: run {run} is in progress, and nothing was deleted: its admin can end "

@@ -129,7 +129,7 @@ def plan_model(
         seeds: The seeds of the rows.
 
     Raises:
-        ConfigError: A setting does not fit the job.
+        ConfigError: A setting does not apply to the job.
     """
     row = Row(
         label=model.name,
@@ -171,7 +171,7 @@ def plan_row(
         needs_validation: Whether all runs are judged by validation data.
 
     Raises:
-        ConfigError: A setting does not fit the row's job.
+        ConfigError: A setting does not apply to the row's job.
     """
     job = request.jobs.find(row.base)
     fixed = request.fixed_settings(row)
@@ -235,7 +235,7 @@ class _RunMaker:
         """Return the run with these settings.
 
         Raises:
-            ConfigError: A setting does not fit the row's job.
+            ConfigError: A setting does not apply to the row's job.
         """
         name = self.request.jobs.find(self.row.base)
         complete = self._complete(settings, seed, self.models)
@@ -271,7 +271,7 @@ class _RunMaker:
         """Return the job with these settings, on the stand-ins of models.
 
         Raises:
-            ConfigError: A setting does not fit the row's job.
+            ConfigError: A setting does not apply to the row's job.
         """
         return self._read(self._complete(settings, seed, self.stand_ins))
 

@@ -20,7 +20,7 @@ MISSING = {"mean": None, "std": None, "n": 0}  # a number that no run has
 _PERCENT = 100.0  # factor of fractions
 _NONE = "–"  # stands for a number that does not exist
 _DISEASE_COLUMNS = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
-# Last words of the columns whose numbers are no fractions.
+# Last words of the columns whose numbers are not fractions.
 _PLAIN_COLUMNS = ("up", "down", "site", "s", "loss", "perplexity", "brier")
 
 

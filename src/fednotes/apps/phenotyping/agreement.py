@@ -39,7 +39,7 @@ def described(
 
 
 def stub(site: str, description: Any) -> SitePatients:
-    """Return a site without patients that fits a description.
+    """Return a site without patients that matches a description.
 
     Args:
         site: Name of the site.

@@ -189,7 +189,8 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
         values = weighted / lengths[rows]
     if not np.isfinite(values).all():
         raise DataError(
-            "a feature is not a finite number: a concept's weight (idf) must be one"
+            "a feature is not a finite number: check that the weight (idf) of each "
+            "concept is finite"
         )
 
     offsets = offsets_of(np.bincount(rows, minlength=len(bags)))
@@ -286,7 +287,7 @@ class LinearSVMs:
         """Continue from the tensors of `to_float32`, which may be among others.
 
         Raises:
-            TrainingError: They are missing or do not fit.
+            TrainingError: They are missing, or have another shape.
         """
         targets = self.trainable()
         sources = {name: value for name, value in tensors.items() if name in targets}
@@ -356,7 +357,7 @@ class LinearSVMs:
             and machine in it.
 
         Raises:
-            DataError: Features, labels and order do not fit each other.
+            DataError: Features, labels and order contradict each other.
         """
         self._require_width(features)
         rows = np.asarray(order, np.int64)
@@ -409,7 +410,7 @@ class LinearSVMs:
     def class_scores(self, features: Features) -> Floats:
         """Return (patients, diseases, 3) scores of CLASSES.
 
-        The score is -inf for what is no class of the disease.
+        The score is -inf for what is not a class of the disease.
         """
         scores = self.scores(features)
         return self._spread(scores, -scores, only_class=0.0, no_class=-np.inf)
@@ -417,7 +418,7 @@ class LinearSVMs:
     def ranking(self, features: Features) -> Floats:
         """Return (patients, diseases) scores of "present", which only rank patients.
 
-        The score is 0 where "present" is no class of the disease.
+        The score is 0 where "present" is not a class of the disease.
         """
         scores = self.class_scores(features)[:, :, PRESENT]
         return np.where(np.isfinite(scores), scores, 0.0)
@@ -481,7 +482,7 @@ class LinearSVMs:
             opposites: (patients, machines) values of "absent" (or the lower class) of
                 diseases with two classes.
             only_class: The value of a class that is the only one of its disease.
-            no_class: The value of what is no class of a disease.
+            no_class: The value of what is not a class of a disease.
         """
         shape = (len(values), len(self.classes), len(CLASSES))
         spread = np.full(shape, no_class)

@@ -446,7 +446,7 @@ class CodeSource(ABC):
         """Read the codes in a file or folder.
 
         Raises:
-            ConfigError: A setting does not fit the files.
+            ConfigError: A setting does not match the files.
             DataError: A file cannot be read.
         """
 

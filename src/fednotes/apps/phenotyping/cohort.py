@@ -81,7 +81,7 @@ class Bags:
         vocabulary: Size of the vocabulary; all indices are below it.
 
     Raises:
-        DataError: The three do not fit each other.
+        DataError: The three contradict each other.
     """
 
     concepts: np.ndarray
@@ -196,7 +196,9 @@ def _flat_integers(
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise DataError(f"{name} of bags must be a flat array of integers")
     if array.dtype != kind and array.size and int(array.max()) > np.iinfo(kind).max:
-        raise DataError(f"{name} of bags do not fit {np.dtype(kind).name}")
+        raise DataError(
+            f"{name} of bags are outside the range of {np.dtype(kind).name}"
+        )
     return np.ascontiguousarray(array, dtype=kind)
 
 
@@ -216,7 +218,7 @@ class Cohort:
         outputs: Names of the outputs, each once.
 
     Raises:
-        DataError: Patients, bags, labels and outputs do not fit each other.
+        DataError: Patients, bags, labels and outputs contradict each other.
     """
 
     id: str
@@ -233,8 +235,8 @@ class Cohort:
         if labels.shape != expected or len(self.bags) != len(self.patients):
             raise DataError(
                 f"cohort {self.id}: {len(self.patients)} patients and "
-                f"{len(self.outputs)} outputs do not fit {len(self.bags)} bags and "
-                f"labels of shape {labels.shape}"
+                f"{len(self.outputs)} outputs, but {len(self.bags)} bags and labels "
+                f"of shape {labels.shape}"
             )
         self._require_distinct("patients", self.patients)
         self._require_distinct("outputs", self.outputs)

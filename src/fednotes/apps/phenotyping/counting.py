@@ -211,9 +211,9 @@ def require_agreement(config: Config, tensors: Tensors, site: str) -> None:
     )
     if not fits:
         raise RefusedError(
-            f"site {site!r}: the server sent something that does not follow from noisy "
-            "counts of this job: start the run again, with one version of fednotes at "
-            "the server and all sites"
+            f"site {site!r}: the server's message contradicts the noisy counts of this "
+            "job: start the run again, with the same version of fednotes at the "
+            "server and all sites"
         )
 
 

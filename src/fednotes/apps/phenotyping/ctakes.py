@@ -92,7 +92,7 @@ def _is_ctakes_file(path: Path) -> bool:
 
 
 def _not_ctakes(path: Path, report: TableReport) -> DataError:
-    """Return the error for a file or folder that is no cTAKES output."""
+    """Return the error for a file or folder that is not cTAKES output."""
     expected = "an id and CUIs"
     line = report.examples[0].line if report.examples else 0
     if path.is_dir():
@@ -113,7 +113,7 @@ def _read_xmi_files(files: Sequence[Path]) -> Mentions:
     """Read XMI files, one per note.
 
     Raises:
-        DataError: Two files have the same name, or a file is no XMI of cTAKES.
+        DataError: Two files have the same name, or a file is not XMI of cTAKES.
     """
     mentions = Mentions()
     for file in files:
@@ -139,7 +139,7 @@ def _read_xmi(path: Path) -> list[Mention]:
     """Return the mentions with a CUI, by their place in the text.
 
     Raises:
-        DataError: The file is no XMI of cTAKES, is truncated, or has a DOCTYPE.
+        DataError: The file is not XMI of cTAKES, is truncated, or has a DOCTYPE.
     """
     has_root = False
     cuis: dict[str, str] = {}  # xmi:id → CUI
@@ -272,7 +272,7 @@ def _read_flat(path: Path, mentions: Mentions, report: TableReport) -> None:
 
 
 def _mentions_of(texts: Sequence[str]) -> list[Mention] | None:
-    """Return the mentions that CUIs of a flat file stand for; None if one is no CUI."""
+    """Return the mentions of a flat file's CUIs; None if one is not a CUI."""
     mentions = []
     for text in texts:
         match = _FLAT_ITEM.fullmatch(text)

@@ -207,7 +207,7 @@ class Dan(nn.Module):
         table_rows: The number of rows of the table of vectors.
 
     Raises:
-        ConfigError: There is nothing to learn, or the known concepts do not fit.
+        ConfigError: There are no inputs or outputs, or known concepts are not inputs.
     """
 
     def __init__(
@@ -223,13 +223,15 @@ class Dan(nn.Module):
         super().__init__()
         if inputs < 1 or outputs < 1:
             raise ConfigError(
-                f"a network of {inputs} inputs and {outputs} outputs learns nothing"
+                f"inputs = {inputs}, outputs = {outputs}: a network needs at least one "
+                "of each"
             )
         if known is not None:
             _require_within(known, inputs)
         elif config.length and not features:
             raise ConfigError(
-                "length fills up with unknown concepts: name the known ones in `known`"
+                "length pads each bag with unknown concepts: say in `known` which "
+                "concepts are known"
             )
         self.config = config
         self.inputs = inputs
@@ -284,7 +286,8 @@ class Dan(nn.Module):
             return self._read_features(patients)
         if self.embedding is None:
             raise DataError(
-                f"bags of concepts for a network that reads {self.inputs} features"
+                f"the network reads {self.inputs} features, but received bags of "
+                "concepts: give it features"
             )
         if isinstance(patients, Mixtures):
             self._require_vocabulary(patients.vocabulary, self.table_rows)
@@ -308,8 +311,8 @@ class Dan(nn.Module):
         if reads_bags or features.shape[1:] != (self.inputs,):
             expected = "bags" if reads_bags else f"(patients, {self.inputs})"
             raise DataError(
-                f"features of shape {features.shape} for a network that reads "
-                f"{expected}"
+                f"the network reads {expected}, but received features of shape "
+                f"{features.shape}"
             )
         return np.ascontiguousarray(features, np.float32)
 
@@ -411,7 +414,9 @@ def take_rows(patients: NetworkInput, rows: np.ndarray) -> NetworkInput:
 def _require_within(known: np.ndarray, inputs: int) -> None:
     """Raise ConfigError if known concepts are not some of a number of inputs."""
     if not len(known) or not 0 <= known[0] <= known[-1] < inputs:
-        raise ConfigError(f"known concepts of a network must be some of its {inputs}")
+        raise ConfigError(
+            f"known concepts must be ascending numbers from 0 to {inputs - 1}"
+        )
 
 
 def _make_layer(

@@ -74,7 +74,7 @@ def load_patient_sites(
 
     Raises:
         DataError: A file cannot be read; with the site or table.
-        ConfigError: A setting does not fit the files; with the site or table.
+        ConfigError: A setting does not match the files; with the site or table.
         ModelError: The encoder cannot be loaded.
     """
     cache = default_cache() / "concepts" if cache is None else cache

@@ -194,10 +194,10 @@ def _usable_rows(
     for number, row in rows:
         report.rows += 1
         if row is None or not is_usable(row):
-            report.add_damaged(Damaged(number, f"this is no {kind}"))
+            report.add_damaged(Damaged(number, f"this is not a {kind}"))
             continue
         if not is_sound(row):
-            report.add_damaged(Damaged(number, f"this is no {kind}"))
+            report.add_damaged(Damaged(number, f"this is not a {kind}"))
         yield row
     if not report.rows:
         raise DataError(f"{path} contains no {kind}: is it the right file?")
@@ -287,7 +287,7 @@ def _read_umls(
         left_out_kinds: Term types (TTY) that are not used.
 
     Raises:
-        DataError: The file is no MRCONSO; or no row is left, with the file's sources.
+        DataError: The file is not MRCONSO; or no row is left, with the file's sources.
     """
     concepts = _concepts_of_types(path, types)
     rows_of_source = Counter[str]()
@@ -322,7 +322,7 @@ def _concepts_of_types(path: Path, types: Collection[str] | None) -> set[str] | 
         types: As of `_read_umls`.
 
     Raises:
-        ConfigError: A type is no TUI.
+        ConfigError: A type is not a TUI.
         DataError: MRSTY.RRF is needed and missing.
     """
     for name in types or ():
@@ -391,7 +391,9 @@ def _read_obo(
                 is_empty = False
                 yield Entry(concept, term)
     if is_empty:
-        raise DataError(f'{path}: no term has a cross-reference {ids}: set ids = "own"')
+        raise DataError(
+            f'{path}: no term has a cross-reference to {ids}: set ids = "own"'
+        )
 
 
 def _has_id_and_name(stanza: _Stanza) -> bool:

@@ -327,7 +327,7 @@ class _RunningMean:
             ValueError: No vector was added.
         """
         if self._sum is None:
-            raise ValueError("there is no mean of no vectors")
+            raise ValueError("a mean needs at least one vector")
         return self._sum / self.number
 
 
@@ -352,7 +352,7 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
         folder: Folder of the job file, to which paths are relative.
 
     Raises:
-        ConfigError: A setting does not fit; with the table.
+        ConfigError: A setting is impossible; with the table.
         DataError: The dictionary cannot be read; with the table.
         ModelError: The encoder cannot be loaded.
     """
@@ -413,7 +413,7 @@ _RECIPE_KINDS: Final = {
     "concepts": _RecipeKind(ConceptsConfig, "dictionary", "dictionary"),
     "text": _RecipeKind(TextConfig, "encoder", "backbone"),
 }
-# Keys of a recipe that are no settings.
+# Keys of a recipe that are not settings.
 _RECIPE_FACTS: Final = ("kind", "fingerprint", "names")
 
 
@@ -429,7 +429,7 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     """
     name = recipe.get("kind")
     if not isinstance(name, str) or name not in _RECIPE_KINDS:
-        raise ModelError(f"the model's features are of the unknown kind {name!r}")
+        raise ModelError(f"the model has features of an unknown kind, {name!r}")
     kind = _RECIPE_KINDS[name]
     with within(
         "the model's features cannot be computed", ConfigError, become=ModelError

@@ -103,7 +103,7 @@ def _records(path: Path, encoding: str) -> Iterator[_Record]:
     """Yield the notes in JSON lines, each when its line is read.
 
     Raises:
-        DataError: The file cannot be read, or a line is no such note.
+        DataError: The file cannot be read, or a line is not such a note.
     """
     with open_text(path, encoding) as file:
         for number, line in enumerate(bounded_lines(file, path), 1):
@@ -115,7 +115,7 @@ def _parse_record(path: Path, number: int, line: str) -> _Record:
     """Return the note that a line stands for.
 
     Raises:
-        DataError: The line is no JSON object, or has other keys or values.
+        DataError: The line is not a JSON object, or has other keys or values.
     """
     try:
         record = parse_json(line, strict=False)

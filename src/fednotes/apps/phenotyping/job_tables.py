@@ -182,9 +182,9 @@ class PatientsConfig:
     def _check_labels_and_test(self) -> None:
         """Raise ConfigError if codes or labels of the test part have no main part."""
         if self.test_codes and not (self.test and self.codes):
-            raise ConfigError("test_codes belong to `test`, and go with `codes`")
+            raise ConfigError("test_codes needs `test` and `codes`")
         if self.test_labels and not (self.test and self.labels):
-            raise ConfigError("test_labels belong to `test`, and go with `labels`")
+            raise ConfigError("test_labels needs `test` and `labels`")
 
     def code_source(self) -> CodeSource | None:
         """Return what reads the site's codes; None if the site has none."""
@@ -359,7 +359,7 @@ def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ..
     """Return the codes of each phenotype in [phenotypes].
 
     Raises:
-        ConfigError: A value is no list of codes.
+        ConfigError: A value is not a list of codes.
     """
     phenotypes: dict[str, tuple[str, ...]] = {}
     for name, codes in table.items():
@@ -379,7 +379,7 @@ def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ..
 def _require_fitting_site(
     site: Mapping[str, Any], where: str, *, has_phenotypes: bool, reads_text: bool
 ) -> None:
-    """Check that a site's table fits the tables of all sites.
+    """Check that a site's table agrees with the tables of all sites.
 
     Args:
         site: The table as it is in the job.
@@ -388,14 +388,16 @@ def _require_fitting_site(
         reads_text: Whether the job has [text].
 
     Raises:
-        ConfigError: It does not fit.
+        ConfigError: It contradicts them.
     """
     if has_phenotypes and site.get("labels"):
         raise ConfigError(
-            f"{where}: labels do not go with [phenotypes], which derive them "
+            f"{where}: labels cannot be combined with [phenotypes], which derives them "
             "from codes: leave out one of the two"
         )
     if has_phenotypes and not site.get("codes"):
         raise ConfigError(f"{where}: [phenotypes] are derived from codes: give `codes`")
     if reads_text and site.get("concepts"):
-        raise ConfigError(f"{where}: concepts do not go with [text]: give notes")
+        raise ConfigError(
+            f"{where}: concepts cannot be combined with [text]: give notes"
+        )

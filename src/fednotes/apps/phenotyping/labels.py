@@ -311,9 +311,9 @@ def _pairs_of_wide_table(
     """Yield the pairs of a table with a column for each phenotype.
 
     Raises:
-        DataError: Most cells of a column are no labels.
+        DataError: Most cells of a column are not labels.
     """
-    damaged = dict.fromkeys(phenotypes.values(), 0)  # cells that are no labels
+    damaged = dict.fromkeys(phenotypes.values(), 0)  # cells that are not labels
     filled = dict.fromkeys(phenotypes.values(), 0)  # cells that are not empty
     for row in table.rows():
         if isinstance(row, Damaged):

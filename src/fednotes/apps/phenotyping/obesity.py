@@ -69,7 +69,7 @@ def read_obesity(
         judgment: Which of the two judgments is read.
 
     Raises:
-        DataError: A file is missing, or is no such XML; with the line.
+        DataError: A file is missing, or is not such XML; with the line.
     """
     notes = read_texts(_xml_files(folder, "patient_records", "records"))
     collector = LabelCollector(later_holds=True)
@@ -102,7 +102,8 @@ def _xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
     if not files:
         prefix = "obesity_standoff_" if kind == "annotations" else "obesity_"
         raise DataError(
-            f"{folder}: no file of {kind}, with a name like {prefix}{mark}_*.xml"
+            f"{folder}: no file of {kind} here: expected a name such as "
+            f"{prefix}{mark}_*.xml"
         )
     # In the order of names an addendum follows the file that it corrects, because "."
     # comes before "_" and digits.
@@ -132,7 +133,7 @@ def stream_texts(paths: Iterable[Path]) -> Iterator[Note]:
             if not text.strip():
                 raise DataError.at(path, line, "no text")
             if id in places:
-                reason = f"the document's id is also that at {places[id]}"
+                reason = f"the document at {places[id]} has the same id"
                 raise DataError.at(path, line, reason)
             places[id] = f"{path}:{line}"
             source = path.name.split(".")[0]
@@ -186,5 +187,5 @@ def _judgment(line: int, document: str, disease: str, *, letter: str) -> Pair | 
     if letter.lower() not in _LETTERS:
         return Damaged(line, "the judgment is not Y, N, Q or U")
     if not document:
-        return Damaged(line, "the judgment belongs to no document")
+        return Damaged(line, "the judgment does not name a document")
     return Pair(line, document, name, LABEL_VALUES[letter.lower()])

@@ -118,7 +118,8 @@ class Phenotyper:
         if isinstance(inputs, Vectors) and self.idf is None:
             return Features.of(inputs.values)
         raise DataError(
-            "bags of concepts and vectors of text cannot take each other's place"
+            "a model of concepts reads bags, and a model of text reads vectors: give "
+            "the kind of input that this model was trained on"
         )
 
     def classes(self, inputs: Inputs) -> np.ndarray:
@@ -185,7 +186,7 @@ class Phenotyper:
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
                 raise ModelError(
-                    f"{directory}: {name!r} is not finite, nothing was written"
+                    f"{directory}: {name!r} is not finite, so nothing was written"
                 )
         data = tensor_bytes(tensors)
         facts = self._facts(data)
@@ -333,7 +334,7 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
     """Return the model that facts and tensors describe.
 
     Raises:
-        ModelError: They do not fit each other, or a number is not finite.
+        ModelError: They contradict each other, or a number is not finite.
     """
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -349,11 +350,14 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
         _require_equal(
             "document frequencies",
             len(idf),
-            "the dictionary has concepts",
+            "concepts in the dictionary",
             facts.space.width,
         )
     _require_equal(
-        "phenotypes", len(facts.phenotypes), "classes are of", len(facts.classes or ())
+        "phenotypes",
+        len(facts.phenotypes),
+        "lists of classes",
+        len(facts.classes or ()),
     )
     model = Phenotyper(
         facts.space,
@@ -366,7 +370,9 @@ def _model_of(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phen
     )
     if facts.classes is not None:
         width = len(tensors["svm.weight"])
-        _require_equal("features", model.width, "the classifiers read", width)
+        _require_equal(
+            "features", model.width, "features that the classifiers read", width
+        )
         machines = LinearSVMs(facts.classes, width, facts.classifier)
         targets = machines.trainable()
         load_into(targets, {name: tensors[name] for name in targets})
@@ -397,13 +403,13 @@ def _network_of(
     """Return the network of a saved model.
 
     Raises:
-        ModelError: The tensors do not fit the facts.
+        ModelError: The tensors contradict the facts.
     """
     parameters = unprefixed("network.", tensors)
     shape = network_settings(parameters, config, facts.space)
     if facts.code_names:
         _require_equal(
-            "codes", len(facts.code_names), "the network has outputs", shape.outputs
+            "codes", len(facts.code_names), "outputs of the network", shape.outputs
         )
     network = Dan(
         shape.config,
@@ -420,7 +426,7 @@ def _network_of(
 def _require_equal(what: str, number: int, other_what: str, other: int) -> None:
     """Raise ModelError if two numbers in a saved model differ."""
     if number != other:
-        raise ModelError(f"damaged: {number:,} {what}, {other_what} {other:,}")
+        raise ModelError(f"damaged: {number:,} {what}, but {other:,} {other_what}")
 
 
 class NetworkShape(NamedTuple):

@@ -91,7 +91,7 @@ class Site(MethodSite):
 
     Raises:
         ConfigError: An update of the concepts' vectors would cover too few patients, or
-            public vectors do not fit the network.
+            public vectors do not match the network.
     """
 
     rounds_counts = True
@@ -139,7 +139,7 @@ class Site(MethodSite):
         self.num_examples = max(coded, labelled)
         self._require_covered(coded)
         if config.has_stage_1 and config.vectors:
-            self._public_vectors()  # raises before training if they do not fit
+            self._public_vectors()  # raises before training if they do not match
         self.scores: dict[str, Any] = {}
 
         self.model = nn.Module()
@@ -241,7 +241,7 @@ class Site(MethodSite):
         """Return the site's public vectors.
 
         Raises:
-            ConfigError: There are none, or they do not fit the network.
+            ConfigError: There are none, or they do not match the network.
         """
         vectors = self.data.vectors
         width = self.config.model.network.embedding
@@ -272,8 +272,8 @@ class Site(MethodSite):
         )
         if known is None or not is_list:
             raise RefusedError(
-                f"site {self.id!r}: {KNOWN!r} must hold concepts to know as places "
-                f"in the dictionary's list of {size:,}, each at most once, in order"
+                f"site {self.id!r}: {KNOWN!r} must list known concepts as ascending "
+                f"positions in the dictionary, which has {size:,} concepts"
             )
         return known.copy()  # in one process the tensor is the server's
 
@@ -301,8 +301,9 @@ class Site(MethodSite):
         is_distinct = len(set(numbers)) == len(numbers)
         if chosen is None or not is_valid or not is_distinct:
             raise RefusedError(
-                f"site {self.id!r}: {CHOSEN!r} must hold codes to predict as places "
-                f"in the job's list of {len(candidates):,}, each at most once"
+                f"site {self.id!r}: {CHOSEN!r} must list the codes to predict as "
+                f"positions in the job's list of {len(candidates):,} codes, each at "
+                "most once"
             )
         known = self._read_known_concepts(tensors) if KNOWN in tensors else None
         self._make_code_learner([candidates[number] for number in numbers], known)

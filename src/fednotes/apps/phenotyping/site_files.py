@@ -155,7 +155,7 @@ def read_site(job: Job, name: str, config: PatientsConfig) -> SiteFiles:
         config: The site's table.
 
     Raises:
-        ConfigError: A setting does not fit the files.
+        ConfigError: A setting does not match the files.
         DataError: A file cannot be read, or a patient of `test` is also trained on.
     """
     return _SiteReader(job, name, config).read()
@@ -281,7 +281,7 @@ class _SiteReader:
             The labels, and the summaries of the challenge.
 
         Raises:
-            ConfigError: Another setting does not fit where the labels are.
+            ConfigError: Another setting contradicts where the labels are.
         """
         paths = self._places("labels")
         if not paths:

@@ -330,7 +330,7 @@ class _NoteWriter:
         return "present" if draw > 0.82 else None
 
     def _any_concept(self) -> int:
-        """Return a random concept that is no phenotype."""
+        """Return a random concept that is not a phenotype."""
         return int(self._rng.integers(len(PHENOTYPES), len(self._world.terms)))
 
     def _sentence(self, kind: str, *concepts: int) -> str:

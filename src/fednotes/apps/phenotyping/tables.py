@@ -36,7 +36,7 @@ PATIENT_COLUMNS: Final = (
 )
 # If so many rows are all damaged, the rest of the file is not read.
 _FIRST_ROWS: Final = 100
-_LONGEST_LINE: Final = 1 << 20  # bytes; a longer line is no row
+_LONGEST_LINE: Final = 1 << 20  # bytes; a longer line is not a row
 T = TypeVar("T")
 
 
@@ -114,8 +114,8 @@ class TableReport:
         raise DataError.at(
             self.path,
             first.line,
-            f"{first.reason}; so are {self.damaged} of {rows} rows: is this the right "
-            "table?",
+            f"{first.reason}; {self.damaged} of {rows} rows are damaged: is this the "
+            "right table?",
         )
 
     def messages(self) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ def split_lines(
         if line is None:
             yield Damaged(
                 number,
-                "a byte does not fit the file's encoding, or the row is too long",
+                "a byte is not valid in the file's encoding, or the row is too long",
             )
             continue
         if not line.strip():
@@ -218,7 +218,7 @@ def split_lines(
             is_quoted = has_quotes and '"' in line
             cells = cells_of(line, delimiter) if is_quoted else line.split(delimiter)
         except csv.Error:
-            yield Damaged(number, "a quote is not closed")
+            yield Damaged(number, "a closing quote is missing")
             continue
         if len(cells) == width:
             yield Row(number, cells)
@@ -306,7 +306,9 @@ class Table:
     def _no_column(self, name: str, remedy: str) -> DataError:
         """Return the error for a missing column."""
         # The first line of a table without a header is a row, which no message shows.
-        otherwise = f"the first line names {len(self.names)} columns, none like it"
+        otherwise = (
+            f"the first line has {len(self.names)} columns, none with a similar name"
+        )
         hint = nearest(_plain_name(name), self.names, otherwise)
         return self.error(f"there is no column {name!r}: {hint}{remedy}")
 

@@ -234,7 +234,7 @@ def _load_representation(config: Config) -> State:
     """Return the representation with which a job without stage 1 begins.
 
     Raises:
-        ConfigError: The model that the job names has none, or does not fit.
+        ConfigError: The model that the job names has none, or does not match the job.
     """
     name = config.model.representation
     if name == "none":
@@ -244,7 +244,8 @@ def _load_representation(config: Config) -> State:
     if network is None:
         raise ConfigError(
             f"representation = {name!r}: this model was trained on the concepts "
-            "themselves, it has no representation: name a model that stage 1 trained"
+            "themselves, so it has no representation: name a model that stage 1 "
+            "trained"
         )
     if model.space.fingerprint != config.space.fingerprint:
         raise ConfigError(
@@ -720,9 +721,9 @@ class Phenotype(Method):
         else:
             return tuple(warnings)
         warnings.append(
-            f"{what} tells which concepts the site's patients have: between hospitals, "
-            "use the secure sum (min_patients is the smallest number of patients "
-            "behind an update)"
+            f"{what} reveals which concepts the site's patients have: between "
+            "hospitals, use the secure sum (min_patients is the smallest number of "
+            "patients behind an update)"
         )
         return tuple(warnings)
 
@@ -770,7 +771,7 @@ def _list_missing(config: Config, site: SitePatients) -> list[str]:
         missing.append("no training patient with billing codes")
     elif needs_held_out and not len(site.coded(site.valid)):
         missing.append(
-            "no held-out patient with billing codes, as keep_cycle = -1 needs"
+            "no held-out patient with billing codes, which keep_cycle = -1 needs"
         )
     if config.phenotypes and not len(site.train.labelled()):
         missing.append("no training patient labelled for a phenotype")

@@ -113,7 +113,7 @@ def read_elements(
         can_have_doctype: Whether a DOCTYPE is permitted.
 
     Raises:
-        DataError: The file is no XML, truncated or not safe; with the line.
+        DataError: The file is not XML, truncated or not safe; with the line.
     """
     parser = make_parser()
     handler = _Handler(path, text_of, parser)

@@ -205,7 +205,7 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """Return the resources with notes in a resource or Bundle, and their texts.
 
     Raises:
-        Refused: A note cannot be read, or a resource that is no Bundle has none.
+        Refused: A note cannot be read, or a resource that is not a Bundle has none.
     """
     resources: list[Any] = []
     texts: list[str] = []

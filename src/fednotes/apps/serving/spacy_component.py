@@ -95,7 +95,8 @@ class Recogniser:
             if lost:
                 warnings.warn(
                     f"fednotes: dropped {lost} mention(s) of {len(docs)} document(s) "
-                    f"that do not fit spaCy's tokens (alignment = {self.alignment!r})",
+                    "that do not align with spaCy's tokens (alignment = "
+                    f"{self.alignment!r})",
                     stacklevel=2,
                 )
             yield from docs

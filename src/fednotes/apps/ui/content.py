@@ -85,7 +85,7 @@ def load_content(
         backbone: As in `fednotes.load`.
 
     Raises:
-        ConfigError: The paths do not fit together, or decisions cannot be written.
+        ConfigError: The paths exclude each other, or decisions cannot be written.
         DataError: Notes cannot be read.
         ModelError: The model cannot be read.
     """
@@ -162,7 +162,7 @@ def ledger_reader(folder: Path) -> Any:
         folder: The folder of the kit.
 
     Returns:
-        None if the folder is no kit.
+        None if the folder is not a kit.
     """
     for entry in plugins.registered("ledgers").values():
         module = plugins.load(entry, ModuleType)

@@ -134,7 +134,7 @@ def make_decision(key: MentionKey, action: str, label: str) -> Decision:
         label: The other type; ignored by actions that need none.
 
     Raises:
-        ConfigError: There is no such action, it does not fit the mention, or the type
+        ConfigError: There is no such action, it does not apply here, or the type
             is not acceptable.
     """
     if action not in get_args(Action):

@@ -117,7 +117,7 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
         tell: Receives a line with the address.
 
     Raises:
-        FednotesError: The paths do not fit together, something cannot be read, or the
+        FednotesError: The paths exclude each other, something cannot be read, or the
             server cannot listen on this port.
         MissingExtra: The extra "ui" is not installed.
     """
@@ -592,7 +592,7 @@ def _pick(items: Sequence[T], request: Request, name: str) -> T:
 
 
 def _page_number(text: str) -> int:
-    """Return the number of a page; 1 if the text is no number of a page."""
+    """Return the number of a page; 1 if the text is not the number of a page."""
     if not re.fullmatch("[0-9]{1,6}", text):
         return 1
     return max(1, int(text))

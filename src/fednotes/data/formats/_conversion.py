@@ -61,7 +61,7 @@ def convert(
     out = path_of(out, "a path to write")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
         raise FednotesError(
-            f"{out} lies in {source}, which is read: name a place elsewhere"
+            f"{out} is inside {source}, the input: choose a place outside it"
         )
     documents, problems = examine(source, format, encoding)
     problems.refuse(on_error, documents)

@@ -120,8 +120,8 @@ def measure_loss(
         _registry.FORMATS[format].write(documents, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise DataError(
-            f"the meta of a document has a value that {format} cannot keep "
-            "under that name: remove it"
+            f"a document's meta has a value that {format} cannot store under its name: "
+            "remove the value"
         ) from None
     documents_again: tuple[Document, ...] = ()
     with suppress(DataError):  # without documents, some formats have nothing to read

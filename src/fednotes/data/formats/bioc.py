@@ -337,7 +337,7 @@ def join_passages(passages: Iterable[Mapping[str, Any]]) -> str:
             gaps_left -= gap
             if gap < 0 or gaps_left < 0 or not isinstance(part_text, str):
                 raise DataError(
-                    "a passage overlaps the one before, or lies far behind it"
+                    "a passage overlaps the one before it, or starts far after it"
                 )
             if part is passage and gap > 0:
                 text += " " * (gap - 1) + "\n"

@@ -44,7 +44,7 @@ _OTHER_LINE = re.compile(
 )
 _ANNOTATION_START = re.compile(r"[TREAMN#*]\S*\t")
 _TEXT_FOLDERS = ("text", "txt")  # CADEC has them beside the folder of annotations
-# If this many mentions, and at least half of all, do not fit a text, it is another one.
+# If this many mentions, and at least half of all, do not match a text, it is another.
 _MIN_MISFITS = 5
 _WORD = re.compile(r"[^\s:]+")
 # The %XX that `_file_name` writes. A % of an id is escaped only if it would begin one.
@@ -90,8 +90,8 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     precede a "/" in the id, as `write` writes them. A %XX that `write` puts into a name
     is turned back. An empty `.txt` file is a document without text. In a folder, a
     `.txt` file without `.ann` file is ignored and counted. Noted are a missing partner;
-    with its line, a line that is cut short or does not fit the text; and a text that
-    most of its mentions do not fit.
+    with its line, a line that is cut short or does not match the text; and a text that
+    most of its mentions do not match.
     """
     base, files = _find_files(path, problems)
     return gather(files, partial(_read_pair, base), problems, "document")
@@ -296,7 +296,7 @@ def _misfit(text: str, mention: _Mention) -> str:
             is_equal = sorted(form.split()) == sorted(mention.form.split())
         else:
             is_equal = is_same_text(form, mention.form)
-    return "" if is_equal else f"{where} does not match the text there"
+    return "" if is_equal else f"{where}: the document has other text there"
 
 
 def _form(text: str, pieces: Offsets) -> str:

@@ -176,7 +176,7 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
         documents += bool(part.sentences)
         yield _read_part(part, number, path, layout)
     if not documents and problems.number == problems_before:
-        raise DataError("the file holds no tokens")
+        raise DataError("the file contains no tokens")
 
 
 def parse_rows(rows: Sequence[tuple[str, list[Row]]], path: Path) -> list[ReadDocument]:

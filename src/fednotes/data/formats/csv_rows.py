@@ -43,7 +43,8 @@ def _explain(error: csv.Error) -> str:
     """Return the message for an error of Python's csv module."""
     if "field larger" in str(error):
         return (
-            f"a field has more than {bounds.LINE:,} characters: is a quote not closed?"
+            f"a field has more than {bounds.LINE:,} characters: is a closing quote "
+            "missing?"
         )
     if "unexpected end" in str(error):
         return (
@@ -79,7 +80,7 @@ class _BoundedRows(Iterator[str]):
             raise DataError.at(
                 self._path,
                 self._row_line,
-                f"the row has more than {bounds.LINE:,} characters: is a quote not "
-                "closed?",
+                f"the row has more than {bounds.LINE:,} characters: is a closing quote "
+                "missing?",
             )
         return line

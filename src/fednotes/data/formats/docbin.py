@@ -244,8 +244,8 @@ def _decompress(data: bytes) -> bytes:
         raise DataError(_UNREADABLE) from None
     if len(unpacked) > limit:
         raise DataError(
-            f"it has more than {limit:,} bytes when it is unpacked, far more than "
-            "notes have; if it is a DocBin of notes, split it into several files"
+            f"it unpacks to more than {limit:,} bytes, far more than notes have; if it "
+            "is a DocBin of notes, split it into several files"
         )
     return unpacked
 

@@ -49,7 +49,7 @@ _TYPE = re.compile(r"[A-Z][A-Za-z]{1,40}")
 _MAX_TYPES = 40  # types of ignored resources that are counted one by one
 _PLAIN_CONTENT = {"attachment": {"contentType": "text/plain"}}
 _FILLED_KEYS = ("data", "size", "hash")  # of an attachment, about its text
-# Python knows more encodings; some of them are no character sets or take long.
+# Python knows more encodings; some of them are not character sets or take long.
 _CHARSET = re.compile(
     r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE
 )
@@ -127,7 +127,7 @@ def text_of(resource: Any) -> str | None:
         attachments = [mapping(content.get("attachment")) for content in attachments]
     texts = [attachment for attachment in attachments if _is_text(attachment)]
     if not texts:
-        raise DataError("it has no attachment of the type text/plain")
+        raise DataError("it has no attachment of type text/plain")
     return "\n".join(_attachment_text(attachment) for attachment in texts)
 
 
@@ -175,7 +175,8 @@ def _is_text(attachment: Mapping[str, Any]) -> bool:
 def _attachment_text(attachment: Any) -> str:
     if "data" not in attachment and "url" in attachment:
         raise DataError(
-            "its text is at a URL, and nothing is fetched: put it into the attachment"
+            "its text is at a URL, which fednotes does not fetch: put the text into "
+            "the attachment"
         )
     match = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
     charset = match[1] if match else "utf-8"

@@ -266,7 +266,7 @@ def open_text(
 
     Raises:
         DataError: The file does not exist, is incomplete or is not text, or a byte does
-            not fit its encoding; the error then names the line of that byte.
+            not belong to its encoding; the error then names the line of that byte.
     """
     codec, mark_length = encoding_for(path, named)
     binary = _open_after_mark(path, mark_length)

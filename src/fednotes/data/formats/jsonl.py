@@ -174,7 +174,7 @@ def parse_items(
             try:
                 item_record = to_record(item, context)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-                raise DataError("its parts are not those of the format") from None
+                raise DataError("its fields are not those of the format") from None
             if not item_record:
                 continue
             document = parse_record(item_record, path, number, problems, item_name)
@@ -257,7 +257,7 @@ def _parse_stretches(value: Mapping[str, Any], key: str, length: int) -> Offsets
         _parse_offsets(stretch, length) for stretch in _require_list(value, key)
     )
     if any(left[1] > right[0] for left, right in pairwise(stretches)):
-        raise DataError(f'the key "{key}" is not in order')
+        raise DataError(f'the key "{key}" is not sorted, or its parts overlap')
     return stretches
 
 
@@ -366,7 +366,7 @@ def make_mention(
     if isinstance(form, str):
         is_there = has_form(text, offsets, form) or has_form(text, [(start, end)], form)
         if not is_there:
-            raise DataError(f"{start}:{end} does not match the text there")
+            raise DataError(f"the document has other text at {start}:{end}")
     mention = {"start": start, "end": end, "label": label, "confidence": confidence}
     if len(merged) > 1:
         mention["fragments"] = [list(piece) for piece in merged]

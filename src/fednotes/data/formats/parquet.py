@@ -47,7 +47,7 @@ from fednotes.data.text import tokenize
 
 LOOSE = 0
 _SIGNATURES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-# PAR1 is also a gene: a text that begins with it as a word is no Parquet.
+# PAR1 is also a gene: a text that begins with it as a word is not a Parquet file.
 _GENE = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))
 _UNREADABLE = "not a readable Parquet or Arrow file: is the file complete?"
 _MAX_BATCH = 1024  # rows that are unpacked at a time
@@ -73,7 +73,7 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
-    """Return a document per row; rows whose tokens and tags do not fit are noted."""
+    """Return a document per row; rows without one tag for each token are noted."""
     files = find_corpus_files(path, accepts, "Parquet or Arrow")
     return gather(files, _read_file, problems)
 
@@ -123,7 +123,7 @@ def _tagged_tokens(
                 ]
             except (IndexError, TypeError, ValueError):
                 raise DataError(
-                    "its tags do not fit its tokens, or have no names"
+                    "it needs one tag, with a name, for each token"
                 ) from None
             if not all(conll.is_tag(tag) and form.strip() for form, tag in pairs):
                 raise DataError(
@@ -187,7 +187,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
         for name in columns:
             if schema.get_field_index(name) < 0:
                 raise DataError.at(
-                    path, 0, "two of its columns have one name: rename one of them"
+                    path, 0, "two of its columns have the same name: rename one of them"
                 )
             if has_shared_values(arrow, schema.field(name).type):
                 raise DataError.at(

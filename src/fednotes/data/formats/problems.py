@@ -22,7 +22,7 @@ OnError = Literal["refuse", "skip"]
 
 # Kinds of what a reader ignores although nothing is wrong with it.
 UNANNOTATED = "texts without annotations"
-WINDOWS = "texts with line ends of Windows"  # the line ends are not kept
+WINDOWS = "texts with Windows line endings"  # the line ends are not kept
 
 MAX_LISTED = 10_000  # problems that are listed one by one; all are counted
 

@@ -36,7 +36,7 @@ def read_table(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
                 if len(row) != len(header):
                     raise DataError(
                         f"the row has {len(row)} columns, the header {len(header)}: is "
-                        "the file incomplete, or a quote not closed?"
+                        "the file incomplete, or a closing quote missing?"
                     )
                 notes.append(_parse_row(settings, row, columns, path, line))
             del row  # so that one text is in memory at a time
@@ -144,7 +144,7 @@ def _find_columns(
             hint = nearest(
                 name,
                 header,
-                f"the first line names {len(header)} columns, none like it",
+                f"the first line has {len(header)} columns, none with a similar name",
             )
             raise DataError.at(
                 path, 1, f"there is no column {name!r} for the {content}: {hint}"

@@ -102,7 +102,7 @@ def read_annotated_files(job: Job, log: ReadingLog) -> dict[str, Parts]:
     Raises:
         DataError: Files cannot be used, or a site names a type that is not annotated.
             The error holds the problems of all sites.
-        ConfigError: A setting does not fit the files.
+        ConfigError: A setting does not match the files.
     """
 
     # Sites may share a file.

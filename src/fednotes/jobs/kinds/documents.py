@@ -65,7 +65,7 @@ def load_documents(job: Job, _progress: Progress | None, _cache: Path | None) ->
 
     Raises:
         DataError: A file cannot be used.
-        ConfigError: A setting does not fit the files.
+        ConfigError: A setting does not match the files.
     """
     sites = _read_sites(job) if job.synthetic is None else _generate_sites(job)
     return deal_into_silos(job, sites) if job.silos else sites

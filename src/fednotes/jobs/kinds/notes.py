@@ -37,7 +37,7 @@ def load_note_sites(job: Job, _progress: Progress | None, _cache: Path | None) -
 
     Raises:
         DataError: A file cannot be used; with the site.
-        ConfigError: A setting does not fit the files; with the site.
+        ConfigError: A setting does not match the files; with the site.
     """
     corpora = list(_generate_corpora(job) if job.synthetic else _open_corpora(job))
     if job.silos is None:

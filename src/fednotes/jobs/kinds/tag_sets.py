@@ -33,7 +33,7 @@ def read_tags(
         where: Name of the job in error messages.
 
     Raises:
-        ConfigError: The table does not fit the job's other tables.
+        ConfigError: The table contradicts the job's other tables.
     """
     if "tags" not in table:
         return KindTables()
@@ -108,7 +108,7 @@ def choose_types(
         log: Where types that are left out are reported.
 
     Raises:
-        ConfigError: The types of a site do not fit [tags].
+        ConfigError: The types of a site do not match [tags].
     """
     named = {
         name: named_types(site) if site.types else None
@@ -134,7 +134,7 @@ def choose_types(
 def _require_fitting_types(
     name: str, site: SiteConfig, config: TagsConfig, complete: Types
 ) -> None:
-    """Raise ConfigError if the types that a site's table names do not fit [tags]."""
+    """Raise ConfigError if the types that a site's table names do not match [tags]."""
     named = named_types(site)
     missing = sorted(set(complete) - set(named))
     if config.is_sampled and site.types and missing:

@@ -225,6 +225,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
         secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
     if secret >> (8 * KEY_BYTES):
         raise TrainingError(
-            "the shares of a secret do not fit together: one of them is wrong"
+            "the shares of a secret contradict each other: at least one of them is "
+            "wrong"
         )
     return secret.to_bytes(KEY_BYTES, "big")

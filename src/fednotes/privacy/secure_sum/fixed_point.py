@@ -196,7 +196,7 @@ def encode(update: Update, layout: SumLayout) -> Words:
     given = [(name, tuple(value.shape)) for name, value in update.tensors.items()]
     if given != expected:
         raise TrainingError(
-            "the tensors of this site are not those that the sum was laid out for"
+            "the tensors of this site are not those that the secure sum expects"
         )
     if not math.isfinite(update.weight):
         raise TrainingError("the site's weight is not finite: nothing was sent")
@@ -366,4 +366,4 @@ def check_layout(layout: SumLayout) -> None:
         )
     )
     if not sound:
-        raise RefusedError("the layout of a masked update is not a layout")
+        raise RefusedError("the layout of a masked update is not valid")

@@ -342,7 +342,7 @@ def _column(
     table = attached.tensors.get(name)
     shape = (len(sites), len(sites), size)
     if table is None or table.dtype is not torch.uint8 or tuple(table.shape) != shape:
-        raise RefusedError(f"a request of the secure sum has no {name} for its sites")
+        raise RefusedError(f"a request of the secure sum lacks {name} for its sites")
     if site not in sites:
         raise RefusedError(
             f"site {site!r} has no {name} in this exchange of the secure sum"

@@ -116,11 +116,11 @@ class SecureServer:
         )
         if message.session != self._session:
             raise RefusedError(
-                f"the shares of site {message.site!r} are for other keys"
+                f"the shares of site {message.site!r} were made for other keys"
             )
         if not _one_each(message.boxes, self._keys.keys() - {message.site}, BOX_BYTES):
             raise RefusedError(
-                f"the shares of site {message.site!r} are not for all sites"
+                f"the shares of site {message.site!r} do not cover all sites"
             )
         self._boxes[message.site] = message
 
@@ -150,14 +150,14 @@ class SecureServer:
         check_layout(message.layout)
         if message.layout.sites != len(self._parties.sites):
             raise RefusedError(
-                f"site {site!r} laid its update out for another number of sites"
+                f"site {site!r} prepared its update for another number of sites"
             )
         words = message.words
         if words.dtype != np.uint64 or words.shape != (message.layout.words,):
-            raise RefusedError(f"the masked update of site {site!r} has a wrong size")
+            raise RefusedError(f"the masked update of site {site!r} has the wrong size")
         if not _one_each(message.receipts, set(self.roster) - {site}, RECEIPT_BYTES):
             raise RefusedError(
-                f"the receipts of site {site!r} are not one for each other site"
+                f"site {site!r} did not send one receipt for each other site"
             )
         where = message.layout.digest()
         if where not in self._sums:
@@ -201,7 +201,7 @@ class SecureServer:
             message.confirmations, survivors - {message.site}, RECEIPT_BYTES
         ):
             raise RefusedError(
-                f"the confirmations of site {message.site!r} are not for all"
+                f"the confirmations of site {message.site!r} do not cover all sites"
             )
         self._confirmations[message.site] = dict(message.confirmations)
 
@@ -213,7 +213,7 @@ class SecureServer:
         asked = (message.masks, survivors), (message.keys, dropped)
         if not all(_one_each(given, sites, SHARE_BYTES) for given, sites in asked):
             raise RefusedError(
-                f"the opened shares of site {message.site!r} are not what was asked"
+                f"site {message.site!r} opened other shares than the server requested"
             )
         self._answers[message.site] = message
 
@@ -297,8 +297,8 @@ class SecureServer:
                         self.doubtful.append((site, of))
             return found
         raise TrainingError(
-            f"the shares of the {what} of site {of!r} do not fit what it sent: "
-            "it or one of the sites that opened them sent wrong ones"
+            f"the shares of the {what} of site {of!r} do not match what it sent: it or "
+            "one of the sites that opened them sent wrong shares"
         )
 
     def _choices(self, shares: Collection[str]) -> Iterator[tuple[str, ...]]:
@@ -360,7 +360,7 @@ def _difference(one: _Sum, other: _Sum) -> str:
     if odd:
         what = f"{odd[0][0]} {odd[0][1]!r} is not at both"
     elif one.layout.purpose != other.layout.purpose:
-        what = "they were asked different things: task, round, options or tensors"
+        what = "they received different tasks, rounds, options or tensors"
     else:
         unequal = [key for key in rows[0] if rows[0][key] != rows[1][key]]
         what = (
@@ -369,8 +369,8 @@ def _difference(one: _Sum, other: _Sum) -> str:
             else "order"
         )
     return (
-        f"sites {left!r} and {right!r} laid out different sums ({what}): "
-        "they must run the same model and agree on the metrics' names"
+        f"sites {left!r} and {right!r} prepared different sums ({what}): they must run "
+        "the same model and agree on the metrics' names"
     )
 
 

@@ -78,11 +78,11 @@ def check_keys(message: KeysMessage, exchange: bytes) -> None:
     """Raise RefusedError for a message of another exchange or of wrong sizes."""
     if message.exchange != exchange:
         raise RefusedError(
-            f"the keys of site {message.site!r} are of another exchange, list of sites "
-            "or threshold"
+            f"the keys of site {message.site!r} belong to another exchange, list of "
+            "sites or threshold"
         )
     if any(len(getattr(message, name)) != crypto.KEY_BYTES for name in KEYS_SIZES):
-        raise RefusedError(f"the keys of site {message.site!r} have a wrong length")
+        raise RefusedError(f"the keys of site {message.site!r} have the wrong length")
 
 
 class LaidOut(TypedDict, total=False):
@@ -316,7 +316,7 @@ class SecureSite:
     def _check_request(self, request: UnmaskRequest) -> None:
         survivors, dropped = set(request.survivors), set(request.dropped)
         if request.exchange != self.exchange:
-            raise RefusedError("the survivors are of another exchange")
+            raise RefusedError("the list of survivors belongs to another exchange")
         if len(survivors) + len(dropped) != len(request.survivors) + len(
             request.dropped
         ):

@@ -59,7 +59,7 @@ def test_each_other_answer_is_spent_and_one_too_many_is_refused(tmp_path: Path) 
         assert own["epsilon"] == pytest.approx(PROMISE.epsilon(number))
         assert own["delta"] == 1e-5
     assert "refused by max_epsilon" in site.ask("train", 4, 3).refusal
-    assert "promise is of 3 answers" in site.told[-1]
+    assert "promises at most 3 answers" in site.told[-1]
     assert len(next(iter(site.spent.values()))["answers"]) == 3
     site.restart()  # a killed process forgets nothing
     assert "refused by max_epsilon" in site.ask("train", 5, 3).refusal
@@ -231,7 +231,7 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
     one.spend("1" * 64, ANY)
     one.spend("2" * 64, ANY, task=COUNTS)
     one.spend("2" * 64, ANY, task=COUNTS)
-    with pytest.raises(PolicyRefusal, match=r"is of 1 answers .* would be number 2"):
+    with pytest.raises(PolicyRefusal, match=r"at most 1 answers .* would be number 2"):
         one.spend("3" * 64, ANY, task=COUNTS)
     one.spend("3" * 64, ANY)
     with pytest.raises(PolicyRefusal, match="is of 0 answers"):

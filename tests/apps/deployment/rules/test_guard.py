@@ -145,7 +145,7 @@ def test_a_refusal_tells_the_rule_and_no_number(
     assert "7,777 or more" in site.told[-1]
     assert "ward7" in site.told[-1]
     if change:
-        assert f"has 41 {rule[4:]} behind it" in site.told[-1]
+        assert f"covers 41 {rule[4:]}" in site.told[-1]
 
 
 def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:
         assert encode(site.ask("train", 1)) == encode(first)
     for file in (ledger_of(tmp_path).path, head_path(ledger_of(tmp_path).path)):
         file.unlink()
-    assert "ledger has no record of the reply" in site.ask("train", 1).refusal
+    assert "ledger has no record of the requested reply" in site.ask("train", 1).refusal
 
 
 def secure_sites(folder: Path, policy: Policy, size: int = 4) -> dict[str, Guarded]:
@@ -288,9 +288,15 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
 
     site = Guarded(tmp_path, MASKED, updates(1), secure=True)
     site.host._sealer = Words()
-    assert "not known what is behind" in site.ask("@masked", 1).refusal
+    assert (
+        "unknown which update these masked words contain"
+        in site.ask("@masked", 1).refusal
+    )
     assert site.ask("train", 2).update is not None
-    assert "not known what is behind" in site.ask("@masked", 3, counted=0).refusal
+    assert (
+        "unknown which update these masked words contain"
+        in site.ask("@masked", 3, counted=0).refusal
+    )
     assert site.ask("train", 4).update is not None
     assert site.ask("@masked", 5, counted=4).attached.tensors["words"].shape == (3,)
 

@@ -31,7 +31,7 @@ Wish = Callable[..., None]  # of a policy; a key that is given again is another 
 NIGHT = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
 LSTM = ("lstm.weight_ih", "cnn.weight")
 WORDS = (*LSTM, "encoder.embeddings.word_embeddings.weight")
-BEHIND = {"tokens": 900, "steps": 12, "patients": 8}
+COVERED = {"tokens": 900, "steps": 12, "patients": 8}
 JOB = partial(check_job, method="fedner", sites=3, threshold=3, rounds=20, secure=True)
 ASK = {n: Request("job", 1, 1, "train", round=n) for n in (4, 99, 100)}
 EACH = Request("job", 1, 1, "train", round=4, each=True)
@@ -39,7 +39,7 @@ ASKED = partial(
     check_request, request=ASK[4], sites=3, threshold=3, secure=True, now=NIGHT
 )
 REPLY = partial(
-    check_update, task="train", round=4, tensors=LSTM, behind=BEHIND, size=5_000, secure=True,
+    check_update, task="train", round=4, tensors=LSTM, covered=COVERED, size=5_000, secure=True,
     scores=False, left=None,
 )  # fmt: skip
 
@@ -51,8 +51,8 @@ def at(clock: str, zone: timezone = UTC) -> datetime:
     return datetime.fromisoformat(f"2026-07-01T{clock}:00").replace(tzinfo=zone)
 
 
-def behind(**change: int | None) -> dict[str, Any]:
-    return {"behind": {k: v for k, v in (BEHIND | change).items() if v is not None}}
+def covered(**change: int | None) -> dict[str, Any]:
+    return {"covered": {k: v for k, v in (COVERED | change).items() if v is not None}}
 
 
 # The site's table; a wish that breaks it; what makes it a permitted one; words of the
@@ -84,9 +84,9 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      {"secure": True}, "round 4 is without a secure sum"),
     ("secure_sum", {"secure_sum": "required"}, partial(REPLY, secure=False), {"secure": True},
      "the reply to task 'train' of round 4 is without a secure sum"),
-    ("secure_sum", {}, partial(REPLY, secure=False, **behind(steps=1)), behind(steps=2),
+    ("secure_sum", {}, partial(REPLY, secure=False, **covered(steps=1)), covered(steps=2),
      "gradient of one step without a secure sum"),
-    ("secure_sum", {}, partial(REPLY, secure=False, **behind(steps=None)), {"tensors": ()},
+    ("secure_sum", {}, partial(REPLY, secure=False, **covered(steps=None)), {"tensors": ()},
      "gradient of one step"),
     ("secure_sum", {"freeze_embeddings": False}, partial(REPLY, secure=False, tensors=WORDS),
      {"secure": True}, "show a table of words without a secure sum"),
@@ -102,17 +102,18 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
     ("allowed_layers", {"allowed_layers": ["lstm.*", "crf"]}, REPLY,
      {"tensors": ("lstm.bias", "crf.start")}, "holds 'cnn.weight'; this site allows lstm.*, crf"),
     ("allowed_layers", {"allowed_layers": []}, REPLY, {"tensors": ()}, "no tensor at all"),
-    ("min_tokens", {"min_tokens": 901}, REPLY, behind(tokens=901),
-     "has 900 tokens behind it; this site allows 901 or more"),
-    ("min_tokens", {"min_tokens": 1}, partial(REPLY, **behind(tokens=None)), behind(tokens=1),
+    ("min_tokens", {"min_tokens": 901}, REPLY, covered(tokens=901),
+     "covers 900 tokens; this site allows 901 or more"),
+    ("min_tokens", {"min_tokens": 1}, partial(REPLY, **covered(tokens=None)), covered(tokens=1),
      "unknown number of tokens"),
-    ("min_steps", {"min_steps": 13}, REPLY, behind(steps=13), "has 12 steps behind it"),
-    ("min_patients", {"min_patients": 10}, REPLY, {"tensors": ()}, "has 8 patients behind it"),
-    ("min_batch", {"min_batch": 9}, partial(REPLY, **behind(batch=8)), behind(batch=9),
-     "has 8 examples of a mini-batch behind it; this site allows 9 or more"),
+    ("min_steps", {"min_steps": 13}, REPLY, covered(steps=13), "covers 12 steps"),
+    ("min_patients", {"min_patients": 10}, REPLY, {"tensors": ()}, "covers 8 patients"),
+    ("min_batch", {"min_batch": 9}, partial(REPLY, **covered(batch=8)), covered(batch=9),
+     "covers 8 examples of a mini-batch; this site allows 9 or more"),
     ("min_difference", {"min_difference": 3}, partial(APART, number=1), {"number": 0},
-     "(sentences) differ by 1 from those of job 1, so the sums of both jobs would tell these few; "
-     "this site allows a job on the same examples as that one, or one that differs by 3 or more"),
+     "(sentences) differ by 1 from those of job 1, so the sums of both jobs would "
+     "reveal these few; this site allows a job on the same examples as that one, or "
+     "one that differs by 3 or more"),
     ("min_difference", {"min_difference": 3}, partial(APART, number=2), {"number": 3},
      "differ by 2 from"),
     ("count_step", {"count_step": 10}, COUNTS, {"rounds_counts": True},
@@ -181,7 +182,7 @@ def test_every_rule_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("table", "wish"),
     [
-        ({"secure_sum": "off"}, partial(REPLY, secure=False, **behind(steps=1))),
+        ({"secure_sum": "off"}, partial(REPLY, secure=False, **covered(steps=1))),
         (SHARED, partial(REPLY, scores=True)),
         (SHARED, partial(JOB, secure=False)),
         (SHARED | {"individual_updates": True}, partial(JOB, secure=False, each=True)),

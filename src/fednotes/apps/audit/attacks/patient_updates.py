@@ -187,7 +187,7 @@ def _bias_gradient(site: Any, name: str, patient: int) -> Tensor:
 
 
 _NOISE = "noise ([privacy])"
-_PUBLIC = f"{_NOISE}; a representation that is public already (its folder)"
+_PUBLIC = f"{_NOISE}; an existing public representation (the folder of its model)"
 _SECURE_CONCEPTS = "A secure sum hides whose concepts they are, but not the concepts"
 _SECURE_OUTPUTS = "a secure sum, if other sites have other patients"
 

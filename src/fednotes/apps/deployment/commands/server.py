@@ -158,7 +158,10 @@ def report_process(kit: Path, role: str) -> Status:
 Files = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file whose [files] says where vectors and encoders are here."
+        help=(
+            "TOML file whose [files] table gives the paths of vectors and encoders "
+            "here."
+        )
     ),
 ]
 
@@ -206,8 +209,8 @@ def server_start(kit: Kit, files: Files = None) -> None:
         last_words = read_last_words(kit)
         processes.stop(kit)
         raise FednotesError(
-            f"{kit}: the server does not answer at its port {port} ({problem}), and "
-            f"was stopped; the last line of {kit / processes.OUTPUT_FILE}: {last_words}"
+            f"{kit}: the server did not answer at port {port} ({problem}), so it was "
+            f"stopped; the last line of {kit / processes.OUTPUT_FILE}: {last_words}"
         )
     say(f"{process.name} is running (process {process.pid}) and answers at port {port}")
     say(f"its log: {process.log}")

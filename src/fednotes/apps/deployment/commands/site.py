@@ -760,7 +760,7 @@ def account() -> str:
     name = _user_name(os.getuid())
     sudo = os.environ.get("SUDO_UID", "")
     if sudo.isdecimal():
-        return f"{name}; SUDO_UID is of {_user_name(int(sudo))}"
+        return f"{name}; SUDO_UID belongs to {_user_name(int(sudo))}"
     return name
 
 

@@ -544,7 +544,10 @@ class Authority:
                 Nothing was signed.
         """
         if len(data) > MAX_BYTES:
-            raise RefusedError("too long for a kit's request")
+            raise RefusedError(
+                "too long for a request of `fednotes kit renew`: is this the right "
+                "file?"
+            )
         trust = Trust(
             self.valid_roots(), self.trust_list.bridges, self.trust_list.revocations
         )
@@ -596,7 +599,7 @@ def _verify_request(block: bytes, trust: Trust) -> tuple[x509.Certificate, Any]:
         or certificate.subject != request.subject
         or not request.is_signature_valid
     ):
-        raise RefusedError("the request is not signed by a kit that is valid now")
+        raise RefusedError("the request is not signed by a currently valid kit")
     return certificate, public_key
 
 
@@ -666,8 +669,8 @@ class ProjectConfig:
         )
         if unusable:
             raise ConfigError(
-                f"sites {unusable}: expected names that nothing else in the "
-                "project has, each once"
+                f"sites {unusable}: expected each name once, and no name that "
+                "something else in the project has"
             )
         _require_distinguishable(self.sites)
 

@@ -151,8 +151,8 @@ def _check_certificate(stem: Path, name: str) -> dict[Path, datetime]:
     names = names_of(certificate)
     if names != [name]:
         raise ConfigError(
-            f"{certificate_file}: the certificate is of "
-            f"{', '.join(names) or 'nobody'}, the kit of {name}: {REMEDY}"
+            f"{certificate_file}: the certificate names "
+            f"{', '.join(names) or 'nobody'}, but the kit belongs to {name}: {REMEDY}"
         )
     if read_key(stem).public_key() != certificate.public_key():
         raise ConfigError(

@@ -206,13 +206,13 @@ class Connections:
             problem = Trust.read(self._startup).find_withdrawal(certificate)
         except FednotesError as error:
             # Without a readable trust list, nobody is accepted.
-            reason = f"cannot be judged: {error}"
+            reason = f"cannot be checked: {error}"
         else:
             if problem is None:
                 return False
             reason = str(problem)
         names = ", ".join(names_of(certificate))
-        logger.error("a connection of %s was closed: its certificate %s", names, reason)
+        logger.error("closed a connection from %s: its certificate %s", names, reason)
         return True
 
 
@@ -318,7 +318,7 @@ class ServerGate(FLComponent):
         if is_sender and channel != "_net_manager":
             return None
         logger.error(
-            "a message of %s in the name of %.80r was dropped", certified, origin
+            "dropped a message that %s sent in the name of %.80r", certified, origin
         )
         return _refuse("a member may not send this")
 

@@ -336,7 +336,7 @@ class FednotesController(Controller):
         fl_ctx: FLContext,  # noqa: ARG002 - NVFlare's signature
     ) -> None:
         """Log a reply to an exchange that is over."""
-        logger.info("a late reply of %s was dropped", client.name)
+        logger.info("dropped a late reply from %s", client.name)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the job; write its outcome to the run's state, and report a failure."""

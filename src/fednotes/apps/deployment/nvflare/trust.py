@@ -255,7 +255,7 @@ def _require_signed(new: Trust, known: Trust) -> x509.Certificate:
         known: What the kit trusts.
 
     Raises:
-        RefusedError: It is no trust list, or the kit does not trust its root.
+        RefusedError: It is not a trust list, or the kit does not trust its root.
     """
     if new.revocations is None or len(new.roots) != 1 or new.leaves:
         raise RefusedError(

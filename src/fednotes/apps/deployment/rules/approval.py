@@ -483,7 +483,7 @@ class Approvals:
             AttributeError,
             RefusedError,
         ) as error:
-            raise self._unusable("was edited, or is no list of decisions") from error
+            raise self._unusable("was edited, or is not a list of decisions") from error
 
     def _unusable(self, problem: str) -> ConfigError:
         return ConfigError(

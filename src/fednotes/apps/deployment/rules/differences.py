@@ -177,14 +177,14 @@ class ExampleRecord:
             if len(secret) != _KEY_BYTES or not hmac.compare_digest(
                 code, record.code(secret)
             ):
-                raise ValueError("not as it was written")
+                raise ValueError("changed since it was written")
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise ConfigError(
-                f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or "
-                "edited, so it is unknown which examples earlier jobs trained "
-                "on, and min_difference lets the site join no run: restore a "
-                "copy of the folder; if there is none, move the folder away, and "
-                "jobs are compared only with later ones"
+                f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or edited, "
+                "so it is unknown which examples earlier jobs trained on, and "
+                "min_difference keeps the site out of every run: restore a copy of "
+                "the folder; if there is none, move the folder away (jobs are then "
+                "compared only with later ones)"
             ) from error
         return secret, record
 

@@ -352,9 +352,9 @@ class Budget:
             if number > limit:
                 raise PolicyRefusal(
                     "max_epsilon",
-                    f"refused: the job's promise is of {limit:,} answers of this site, "
-                    f"and this would be number {number:,}; a new job can be approved, "
-                    "whose ε adds to it",
+                    f"refused: the job promises at most {limit:,} answers of this "
+                    f"site, and this would be number {number:,}; a new job can be "
+                    "approved, and its ε is added to this job's",
                 )
             known.append(answer[:SHORT])
             job.epsilon = self.promise.epsilon(max(1, len(job.answers)))
@@ -378,7 +378,7 @@ class Budget:
             policy.require(
                 units.index(unit) <= units.index(least),
                 "epsilon_unit",
-                f"ε is promised of each {unit}",
+                f"the job promises ε for each {unit}",
                 f"each {least}",
             )
         if not policy.max_epsilon:
@@ -757,7 +757,8 @@ class SiteGuard:
         newest = self._newest
         if newest is None or newest.number != request.counted.get(self._site):
             raise RefusedError(
-                f"site {self._site!r}: it is not known what is behind these words"
+                f"site {self._site!r}: it is unknown which update these masked words "
+                "contain; start a new run"
             )
         return newest
 
@@ -767,8 +768,8 @@ class SiteGuard:
         line = self._past.answers.get(sha256)
         if line is None:
             raise RefusedError(
-                f"site {self._site!r}: its ledger has no record of the reply that is "
-                "asked for again"
+                f"site {self._site!r}: its ledger has no record of the requested "
+                "reply; start a new run"
             )
         return _SentUpdate(
             request.number,

@@ -858,15 +858,15 @@ class _Reading:
         for line, due, number in self._jumps:
             if number < due and self._places[number] != line:
                 what = (
-                    f"has number {number}, as line {self._places[number]}: one was "
-                    "inserted"
+                    f"has number {number}, as line {self._places[number]}: one of them "
+                    "was inserted"
                 )
             elif number < due or due in self._places:
                 what = f"has number {number} where {due} is due: lines were moved"
             else:
                 missing = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
                 what = (
-                    f"has number {number}: what was before it, number {missing}, was "
+                    f"has number {number}: the line before it, number {missing}, was "
                     "removed"
                 )
             yield Fault(line, what)
@@ -912,8 +912,8 @@ class _Reading:
         )
         if is_announced and not self.remainder:
             note = (
-                "the last line was written by a process that was killed before it was "
-                "done"
+                "the last line was written by a process that was killed before it "
+                "finished"
             )
             return note, None
         if self.end > head.lines:

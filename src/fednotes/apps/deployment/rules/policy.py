@@ -30,8 +30,8 @@ from fednotes.core.numbers import Fraction, NonNegativeInt, PositiveInt
 from fednotes.core.settings import build, checked
 from fednotes.core.word_tables import find_word_tables
 
-# What may be behind an update: the name in `min_NAME`, and how messages call it.
-_BEHIND = {
+# What an update may cover: the name in `min_NAME`, and how messages call it.
+_COVERED = {
     "tokens": "tokens",
     "steps": "steps",
     "patients": "patients",
@@ -354,7 +354,7 @@ def check_difference(policy: Policy, number: int, view: str, earlier: str) -> No
         number == 0 or number >= least,
         "min_difference",
         f"the site's training examples ({view}) differ by {number:,} from those of "
-        f"{earlier}, so the sums of both jobs would tell these few",
+        f"{earlier}, so the sums of both jobs would reveal these few",
         "a job on the same examples as that one, or one that differs by "
         f"{least:,} or more",
     )
@@ -445,7 +445,7 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
     task: str,
     round: int,
     tensors: Collection[str],
-    behind: Mapping[str, int],
+    covered: Mapping[str, int],
     *,
     size: int,
     secure: bool,
@@ -459,7 +459,7 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
         task: The task that it answers.
         round: The round, as the server numbers it.
         tensors: The names of the tensors.
-        behind: How much training produced them: "tokens", "steps", "patients" and
+        covered: How much training produced them: "tokens", "steps", "patients" and
             "batch", the examples of a mini-batch. Unknown ones are absent.
         size: Bytes on the wire.
         secure: Whether the reply is masked.
@@ -477,12 +477,12 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
     if word_tables:
         revealed = "a table of words"
     # An unknown number of steps counts as one.
-    elif tensors and behind.get("steps", 1) <= 1:
+    elif tensors and covered.get("steps", 1) <= 1:
         revealed = "the gradient of one step"
     _check_sum(policy, what, secure=secure, scores=scores, revealed=revealed)
     _check_layers(policy, what, tensors=tensors, word_tables=word_tables)
-    if tensors:  # counts alone have no training behind them
-        _check_training(policy, what, behind)
+    if tensors:  # counts alone cover no training
+        _check_training(policy, what, covered)
 
     policy.require(
         not policy.max_rounds or left is None or left <= policy.max_rounds,
@@ -526,16 +526,16 @@ def _check_layers(
     )
 
 
-def _check_training(policy: Policy, what: str, behind: Mapping[str, int]) -> None:
-    """Check how much training is behind an update."""
-    for key, words in _BEHIND.items():
+def _check_training(policy: Policy, what: str, covered: Mapping[str, int]) -> None:
+    """Check how much training an update covers."""
+    for key, words in _COVERED.items():
         least = getattr(policy, f"min_{key}")
-        number = behind.get(key)
+        number = covered.get(key)
         shown = "an unknown number of" if number is None else f"{number:,}"
         policy.require(
             not least or (number is not None and number >= least),
             f"min_{key}",
-            f"{what} has {shown} {words} behind it",
+            f"{what} covers {shown} {words}",
             f"{least:,} or more",
         )
 

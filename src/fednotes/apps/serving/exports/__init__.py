@@ -127,6 +127,6 @@ def _require_fitting(folder: Path, form: str, export_form: ExportForm) -> None:
         name for name in list_forms() if name == _CARD or find_form(name).reads == reads
     ]
     raise ConfigError(
-        f"{folder}: the form {form!r} is for {_MODELS[export_form.reads]}, and this is "
-        f"none; use one of the forms {', '.join(fitting)}"
+        f"{folder}: the form {form!r} exports only {_MODELS[export_form.reads]}; for "
+        f"this model, use one of the forms {', '.join(fitting)}"
     )

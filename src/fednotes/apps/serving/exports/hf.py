@@ -45,7 +45,7 @@ def writer(model: Path) -> Callable[[Path], None]:
     classifier = load_model(model)
     if not isinstance(classifier, TokenClassifier):
         raise ConfigError(
-            f"{model}: transformers has no class for models of the kind "
+            f"{model}: transformers has no class for models of kind "
             f"{classifier.config.kind!r}; `fednotes export onnx` writes taggers that "
             "end with a CRF"
         )

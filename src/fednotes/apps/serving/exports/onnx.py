@@ -80,8 +80,8 @@ def writer(model: Path, *, int8: bool = False) -> Callable[[Path], None]:
     loaded = load_model(model)
     if not isinstance(loaded, Tagger | TokenClassifier):
         raise ConfigError(
-            f"{model}: a model of the kind {loaded.config.kind!r} cannot be exported "
-            "as an ONNX graph; taggers and token classifiers can"
+            f"{model}: models of kind {loaded.config.kind!r} cannot be exported as an "
+            "ONNX graph; taggers and token classifiers can"
         )
     if isinstance(loaded, Tagger) and loaded.encoder is not None:
         raise ConfigError(

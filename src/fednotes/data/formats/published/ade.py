@@ -242,7 +242,7 @@ def _nearest(other: _Place, drugs: Sequence[_Place], row: _Row) -> _Place:
 def _misfit(
     pair: tuple[_Place, _Place], row: _Row, origin: int | None
 ) -> tuple[int, int, int]:
-    """Return how badly two places fit a row's offsets.
+    """Return how far two places are from a row's offsets.
 
     Their distance counts first, then their place in the abstract, then how far right
     they are.

@@ -133,7 +133,7 @@ def _place_text(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
 
     Offsets count from the raw text. Readers that strip it first subtract one, which is
     the same unless the raw text begins otherwise than with one line end. The shift that
-    fits more mentions is used.
+    matches more mentions is used.
     """
     text = raw.removeprefix("\n")
     shift_of_raw = len(text) - len(raw)

@@ -142,7 +142,7 @@ def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
     problems_before = problems.number
     documents = list(_read_parts(path, problems))
     if not documents and problems.number == problems_before:
-        raise DataError("the file holds no tokens")
+        raise DataError("the file contains no tokens")
     # The columns are published without words.
     if documents and all(_lacks_words(item.document) for item in documents):
         raise DataError(
@@ -188,7 +188,7 @@ def _read_line(line: str, part: _Part | None, number: int) -> _Part | None:
         number: The number of the line.
 
     Raises:
-        DataError: The line does not fit.
+        DataError: The line does not belong here.
     """
     if line.startswith("#begin"):
         return _begin_part(line, part, number)

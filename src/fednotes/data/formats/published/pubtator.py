@@ -63,8 +63,8 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Return a document per article; its id is the PMID.
 
-    Noted, with the line, are a line that fits no pattern and offsets that do not hold
-    the mention's text.
+    Noted, with the line, are a line that matches no pattern and offsets at which
+    the text is not the mention's.
     """
     return gather(find_corpus_files(path, accepts, "PubTator"), _read_file, problems)
 
@@ -141,7 +141,7 @@ def _parse_mention(columns: list[str], text: str) -> Span:
         )
     start, end = require_in_text(int(columns[1]), int(columns[2]), len(text))
     if not has_form(text, [(start, end)], columns[3]):
-        raise DataError(f"{start}:{end} does not match the text there")
+        raise DataError(f"the document has other text at {start}:{end}")
     label = columns[4].strip()
     if not label:
         raise DataError("the type is empty")
