@@ -69,7 +69,7 @@ def test_a_certificate_out_of_its_time_is_refused(
         ("outsider", "is not signed by rootCA.pem"),
         ("self-signed", "is not signed by rootCA.pem"),
         ("expired", "expired on"),
-        ("swapped", "is of h2, the kit of h1"),
+        ("swapped", "names h2, but the kit belongs to h1"),
     ],
 )
 def test_a_false_kit_says_why(

@@ -134,7 +134,7 @@ def test_vectors_of_text(tmp_path: Path) -> None:
 
 
 def test_inputs_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="vectors of text"):
+    with pytest.raises(DataError, match="a model of text reads vectors"):
         Phenotyper(SPACE, idf=np.ones(9)).features(
             Vectors(np.zeros((1, 9), np.float32))
         )
@@ -220,22 +220,22 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phenotypes": ["asthma", "gout"]}, "2 phenotypes, classes are of 4"),
+        ({"phenotypes": ["asthma", "gout"]}, "2 phenotypes, but 4 lists of classes"),
         ({"phenotypes": "asthma"}, "phenotypes = 'asthma': expected a list"),
-        ({"code_names": ["icd9:1"]}, "1 codes, the network has outputs 5"),
+        ({"code_names": ["icd9:1"]}, "1 codes, but 5 outputs of the network"),
         ({"scale": "foo"}, "scale = 'foo': expected one of 'none', 'l2'"),
         ({"network": {"mean": "foo"}}, "network.mean = 'foo': expected one of"),
         (
             {"network": {"embedding": "4"}},
             "network.embedding = '4': expected a whole number",
         ),
-        ({"network": None}, "9 features, the classifiers read 6"),
+        ({"network": None}, "9 features, but 6 features that the classifiers read"),
         ({"classifier": {"loss": "foo"}}, "classifier.loss = 'foo'"),
         ({"classifier": {"alpha": 0}}, "alpha = 0"),
         ({"classes": [[0, 1]] * 3 + [[]]}, "svm.intercept"),
         ({"classes": [[0, 7]] * 4}, "classes of a disease"),
         ({"classes": [0, 1, 1, 1]}, "classes = 0: expected a list"),
-        ({"classes": None}, "4 phenotypes, classes are of 0"),
+        ({"classes": None}, "4 phenotypes, but 0 lists of classes"),
         ({"space": {"width": "9"}}, "space.width = '9'"),
         ({"space": {"width": 7}}, "reads 9 concepts, and there are 7"),
         ({"space": {"width": 9, "recipe": [1]}}, "space.recipe = .*expected a table"),
@@ -347,7 +347,7 @@ def test_another_or_a_missing_dictionary(table: Path, tmp_path: Path) -> None:
         ModelError, match=r"moved\.tsv is not the one .*terms\.tsv.*`dictionary`"
     ):
         features_of(recipe, NOTES, dictionary=str(moved))
-    with pytest.raises(ModelError, match="unknown kind 'x'"):
+    with pytest.raises(ModelError, match="unknown kind, 'x'"):
         features_of({"kind": "x"}, NOTES)
 
 

@@ -116,6 +116,6 @@ def test_models_without_a_pipeline_are_named(tmp_path: Path) -> None:
     replace(networked(), machines=None, phenotypes=()).save(tmp_path / "stage1")
     with pytest.raises(FednotesError, match="ends with stage 1"):
         export(tmp_path / "stage1", "sklearn", tmp_path / "out")
-    with pytest.raises(FednotesError, match="is for models of patients"):
+    with pytest.raises(FednotesError, match="exports only models of patients"):
         export(tmp_path, "sklearn", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -57,7 +57,7 @@ def test_a_form_for_patients_is_refused_for_mentions(
     model: Path, tmp_path: Path
 ) -> None:
     needs_app("phenotyping")
-    with pytest.raises(ConfigError, match="is for models of patients"):
+    with pytest.raises(ConfigError, match="exports only models of patients"):
         fn.export(model, "sklearn", tmp_path / "out")
 
 
