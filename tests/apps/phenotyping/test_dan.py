@@ -351,7 +351,7 @@ def test_wrong_inputs_are_named() -> None:
         (ConfigError, "hidden = 0", lambda: network(hidden=0)),
         (ConfigError, "dropout = 1", lambda: DanConfig(dropout=1.0)),
         (ConfigError, "length = -1", lambda: DanConfig(length=-1)),
-        (ConfigError, "0 outputs", lambda: Dan(CONFIG, 3, 0)),
+        (ConfigError, "outputs = 0: a network needs", lambda: Dan(CONFIG, 3, 0)),
         (
             ConfigError,
             "known concepts",
