@@ -255,8 +255,18 @@ def test_shared_batches_take_as_many_steps_as_one_place() -> None:
     assert [site.share for site in sites] == [2, 3, 8]  # 1.5 is rounded up
     assert [site.trainer.steps_taken for site in sites] == [12, 16, 16]
     assert [site.covered("train")["batch"] for site in sites] == [2, 3, 8]
-    with pytest.raises(RefusedError, match="more examples than the sum"):
-        sites[2].take_share({}, examples=59)
+
+
+def test_a_server_that_asks_with_one_sum_after_another_learns_nothing() -> None:
+    """Only the first counts, and one below the site's number is that number: a whole
+    batch of 12, as if the site were alone."""
+    config = replace(CONFIG, batch="shared", batch_size=12)
+    site = Fit(0, config, 60)
+    shares = [site.take_share({}, examples=sum_).metrics for sum_ in (59, 60, 10**9, 1)]
+    assert shares == [{"share": 12}] * 4
+    again = Fit(0, config, 60)
+    again.restore(site.state())
+    assert again.take_share({}, examples=10**9).metrics == {"share": 12}
 
 
 def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -> None:
@@ -271,8 +281,9 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
     assert [site.covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
     assert examples_of(config, sizes) == 48
     # no sum that a server tells makes more of them
-    sites[1].take_share({}, examples=10**9)
-    assert sites[1].covered("train")["steps"] == 12
+    site = Fit(1, config, sizes[1])
+    site.take_share({}, examples=10**9)
+    assert site.covered("train")["steps"] == 12
     again = Fit(1, config, 6)
     again.restore(sites[1].state())
     assert again.covered("train")["steps"] == 12

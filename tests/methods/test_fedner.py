@@ -16,7 +16,7 @@ import pytest
 import torch
 from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, values
 
-from fednotes.core.errors import ConfigError, ModelError, RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.tensors import load_into, nbytes, require_tensor, restoring
@@ -474,6 +474,7 @@ class SizeOnly(fedner.Site):
         self.config = config or fedner.Config()
         self.num_examples = size
         self.share = 0
+        self._all_examples = 0
 
 
 def agreed_by_hand(sizes: list[int], batch: int, least: int = 1) -> list[int]:
@@ -512,8 +513,16 @@ def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
     assert member.covered("gradients") == {"steps": 1, "batch": behind}
     few = SizeOnly("b", 2, config)
     assert few.take_share({}, examples=2**50).metrics == {"share": min(share, 2)}
-    with pytest.raises(RefusedError, match="more sentences than the sum over all"):
-        member.take_share({}, examples=99)
+
+
+def test_a_server_that_asks_with_one_sum_after_another_learns_nothing() -> None:
+    """Only the first counts, and one below the site's number is that number: a whole
+    mini-batch, as if the site were alone."""
+    config = fedner.Config(batch_size=64, sites=3)
+    member = SizeOnly("a", 100, config)
+    sums = (99, 100, 2**50, 1)
+    shares = [member.take_share({}, examples=sum_).metrics for sum_ in sums]
+    assert shares == [{"share": 64}] * 4
 
 
 @pytest.mark.parametrize("size", [2, 5, 6, 7, 13, 97, 100, 385])

@@ -15,7 +15,6 @@ from made_sites import mentions
 from method_cases import TAGGER, finetune_case
 from method_runs import Case, Recording, run
 
-from fednotes.core.errors import RefusedError
 from fednotes.methods import fedner
 
 STEP = 10
@@ -92,18 +91,20 @@ def test_a_loss_is_weighed_by_the_reported_number() -> None:
             member.share = 3
             start = {n: p.detach().clone() for n, p in member.shared.items()}
             sent = member.train(start, round=0).metrics
+            if step > 1:
+                # More bits would tell the number of mini-batches behind a mean.
+                assert sent["loss"] == np.float32(sent["loss"])
             means.append(sent["loss"] / sent["examples"])
-    assert means[:3] == pytest.approx(means[3:], rel=1e-12)
+    assert means[:3] == pytest.approx(means[3:], rel=1e-6)  # float32
 
 
 def test_a_site_accepts_the_sum_of_reported_numbers() -> None:
-    """The sum of 14 sentences alone is 10; 9 is less than the site has reported itself."""
+    """14 sentences alone are reported as 10, so a sum of 10 gives a whole batch."""
     case = three_sites()
     member = fedner.Site(case.sites[1], case.settings(case.sites), count_step=STEP)
     assert member.count({}).metrics == {"examples": 10}
-    member.take_share({}, examples=10)
-    with pytest.raises(RefusedError, match="more sentences than the sum"):
-        member.take_share({}, examples=9)
+    share = member.take_share({}, examples=10).metrics["share"]
+    assert share == member.config.batch_size
 
 
 def test_averaging_accepts_the_sum_of_reported_numbers(bert: Path) -> None:
@@ -114,8 +115,6 @@ def test_averaging_accepts_the_sum_of_reported_numbers(bert: Path) -> None:
     assert member.count({}).metrics == {"examples": 20}
     assert member.weight == 20
     member.take_share({}, examples=20)
-    with pytest.raises(RefusedError, match="more examples than the sum"):
-        member.take_share({}, examples=19)
     assert member.covered("train")["steps"] == 6  # 24 sentences in batches of 4
 
 

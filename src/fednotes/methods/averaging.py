@@ -73,6 +73,7 @@ from fednotes.training.sites import (
     Best,
     RoundServer,
     agree_on_shares,
+    first_sum,
     larger_batch_warning,
     least_part,
     part_of,
@@ -600,6 +601,7 @@ class AveragingSite(SiteTasks):
         self._steps_in_epoch = 0
         # Steps of an epoch over all sites' examples; 0: over the site's own.
         self._common_steps = 0
+        self._all_examples = 0
         self._change: dict[str, Tensor] = {}  # waits for "send"
         self._unsent: dict[str, Tensor] = {}  # what the code has left out so far
         self._evaluated: Tensors | None = None  # what "evaluate" received last
@@ -657,24 +659,19 @@ class AveragingSite(SiteTasks):
 
         Args:
             tensors: None.
-            examples: Number of examples of all sites.
-
-        Raises:
-            RefusedError: The number is smaller than this site's own.
+            examples: Number of examples of all sites. Only the first one of a run
+                counts (`first_sum`).
         """
         del tensors
         size = self.reported_examples  # the sum is of such numbers too
-        if examples < size:
-            raise RefusedError(
-                f"site {self.id!r} has more examples than the sum over all sites that "
-                "it received"
-            )
+        self._all_examples = first_sum(self._all_examples, examples, size)
         if self._averaging.batch == "shared":
             batch, sites = self._averaging.batch_size, self._averaging.sites
-            self.share = part_of(batch, size, examples, least_part(batch, sites, size))
+            least = least_part(batch, sites, size)
+            self.share = part_of(batch, size, self._all_examples, least)
             if sites > batch:
                 # At most as many as if all sites had this size, whatever the sum.
-                all_examples = min(examples, sites * size)
+                all_examples = min(self._all_examples, sites * size)
                 self._common_steps = math.ceil(all_examples / batch)
         return Update(metrics={"share": self.share})
 
@@ -683,7 +680,12 @@ class AveragingSite(SiteTasks):
         if task not in (TRAIN, "send"):
             return {}
         steps = self._steps_per_cycle
-        behind = {"steps": steps, "batch": self.share}
+        # A cycle of one step may be the epoch's last one, of what is left over.
+        left_over = self._examples % self.share if steps == 1 else 0
+        behind = {
+            "steps": steps,
+            "batch": left_over or min(self.share, self._examples or self.share),
+        }
         if self._epoch_tokens is not None:
             # Further epochs read the same tokens again.
             part_of_epoch = min(1.0, steps / max(1, self._steps_per_epoch))
@@ -895,6 +897,7 @@ class AveragingSite(SiteTasks):
             "before": self.trainer.steps_in_warm_up,
             "share": self.share,
             "common": self._common_steps,
+            "all": self._all_examples,
             "epoch": self._epoch,
             "begun": self._steps_in_epoch,
         }
@@ -906,6 +909,7 @@ class AveragingSite(SiteTasks):
         self.trainer.restore(state.tensors, state.round, int(facts["before"]))
         self.share = int(facts.get("share", self.share))
         self._common_steps = int(facts.get("common", 0))
+        self._all_examples = int(facts.get("all", 0))
         self._epoch = int(facts.get("epoch", 0))
         self._steps_in_epoch = int(facts.get("begun", 0))
         load_into(self.private, unprefixed("private.", state.tensors))

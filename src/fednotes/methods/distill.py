@@ -379,7 +379,9 @@ class Site(MentionSite):
             sentences = self.num_examples - batches_left_out * batch
             # At least so many: those of the shortest sentences.
             tokens = int(np.sort(self.train_set.lengths)[:sentences].sum())
-            return {"steps": steps, "tokens": tokens, "batch": batch}
+            left_over = self.num_examples % batch if steps == 1 else 0
+            smallest = left_over or min(batch, self.num_examples)
+            return {"steps": steps, "tokens": tokens, "batch": smallest}
         return {}
 
     def _count_steps(self) -> int:

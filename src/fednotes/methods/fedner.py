@@ -34,7 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.counts import scale_sum
+from fednotes.core.errors import ConfigError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
 from fednotes.core.numbers import NonNegativeInt, PositiveFloat, PositiveInt
 from fednotes.core.seeds import rng_of
@@ -77,6 +78,7 @@ from fednotes.training.sites import (
     agree_on_shares,
     all_tags,
     finite,
+    first_sum,
     judged_mentions,
     larger_batch_warning,
     least_part,
@@ -319,6 +321,7 @@ class Site(MentionSite):
         parameters = self.model.trainable()
         self.shared, self.private = parted(parameters, config.private)
         self.share = config.batch_size
+        self._all_examples = 0
         self.steps = 0
         self.best = Best(wanted=config.select == "best", later="at zero")
         # F1 on validation data where the last tagger is selected.
@@ -368,18 +371,12 @@ class Site(MentionSite):
 
         Args:
             tensors: None.
-            examples: Σ|S_j|.
-
-        Raises:
-            RefusedError: The sum is smaller than this site's own number.
+            examples: Σ|S_j|. Only the first one of a run counts (`first_sum`).
         """
         del tensors
-        if examples < self.reported_examples:
-            raise RefusedError(
-                f"site {self.id!r} has more sentences than the sum over all sites that "
-                "it received"
-            )
-        self.share = batch_share(self.reported_examples, examples, self.config)
+        own = self.reported_examples
+        self._all_examples = first_sum(self._all_examples, examples, own)
+        self.share = batch_share(own, self._all_examples, self.config)
         return Update(metrics={"share": self.share})
 
     # Training.
@@ -437,8 +434,8 @@ class Site(MentionSite):
         return Update(shared, self.reported_examples, self._report_loss(loss))
 
     def _report_loss(self, loss: float) -> dict[str, float]:
-        examples = self.reported_examples
-        return {"loss": loss * examples, "examples": examples}
+        total = scale_sum(loss * self.num_examples, self.num_examples, self.count_step)
+        return {"loss": total, "examples": self.reported_examples}
 
     def _local_step(self, adam: Adam) -> float:
         """Train on one mini-batch by itself; return its mean loss."""
@@ -543,6 +540,7 @@ class Site(MentionSite):
             **best_tensors,
         }
         facts["share"] = self.share
+        facts["all"] = self._all_examples
         if self.tables:
             facts["secret"] = self._mark_secret
         return State(self.steps, tensors, facts)
@@ -554,6 +552,7 @@ class Site(MentionSite):
         self.best.restore(state, self.model.trainable())
         self.steps = state.round
         self.share = int(state.facts["share"])
+        self._all_examples = int(state.facts.get("all", 0))
         if self.tables:
             self._mark_secret = int(state.facts["secret"])
 

@@ -307,6 +307,20 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
     return examples, batch
 
 
+def first_sum(known: int, examples: int, size: int) -> int:
+    """Return the number of examples of all sites by which a site divides mini-batches.
+
+    The server sends it. Were each number checked or used, the server could ask with one
+    number after another, and would learn from refusals how many examples a site has.
+
+    Args:
+        known: The result of the first call in a run; 0 before it.
+        examples: What the server says.
+        size: The site's own number, which counts if the server's is smaller.
+    """
+    return known or max(examples, size)
+
+
 def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
     """Return a site's part of a mini-batch of all sites: size / examples · batch.
 
