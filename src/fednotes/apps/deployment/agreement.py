@@ -87,6 +87,20 @@ def sum_threshold(job: Job, setup: Setup) -> int:
     return max(job.federation.min_sites or sites, sites // 2 + 1)
 
 
+def summed_job(fingerprint: str, run: str) -> str:
+    """Return the job by which a secure sum tells its exchanges from others.
+
+    An approved job can be submitted more than once. A server that could mix sites of
+    two submissions in one sum would see, in the difference of two sums, what one site
+    sent.
+
+    Args:
+        fingerprint: The approved job's fingerprint.
+        run: Name of the submission.
+    """
+    return f"{fingerprint} {run}"
+
+
 def planned_rounds(job: Job, config: Any) -> int | None:
     """Return the number of rounds of a job.
 

@@ -39,6 +39,7 @@ from fednotes.apps.deployment.agreement import (
     planned_rounds,
     require_as_declared,
     sum_threshold,
+    summed_job,
     unpack_json,
 )
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
@@ -268,7 +269,7 @@ def _create_engine(setup: Setup, job: Job, progress: Progress) -> _Engine:
     if settings.secure_sum:
         summing = SecureSum(
             setup.sites,
-            job=key,
+            job=summed_job(key, setup.run),
             threshold=sum_threshold(job, setup),
             record=setup.state / OPENED,
         )

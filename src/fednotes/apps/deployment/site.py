@@ -36,6 +36,7 @@ from fednotes.apps.deployment.agreement import (
     pack_json,
     planned_rounds,
     sum_threshold,
+    summed_job,
 )
 from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
@@ -152,7 +153,7 @@ def _open_host(setup: Setup) -> SiteHost:
         sealer = SecureSeal(
             site,
             setup.sites,
-            job=participation.fingerprint,
+            job=summed_job(participation.fingerprint, setup.run),
             threshold=least,
             identity=setup.identity,
             record=setup.state / "site" / OPENED,
