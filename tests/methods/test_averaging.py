@@ -778,7 +778,7 @@ def test_a_site_that_was_restarted_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "sites"), [(11.0, 2), (math.nan, 2), (math.inf, 2), (99.0, 4), (99.0, 0)]
+    ("weight", "sites"), [(-1.0, 2), (math.nan, 2), (math.inf, 2), (99.0, 4), (99.0, 0)]
 )
 def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
     weight: float, sites: int
@@ -790,6 +790,15 @@ def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
     with pytest.raises(RefusedError, match="received an impossible sum, of weight"):
         site.send(code, weight=weight, sites=sites)
     assert site.send(code, weight=36.0, sites=3).metrics == {"part": 1.0}
+
+
+def test_a_sum_below_a_sites_own_weight_is_not_refused() -> None:
+    """A refusal would tell the server the weight, number by number. Such a sum is the
+    site's own weight, 12, and so its part is the number of sites."""
+    site = Fit(1, replace(CONFIG, compression="packed", sites=3))
+    asked = site.train(values(dict(net().named_parameters())), cycle=0).tensors
+    sent = site.send(step_sizes(asked), weight=11.0, sites=2)
+    assert sent.metrics == {"part": 2.0}
 
 
 # codes for updates that add

@@ -822,12 +822,14 @@ class AveragingSite(SiteTasks):
             )
         config = self._averaging
         require_step_sizes(tensors, self._change)
-        has_weight = self.weight <= weight < math.inf
+        has_weight = 0 <= weight < math.inf
         if not has_weight or not 1 <= sites <= (config.sites or sites):
             raise RefusedError(
                 f"site {self.id!r} received an impossible sum, of weight {weight:g} "
                 f"over {sites} sites"
             )
+        # A refusal of any weight below this site's own would tell its own.
+        weight = max(weight, self.weight)
         part = sites * self.weight / weight if weight else 0.0
         sent, unsent = encode(self._change, tensors, part, sites)
         self._unsent |= unsent

@@ -238,6 +238,18 @@ def test_a_calibration_covers_the_held_out_patients_that_are_labelled() -> None:
     assert member.covered("prepare")["patients"] > 50
 
 
+def test_an_update_of_classifiers_covers_the_patients_of_the_rarest_label() -> None:
+    """Two patients with a label of gout have a classifier that nobody else is behind."""
+    (site,) = sites_of(1)
+    labels = site.train.labels.copy()
+    labels[:, 2] = -1
+    labels[5, 2] = PRESENT
+    labels[9, 2] = ABSENT
+    site = replace(site, train=replace(site.train, labels=labels))
+    _, (member,) = trained((site,), without_stage_1(classifier_cycles=1))
+    assert member.covered("train") == {"patients": 2}
+
+
 def test_the_coverage_of_a_calibration_is_known_beforehand() -> None:
     (site,) = sites_of(1)
     labels = np.full_like(site.valid.labels, -1)

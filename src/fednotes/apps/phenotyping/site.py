@@ -50,7 +50,7 @@ from fednotes.apps.phenotyping.stages import (
 )
 from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.federation import MethodSite, State
+from fednotes.core.federation import TRAIN, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.tensors import (
     load_into,
@@ -172,6 +172,8 @@ class Site(MethodSite):
         """
         if task == "calibrate":
             return {"patients": len(self.data.valid.labelled())}
+        if self.classifiers is not None and task == TRAIN:
+            return {"patients": self.classifiers.fewest_patients}
         if self.classifiers is not None or task in ("count_labels", "prepare"):
             return {"patients": len(self._labelled)}
         if self.code_learner is None:

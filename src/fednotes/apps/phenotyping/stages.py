@@ -403,6 +403,14 @@ class Classifiers:
         # network.
         self._representation = self._digest_representation()
 
+    @property
+    def fewest_patients(self) -> int:
+        """The patients behind the classifier that has the fewest here, but some.
+
+        Each classifier leaves as a part of the update by itself.
+        """
+        return min((int(number) for number in self._patients if number), default=0)
+
     def _represent(self, cohort: Cohort) -> LabelledPatients:
         """Return the features and labels of patients."""
         return LabelledPatients(self.model.features(cohort.bags), cohort.labels)
