@@ -441,7 +441,7 @@ def require_permitted(site: Any, total: Total) -> None:
         TRAIN,
         round=1,
         tensors=total.tensors,
-        behind=site.covered(TRAIN),
+        covered=site.covered(TRAIN),
         size=0,
         secure=True,
         scores=False,

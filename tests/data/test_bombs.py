@@ -406,7 +406,7 @@ def test_mentions_of_the_whole_text_take_no_time_that_grows_with_both(
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / name).write_text(write(text, 5_000))
     began = time.process_time()
-    with pytest.raises(DataError, match="not match the text"):
+    with pytest.raises(DataError, match=r"not match the text|has other text at"):
         read(tmp_path / name, format)
     assert time.process_time() - began < 15
 

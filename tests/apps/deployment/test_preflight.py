@@ -50,9 +50,17 @@ def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
     ("who", "file", "said"),
     [
         ("h1", "startup/client.key", "does not belong to the kit's key"),
-        ("h1", "startup/client.crt", "the certificate is of h2, the kit of h1"),
-        ("admin", "startup/client.crt", "is of h2, the kit of admin@fednotes.org"),
-        ("server", "watch/startup/client.crt", "the certificate is of h2"),
+        (
+            "h1",
+            "startup/client.crt",
+            "the certificate names h2, but the kit belongs to h1",
+        ),
+        (
+            "admin",
+            "startup/client.crt",
+            "names h2, but the kit belongs to admin@fednotes.org",
+        ),
+        ("server", "watch/startup/client.crt", "the certificate names h2"),
     ],
 )
 def test_files_of_another_kit_are_wrong(

@@ -234,7 +234,7 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefusal, match=r"at most 1 answers .* would be number 2"):
         one.spend("3" * 64, ANY, task=COUNTS)
     one.spend("3" * 64, ANY)
-    with pytest.raises(PolicyRefusal, match="is of 0 answers"):
+    with pytest.raises(PolicyRefusal, match="promises at most 0 answers"):
         none.spend("2" * 64, ANY, task=COUNTS)
     spent = read_spent(path)["a"]
     assert (len(spent.answers), len(spent.counts)) == (2, 1)
