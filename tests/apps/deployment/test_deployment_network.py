@@ -270,7 +270,7 @@ def _promised_everywhere(
 ) -> None:
     """ε, δ and the unit are said by the run, its summary, its report, and at each site
     by its status and its model's card; a site has spent what was promised."""
-    words = "differential privacy of each document of a site, against whoever sees only sums: ε = "
+    words = "differential privacy for each document of a site, against whoever sees only sums: ε = "
     assert f"{words}8.00 at δ = 1e-05" in " ".join(told.split())
     promise = json.loads((out / "summary.json").read_text())["privacy"]["federated"]
     assert 7.9 < promise["epsilon"] <= 8
