@@ -119,15 +119,18 @@ class JsonError(ValueError):
         self.line = line
 
 
-def read_json(path: Path, *, strict: bool = True) -> Any:
-    """Return the JSON value in a file.
+def read_json(
+    path: Path, *, most_values: int = bounds.JSON_VALUES, strict: bool = True
+) -> Any:
+    """Return the JSON value in a file; arguments are those of `parse_json`.
 
     Raises:
         OSError: The file cannot be read.
         JsonError: As `parse_json`.
     """
     with open(path, "rb", opener=open_regular) as file:
-        return parse_json(read_at_most(file, bounds.FILE), strict=strict)
+        raw = read_at_most(file, bounds.FILE)
+    return parse_json(raw, most_values=most_values, strict=strict)
 
 
 def read_json_table(path: Path) -> dict[str, Any]:

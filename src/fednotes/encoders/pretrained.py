@@ -33,9 +33,7 @@ from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, r
 from fednotes.core.parsing import (
     NotAFile,
     open_regular,
-    parse_json,
     read_json,
-    read_regular,
     require_regular_files,
 )
 
@@ -454,7 +452,7 @@ def _require_bounded_text(directory: Path) -> None:
     if not file.exists():
         return
     # The vocabularies and merges of some models have millions of values.
-    content = parse_json(read_regular(file), most_values=bounds.FILE, strict=False)
+    content = read_json(file, most_values=bounds.FILE, strict=False)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file}: not a tokenizer: copy the directory again")
     steps = (content.get("normalizer"), content.get("pre_tokenizer"))
