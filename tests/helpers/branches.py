@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 class Branches:
     """Starts copies of this process, each of which ends with a value for this one.
@@ -64,15 +66,22 @@ class Branches:
     def run(self, action: Callable[[], Any]) -> Any:
         """Run an action in which copies begin; a copy ends with it.
 
+        The action calculates in one thread. A copy has none of this process's other
+        threads, so a product of matrices that waits for them would never end.
+
         Args:
             action: Returns the value of a copy; what it returns here is returned.
         """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
             value = action()
         except BaseException:
             if not self.is_copy:
                 raise
             self._exit((None, traceback.format_exc()))
+        finally:
+            torch.set_num_threads(threads)
         if self.is_copy:
             self._exit((value, ""))
         return value
