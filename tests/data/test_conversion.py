@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -22,7 +20,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_notes import NOTE
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span
@@ -312,37 +309,6 @@ def test_the_page_has_the_table() -> None:
     assert set(FORMATS) == set(
         re.findall(r"^\| ([\w-]+) \| (?:yes|no) \|", page, re.MULTILINE)
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MAY_LOSE)
-def test_damaged_files_are_refused_or_read(name: str, tmp_path: Path) -> None:
-    """Bytes changed, cut out, put in and moved, 300 times: a DataError at worst."""
-    path, format = tmp_path / MAY_LOSE[name][0], name.split()[0]
-    write([NOTE], path, format, allow_loss=True)
-    files = [path] if path.is_file() else sorted(path.iterdir())
-    drawn = random.Random(name)
-    for _ in range(300):
-        file = drawn.choice(files)
-        whole = file.read_bytes()
-        data = bytearray(whole)
-        for _ in range(drawn.randint(1, 3)):
-            at, other = drawn.randrange(len(data)), drawn.randrange(len(data))
-            put = (
-                b"-1",
-                b"null",
-                b"[]",
-                b'"',
-                b"9" * 12,
-                b"\0",
-                b"<a>",
-                data[other : other + 5],
-            )
-            data[at : at + drawn.randint(0, 9)] = drawn.choice(put) or b" "
-        file.write_bytes(data)
-        with suppress(DataError):
-            read(path, format)
-        file.write_bytes(whole)
 
 
 def test_a_quote_that_is_not_closed_costs_no_time(file: File) -> None:

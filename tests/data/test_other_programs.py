@@ -129,6 +129,15 @@ def test_bioc_that_attacks(file: File) -> None:
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("encoding", ["utf-99", "base64", "idna", "gb18030"])
+def test_bioc_in_an_encoding_that_cannot_be_read_is_refused(
+    file: File, encoding: str
+) -> None:
+    path = file(f'<?xml version="1.0" encoding="{encoding}"?><collection/>', "a.xml")
+    with pytest.raises(DataError, match=r"a\.xml:1: .* save the file as UTF-8$"):
+        read(path, "bioc")
+
+
 @pytest.mark.parametrize(
     "meta",
     [

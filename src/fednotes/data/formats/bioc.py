@@ -146,6 +146,12 @@ def _feed(parser: Any, read_bytes: Any, path: Path) -> int:
         raise DataError("the XML declares entities, which are not read") from None
     except READ_ERRORS as error:
         raise incomplete_file(path, error) from None
+    except (LookupError, ValueError):  # of Python's decoders, which the parser calls
+        raise DataError.at(
+            path,
+            1,
+            "the XML declares an encoding that cannot be read: save the file as UTF-8",
+        ) from None
     return len(data)
 
 
