@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 from math import comb
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fednotes.core.update import Update
 from fednotes.engines.answer_times import (
     CLASSES,
     PACE,
+    SETTLED,
     AnswerTimes,
     class_of,
     seconds_of,
@@ -197,15 +198,40 @@ def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> Non
 
 def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -> None:
     """The site takes 0.3 seconds, its own class ends at 0.5: from below, no answer ends
-    there."""
+    there, and neither does one of the first three."""
     clock = Clock()
     pace = clock.pace()
-    answered = [clock.answered(pace, 0.3, told) for told in (*([6] * 3), *range(12))]
-    assert answered[:3] == [pytest.approx(0.5)] * 3
-    assert answered[3:] == [
+    answered = [clock.answered(pace, 0.3, told) for told in (*([6] * 4), *range(12))]
+    assert answered[:3] == [pytest.approx(1.0)] * 3
+    assert answered[3] == pytest.approx(0.5)
+    assert answered[4:] == [
         pytest.approx(max(1.0, seconds_of(told))) for told in range(12)
     ]
     assert slowest(pace.counts("train", 0.3)) == 8
+
+
+def test_the_first_three_answers_tell_a_power_of_four_whatever_class_is_sent() -> None:
+    """All of these times are above 4^1 / 16 and at most 4^2 / 16 seconds, in four
+    classes. A lying server may send any class with each of the three requests."""
+    for sent in product((None, 4, 5, 6, 7, 8, 9), repeat=SETTLED):
+        answers = set()
+        for took in (0.26, 0.4, 0.6, 0.9):
+            clock = Clock()
+            pace = clock.pace()
+            left = [clock.answered(pace, took, level) for level in sent]
+            answers.add(tuple(round(seconds, 9) for seconds in left))
+
+        assert answers == {tuple(4.0 if level == 9 else 1.0 for level in sent)}, sent
+
+
+def test_a_coarse_class_ends_within_the_timeout() -> None:
+    """The coarse class of 300 seconds ends at 1024, after the timeout of 600."""
+    clock = Clock()
+    pace = AnswerTimes(lambda: clock.now, clock.sleep, longest=600.0)
+
+    left = [clock.answered(pace, 300.0, level) for level in (None, 24, 24, 24)]
+
+    assert left == pytest.approx([512.0] * 4)
 
 
 def test_a_long_pause_is_forgotten_after_eight_answers() -> None:

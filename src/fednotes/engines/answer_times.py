@@ -19,6 +19,7 @@ PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))  # count names by
 WINDOW = 8  # last answers that decide a task's class; a longer pause is forgotten
 MARGIN = 1.25  # factor for the next answer, which may take a little longer
 SETTLED = 3  # answers after which an honest server's class is never below a site's own
+COARSE = 4  # classes in a coarse class, which ends after a power of four, divided by 16
 WARY = 64  # answers for which a site distrusts a server that sent such a class
 
 
@@ -54,12 +55,16 @@ def without_classes(metrics: Mapping[str, float]) -> dict[str, float]:
 class AnswerTimes:
     """Holds the answers of one site back.
 
-    Three answers wait longer, until the end of the next interval of 4^k / 16 seconds:
-    the first one of a task, for which no class is known; one whose class from the
-    server is below the site's own, as a dishonest server may send it; and one that is
-    too late for its class. After a class below its own, a site keeps to these longer
-    intervals for a while, so that a server gains little by trying one class after the
-    other.
+    Some answers wait longer, until the end of a coarse class of 4^k / 16 seconds:
+
+    - The first three of a task. An honest server's class may be too low for them, so a
+      site cannot tell yet whether a server lies. All sites wait for the end of the
+      coarse class that contains the server's class. A server thus learns a site's
+      coarse class only, whatever it sends.
+    - One whose class from the server is below the site's own, as a dishonest server may
+      send it. The site keeps to coarse classes for a while then, so that a server gains
+      little by trying further classes.
+    - One that is too late for its class.
 
     Args:
         clock: Returns the time in seconds; tests have their own.
@@ -104,15 +109,21 @@ class AnswerTimes:
         duration = self.clock() - begun
         own = self._class(task)
         durations = self._durations.setdefault(task, deque(maxlen=WINDOW))
-        if told is not None and told < own and len(durations) >= SETTLED:
-            self._wary[task] = WARY
+        is_settled = len(durations) >= SETTLED
         durations.append(duration)
+        if told is not None and told < own and is_settled:
+            self._wary[task] = WARY
+        wary = self._wary.get(task, 0)
+        self._wary[task] = max(0, wary - 1)
 
         level = -1 if told is None else min(told, self._max_class)
-        wary = self._wary.get(task, 0)
-        if level < own or duration > seconds_of(level) or wary:
+        if not is_settled:
+            level = max(_coarse(level), _coarse(class_of(duration)))
+        elif level < own or duration > seconds_of(level) or wary:
             level = max(level, _coarse(max(own, class_of(duration))))
-        self._wary[task] = max(0, wary - 1)
+        # A coarse class may end after the request's timeout, which makes the site late.
+        if duration <= seconds_of(self._max_class):
+            level = min(level, self._max_class)
         while (seconds_left := begun + seconds_of(level) - self.clock()) > 0:
             self._sleep(seconds_left)
 
@@ -122,5 +133,5 @@ class AnswerTimes:
 
 
 def _coarse(level: int) -> int:
-    """Return the next class whose end is a power of four, divided by 16."""
-    return 4 * math.ceil(level / 4)
+    """Return the last class of the coarse class that contains a class."""
+    return COARSE * math.ceil(level / COARSE)
