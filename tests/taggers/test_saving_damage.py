@@ -6,10 +6,11 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from every_kind import make
 from saved_folder_suite import DEEP, SavedFolderSuite
 
 from fednotes.cli import app
@@ -33,6 +34,54 @@ class TestTagger(SavedFolderSuite):
     @staticmethod
     def load(folder: Path) -> object:
         return load_model(folder)
+
+
+class OnBackbone(SavedFolderSuite):
+    """A kind that begins with a pre-trained model.
+
+    Attributes:
+        kind: A key of `every_kind.KINDS`.
+        backbones: The folder of the pre-trained model.
+    """
+
+    kind: ClassVar[str]
+    backbones: ClassVar[Path]
+    description = "model.json"
+    weights = "model.safetensors"
+    ignored = ("tensors",)
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _backbones(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.backbones = tmp_path_factory.mktemp("backbones")
+
+    @classmethod
+    def save(cls, folder: Path) -> None:
+        save_model(make(cls.kind, cls.backbones), folder)
+
+    @staticmethod
+    def load(folder: Path) -> object:
+        return load_model(folder)
+
+
+class TestEncoderTagger(OnBackbone):
+    kind = "lora"
+
+
+class TestPromptBart(OnBackbone):
+    kind = "prompt-bart"
+
+
+class TestTokenClassifier(OnBackbone):
+    """A Hugging Face directory: transformers writes it, without a checksum."""
+
+    kind = "token-classifier"
+    description = "config.json"
+    varied = ("architectures", "fednotes", "hidden_size", "id2label", "model_type")
+    has_checksum = False
+    has_one_type = False
+    has_version = False
+    writers = ("transformers.modeling_utils.safe_save_file",)
 
 
 @pytest.fixture(scope="module")

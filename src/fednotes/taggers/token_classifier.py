@@ -474,10 +474,11 @@ def open_token_classifier(
     """
     device_of(device)
     facts = _read_configuration(directory)
-    names = facts.get("architectures") or ["?"]
-    if not str(names[0]).endswith("ForTokenClassification"):
+    names = facts.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else "?"
+    if not architecture.endswith("ForTokenClassification"):
         raise ModelError(
-            f"{directory}: holds a {names[0]}, which does not find entities yet; "
+            f"{directory}: holds a {architecture}, which does not find entities yet; "
             'fine-tune it: a job with [model] kind = "token-classifier" and this '
             "folder as its encoder"
         )
