@@ -443,6 +443,7 @@ class Watch:
         self.no_request, self.no_leaving = request, leaving
         self.room = room
         self.left: list[tuple[str, bytes, Update | None]] = []
+        self.refused: list[str] = []  # tasks that were refused after they were run
 
     def request(self, request: Request) -> None:
         if request.task == self.no_request:
@@ -453,6 +454,10 @@ class Watch:
     def require_room(self, more: int) -> None:
         if more > self.room:
             raise RefusedError("there is no room")
+
+    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+        assert question
+        self.refused.append(request.task)
 
     def leaving(
         self,
@@ -483,6 +488,7 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
         ("train", False), ("train", True), ("share", True), ("send", True)
     ]  # fmt: skip
     assert [frame for _, frame, _ in guard.left][:2] == frames
+    assert guard.refused == ["send"]
     assert own(server.ask("finish", X)) == reference(1)
 
 

@@ -170,6 +170,9 @@ class Questions:
     def require_room(self, more: int) -> None:
         pass
 
+    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+        pass
+
     def leaving(
         self,
         request: Request,
@@ -179,8 +182,8 @@ class Questions:
         *,
         question: bytes = b"",
     ) -> None:
-        assert (question == b"") == (update is None)
         if update is not None:
+            assert question
             self.asked.append(question)
 
 

@@ -67,6 +67,20 @@ class Guard(Protocol):
             RefusedError: A rule of the site forbids it.
         """
 
+    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+        """Check that a task may be refused after it has read the site's notes.
+
+        Such a refusal tells something of the notes, as an answer does.
+
+        Args:
+            request: The request.
+            question: Digest of the question that stays without an answer (`Trail`).
+            error: Why it does.
+
+        Raises:
+            RefusedError: A rule of the site forbids it; this is the reason to give.
+        """
+
     def leaving(
         self,
         request: Request,
@@ -83,7 +97,8 @@ class Guard(Protocol):
             reply: The reply, encoded.
             update: The reply's update before it is masked, if it was made just now.
             reason: The rule that refuses the request.
-            question: Digest of the question that the update answers (`Trail`).
+            question: Digest of the question that the update answers, or that is refused
+                after its task has read notes (`Trail`); b"" for none.
 
         Raises:
             Exception: The reply must not leave.
@@ -154,6 +169,8 @@ class SiteHost:
         self._site: SiteTasks | None = None
         # Whether the time of the present answer depends on the site's data.
         self._worked = False
+        # Digest of the question whose task has begun, until it is answered.
+        self._open_question = b""
         self._told = 0  # number of the last request with tensors
         self._remembers = False  # whether `_site` has received these tensors
         self._asked = Asked()
@@ -174,6 +191,7 @@ class SiteHost:
             blank = Request(self._job, 0, 0, "")
             return self._refusal(blank, error, later=True)
         self._worked = False
+        self._open_question = b""
         try:
             return self._answer(request, frame)
         except Exception as error:
@@ -209,8 +227,22 @@ class SiteHost:
     ) -> None:
         """Let the guard check and record a reply before it leaves."""
         if self._guard is not None:
-            question = b"" if update is None else self._trail.question
+            question = self._open_question if update is None else self._trail.question
             self._guard.leaving(request, reply, update, reason, question=question)
+
+    def _count_refusal(self, request: Request, error: Exception) -> None:
+        """Let the guard count a task that failed after it has read notes.
+
+        A server could otherwise choose parameters under which a task fails for some
+        notes and not for others, and ask as often as it likes. Failures that may pass,
+        such as a full disk, do not depend on notes.
+        """
+        question = self._open_question
+        self._open_question = b""
+        if question and not may_pass(error) and self._guard is not None:
+            # If this raises, the reason says nothing of the notes, and does not count.
+            self._guard.refusing(request, question, error)
+            self._open_question = question
 
     def _require_room(self, more: int) -> None:
         """Let the guard check whether so many bytes more may be stored."""
@@ -318,9 +350,12 @@ class SiteHost:
             if time.monotonic() - self._line_at >= ROUND_LINE_SECONDS:
                 self._line_at = time.monotonic()
                 self._tell(f"round {request.round + 1}: {request.task} is done")
-        except BaseException:
+        except BaseException as error:
             self._site = None  # it may have changed; rebuild it from what is stored
+            if isinstance(error, Exception):
+                self._count_refusal(request, error)
             raise
+        self._open_question = b""
         return reply
 
     def _adopt_history(self, site: SiteTasks, request: Request) -> None:
@@ -375,6 +410,7 @@ class SiteHost:
             self._asked = self._asked.next(request, received, strict=strict)
         self._trail = self._trail.next(request, received)
         self._worked = True
+        self._open_question = self._trail.question
         update: Update = task(tensors, **request.options)
         is_read_only = request.task in self._read_only
         self._trail = self._trail.answered(update, is_read_only=is_read_only)
@@ -427,6 +463,7 @@ class SiteHost:
         began = time.monotonic()
         for number in steps:
             self._run_task(site, self._journal.request(number))
+        self._open_question = b""  # these were answered before
         self._spent = time.monotonic() - began
         return site
 

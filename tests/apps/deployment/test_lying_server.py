@@ -761,3 +761,26 @@ def test_parameters_without_gradients_are_rounds_like_any_others(
     again = site.gradients(site.saturated(0)).update
     assert again is not None
     assert again.metrics == answered[0].metrics
+
+
+def test_parameters_that_fail_for_single_words_are_rounds_like_any_others(
+    tmp_path: Path,
+) -> None:
+    """The gradient is not finite if one of the words in some rows occurs in the notes.
+
+    Without a limit, one refusal after the other would list a site's words, whatever
+    the sums hide.
+    """
+    site = FedNERSite(tmp_path, replace(OPEN, share_scores=True, max_rounds=3))
+    table = site.parameters["words.hashed"]
+    replies = []
+    for row in range(len(table)):
+        trap = table.clone()
+        trap[row] = 3e38
+        replies.append(site.gradients({**site.parameters, "words.hashed": trap}))
+    refused = ["not finite" in reply.refusal for reply in replies]
+    answered = [reply.update is not None for reply in replies]
+    assert any(refused), "no row is a trap"
+    assert sum(refused) + sum(answered) == 3
+    for reply in replies[3:]:
+        assert "refused by max_rounds" in reply.refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -846,3 +847,78 @@ def test_after_a_clock_that_was_ahead_a_new_approval_mends(
     assert served(site, "train", 2, 1) == 0
     site.approve()
     assert served(site, "train", 2, 1) == 1
+
+
+# questions that are refused after their task has read notes
+
+
+def not_finite(*values: float) -> list[Update]:
+    """Return an update for each value; those of NaN are refused."""
+    return [Update({"lstm.w": torch.full((4,), value)}, 2.0) for value in values]
+
+
+def ask_each(site: Guarded, count: int) -> list[str]:
+    """Ask so many different questions; return what was refused, "" for an answer."""
+    refusals = []
+    counted = 0
+    for number in range(1, count + 1):
+        tensors = {"x": torch.tensor([float(number)])}
+        reply = site.ask("train", number, counted, tensors=tensors)
+        refusals.append(reply.refusal)
+        counted = reply.has
+    return refusals
+
+
+def test_refused_questions_are_rounds_after_a_restart_too(tmp_path: Path) -> None:
+    rules = replace(OPEN, max_rounds=2)
+    site = Guarded(tmp_path, rules, not_finite(math.nan))
+    refusals = ask_each(site, 2)
+    assert all("is not finite" in refusal for refusal in refusals)
+    site.restart()
+    # whether or not the site could answer, it says the same
+    for value in (math.nan, 1.0):
+        site.updates[:] = not_finite(value)
+        reply = site.ask("train", 9, 0, tensors={"x": torch.tensor([9.0])})
+        assert "refused by max_rounds" in reply.refusal
+    site.approve()
+    assert site.ask("train", 10, 0).update is not None
+
+
+def test_a_refused_question_that_is_answered_later_counts_once(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=1), not_finite(math.nan))
+    assert "is not finite" in site.ask("train", 1, 0).refusal
+    assert "is not finite" in site.ask("train", 2, 0).refusal  # again
+    site.updates[:] = not_finite(1.0)
+    assert site.ask("train", 3, 0).update is not None
+    assert site.ask("train", 4, 0).update is not None
+
+
+def test_refusals_before_a_task_reads_notes_are_no_rounds(tmp_path: Path) -> None:
+    """Of tensors that nothing can be computed with, other options, another task."""
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=1), updates(1))
+    wrong = {"x": torch.tensor([math.inf])}
+    assert "nothing was computed" in site.ask("train", 1, tensors=wrong).refusal
+    assert "has no task" in site.ask("guess", 2).refusal
+    assert not any(line["question"] for line in site.ledger)
+    assert site.ask("train", 3).update is not None
+
+
+def test_refused_evaluations_are_bounded_as_answered_ones(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), not_finite(math.nan))
+    refusals = []
+    for number in range(1, 2 + module.SPARE + 5):
+        tensors = {"x": torch.tensor([float(number)])}
+        site.covered = {}
+        refusals.append(site.ask("evaluate", number, 0, tensors=tensors).refusal)
+    assert sum("is not finite" in refusal for refusal in refusals) == 2 + module.SPARE
+
+
+def test_refused_questions_about_models_are_models(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), not_finite(math.nan))
+    site.covered = {}
+    refusals = []
+    for number in range(1, 6):
+        site.guard.subject = lambda task: "a model"
+        tensors = {"x": torch.tensor([float(number)])}
+        refusals.append(site.ask("calibrate", number, 0, tensors=tensors).refusal)
+    assert sum("is not finite" in refusal for refusal in refusals) == 2

@@ -53,6 +53,7 @@ from fednotes.apps.deployment.rules.policy import (
     check_coverage,
     check_job,
     check_request,
+    check_rounds,
     check_storage,
     check_update,
 )
@@ -280,6 +281,11 @@ class _SentUpdate:
     tensors: tuple[TensorFacts, ...]
     covered: Mapping[str, int]
     answered: AnsweredQuestion | None = None
+
+
+def _trains(about: _SentUpdate) -> bool:
+    """Return whether a task trains, so that each update of it is a round."""
+    return "steps" in about.covered or about.task == TRAIN
 
 
 # ---- the privacy budget --------------------------------------------------------------
@@ -614,6 +620,37 @@ class SiteGuard:
             lines = self._lines.size()
         return lines + sum(map(disk_usage, self._folders))
 
+    def refusing(self, request: Request, question: bytes, error: Exception) -> None:
+        """Check that a task may be refused after it has read the site's notes.
+
+        A server can choose parameters under which a task fails for some notes, so each
+        such question counts as a round.
+
+        Args:
+            request: The request.
+            question: Digest of the question that stays without an answer.
+            error: Why it does.
+
+        Raises:
+            PolicyRefusal: All rounds are used up. An answer would be refused alike.
+            Withheld: A file of the site cannot be read.
+        """
+        if isinstance(error, PolicyRefusal) and error.rule == "max_rounds":
+            raise error
+        policy = self._read_policy()
+        if not policy.max_rounds:
+            return
+        about = _SentUpdate(
+            request.number,
+            request.task,
+            round=request.round,
+            tensors=(),
+            covered=dict(self.covered(request.task)),
+        )
+        left = self._count_refusal(about, question.hex(), policy)
+        what = f"the reply to task '{clean(about.task, NAME)}' of round {about.round}"
+        check_rounds(policy, what, left)
+
     def leaving(
         self,
         request: Request,
@@ -630,7 +667,8 @@ class SiteGuard:
             reply: The message.
             update: The update, if it was made just now.
             reason: Why the reply is a refusal, in one word.
-            question: Digest of the question that the update answers.
+            question: Digest of the question that the update answers, or that is refused
+                after its task has read notes.
 
         Raises:
             PolicyRefusal: A rule forbids the reply.
@@ -661,6 +699,8 @@ class SiteGuard:
         elif not is_masked and not sent.update.tensors:
             about = replace(nothing, answered=about.answered)
         answered = about.answered or AnsweredQuestion("", "")
+        if sent.update is None:
+            answered = AnsweredQuestion(question.hex(), "")
         entry = Entry(
             time=now(),
             run=plain(self._run),
@@ -798,13 +838,40 @@ class SiteGuard:
         """
         self._read_past(policy)
         updates = self._past.updates.get(update.task, set()) | {answered}
-        trains = "steps" in update.covered or update.task == TRAIN
-        if update.tensors and trains:
-            return len(updates)
+        refused = self._refused_questions(update.task, updates)
+        number = len(updates) + len(refused)
+        if update.tensors and _trains(update):
+            return number
         if not answered.model:
-            return len(updates) - SPARE
+            return number - SPARE
         models = self._past.models.get(update.task, set()) | {answered.model}
-        return max(len(models), len(updates) - SPARE)
+        return max(len(models) + len(refused), number - SPARE)
+
+    def _count_refusal(self, about: _SentUpdate, question: str, policy: Policy) -> int:
+        """Return what `_count_updates` would if a question that is refused had left.
+
+        Args:
+            about: The task.
+            question: The question.
+            policy: The site's rules.
+        """
+        self._read_past(policy)
+        updates = self._past.updates.get(about.task, set())
+        refused = self._refused_questions(about.task, updates, question)
+        number = len(updates) + len(refused)
+        if _trains(about):
+            return number
+        models = self._past.models.get(about.task, set())
+        if not models and not self.subject(about.task):
+            return number - SPARE
+        return max(len(models) + len(refused), number - SPARE)
+
+    def _refused_questions(
+        self, task: str, updates: Collection[AnsweredQuestion], *more: str
+    ) -> set[str]:
+        """Return the questions of a task that were refused, and never answered."""
+        refused = self._past.refused.get(task, set()).union(more)
+        return refused.difference(update.question for update in updates)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
         """Raise Withheld if the clock was set back; `hours` would mean nothing then."""

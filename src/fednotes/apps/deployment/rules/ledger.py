@@ -103,7 +103,7 @@ class Entry:
         refusal: Whether it refuses the request.
         reason: Why, in one word; "" if that is not known.
         question: Digest of what the site was asked (`engines.history.Trail`); "" if the
-            message has no update.
+            message has no update. A refusal has it if its task had read notes.
         update: Hash of the update: its tensors, its weight and its counts; "" if there
             is none. `max_rounds` counts different pairs of question and update.
         model: Digest of the model that the update is about, if `max_rounds` counts such
@@ -461,6 +461,7 @@ class Past:
     Attributes:
         newest: The latest time stamp of the lines that count; "" for none.
         updates: Task to the different updates that left (`update_of`).
+        refused: Task to the questions that were refused after the task had read notes.
         models: Task to the different models that these are about.
         tensors: Task to the hashes of the tensors of these updates (`hash_of`).
         answers: Hash of each of the newest messages to its line.
@@ -473,6 +474,7 @@ class Past:
     def __init__(self, path: Path, job: str) -> None:
         self.newest = ""
         self.updates: dict[str, set[AnsweredQuestion]] = {}
+        self.refused: dict[str, set[str]] = {}
         self.models: dict[str, set[str]] = {}
         self.tensors: dict[str, set[str]] = {}
         self.answers: dict[str, dict[str, Any]] = {}
@@ -515,15 +517,20 @@ class Past:
     def _forget_updates(self) -> None:
         self.newest = ""
         self.updates = {}
+        self.refused = {}
         self.models = {}
         self.tensors = {}
 
     def _add(self, line: dict[str, Any]) -> None:
         self.newest = max(self.newest, line["time"])
-        if line["refusal"] or line["task"].startswith("@"):
+        task = line["task"]
+        if task.startswith("@"):
+            return
+        if line["refusal"]:
+            if line["question"]:
+                self.refused.setdefault(task, set()).add(line["question"])
             return
         if line["update"]:
-            task = line["task"]
             answered = update_of(line)
             tensors = hash_of(tensors_of(line))
             self.updates.setdefault(task, set()).add(answered)

@@ -484,17 +484,32 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
     if tensors:  # counts alone cover no training
         _check_training(policy, what, covered)
 
-    policy.require(
-        not policy.max_rounds or left is None or left <= policy.max_rounds,
-        "max_rounds",
-        f"{what} would be number {left or 0:,} of this job",
-        f"{policy.max_rounds:,} rounds; a new approval starts the count again",
-    )
+    if left is not None:
+        check_rounds(policy, what, left)
     policy.require(
         not policy.max_bytes or size <= policy.max_bytes,
         "max_bytes",
         f"{what} has {size:,} bytes",
         f"at most {policy.max_bytes:,}",
+    )
+
+
+def check_rounds(policy: Policy, what: str, left: int) -> None:
+    """Check whether a job has rounds left for one reply more.
+
+    Args:
+        policy: The site's rules.
+        what: How messages call the reply.
+        left: The replies to this task that have left in the job, including this one.
+
+    Raises:
+        PolicyRefusal: They are more than `max_rounds`.
+    """
+    policy.require(
+        not policy.max_rounds or left <= policy.max_rounds,
+        "max_rounds",
+        f"{what} would be number {left:,} of this job",
+        f"{policy.max_rounds:,} rounds; a new approval starts the count again",
     )
 
 
