@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from every_kind import make
-from saved_folder_suite import DEEP, SavedFolderSuite
+from saved_folder_suite import DEEP, ODD, SavedFolderSuite
 
 from fednotes.cli import app
 from fednotes.core.errors import ModelError
@@ -82,6 +82,21 @@ class TestTokenClassifier(OnBackbone):
     has_one_type = False
     has_version = False
     writers = ("transformers.modeling_utils.safe_save_file",)
+
+    @pytest.mark.slow
+    def test_a_description_with_any_odd_value_loads_or_is_refused_in_one_line(
+        self, folder: Path
+    ) -> None:
+        super().test_a_description_with_any_odd_value_loads_or_is_refused_in_one_line(
+            folder
+        )
+
+    def test_an_odd_architecture_is_refused_in_one_line(self, folder: Path) -> None:
+        path = folder / self.description
+        facts = json.loads(path.read_text())
+        for odd in ODD:
+            path.write_text(json.dumps(facts | {"architectures": odd}))
+            assert self.refusal(folder)
 
 
 @pytest.fixture(scope="module")
