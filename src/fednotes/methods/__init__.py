@@ -1,6 +1,6 @@
-"""The methods, each a file: a module here that has a `METHOD` is one, by its own name.
+"""The methods: each module here that defines `METHOD` is one, named after its file.
 
-Other packages add methods by entry points (`core/plugins.py`).
+Other packages add methods through entry points (`core/plugins.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fednotes.methods.base import Method
 
 
 def find(name: str) -> Method:
-    """Return the method of that name.
+    """Return the method with this name.
 
     Raises:
-        ConfigError: There is no such method; the message has the nearest name.
+        ConfigError: There is no such method; the message suggests the nearest name.
     """
     method = _built_in(name)
     if method is not None:
@@ -46,7 +46,7 @@ def built_in_names() -> tuple[str, ...]:
 
 
 def _built_in(name: str) -> Method | None:
-    """Return the method that a module of this folder holds, if it holds one."""
+    """Return the method that a module of this folder defines; None if there is none."""
     if name not in plugins.modules_in(*__path__):
         return None
     module = importlib.import_module(f"{__name__}.{name}")
@@ -56,7 +56,7 @@ def _built_in(name: str) -> Method | None:
 
 @cache
 def presets(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return a method's settings by name, from presets.toml: tables as in a job."""
+    """Return a method's presets by name, as tables of a job, from presets.toml."""
     text = resources.files(__name__).joinpath("presets.toml").read_text("utf-8")
-    of_method: Mapping[str, Mapping[str, Any]] = tomllib.loads(text)[name]
-    return of_method
+    by_preset: Mapping[str, Mapping[str, Any]] = tomllib.loads(text)[name]
+    return by_preset

@@ -3,18 +3,18 @@
 They are set up as in Wang et al. 2023, Appendix A.
 
 "ganin": Ganin et al. 2016, "Domain-adversarial training of neural networks". A
-discriminator learns which site a hidden state is from, and the features learn to hide
-it: the discriminator's gradient is reversed on the way down.
+discriminator learns to predict the site of a hidden state, and the features learn to
+hide the site, because the discriminator's gradient is reversed during backpropagation.
 
-"peng": Peng et al. 2019, "Federated adversarial domain adaptation". The same, and the
-states below the output scores are taken apart into what tells the site and what tells
-the entity. (Their dynamic attention of one target site to the others has no place here,
-because every site is source and target.)
+"peng": Peng et al. 2019, "Federated adversarial domain adaptation". In addition, the
+states below the output scores are disentangled into a part that predicts the site and a
+part that predicts the entity. (Their dynamic attention from one target site to the
+others does not apply, because every site is source and target.)
 
 "hong": Hong et al. 2021, "Federated adversarial debiasing". The adversarial loss is
-squared and halved, so its gradient is the loss times the plain one, and the sites that
-are recognised worst weigh most. Predictions of the types that the site does not
-annotate are made certain (low entropy).
+squared and halved, so its gradient is the plain gradient times the loss, and sites that
+are recognised worst have the largest weight. Predictions of types that the site does
+not annotate are pushed towards certainty (low entropy).
 
     paper   here
     K       `Config.platforms`
@@ -22,19 +22,19 @@ annotate are made certain (low entropy).
             bias; "peng" has one more, `domain.outputs`, on the states below the output
             scores
 
-Numbers that travel beyond the model's own, each way, with every copy of it: the paper
+Numbers transmitted in addition to the model, each way, with every copy of it: the paper
 counts 12·K·d, against 10·d for the gradient of q that instance weighting sends. But
 bart-base has 6 encoder layers (and 6 decoder layers, which have no discriminator), so
 here it is 6·K·d, and 7·K·d for "peng". With d = 768 and the six platforms of OntoNotes
 that makes 27,648 and 32,256 numbers, with three platforms 13,824 and 16,128, against
 7,680 of q. All of these are small beside the prompts' 11,066,880.
 
-A site sees only its own notes, so its discriminators learn there that everything is its
-own. They become discriminators when the server averages them with the others' (Hong et
-al. study this loss, of which each site has one side). Therefore `matching_loss` differs
-from the papers in one point: the reversed gradient rests where a state does not tell
-its site better than chance. Otherwise the loss would grow without bound, and the tagger
-would forget its task. No feature of a note leaves its site.
+A site sees only its own notes, so its discriminators learn to assign everything to that
+site. Only the server's average over sites discriminates (Hong et al. study this loss,
+of which each site computes one side). Therefore `matching_loss` differs from the papers
+in one point: the reversed gradient is zero where a state reveals its site no better
+than chance. Otherwise the loss would grow without bound, and the tagger would forget
+its task. No feature of a note leaves its site.
 
 Everything else (annotation, rounds, aggregation) is `methods/distill.py`. The baselines
 share its pseudo-complete annotation, on which Hong et al.'s entropy is defined.
@@ -65,7 +65,7 @@ from fednotes.taggers.model import Losses, Model
 from fednotes.taggers.saving import build_model
 
 LARGEST_FACTOR = 1000.0  # of strength and entropy
-# Keeps the projection defined where rows of a discriminator depend on others.
+# Keeps the projection defined if the rows of a discriminator are linearly dependent.
 RIDGE = 1e-6
 
 
@@ -74,11 +74,12 @@ class Config(distill.Config):
     """Settings of the adversarial baselines.
 
     Attributes:
-        weighting: The baselines have no instance weights: only false is accepted.
+        weighting: Only false is accepted, because the baselines have no instance
+            weights.
         variant: Whose baseline is run.
         strength: Final strength of the reversed gradient. It grows from 0 in the first
-            round by the schedule of Ganin et al., who end at 1, which small taggers did
-            not bear.
+            round by the schedule of Ganin et al., who end at 1; small taggers did not
+            converge at 1.
         entropy: Weight of the entropy of Hong et al., and of the disentanglement of
             Peng et al.
         platforms: The sites' names. A job fills them in.
@@ -112,13 +113,13 @@ def train(federation: Federation, config: Config) -> State:
         config: The settings of the run.
 
     Returns:
-        The server's last state; discriminators are part of θ.
+        The server's final state; discriminators are part of θ.
     """
     return distill.train(federation, config, initial(config))
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """Return θ_1 and the discriminators, which follow from the seed."""
+    """Return θ_1 and the initial discriminators, derived from the seed."""
     model = build_model(config.model, config.tags, config.seed)
     return snapshot(model.trainable() | discriminators(config, model))
 
@@ -126,14 +127,15 @@ def initial(config: Config) -> dict[str, Tensor]:
 def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
     """Return the discriminators by name, each (K, width).
 
-    There are none with fewer than two sites, because there is nothing to tell apart.
+    With fewer than two sites there are none.
 
     Args:
         config: The settings of the run.
         model: The model whose hidden states they read.
 
     Returns:
-        `domain.0` and so on for the hidden layers; `domain.outputs` for "peng".
+        `domain.0`, `domain.1`, … for the hidden layers; for "peng" also
+        `domain.outputs`.
     """
     sites = len(config.platforms)
     if sites < 2:
@@ -150,7 +152,7 @@ def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
 
 
 def _missing_layer(kind: str) -> ConfigError:
-    """Return the error of a model without a layer that discriminators could read."""
+    """Return the error for a model without a layer that discriminators can read."""
     is_light = kind == "tagger"
     return ConfigError(
         f'model kind "{kind}" has no layer that represents text and is trained '
@@ -173,10 +175,10 @@ class Site(distill.Site):
 
     Attributes:
         discriminators: The discriminators by name.
-        label: The site's own number among all sites.
+        label: The site's index among all sites.
 
     Raises:
-        ConfigError: The model has no layer whose states a discriminator could read.
+        ConfigError: The model has no layer whose states a discriminator can read.
     """
 
     config: Config
@@ -190,7 +192,7 @@ class Site(distill.Site):
         self.label = config.platforms.index(data.id) if self.discriminators else 0
 
     def described(self) -> str:
-        """Describe what is trained and sent, and how much of it is discriminators."""
+        """Describe how many parameters are trained and sent, and in discriminators."""
         numbers = sum(value.numel() for value in self.discriminators.values())
         return f"{super().described()}, {numbers:,} of them in discriminators"
 
@@ -224,13 +226,13 @@ def adversarial_loss(
     progress: float,
     config: Config,
 ) -> Tensor:
-    """Return what a baseline adds to the loss of a mini-batch, ().
+    """Return the term that a baseline adds to the loss of a mini-batch, ().
 
     Args:
         losses: The mini-batch's losses, with the model's hidden states.
         weights: The discriminators by name.
-        label: The site's number.
-        progress: The part of the rounds that is done, 0 to 1.
+        label: The site's index.
+        progress: The fraction of rounds completed, 0 to 1.
         config: The settings of the run.
     """
     strength = config.strength * reversal_strength(progress)  # [tagsets appendix a]
@@ -245,8 +247,8 @@ def adversarial_loss(
     if config.variant == "peng":
         assert losses.outputs is not None
         weight = weights["domain.outputs"]
-        # This discriminator learns where the site shows. The states are detached, so
-        # that they do not show it more for that.
+        # This discriminator learns which directions reveal the site. The states are
+        # detached, so that they do not learn to reveal it more.
         states = losses.outputs.detach()
         of_outputs = domain_loss(states, weight, label)  # [tagsets appendix a]
         apart = config.entropy * disentanglement(losses, weight)
@@ -262,16 +264,17 @@ def reversal_strength(progress: float) -> float:
 def matching_loss(
     states: Tensor, weight: Tensor, label: int, strength: float
 ) -> Tensor:
-    """Return `domain_loss`, which the discriminator lowers and the states raise.
+    """Return `domain_loss`, which the discriminator minimises and states maximise.
 
-    A state is left alone as soon as it does not tell its site better than chance. In
-    one place, the other domains' states would keep the discriminator in balance. Here a
-    site has only its own, and a loss without an upper bound would be raised for ever.
+    A state is no longer changed once it reveals its site no better than chance. With
+    all data in one place, the states of other domains would balance the discriminator.
+    Here a site has only its own states, and maximising a loss without an upper bound
+    would make it grow indefinitely.
 
     Args:
         states: Hidden states, (rows, width).
         weight: The discriminator, (K, width).
-        label: The site's number.
+        label: The site's index.
         strength: Factor of the reversed gradient.
     """
     with torch.no_grad():
@@ -282,12 +285,12 @@ def matching_loss(
 
 
 def domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
-    """Return the cross-entropy of telling the site from hidden states, ().
+    """Return the cross-entropy of predicting the site from hidden states, ().
 
     Args:
         states: Hidden states, (rows, width).
         weight: The discriminator, (K, width).
-        label: The site's number.
+        label: The site's index.
     """
     scores = states @ weight.T  # (rows, K)
     targets = torch.full((len(scores),), label, device=scores.device)
@@ -295,16 +298,16 @@ def domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
 
 
 def reverse(states: Tensor, strength: Tensor) -> Tensor:
-    """Return the states; their gradient is multiplied by -strength, (rows, 1)."""
+    """Return the states, whose gradient is multiplied by -strength, (rows, 1)."""
     reversed_states = states.view_as(states)
     reversed_states.register_hook(lambda gradient: -strength * gradient)
     return reversed_states
 
 
 def pseudo_entropy(losses: Losses) -> Tensor:
-    """Return the mean entropy (nats) of the predictions of pseudo-annotated types, ().
+    """Return the mean entropy in nats of predictions of pseudo-annotated types, ().
 
-    For a CRF these are the predictions by the scores of single tokens.
+    For a CRF, predictions use each token's emission scores alone.
     """
     assert losses.outputs is not None
     assert losses.pseudo is not None
@@ -314,11 +317,11 @@ def pseudo_entropy(losses: Losses) -> Tensor:
 
 
 def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
-    """Return Peng et al.'s disentanglement, with one discriminator as its parameters.
+    """Return Peng et al.'s disentanglement loss, with a discriminator as parameters.
 
-    What of a state tells the site (`domain_specific`) must not tell the target: the
-    entropy of what it alone would predict is made high. As in their paper, the
-    predictor is held fixed: the gradient goes only to the state and the discriminator.
+    The part of a state that reveals the site (`domain_specific`) must not predict the
+    target, so the entropy of its predictions is maximised. As in their paper, the
+    predictor is fixed: only the state and the discriminator receive a gradient.
 
     Args:
         losses: The mini-batch's losses, with the states below the output scores.
@@ -336,16 +339,16 @@ def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
 def domain_specific(states: Tensor, weight: Tensor) -> Tensor:
     """Return the projection of states onto the rows of a discriminator, (rows, width).
 
-    The projection tells the site as well as the state itself (weight @ projection =
-    weight @ state). The rest of the state is orthogonal to every row and tells nothing
-    of the site. This holds by construction, in place of the mutual information that
-    Peng et al. minimise with networks.
+    The projection reveals the site as well as the state itself (weight @ projection =
+    weight @ state). The remainder of the state is orthogonal to every row and reveals
+    nothing about the site. This holds by construction, whereas Peng et al. train
+    networks to minimise mutual information.
 
     Args:
         states: Hidden states, (rows, width).
         weight: The discriminator, (K, width).
     """
-    rows = weight.double()  # rows that are nearly parallel cost half of the digits
+    rows = weight.double()  # nearly parallel rows lose half of the digits
     ridge = RIDGE * torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
     gram = rows @ rows.T + ridge
     basis: Tensor = torch.linalg.solve(gram, rows).to(states.dtype)  # (K, width)
@@ -353,16 +356,16 @@ def domain_specific(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def _entropy(scores: Tensor) -> Tensor:
-    """Return the entropy of softmax over the allowed candidates, (rows,).
+    """Return the entropy of the softmax over allowed candidates, (rows,).
 
     Args:
-        scores: (rows, candidates), -inf for those that are not allowed.
+        scores: Logits, (rows, candidates), -inf for candidates that are not allowed.
     """
     logs = F.log_softmax(scores, dim=1)
     return -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0)).sum(1)
 
 
-# What a job asks of a method.
+# The interface to jobs.
 
 
 class Adversarial(distill.Distill):
@@ -374,8 +377,8 @@ class Adversarial(distill.Distill):
     reads_layers = True
     dp = None
     no_dp_reason = (
-        "parameters after local steps leave a site, and those of what tells its notes "
-        "apart"
+        "a site sends parameters after local steps, including those of its "
+        "discriminators"
     )
 
     def train(self, federation: Federation, config: Config) -> State:

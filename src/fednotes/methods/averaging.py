@@ -10,12 +10,12 @@ clinical notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
     n_k         the weight of a site's update: patients in pre-training, notes in
                 fine-tuning
     N           `Total.weight`
-    Q_k^t       what a site returns from "train"
+    Q_k^t       the parameters that a site returns from "train"
     Q_ag^t      `Server.shared` after `Server.step`
 
-What the server does with the mean is a value (`training/server_steps.py`), and so is
-the code in which sites send it (`training/compression.py`). Local steps are those of
-`training/local_trainer.py`.
+The server's step (`training/server_steps.py`) and the compression of updates
+(`training/compression.py`) are settings. `training/local_trainer.py` takes the local
+steps.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ from fednotes.training.sites import (
     part_of,
 )
 
-BEST = -1  # of `keep_cycle`
+BEST = -1  # a value of `keep_cycle`
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
 
 
 @checked(frozen=True)
 class Averaging(Aggregation):
-    """Settings that pre-training, fine-tuning and phenotyping have in common.
+    """Settings shared by pre-training, fine-tuning and phenotyping.
 
     Attributes:
         cycles: T, the number of cycles. In each, every site trains, and then the mean
@@ -187,7 +187,7 @@ class Averaging(Aggregation):
 
     @property
     def last_cycle(self) -> int:
-        """The last cycle that is run: `keep_cycle`, where it is a number of a cycle."""
+        """The last cycle that is run: `keep_cycle` if positive, else `cycles`."""
         return self.keep_cycle if self.keep_cycle > 0 else self.cycles
 
 
@@ -195,7 +195,7 @@ C = TypeVar("C", bound=Averaging)
 
 
 def central(config: C) -> C:
-    """Return settings of training in one place, without what a federation adds."""
+    """Return settings for training in one place, without those of a federation."""
     return replace(
         config,
         server="average",
@@ -207,7 +207,7 @@ def central(config: C) -> C:
 
 
 def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
-    """Return settings of sites that train alone, each with its batch in a federation.
+    """Return settings of sites that train alone, with their federated batch sizes.
 
     Args:
         config: The settings of the federation.
@@ -228,7 +228,7 @@ def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
 
 
 def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
-    """Return each site's part of a shared mini-batch, of their numbers of examples."""
+    """Return each site's part of a shared mini-batch, from their example counts."""
     examples = max(1, sum(sizes))
     batch = config.batch_size
     return [
@@ -238,7 +238,7 @@ def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
 
 
 def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning where the parts of a shared mini-batch add up to much more."""
+    """Warn if the parts of a shared mini-batch add up to much more than it."""
     if config.batch != "shared":
         return ()
     shares = _shares(config, [size for size in sizes if size])
@@ -246,9 +246,9 @@ def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
 
 
 class AveragingWithDP(DPSupport):
-    """Averaging with differential privacy: as many rounds as there are local steps.
+    """Averaging with differential privacy, one round per local step.
 
-    A subclass names what sites share, and a unit's loss.
+    A subclass defines the shared parameters and a unit's loss.
     """
 
     required_settings: Mapping[str, Any] = MappingProxyType(
@@ -271,7 +271,7 @@ class AveragingWithDP(DPSupport):
     )
 
     def count_rounds(self, config: Any, sums_per_epoch: int) -> int:
-        """Return the local steps of a run, at `sums_per_epoch` of them an epoch."""
+        """Return the number of rounds in a run, at `sums_per_epoch` per epoch."""
         steps: float = config.cycles * config.local_epochs * sums_per_epoch
         return math.ceil(steps)
 
@@ -279,28 +279,28 @@ class AveragingWithDP(DPSupport):
 def traffic_of(
     config: Averaging, shared: Tensors, before: int = 0, head: int = 0
 ) -> tuple[int, int]:
-    """Return the largest number of bytes that a site sends and receives in a run.
+    """Return the maximum bytes that a site sends and receives in a run.
 
     Args:
         config: The settings of the run.
-        shared: What sites share.
+        shared: The shared parameters.
         before: Number of cycles of a warm-up.
-        head: Number of bytes of what a warm-up trains.
+        head: Size in bytes of the parameters that a warm-up trains.
     """
     up, code = count_bytes(shared, config.compression, config.sites)
     size = nbytes(shared)
     in_warm_up = before * head
-    # What was evaluated is not sent again, except the best in the end.
+    # Evaluated parameters are not sent again, except the best ones at the end.
     times_received = max(1, before) + config.cycles + (config.keep_cycle == BEST)
     sent = in_warm_up + config.cycles * up
     return sent, in_warm_up + times_received * size + config.cycles * code
 
 
 def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
-    """Return the examples of a cycle at all sites, of their numbers of examples."""
+    """Return the examples per cycle over all sites, from their example counts."""
     sites, batch = len(sizes), config.batch_size
     is_shared = config.batch == "shared"
-    # With more sites than examples in a batch, an epoch is read more than once.
+    # With more sites than examples in a batch, an epoch reads notes more than once.
     times_read = sites / batch if is_shared and sites > batch else 1.0
     return math.ceil(sum(sizes) * config.local_epochs * times_read)
 
@@ -313,16 +313,16 @@ def run_cycles(federation: Federation, server: Server) -> State:
         server: The server at its first cycle, or a resumed one.
 
     Returns:
-        The server's last state.
+        The server's final state.
     """
     config = server.config
     if config.batch == "shared" and not server.examples:
-        # A resumed run has agreed before.
+        # A resumed run has agreed already.
         server.examples, _ = agree_on_shares(federation)
 
     for cycle in federation.rounds(server.round, server.cycles):
         sent = server.select_sent()
-        # What sites have just evaluated is not sent again.
+        # Sites still have the parameters that they have just evaluated.
         tensors = {} if server.evaluated is sent else sent
         total = gathered(
             federation, config, TRAIN, tensors, sent, cycle=cycle.number
@@ -350,15 +350,15 @@ def run_cycles(federation: Federation, server: Server) -> State:
 def _decode_mean(
     federation: Federation, server: Server, sent: Tensors, total: Total
 ) -> dict[str, Tensor]:
-    """Return the mean of what sites trained, from their coded changes.
+    """Return the mean of the sites' parameters, from their encoded changes.
 
-    Sites have reported mean squares of their changes. From their mean follows a step
-    size for each tensor, and sites send their changes in whole steps.
+    Sites have reported the mean squares of their changes. The mean of these gives a
+    step size for each tensor, and sites send their changes in whole steps.
 
     Args:
         federation: The sites.
         server: The server.
-        sent: What the cycle began with.
+        sent: The parameters at the start of the cycle.
         total: The sum of the mean squares.
     """
     server.require_returned(total, dict.fromkeys(sent, (1,)))
@@ -374,19 +374,19 @@ def _decode_mean(
 
 
 class Server(RoundServer):
-    """Q_ag, the server's optimizer, and the cycle that is kept.
+    """The server: Q_ag, its optimizer, and the kept cycle.
 
     Args:
         config: The settings of the run.
         initial: The parameters that sites share, before training.
-        judged: Turns a sum of counts into numbers for people, among them "held_out", of
-            which more is better (-inf where nothing is held out).
-        resumed: The state to go on from, if any.
-        before: Number of cycles of a warm-up, which do not count in T.
+        judged: Turns a sum of counts into scores, among them "held_out": larger is
+            better, and it is -inf if nothing is held out.
+        resumed: The state to resume from; None at the first start.
+        before: Number of cycles of a warm-up, which are not part of T.
         warm_up: Names of the parameters that a warm-up trains.
 
     Attributes:
-        evaluated: What "evaluate" sent last, which sites remember.
+        evaluated: The parameters last sent by "evaluate", which sites remember.
         examples: Number of examples of all sites, once agreed; 0 before.
     """
 
@@ -419,22 +419,22 @@ class Server(RoundServer):
 
     @property
     def cycles(self) -> int:
-        """Number of cycles that are run, those of the warm-up included."""
+        """Number of cycles that are run, including the warm-up."""
         return self.before + self.config.last_cycle
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether the cycle that has ended is evaluated; the last one always is."""
+        """Whether the cycle that just ended is evaluated; the last one always is."""
         number = self.round - self.before  # 0 or less in the warm-up
         return self.round == self.cycles or number % self.config.evaluate_every == 0
 
     @property
     def result(self) -> dict[str, Tensor]:
-        """The parameters of the cycle that is kept."""
+        """The parameters of the kept cycle."""
         return self.best.tensors or self.shared
 
     def select_sent(self) -> dict[str, Tensor]:
-        """Return what the next cycle trains."""
+        """Return the parameters that the next cycle trains."""
         if self.round >= self.before:
             return self.shared
         return {name: self.shared[name] for name in self._warm_up}
@@ -445,16 +445,16 @@ class Server(RoundServer):
         """Check the names and shapes of what sites returned.
 
         Raises:
-            TrainingError: They are others.
+            TrainingError: They differ from those expected.
         """
         total.require(shapes)
 
     def mean(self, total: Total) -> dict[str, Tensor]:
-        """Return the mean of what sites sent in a cycle, whatever they weigh it by."""
+        """Return the weighted mean of the tensors that sites sent in a cycle."""
         return total.mean()
 
     def step(self, mean: Tensors, total: Total) -> None:
-        """Q_ag^t from the mean of the sites' Q_k^t.
+        """Compute Q_ag^t from the mean of the sites' Q_k^t.
 
         Args:
             mean: Σ n_k/N Q_k^t.
@@ -472,7 +472,7 @@ class Server(RoundServer):
         """Check the numbers that sites sent in this cycle.
 
         Raises:
-            TrainingError: Some are not finite, because training diverged.
+            TrainingError: A number is not finite, because training diverged.
         """
         for name, value in mean.items():
             if not bool(torch.isfinite(value).all()):
@@ -482,10 +482,10 @@ class Server(RoundServer):
                 )
 
     def judge(self, total: Total) -> bool:
-        """Note what held-out data say; return whether this cycle's model is kept.
+        """Record the held-out scores; return whether this cycle's model is kept.
 
         Raises:
-            TrainingError: The best cycle is asked for, and nothing is held out.
+            TrainingError: The best cycle is to be kept, but nothing is held out.
         """
         scores = self._judged(total.metrics)
         self.metrics |= {
@@ -501,7 +501,7 @@ class Server(RoundServer):
         return self.round > self.before and self.best.judge(held_out, self.shared)
 
     def state(self) -> State:
-        """Return everything that the next cycle depends on."""
+        """Return all state that the next cycle depends on."""
         state = super().state()
         tensors = {**state.tensors, **prefixed("moment.", self._optimizer.moments)}
         facts = {**state.facts, "examples": self.examples}
@@ -510,7 +510,7 @@ class Server(RoundServer):
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self.examples = int(state.facts.get("examples", 0))
-        # Their names are first.NAME and second.NAME.
+        # The names of moments are first.NAME and second.NAME.
         moments = unprefixed("moment.", state.tensors)
         for name, value in moments.items():
             parameter = name.partition(".")[2]
@@ -527,26 +527,27 @@ class AveragingSite(SiteTasks):
     Args:
         id: The site's name in the job.
         config: The settings of the run.
-        parameters: Everything that is trained, by name.
+        parameters: All trained parameters by name.
         weight: n_k.
         examples: Number of examples in an epoch.
-        tokens: Number of tokens in an epoch, where they are known.
-        private: Names of the parameters that stay here.
+        tokens: Number of tokens in an epoch; None if unknown.
+        private: Names of the parameters that stay at the site.
         before: Number of cycles of a warm-up, which trains only `warm_up`.
         warm_up: Names of the parameters that a warm-up trains.
-        warm_up_rate: Their learning rate.
-        device: Where the model is.
-        optimizer: Of all parameters, in place of AdamW.
-        draws: Of orders and dropout; they follow from the job's seed if None.
-        count_step: The weight and all counts leave the site as multiples of it; what is
-            trained here goes by exact numbers.
+        warm_up_rate: Learning rate of the warm-up.
+        device: Device of the model.
+        optimizer: Optimizer of all parameters; None creates AdamW.
+        draws: Random draws for order and dropout; None derives them from the job's
+            seed.
+        count_step: The weight and all counts leave the site as multiples of this
+            number; local training uses exact numbers.
 
     Attributes:
         shared: The parameters that are averaged.
-        private: The parameters that stay here.
-        share: Number of examples in a step, once it is agreed on.
-        weight: n_k as it leaves the site.
-        trainer: Takes the steps.
+        private: The parameters that stay at the site.
+        share: Number of examples in a step, once agreed.
+        weight: n_k, rounded as it leaves the site.
+        trainer: Takes the optimizer steps.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -596,16 +597,16 @@ class AveragingSite(SiteTasks):
             warm_up_rate=warm_up_rate,
         )
 
-        # Where cycles are not of whole epochs: the epoch, and its steps so far.
+        # If cycles are not whole epochs: the current epoch, and its steps so far.
         self._epoch = 0
         self._steps_in_epoch = 0
-        # Steps of an epoch over all sites' examples; 0: over the site's own.
+        # Steps of an epoch over all sites' examples; 0 if an epoch is over this site's.
         self._common_steps = 0
         self._all_examples = 0
-        self._change: dict[str, Tensor] = {}  # waits for "send"
-        self._unsent: dict[str, Tensor] = {}  # what the code has left out so far
-        self._evaluated: Tensors | None = None  # what "evaluate" received last
-        self._kept_private: dict[str, Tensor] = {}  # of the cycle that is kept
+        self._change: dict[str, Tensor] = {}  # sent by the next "send"
+        self._unsent: dict[str, Tensor] = {}  # rounding error carried over
+        self._evaluated: Tensors | None = None  # last received by "evaluate"
+        self._kept_private: dict[str, Tensor] = {}  # of the kept cycle
 
     @property
     def id(self) -> str:
@@ -614,20 +615,20 @@ class AveragingSite(SiteTasks):
 
     @abstractmethod
     def steps(self, epoch: int, first: int = 0) -> Iterable[list[Step]]:
-        """Yield an epoch's mini-batches of `share` examples, each in parts.
+        """Yield an epoch's mini-batches of `share` examples, each split into parts.
 
         Their order depends only on the draws, the site and the epoch.
 
         Args:
             epoch: The epoch's number.
-            first: Number of mini-batches to leave out.
+            first: Number of mini-batches to skip.
         """
 
-    # How many examples and steps.
+    # Numbers of examples and steps.
 
     @property
     def reported_examples(self) -> int:
-        """The number of an epoch's examples as it leaves the site."""
+        """The number of examples in an epoch, rounded as it leaves the site."""
         return round_count(self._examples, self.count_step)
 
     @property
@@ -646,11 +647,11 @@ class AveragingSite(SiteTasks):
 
     @property
     def _planned_steps(self) -> int:
-        """Number of steps in all cycles, without those of a warm-up."""
+        """Number of steps in all cycles, excluding a warm-up."""
         return self._averaging.cycles * self._steps_per_cycle
 
     def count(self, tensors: Tensors) -> Update:
-        """Return how many examples the site has."""
+        """Return the site's number of examples."""
         del tensors
         return Update(metrics={"examples": self.reported_examples})
 
@@ -658,19 +659,20 @@ class AveragingSite(SiteTasks):
         """Set this site's part of a shared mini-batch; return it.
 
         Args:
-            tensors: None.
-            examples: Number of examples of all sites. Only the first one of a run
-                counts (`first_sum`).
+            tensors: Ignored.
+            examples: Number of examples of all sites. Only the first value in a run has
+                an effect (`first_sum`).
         """
         del tensors
-        size = self.reported_examples  # the sum is of such numbers too
+        size = self.reported_examples  # the sum is over rounded numbers too
         self._all_examples = first_sum(self._all_examples, examples, size)
         if self._averaging.batch == "shared":
             batch, sites = self._averaging.batch_size, self._averaging.sites
             least = least_part(batch, sites, size)
             self.share = part_of(batch, size, self._all_examples, least)
             if sites > batch:
-                # At most as many as if all sites had this size, whatever the sum.
+                # At most as many as if all sites had this size, even if the server's
+                # sum is larger.
                 all_examples = min(self._all_examples, sites * size)
                 self._common_steps = math.ceil(all_examples / batch)
         return Update(metrics={"share": self.share})
@@ -680,30 +682,31 @@ class AveragingSite(SiteTasks):
         if task not in (TRAIN, "send"):
             return {}
         steps = self._steps_per_cycle
-        # A cycle of one step may be the epoch's last one, of what is left over.
+        # If a cycle is one step, it may be the epoch's last and smallest mini-batch.
         left_over = self._examples % self.share if steps == 1 else 0
-        behind = {
+        coverage = {
             "steps": steps,
             "batch": left_over or min(self.share, self._examples or self.share),
         }
         if self._epoch_tokens is not None:
-            # Further epochs read the same tokens again.
+            # Later epochs read the same tokens again.
             part_of_epoch = min(1.0, steps / max(1, self._steps_per_epoch))
-            behind["tokens"] = int(part_of_epoch * self._epoch_tokens)
-        return behind
+            coverage["tokens"] = int(part_of_epoch * self._epoch_tokens)
+        return coverage
 
     def require_covered(self) -> None:
         """Check that enough tokens and steps are behind an update of word embeddings.
 
-        Few tokens in an update of the embeddings or of the output bias can be read off
-        it. Those of an epoch count, because later epochs read the same tokens.
+        If an update of the embeddings or of the output bias covers few tokens, they can
+        be read off it. The tokens of one epoch count, because later epochs read the
+        same tokens.
 
         Raises:
-            ConfigError: There are fewer than the settings ask for.
+            ConfigError: There are fewer than the settings require.
         """
         config = self._averaging
-        behind = self.covered(TRAIN)
-        tokens, steps = behind["tokens"], behind["steps"]
+        coverage = self.covered(TRAIN)
+        tokens, steps = coverage["tokens"], coverage["steps"]
         if tokens < config.min_tokens or steps < config.min_steps:
             raise ConfigError(
                 f"site {self.id!r}: with train = 'all' an update reveals which words "
@@ -716,16 +719,17 @@ class AveragingSite(SiteTasks):
     # Training.
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Train a cycle's steps; return Q_k^t with weight n_k, or what a code needs.
+        """Train for a cycle; return Q_k^t with weight n_k, or mean squares of changes.
 
         Args:
-            tensors: Q_ag^{t-1}; in a warm-up only what it trains. Empty: what was
-                evaluated last.
-            cycle: The cycle's number, those of the warm-up included.
+            tensors: Q_ag^{t-1}; in a warm-up only the parameters that it trains. If
+                empty, training starts from the last evaluated parameters.
+            cycle: The cycle's number, including cycles of the warm-up.
 
         Raises:
-            RefusedError: Other parameters came than the job's cycle trains.
-            TrainingError: Nothing came, and the site was restarted in between.
+            RefusedError: The parameters are not those that this cycle of the job
+                trains.
+            TrainingError: `tensors` is empty, and the site was restarted in between.
         """
         tensors = self._received(tensors)
         self._require_names(tensors, cycle)
@@ -783,7 +787,7 @@ class AveragingSite(SiteTasks):
                 yield from self.steps(cycle * epochs + local)  # [bert cycle]
             return
 
-        # Parts of epochs: go on where the cycle before has ended.
+        # Parts of epochs: continue where the previous cycle ended.
         left = self._steps_per_cycle if self._examples else 0
         while left:
             epoch = self.steps(self._epoch, self._steps_in_epoch)
@@ -796,25 +800,25 @@ class AveragingSite(SiteTasks):
                 self._steps_in_epoch = 0
 
     def _step(self, parts: list[Step], start: Tensors, *, is_warm_up: bool) -> float:
-        """Take one optimizer step; return Σ loss over its examples."""
+        """Take one optimizer step; return the loss summed over its examples."""
         if is_warm_up:
             return self.trainer.warm_up_step(parts, start=start)
         return self.trainer.step(parts, planned=self._planned_steps, start=start)
 
     def begin_warm_up(self) -> None:
-        """Reset what a warm-up does not send, where another site may have used it."""
+        """Reset parameters that a warm-up does not send; sites may share a model."""
 
     def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
-        """Return the change of the last "train" in whole steps.
+        """Return the change of the last "train" in whole quantisation steps.
 
         Args:
             tensors: The step size of each tensor.
-            weight: Weight of the sum that the step sizes follow from.
+            weight: Weight of the sum from which the step sizes were derived.
             sites: Number of sites in that sum.
 
         Raises:
             TrainingError: The site has not trained.
-            RefusedError: No server of this job can ask for this.
+            RefusedError: No server of this job can make this request.
         """
         if not self._change:
             raise TrainingError(
@@ -828,7 +832,7 @@ class AveragingSite(SiteTasks):
                 f"site {self.id!r} received an impossible sum, of weight {weight:g} "
                 f"over {sites} sites"
             )
-        # A refusal of any weight below this site's own would tell its own.
+        # Refusing weights below this site's weight would reveal its weight.
         weight = max(weight, self.weight)
         part = sites * self.weight / weight if weight else 0.0
         sent, unsent = encode(self._change, tensors, part, sites)
@@ -839,19 +843,20 @@ class AveragingSite(SiteTasks):
     def _make_update(
         self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
     ) -> Update:
-        """Return what leaves the site in a cycle, with its weight.
+        """Return the site's update in a cycle, with its weight.
 
         Args:
-            tensors: What leaves.
-            metrics: Numbers for people.
-            part: What the tensors are weighed by already, if they are.
+            tensors: The tensors to send.
+            metrics: Losses and counts to report.
+            part: Factor by which the tensors are already weighted; None if they are
+                not.
         """
         sent = {name: value.cpu() for name, value in tensors.items()}
         if part is None:
             return Update(sent, self.weight, metrics)
         return Update(sent, metrics={**metrics, "part": part})
 
-    # What is evaluated and kept.
+    # Evaluated and kept parameters.
 
     def keep(self, tensors: Tensors) -> Update:
         """Keep the private parameters of the cycle that was just evaluated."""
@@ -860,21 +865,21 @@ class AveragingSite(SiteTasks):
         return Update()
 
     def load(self, tensors: Tensors) -> None:
-        """Take the parameters to evaluate, and remember them."""
+        """Load the parameters to evaluate, and remember them."""
         self._evaluated = self._received(tensors)
         load_into(self.shared, self._evaluated)
 
     def load_kept(self, tensors: Tensors) -> None:
-        """Take the parameters of the cycle that is kept."""
+        """Load the parameters of the kept cycle."""
         self.load(tensors)
         if self._kept_private:
             load_into(self.private, self._kept_private)
 
     def _received(self, tensors: Tensors) -> Tensors:
-        """Return what was sent, or what was sent last where nothing was.
+        """Return the tensors, or the last evaluated ones if these are empty.
 
         Raises:
-            TrainingError: Nothing was sent, and the site was restarted in between.
+            TrainingError: They are empty, and the site was restarted in between.
         """
         if tensors or not self.shared:
             return tensors
@@ -884,10 +889,10 @@ class AveragingSite(SiteTasks):
             )
         return self._evaluated
 
-    # What a restart must not lose.
+    # State that must survive a restart.
 
     def state(self) -> State:
-        """Return moments, private parameters, and what could not be sent so far."""
+        """Return moments, private parameters and rounding errors carried over."""
         private = {name: p.detach() for name, p in self.private.items()}
         tensors = {
             **self.trainer.state(),
@@ -906,7 +911,7 @@ class AveragingSite(SiteTasks):
         return State(self.trainer.steps_taken, tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         facts = state.facts
         self.trainer.restore(state.tensors, state.round, int(facts["before"]))
         self.share = int(facts.get("share", self.share))

@@ -1,7 +1,7 @@
-"""The base class of methods: what a job asks of each of them.
+"""The base class of methods, which is their whole interface to jobs.
 
-A method module defines `class FedNER(Method)` and ends with `METHOD = FedNER()`. The
-engine, the job and the reports know methods by this class alone.
+A method module defines `class FedNER(Method)` and ends with `METHOD = FedNER()`.
+Engines, jobs and reports use methods only through this class.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from fednotes.privacy.training import DPSupport
 
 
 class Method(ABC):
-    """A method: its settings, its sites, its training, and what a run needs to know.
+    """A method: its settings, sites and training, and facts that a run needs.
 
-    A subclass must define the class attributes without a value here and the abstract
-    methods. Everything else has a default. `config` is always an instance of
-    `config_class`, and `sites` are what the sites of the job hold, for example
-    `SiteData`.
+    A subclass must define the abstract methods and the class attributes that have no
+    default. Everything else has a default. `config` is always an instance of
+    `config_class`, and `sites` are the data of the job's sites, for example `SiteData`.
 
     Attributes:
         config_class: The class of the method's settings, the [training] table.
-        site_class: The site side. `make_site` calls it.
-        presets: Settings by name ("best", "paper"): tables as in a job file.
-        holds: What its sites hold: "documents" (annotated), "notes" or "patients".
+        site_class: The class of the site side; `make_site` instantiates it.
+        presets: Named settings ("best", "paper"), as tables of a job file.
+        holds: The data of its sites: "documents" (annotated), "notes" or "patients".
         reads_layers: Whether it reads the states of the layers in `Model.widths`, which
-            a kind of model may lack.
+            some kinds of models lack.
         training_tasks: The tasks whose metrics are a "loss" summed over "examples".
-        dp: How the method trains with differential privacy; None if it cannot.
-        no_dp_reason: Why it cannot, where `dp` is None.
+        dp: Support for training with differential privacy; None if there is none.
+        no_dp_reason: Why `dp` is None.
     """
 
     config_class: type[Any]
@@ -49,31 +48,31 @@ class Method(ABC):
     reads_layers: bool = False
     training_tasks: tuple[str, ...] = (TRAIN,)
     dp: DPSupport | None = None
-    no_dp_reason: str = "it does not say how"
+    no_dp_reason: str = "it does not define how"
 
     @property
     def inner_site_class(self) -> type[Any]:
-        """The class of the site whose model is trained, whatever stands around it."""
+        """The class of the site whose model is trained, without any wrapper."""
         return self.site_class
 
-    # What every method defines.
+    # Every method defines these.
 
     @abstractmethod
     def train(self, federation: Federation, config: Any) -> State:
-        """Run the server side of the method and return its last state."""
+        """Run the server side of the method and return the final state."""
 
     @abstractmethod
     def read_model_config(self, table: Mapping[str, Any]) -> Any:
         """Return the [model] table of a job as the settings of a model.
 
         Raises:
-            ConfigError: The method does not support such a model. The caller adds the
-                name of the table to the message.
+            ConfigError: The method does not support this kind of model. The caller adds
+                the name of the table to the message.
         """
 
     @abstractmethod
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the largest number of rounds, and the examples of each.
+        """Return the maximum number of rounds and the examples per round.
 
         Args:
             config: The settings of the run.
@@ -88,39 +87,39 @@ class Method(ABC):
 
         Args:
             config: The settings of the federated run.
-            sites: What the sites hold.
-            complete: The same texts with every entity type annotated, if known.
+            sites: The sites' data.
+            complete: The same texts with every entity type annotated; None if unknown.
 
         Returns:
-            The data, as those of one site or of several, and the settings of the run.
+            The data, as one site or several, and the settings of the run.
         """
 
     @abstractmethod
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Turn the summed counts of "evaluate" into numbers for people.
+        """Turn the summed counts of "evaluate" into scores.
 
         Returns:
-            Scores by name. "held_out" is among them: the larger the better, and -inf
-            where no site holds anything out.
+            Scores by name, among them "held_out": larger is better, and it is -inf if
+            no site has held-out data.
         """
 
-    # What the sites are, and how they are configured.
+    # Sites and their configuration.
 
     def make_site(self, data: Any, config: Any, **options: Any) -> MethodSite:
         """Return the site side of the method.
 
         Args:
-            data: What the site holds.
+            data: The site's data.
             config: The settings of the run.
             **options: `directory`, where the site writes its model and scores;
-                `cache`, where it keeps what the next run can use again; `device`,
+                `cache`, where it keeps files that the next run can reuse; `device`,
                 `progress`, `draws` and `count_step`.
         """
         site: MethodSite = self.site_class(data, config, **options)
         return site
 
     def configure(self, config: Any, sites: Sequence[Any]) -> Any:
-        """Return the settings, completed by what only all sites together can say."""
+        """Return the settings, completed with facts that depend on all sites."""
         del sites
         return config
 
@@ -129,27 +128,27 @@ class Method(ABC):
         return (config,) * len(sites)
 
     def configure_control(self, config: Any) -> Any:
-        """Return the settings of sites that train alike and share nothing.
+        """Return the settings of a control that trains the same way but shares nothing.
 
-        A federation has to beat this control. None: the method has no such control.
+        A federation has to beat this control. None if the method has none.
         """
         del config
 
     def list_models(self) -> Mapping[str, type[Any]] | None:
         """Return the classes of the [model] table by its `kind`.
 
-        The key is "" where the table has no such key. None: all taggers.
+        The key is "" if the table has no `kind`. None stands for all taggers.
         """
         return None
 
-    # What people are told of a run.
+    # Facts about a run that are shown to users.
 
     def estimate_traffic(
         self, config: Any, sizes: Sequence[int]
     ) -> tuple[int, int] | None:
-        """Return the largest number of bytes that a site sends and receives in a run.
+        """Return the maximum bytes that a site sends and receives in a run.
 
-        None: the method cannot tell.
+        None if the method cannot estimate them.
         """
         del config, sizes
         return None
@@ -175,14 +174,14 @@ class Method(ABC):
         return ()
 
     def name_extension(self, config: Any) -> str:
-        """Return what the settings add to the published method, for tables."""
+        """Name what the settings add to the published method, for tables."""
         del config
         return ""
 
-    # What a run ends with.
+    # The result of a run.
 
     def ends_with_one_model(self, config: Any) -> bool:
-        """Return whether all sites end with equal models, so that one copy is kept."""
+        """Return whether all sites end with equal models, so that one copy suffices."""
         del config
         return False
 
@@ -192,29 +191,29 @@ class Method(ABC):
         Args:
             config: The settings of the run.
             final: The state that `train` returned.
-            folder: Where the model is written.
+            folder: Folder to which the model is written.
 
         Returns:
-            False where there is no such model, or the server cannot know it.
+            False if there is no such model or the server does not know it.
         """
         del config, final, folder
         return False
 
-    # What sites are promised, and what they must permit.
+    # Promises to the sites, and permissions that sites must give.
 
     def make_promise(self, config: Any) -> Promise | None:
-        """Return what the run promises of differential privacy, if anything."""
+        """Return the run's promise of differential privacy; None if it makes none."""
         del config
         return None
 
     def list_coverage(self, config: Any, site: Any) -> tuple[Coverage, ...]:
-        """Return the updates that cover few patients where a site's data have few.
+        """Return the updates that cover few patients if a site has few.
 
         A site's policy checks them before the site joins.
 
         Args:
             config: The settings of the run.
-            site: What the site holds.
+            site: The site's data.
         """
         del config, site
         return ()

@@ -9,7 +9,7 @@ Distilling with Heterogeneous Tag Sets".
     D_k, N_k    `Site.train_set`, its sentences; N_k = `Site.num_examples`
     T_k, T      `Site.known`, `Config.tags`
     θ_t, θ_t^k  `Server.shared`, `Site.parameters` after local training
-    m_k         `Config.aggregation`: 1 / K, or N_k / Σ N_j
+    m_k         set by `Config.aggregation`: 1 / K, or N_k / Σ N_j
     E_loc       `Config.local_epochs`
     L_i^{T_k}   `Losses.source`, the loss of the site's own annotation (Eq. 8)
     L_i^{T\k}  `Losses.target`, the loss of the pseudo-annotation (Eq. 9)
@@ -199,15 +199,15 @@ def train(
         shared: θ_1, if it is not the model's own initial values.
 
     Returns:
-        The server's last state.
+        The server's final state.
 
     Raises:
-        RefusedError: Instance weights are asked for with fewer than three sites.
+        RefusedError: Instance weights are on, and there are fewer than three sites.
     """
     server = Server(config, federation.resume(), shared)
     for round in federation.rounds(server.round, config.rounds):
         number = round.number
-        # [tagsets alg 1] θ_t, by which sites complete their annotation (Eq. 4 and 5)
+        # [tagsets alg 1] θ_t, with which sites complete their annotation (Eq. 4 and 5)
         target = federation.sum("begin", server.shared, round=number)
         if config.weighting:
             _update_weights(federation, target, number)  # w_{t+1}: Eq. 10 to 12
@@ -227,12 +227,12 @@ def train(
 
 
 def _update_weights(federation: Federation, target: Total, round: int) -> None:
-    """Send every site the sum of the target gradients, without its own part of it.
+    """Send every site the sum of the target gradients.
 
-    A site takes its own part out itself. Of two contributors, each would be left with
-    the other's vector, so three are needed. Sites whose gradient is zero do not count:
-    they annotate all types, or nothing is predicted yet. In a round with fewer
-    contributors the weights stay as they are.
+    Each site subtracts its own gradient. With two contributors, each would be left with
+    the other's gradient, so three are required. Sites whose gradient is zero do not
+    count: they annotate all types, or their model predicts nothing yet. In a round with
+    fewer contributors the weights do not change.
     """
     sites = len(target.included)
     if sites < FEWEST_CONTRIBUTORS and round == 0:
@@ -257,11 +257,11 @@ def _too_few(sites: int) -> str:
 
 
 class Server(RoundServer):
-    """θ_t, and which of them is kept.
+    """The server: θ_t, and the choice of the kept model.
 
     Args:
         config: The settings of the run.
-        resumed: The state to go on from, if any.
+        resumed: The state to resume from; None at the first start.
         shared: θ_1, if it is not the model's own initial values.
     """
 
@@ -269,12 +269,12 @@ class Server(RoundServer):
         self, config: Config, resumed: State | None, shared: Tensors | None
     ) -> None:
         first = dict(shared) if shared is not None else initial(config)
-        # Where nothing can be judged, the last model is kept.
+        # If no model can be scored, the last one is kept.
         best = Best(wanted=config.select == "best", later="always")
         super().__init__(config, first, best, resumed)
 
     def step(self, total: Total) -> None:
-        """θ_{t+1} = Σ m_k θ_t^k."""
+        """Set θ_{t+1} = Σ m_k θ_t^k."""
         total.require(shapes_of(self.shared))
         self.shared = total.mean()  # [tagsets eq 1]
         sentences = max(1.0, total.metric("examples"))
@@ -287,15 +287,16 @@ class Server(RoundServer):
 
 
 def initial(config: Config) -> dict[str, Any]:
-    """Return θ_1: the model's initial values, which follow from the seed."""
+    """Return θ_1, the model's initial values, derived from the seed."""
     model = build_model(config.model, config.tags, config.seed)
     return snapshot(model.trainable())
 
 
 class Site(MentionSite):
-    """One platform: its notes, its instance weights, and the tasks of the server.
+    """One platform: its notes, its instance weights, and its tasks.
 
-    It also writes the history of the weights (`weights.jsonl`), which stays there.
+    It also writes the history of the weights to `weights.jsonl`, which stays at the
+    site.
 
     Args:
         data: The site's documents.
@@ -304,11 +305,11 @@ class Site(MentionSite):
 
     Attributes:
         known: T_k, the types that the site annotates.
-        parameters: θ_t^k, everything that is trained and sent.
+        parameters: θ_t^k, all parameters that are trained and sent.
         weights: w_{i,t}, of shape (sentences,).
-        history: The distribution of the weights, an entry for each round.
-        rounds: Number of rounds so far.
-        pseudo: Number of mentions of other types in the present annotation.
+        history: The distribution of the weights, one entry per round.
+        rounds: Number of completed rounds.
+        pseudo: Number of predicted mentions of other types in the current annotation.
         teacher: θ_t, in training with differential privacy.
 
     Raises:
@@ -341,17 +342,17 @@ class Site(MentionSite):
         self.pseudo = 0
         self.teacher: Tensors = {}
 
-        # Of the round that goes on.
+        # State of the current round.
         self._begun: tuple[int, PreparedCorpus] | None = None  # t, completed corpus
         self._next: tuple[int, np.ndarray] | None = None  # t and w_{i,t+1}
         self._directions: Tensor | None = None  # g_i^src / |g_i^src|, (sentences, size)
         self._sent: Update | None = None  # the target gradient
-        # The corpus with the site's own annotation alone.
+        # The corpus with only the site's own annotation.
         self._unfilled: PreparedCorpus | None = None
 
     @property
     def eta(self) -> float:
-        """η: the part of the model that is trained and sent; the rest is frozen."""
+        """η, the fraction of the model that is trained and sent."""
         sent = self._count_sent()
         return sent / (sent + self.model.count_frozen())
 
@@ -377,7 +378,7 @@ class Site(MentionSite):
             steps = self._count_steps()
             batches_left_out = max(0, math.ceil(self.num_examples / batch) - steps)
             sentences = self.num_examples - batches_left_out * batch
-            # At least so many: those of the shortest sentences.
+            # A lower bound: the tokens of the shortest sentences.
             tokens = int(np.sort(self.train_set.lengths)[:sentences].sum())
             left_over = self.num_examples % batch if steps == 1 else 0
             smallest = left_over or min(batch, self.num_examples)
@@ -385,17 +386,17 @@ class Site(MentionSite):
         return {}
 
     def _count_steps(self) -> int:
-        """Return the mini-batches of a round: those of E_loc epochs, at least one."""
+        """Return the number of mini-batches in a round, at least one."""
         batches_in_epoch = math.ceil(self.num_examples / self.config.batch_size)
         return max(1, round(self.config.local_epochs * batches_in_epoch))
 
-    # The begin of a round: the annotation is completed (Eq. 4 and 5).
+    # The start of a round: completing the annotation (Eq. 4 and 5).
 
     def begin(self, tensors: Tensors, *, round: int) -> Update:
-        r"""Take θ_t and complete the annotation with it.
+        r"""Load θ_t and complete the annotation with it.
 
         Returns:
-            ∂L^{T\k}/∂q as "target_gradient" where sentences have weights.
+            ∂L^{T\k}/∂q as "target_gradient" if sentences have weights.
         """
         load_into(self.parameters, tensors)
         self._advance(round)
@@ -414,7 +415,7 @@ class Site(MentionSite):
         return self._sent
 
     def _complete(self, round: int) -> PreparedCorpus:
-        """Return the training set as this round takes the unannotated types to be."""
+        """Return the training set as this round treats unannotated types."""
         how = self._unannotated(round)
         if how == "outside":
             return self.train_set
@@ -424,7 +425,7 @@ class Site(MentionSite):
         return self.model.soften(corpus) if how == "soft" else corpus
 
     def _complete_by_prediction(self) -> PreparedCorpus:
-        """Return the training set with the present model's mentions of other types."""
+        """Return the training set with the current model's mentions of other types."""
         predicted = self.model.predict(self.train_set)  # Eq. 4
         documents = tuple(
             pseudo_complete(gold, guess, self.known)
@@ -445,10 +446,11 @@ class Site(MentionSite):
     # Instance weights (Eq. 10 to 12).
 
     def _compute_gradients(self, corpus: PreparedCorpus, round: int) -> Tensor:
-        """Keep the direction of every g_i^src; return the target loss's gradient.
+        """Store the direction of every g_i^src; return the target loss's gradient.
 
-        Both are gradients with respect to q alone, and the model is not updated. They
-        are zero in a warm-up, because nothing trains on a target loss then.
+        Both are gradients with respect to q alone, and the model is not updated. During
+        warm-up there is no target loss, so the gradient is zero and no direction is
+        stored.
         """
         size = self.model.trainable()[self.model.transfer].numel()
         if round < self.config.warmup:
@@ -458,7 +460,7 @@ class Site(MentionSite):
         self._directions = torch.zeros(self.num_examples, size)
         by_length = np.argsort(corpus.lengths, kind="stable")
         is_counted = self._draw_counted(round)
-        # Counted and other sentences are never in one batch.
+        # A batch has either only counted sentences or none.
         for is_added in (True, False):
             sentences = by_length[is_counted[by_length] == is_added]
             for indices in _split(sentences, self.config.batch_size):
@@ -480,12 +482,12 @@ class Site(MentionSite):
         return total.float()
 
     def _draw_counted(self, round: int) -> np.ndarray:
-        """Return whether each sentence is in the target gradient, (sentences,).
+        """Return whether each sentence counts in the target gradient, (sentences,).
 
-        All are, as in the paper, where draws follow from the job's seed. Where they are
-        secret, a half of them is. A gradient over all notes has no draw in it, so the
-        difference of the sums of two jobs would be the gradient of the one site that is
-        in only one of them.
+        If draws are derived from the job's seed, all sentences count, as in the paper.
+        If draws are secret, a random half counts. A gradient over all notes has no
+        randomness, so the difference between the sums of two jobs would be the gradient
+        of a site that is in only one of them.
         """
         if not self.draws.is_secret:
             return np.ones(self.num_examples, bool)
@@ -499,21 +501,21 @@ class Site(MentionSite):
     def update_weights(
         self, tensors: Tensors, *, round: int, included: str, contributing: int
     ) -> Update:
-        """w_{t+1} = α w_t + (1 − α) cos(g_i^src, g^tgt).
+        """Set w_{t+1} = α w_t + (1 − α) cos(g_i^src, g^tgt).
 
-        g^tgt is the sum without this site. This round still trains with w_t (Algorithm
-        1 and Eq. 10).
+        g^tgt is the sum over the other sites. This round still trains with w_t
+        (Algorithm 1 and Eq. 10).
 
         Args:
             tensors: The sum of the target gradients.
             round: The round's number.
             included: Names of the sites in the sum, joined by commas.
-            contributing: How many of them sent a gradient other than zero.
+            contributing: Number of these sites that sent a nonzero gradient.
 
         Raises:
-            RefusedError: Fewer than three sites contributed, so that the rest would be
-                one other site's.
-            TrainingError: The site was restarted within the round.
+            RefusedError: Fewer than three sites contributed, so the remainder could be
+                a single site's gradient.
+            TrainingError: The site was restarted during the round.
         """
         names = included.split(",")
         contributors = min(contributing, len(names))
@@ -543,7 +545,7 @@ class Site(MentionSite):
         # [tagsets eq 12]
         direction = torch.nn.functional.normalize(others, dim=0)
         cosines = (self._directions.double() @ direction).numpy()
-        # A sentence whose own gradient is zero says nothing, so its weight stays.
+        # A zero gradient has no direction, so the sentence keeps its weight.
         has_gradient = (self._directions.abs().sum(1) > 0).numpy()
         alpha = self.config.momentum
         moved = alpha * self.weights + (1 - alpha) * cosines  # [tagsets eq 12]
@@ -552,13 +554,13 @@ class Site(MentionSite):
         self._record(round, weights, cosines[has_gradient])
 
     def _advance(self, round: int) -> None:
-        """Go on to the weights that an earlier round made for the rounds after it."""
+        """Apply the weights that an earlier round computed, if any."""
         if self._next is not None and self._next[0] < round:
             self.weights = self._next[1]
         self._next = None
 
     def _effective_weights(self) -> np.ndarray:
-        """Return the weights as the source loss takes them, (sentences,)."""
+        """Return the weights of the source loss, (sentences,)."""
         weights = self.weights
         if self.config.clip_weights:
             weights = np.maximum(weights, 0)
@@ -569,7 +571,7 @@ class Site(MentionSite):
         return weights / mean if mean > 0 else weights
 
     def _record(self, round: int, weights: np.ndarray, cosines: np.ndarray) -> None:
-        """Note the distribution of the next weights, which is not part of an update."""
+        """Record the distribution of the next weights locally."""
         self.history.append(
             {
                 "round": round,
@@ -590,18 +592,18 @@ class Site(MentionSite):
     # Local training.
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
-        """Train E_loc epochs on the completed annotation, from θ_t.
+        """Train for E_loc epochs from θ_t on the completed annotation.
 
         Returns:
-            θ_t^k, with weight 1, or the number of sentences where aggregation goes by
-            size.
+            θ_t^k with weight 1, or with the number of sentences if aggregation is
+            "size".
         """
         del tensors  # θ_t came with "begin"
         corpus = self._corpus_of(round)
         how = self._unannotated(round)
         adam = Adam(self.parameters, self.config.learning_rate)
         weights = self._effective_weights()
-        losses = np.zeros(3)  # of all, source and target, summed over sentences
+        losses = np.zeros(3)  # total, source, target; sums over sentences
         trained = 0
         for step, indices in enumerate(self._batches(corpus, round)):
             seed = self.draws.seed_of("dropout", self.id, round, step)
@@ -657,7 +659,7 @@ class Site(MentionSite):
             left -= len(batches)
 
     def _corpus_of(self, round: int) -> PreparedCorpus:
-        """Return the corpus that this round began with.
+        """Return the corpus with which this round began.
 
         Raises:
             TrainingError: The site has not begun this round.
@@ -672,13 +674,14 @@ class Site(MentionSite):
     # Training with differential privacy.
 
     def complete_sentences(self, indices: np.ndarray) -> tuple[PreparedCorpus, str]:
-        """Complete some sentences by `teacher`, from these sentences alone.
+        """Complete some sentences with `teacher`, using only these sentences.
 
         Args:
             indices: The sentences, (n,).
 
         Returns:
-            The training set with these sentences completed, and how they were.
+            The training set with these sentences completed, and how unannotated types
+            are treated.
         """
         how = self._unannotated(self.rounds)
         if how == "outside":
@@ -726,18 +729,18 @@ class Site(MentionSite):
             tags[part], _ = encode(completed.spans, offsets, encoded.tagset)
         return replace(corpus, encoded=replace(encoded, tags=tags))
 
-    # Evaluation and the end.
+    # Evaluation and the final model.
 
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
-        """Return counts on validation data, of the types that the site annotates."""
+        """Return counts on validation data, for the types that the site annotates."""
         del round
         load_into(self.parameters, tensors)
         return self.report_counts(self.counts("valid"))
 
     def trace(self, tensors: Tensors) -> Update:
-        """Return counts of the model that was just evaluated on the test data.
+        """Return the last evaluated model's counts on the test data.
 
-        Nothing is chosen by them.
+        They do not influence the run.
 
         Raises:
             RefusedError: The job does not trace.
@@ -750,20 +753,20 @@ class Site(MentionSite):
         return self.report_counts(self.counts("test"))
 
     def finish(self, tensors: Tensors) -> Update:
-        """Take the global model, test it and save it."""
+        """Load the global model, test it and save it."""
         load_into(self.parameters, tensors)
         return self.tested()
 
-    # What a restart must not lose.
+    # State that must survive a restart.
 
     def state(self) -> State:
-        """Return the instance weights and their history; the server has all else."""
+        """Return the instance weights and their history; the server has the rest."""
         weights = self.weights if self._next is None else self._next[1]
         tensors = {"weights": torch.from_numpy(weights.copy())}
         return State(self.rounds, tensors, {"history": self.history})
 
     def restore(self, state: State) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         self.weights = state.tensors["weights"].numpy().copy()
         self._next = None
         self.history = list(state.facts["history"])
@@ -771,12 +774,12 @@ class Site(MentionSite):
 
 
 def half(number: int) -> int:
-    """Return half of a number of sentences, rounded up."""
+    """Return half of a number, rounded up."""
     return -(-number // 2)
 
 
 def _split(sentences: np.ndarray, size: int) -> list[np.ndarray]:
-    """Split sentences into batches of a size; the last one may be smaller."""
+    """Split sentences into batches of `size`; the last one may be smaller."""
     batches = np.split(sentences, range(size, len(sentences), size))
     return [batch for batch in batches if len(batch)]
 
@@ -788,22 +791,22 @@ def _count_spans(documents: Iterable[Document]) -> int:
 def pseudo_complete(
     gold: Document, predicted: Document, known: Collection[str]
 ) -> Document:
-    """Return a document with its gold mentions, and predicted ones of other types.
+    """Return a document with its gold mentions and predicted ones of other types.
 
-    Where a prediction overlaps a gold mention, the gold one wins.
+    A prediction that overlaps a gold mention is dropped.
 
     Args:
         gold: The document with the mentions of the known types.
         predicted: The same document with a model's mentions.
         known: The types that the site annotates.
     """
-    places = sorted((span.start, span.end) for span in gold.spans)
+    gold_bounds = sorted((span.start, span.end) for span in gold.spans)
     # [tagsets eq 5]
     added = [
         span
         for span in predicted.spans
         if span.label not in known
-        and not any(start < span.end and span.start < end for start, end in places)
+        and not any(start < span.end and span.start < end for start, end in gold_bounds)
     ]
     spans: tuple[Span, ...] = tuple(sorted((*gold.spans, *added)))  # [tagsets eq 5]
     return replace(gold, spans=spans)
@@ -817,7 +820,7 @@ def weighted_loss(
     Args:
         losses: The source and the target loss of each sentence, (batch,).
         weights: w_i, (batch,).
-        how: How unannotated types are treated; "marginal" has no second sum.
+        how: Treatment of unannotated types; "marginal" has no second sum.
 
     Returns:
         The loss, (), and its source and target parts as numbers.
@@ -836,15 +839,15 @@ def _rounded(value: float) -> float:
     return round(float(value), 5)
 
 
-# What a job asks of a method.
+# The interface to jobs.
 
 
 class DistillWithDP(DPSupport):
     """Distillation with differential privacy.
 
-    A round of the method is E_loc epochs of noisy sums of gradients. θ_t is what sites
-    received first in the round, and a unit's annotation is completed when the unit is
-    drawn, from its own text alone.
+    A round of the method is E_loc epochs of noisy sums of gradients. θ_t is the first
+    model that sites receive in the round. A unit's annotation is completed when the
+    unit is drawn, using only the unit's text.
     """
 
     required_settings = MappingProxyType(
@@ -857,18 +860,18 @@ class DistillWithDP(DPSupport):
         return initial(config)
 
     def loss(self, site: Site, indices: np.ndarray) -> Tensor:
-        """Return the mean loss of some sentences, completed from them alone."""
+        """Return the mean loss over some sentences, completed using only these."""
         corpus, how = site.complete_sentences(indices)
         losses = site.model.losses(corpus, indices)
         loss, _, _ = weighted_loss(losses, np.ones(len(indices)), how)
         return loss
 
     def count_rounds(self, config: Config, sums_per_epoch: int) -> int:
-        """Return the number of noisy sums, at `sums_per_epoch` of them an epoch."""
+        """Return the number of noisy sums, at `sums_per_epoch` per epoch."""
         return config.rounds * _sums_in_round(config, sums_per_epoch)
 
     def prepare_round(self, site: Site, round: int, memory: Tensors) -> Tensors:
-        """Keep θ_t: what came with the first answer in this round of the method."""
+        """Store θ_t, the model received first in this round of the method."""
         privacy = site.config.privacy
         assert privacy is not None
         site.rounds = round // _sums_in_round(site.config, privacy.epoch)
@@ -881,7 +884,7 @@ class DistillWithDP(DPSupport):
 
 
 def _sums_in_round(config: Config, epoch: int) -> int:
-    """Return the noisy sums in a round of the method, with `epoch` to an epoch."""
+    """Return the noisy sums in a round of the method, at `epoch` per epoch."""
     return math.ceil(config.local_epochs * epoch)
 
 
@@ -906,7 +909,7 @@ class Distill(Method):
         return judged_mentions(metrics)
 
     def configure(self, config: Any, sites: Sequence[SiteData]) -> Any:
-        """Return the settings with the sites' number and the complete tag set.
+        """Return the settings with the number of sites and the complete tag set.
 
         Raises:
             RefusedError: The job has instance weights and fewer than three sites.
@@ -918,7 +921,7 @@ class Distill(Method):
     def configure_alone(
         self, config: Any, sites: Sequence[SiteData]
     ) -> tuple[Any, ...]:
-        """Return each site's settings: its own types, and nothing to distil."""
+        """Return each site's settings, with its own types and without distillation."""
         plain = replace(config, weighting=False, unannotated="outside")
         return tuple(
             replace(
@@ -935,7 +938,7 @@ class Distill(Method):
     ) -> tuple[tuple[SiteData, ...], Any]:
         """Return the pooled data and the settings of training on all types.
 
-        The model is an upper bound: it sees all sentences with every type annotated.
+        The model is an upper bound, because every type is annotated in all sentences.
 
         Raises:
             ConfigError: The sites' types differ and no complete annotation is known.
@@ -953,19 +956,19 @@ class Distill(Method):
         return (together,), pooled
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the number of rounds, and the sentences of each."""
+        """Return the number of rounds and the sentences per round."""
         return config.rounds, math.ceil(sum(sizes) * config.local_epochs)
 
     def estimate_traffic(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a site sends and receives.
 
-        Instance weights add little, and are not counted.
+        Instance weights add little and are not counted.
         """
         del sizes
         return traffic_of_model(config, nbytes(initial(config)))
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
-        """Warn where a token classifier is trained so fast that it diverges."""
+        """Warn if the learning rate is so high that a token classifier diverges."""
         is_classifier = isinstance(config.model, TokenClassifierConfig)
         if not is_classifier or config.learning_rate <= FASTEST:
             return begun_from(config)
@@ -981,10 +984,10 @@ class Distill(Method):
 
 
 def traffic_of_model(config: Config, size: int) -> tuple[int, int]:
-    """Return the bytes that a site sends and receives of a model of `size` bytes.
+    """Return the bytes that a site sends and receives for a model of `size` bytes.
 
-    It is sent in every round, and received for every round, for every evaluation and at
-    the end.
+    The model is sent once per round. It is received once per round, once per evaluation
+    and once at the end.
     """
     evaluations = math.ceil(config.rounds / config.evaluate_every)
     return config.rounds * size, (config.rounds + evaluations + 1) * size

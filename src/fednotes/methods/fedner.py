@@ -6,7 +6,7 @@ Privacy-preserving Medical Named Entity Recognition with Federated Learning".
     paper       here
     P           the sites of the federation
     S_i         `Site.train_set`, the training sentences of platform i; |S_i| is
-                `num_examples`, and as it leaves the site `reported_examples`
+                `num_examples`, or `reported_examples` as it leaves the site
     N           `Config.batch_size`
     N_i         the mini-batch of platform i in one round; |N_i| = `Site.share`
     θ_s         `Server.shared`, the layers that are not in `Config.private`
@@ -14,11 +14,11 @@ Privacy-preserving Medical Named Entity Recognition with Federated Learning".
     L^i         mean negative log likelihood of the mini-batch, `Tagger.loss`
     α           `Config.learning_rate`
 
-Of large word tables in θ_s only the rows that are read travel (`word_rows.py`); the
-numbers are the same.
+For large word tables in θ_s, only the rows in use are sent (`word_rows.py`), with
+identical results.
 
-Eq. 1 sums over sentences. L^i is the mean here, because Eq. 2 weights by |S_i| already,
-and a sum over |N_i| ∝ |S_i| sentences would weight twice.
+Eq. 1 sums over sentences. Here L^i is the mean, because Eq. 2 already weights by |S_i|,
+and a sum over |N_i| ∝ |S_i| sentences would apply the weight twice.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ def train(federation: Federation, config: Config) -> State:
         config: The settings of the run.
 
     Returns:
-        The server's last state.
+        The server's final state.
     """
     server = Server(config, federation.resume())
-    if not server.examples:  # a resumed run has agreed before
+    if not server.examples:  # a resumed run has agreed already
         server.examples, server.batch = agree_on_shares(federation)
     task = GRADIENTS if config.exchange == "gradients" else TRAIN
     rounds, epoch = schedule(config, server.examples, server.batch)
@@ -178,7 +178,7 @@ def train(federation: Federation, config: Config) -> State:
             server.mark(federation.sum("mark", round=round.number))
 
         sent = server.select_sent()
-        # A gradient is a change by itself; parameters change from those that were sent.
+        # A gradient is already a change; parameters change relative to those sent.
         start = sent if task == TRAIN else {}
         total = gathered(  # [fedner alg 1]
             federation, config, task, sent, start, round=round.number
@@ -195,11 +195,11 @@ def train(federation: Federation, config: Config) -> State:
 
 
 class Server(RoundServer):
-    """θ_s, its optimizer, and when to stop.
+    """The server: θ_s, its optimizer, and early stopping.
 
     Args:
         config: The settings of the run.
-        resumed: The state to go on from, if any.
+        resumed: The state to resume from; None at the first start.
 
     Attributes:
         examples: Σ|S_j|, once the sites have agreed; 0 before.
@@ -214,29 +214,29 @@ class Server(RoundServer):
         self._tables: tuple[str, ...] = ()
         if config.exchange == "gradients":
             self._tables = word_rows.find_tables(shared)
-        # Rows of the word tables that the next round's mini-batches read.
+        # Rows of the word tables that the mini-batches of the next round read.
         self._rows: word_rows.Rows = {}
         self._largest_sum = 0  # largest number of sites in a sum so far
         self.examples = 0
         self.batch = 0
-        best = Best(wanted=False, later="at zero")  # a new tagger predicts nothing
+        best = Best(wanted=False, later="at zero")  # a new tagger predicts no mention
         super().__init__(config, shared, best, resumed)
 
     @property
     def is_converged(self) -> bool:
-        """Whether `patience` evaluations brought no better validation F1.
+        """Whether `patience` evaluations did not improve the validation F1.
 
-        Always False where the last tagger is selected.
+        Always False if the last tagger is selected.
         """
         return self.config.select == "best" and self.best.waited >= self.config.patience
 
     @property
     def lacks_rows(self) -> bool:
-        """Whether sites must say which rows of word tables their mini-batches read."""
+        """Whether sites must mark the rows of word tables that they read next."""
         return self._rows.keys() != set(self._tables)
 
     def mark(self, total: Total) -> None:
-        """Take the rows of word tables that sites have marked."""
+        """Record the rows of word tables that sites have marked."""
         total.require(word_rows.mark_shapes(self.shared, self._tables))
         self._take_rows(total)
 
@@ -245,11 +245,11 @@ class Server(RoundServer):
         self._largest_sum = max(self._largest_sum, total.sites)
 
     def select_sent(self) -> Tensors:
-        """Return what a round of training begins with: of word tables, some rows."""
+        """Return the parameters for the next round; of word tables, some rows."""
         return word_rows.select_rows(self.shared, self._rows)
 
     def step(self, total: Total) -> None:
-        """θ_s ← θ_s − α ∂L/∂θ_s by Adam, or θ_s ← the weighted mean of all θ_s."""
+        """Set θ_s by a step of Adam, or to the weighted mean of all sites' θ_s."""
         if self.config.exchange == "gradients":
             self._descend(total)
         else:
@@ -259,7 +259,7 @@ class Server(RoundServer):
         self.metrics = {"loss": total.metric("loss") / total.weight}
 
     def _descend(self, total: Total) -> None:
-        """Take a step of Adam along the sum of the sites' gradients."""
+        """Take a step of Adam along the mean of the sites' gradients."""
         shapes = word_rows.gradient_shapes(self.shared, self._rows, self._tables)
         total.require(shapes)
         mean = total.mean()  # [fedner eq 2] Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
@@ -272,7 +272,7 @@ class Server(RoundServer):
             self._take_rows(total)
 
     def state(self) -> State:
-        """Return everything that the next round depends on."""
+        """Return all state that the next round depends on."""
         state = super().state()
         tensors = {**state.tensors, **self._adam.state()}
         facts = {**state.facts, "examples": self.examples, "batch": self.batch}
@@ -286,14 +286,14 @@ class Server(RoundServer):
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """Return θ_s before training, which follows from the seed."""
+    """Return θ_s before training, derived from the seed."""
     parameters = build_tagger(config.model, config.tags, config.seed).trainable()
     shared, _ = parted(parameters, config.private)
     return {name: parameter.detach() for name, parameter in shared.items()}
 
 
 class Site(MentionSite):
-    """One platform: its data, its private module, and the tasks of the server.
+    """One platform: its data, its private module, and its tasks.
 
     Args:
         data: The site's documents.
@@ -301,8 +301,8 @@ class Site(MentionSite):
         **options: As for `MentionSite`.
 
     Attributes:
-        share: |N_i|, the sentences of a mini-batch.
-        tables: Names of the shared word tables of which only rows travel.
+        share: |N_i|, the number of sentences in a mini-batch.
+        tables: Names of the shared word tables of which only rows are sent.
         steps: Number of mini-batches so far.
         best: The tagger that the site keeps.
     """
@@ -324,15 +324,16 @@ class Site(MentionSite):
         self._all_examples = 0
         self.steps = 0
         self.best = Best(wanted=config.select == "best", later="at zero")
-        # F1 on validation data where the last tagger is selected.
+        # F1 on validation data, if the last tagger is selected.
         self._last_score: float | None = None
 
-        # With gradients the server steps the shared layers, and a site only its own.
+        # When gradients are exchanged, the server steps the shared layers and a site
+        # only its private ones.
         exchanges_gradients = config.exchange == "gradients"
         self._stepped = self.private if exchanges_gradients else parameters
         self.adam = Adam(self._stepped, config.learning_rate)
         self.tables = word_rows.find_tables(self.shared) if exchanges_gradients else ()
-        self._mark_secret = secrets.randbits(63)  # of the marks of word rows
+        self._mark_secret = secrets.randbits(63)  # randomises the marks of word rows
 
         self._batches: list[np.ndarray] = []
         self._batches_of: tuple[int, int] | None = None  # epoch and share
@@ -345,7 +346,7 @@ class Site(MentionSite):
         if task == TRAIN:
             return {
                 "steps": self.config.local_epochs * batches,
-                "tokens": int(self.train_set.lengths.sum()),  # in every epoch the same
+                "tokens": int(self.train_set.lengths.sum()),  # the same in every epoch
                 "batch": smallest,
             }
         return {}
@@ -353,8 +354,8 @@ class Site(MentionSite):
     def _plan_epoch(self) -> tuple[int, int]:
         """Return an epoch's number of mini-batches, and the size of the smallest.
 
-        What is left over is a mini-batch of its own, unless it is smaller than the
-        job's least share.
+        Left-over sentences form a mini-batch, unless they are fewer than the job's
+        least share.
         """
         full, left_over = divmod(self.num_examples, self.share)
         if full == 0 or left_over >= least_share(self.num_examples, self.config):
@@ -370,8 +371,8 @@ class Site(MentionSite):
         """Set |N_i| from the job's N and Σ|S_j|; return it.
 
         Args:
-            tensors: None.
-            examples: Σ|S_j|. Only the first one of a run counts (`first_sum`).
+            tensors: Ignored.
+            examples: Σ|S_j|. Only the first value in a run has an effect (`first_sum`).
         """
         del tensors
         own = self.reported_examples
@@ -382,7 +383,7 @@ class Site(MentionSite):
     # Training.
 
     def mark(self, tensors: Tensors, *, round: int) -> Update:
-        """Return the rows of word tables that the next mini-batch reads."""
+        """Return marks of the word-table rows that the next mini-batch reads."""
         del tensors, round
         return Update(self._mark_rows())
 
@@ -397,7 +398,7 @@ class Site(MentionSite):
         """Train on one mini-batch: step θ_p, and return ∂L^i/∂θ_s with weight |S_i|.
 
         Args:
-            tensors: θ_s; of word tables, the rows that the mini-batches read.
+            tensors: θ_s; of word tables, the rows that the sites' mini-batches read.
             round: The round's number.
         """
         del round
@@ -410,7 +411,7 @@ class Site(MentionSite):
         return Update(sent, self.reported_examples, self._report_loss(loss))
 
     def _collect_gradients(self, rows: word_rows.Rows) -> dict[str, Tensor]:
-        """Return ∂L^i/∂θ_s, of word tables in some rows; clear it for the next step."""
+        """Return ∂L^i/∂θ_s, with only some rows of word tables; clear `.grad`."""
         gradients = {}
         for name, parameter in self.shared.items():
             if parameter.grad is None:
@@ -438,13 +439,13 @@ class Site(MentionSite):
         return {"loss": total, "examples": self.reported_examples}
 
     def _local_step(self, adam: Adam) -> float:
-        """Train on one mini-batch by itself; return its mean loss."""
+        """Train on one mini-batch without the server; return its mean loss."""
         loss = self._backward(self._batch(self.steps))
         adam.step()
         return loss
 
     def _backward(self, batch: np.ndarray) -> float:
-        """Put the gradients of the mini-batch's mean loss into every `.grad`."""
+        """Compute the gradients of a mini-batch's mean loss; return the loss."""
         seed = self.draws.seed_of("dropout", self.id, self.steps)
         seed_torch(seed, self.model.device)
         self.model.train()
@@ -475,7 +476,7 @@ class Site(MentionSite):
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
         """Return counts on the site's validation data.
 
-        The tagger is kept if it is the best so far, and the best one is selected.
+        With select = "best", the tagger is kept if it is the best so far.
         """
         del round
         load_into(self.shared, tensors)
@@ -489,7 +490,7 @@ class Site(MentionSite):
 
     def finish(self, tensors: Tensors) -> Update:
         """Train personal epochs, select the tagger, test it and save it."""
-        # Also where a better tagger was kept: this checks the names and shapes.
+        # Needed even if a better tagger is kept: this checks the names and shapes.
         load_into(self.shared, tensors)
         if self.best.tensors:
             load_into(self.model.trainable(), self.best.tensors)
@@ -500,12 +501,12 @@ class Site(MentionSite):
 
     @property
     def _has_valid_mentions(self) -> bool:
-        """Whether the site's validation data have mentions to find."""
+        """Whether the site's validation data contain mentions."""
         return any(document.spans for document in self.data.valid)
 
     @property
     def valid_score(self) -> float | None:
-        """Strict validation F1 of the tagger that is kept; None if there is none."""
+        """Strict validation F1 of the kept tagger; None without validation mentions."""
         if not self._has_valid_mentions:
             return None
         if not self.best.wanted:
@@ -514,11 +515,11 @@ class Site(MentionSite):
 
     @staticmethod
     def judged_types(site: SiteData) -> tuple[str, ...]:
-        """Return the types that the site annotates: its output layer has no others."""
+        """Return the types that the site annotates, the only ones that are scored."""
         return site.tags.types
 
     def _personalise(self, epochs: int) -> None:
-        """Train the whole tagger on the site's own data, with a fresh optimizer."""
+        """Train the whole tagger on the site's data with a fresh optimizer."""
         adam = Adam(self.model.trainable(), self.config.learning_rate)
         for _ in range(epochs):
             batches_in_epoch, _ = self._plan_epoch()
@@ -528,10 +529,10 @@ class Site(MentionSite):
         if self.best.tensors:
             load_into(self.model.trainable(), self.best.tensors)
 
-    # What a restart must not lose.
+    # State that must survive a restart.
 
     def state(self) -> State:
-        """Return the site's own parameters, their moments and the best tagger."""
+        """Return the locally stepped parameters, their moments and the best tagger."""
         best_tensors, facts = self.best.state()
         stepped = {name: value.detach() for name, value in self._stepped.items()}
         tensors = {
@@ -546,7 +547,7 @@ class Site(MentionSite):
         return State(self.steps, tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         load_into(self._stepped, unprefixed("private.", state.tensors))
         self.adam.restore(state.tensors)
         self.best.restore(state, self.model.trainable())
@@ -557,11 +558,11 @@ class Site(MentionSite):
             self._mark_secret = int(state.facts["secret"])
 
 
-# How many sentences and rounds.
+# Numbers of sentences and rounds.
 
 
 def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
-    """Return the largest number of rounds of a run, and the rounds of an epoch.
+    """Return the maximum number of rounds in a run, and of rounds in an epoch.
 
     Args:
         config: The settings of the run.
@@ -577,9 +578,9 @@ def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
 def batch_share(size: int, examples: int, config: Config) -> int:
     """Return |N_i| = |S_i| / Σ|S_j| · N, rounded to the nearest integer (a half up).
 
-    It is at least `least_share`, as far as the site has so many sentences: so a server
-    that sends too large a sum gets no gradient of a single sentence. The shares of all
-    sites may add up to a little more or less than N.
+    It is at least `least_share`, if the site has that many sentences, so that a server
+    that sends too large a sum does not get the gradient of a single sentence. The
+    shares of all sites may add up to slightly more or less than N.
 
     Args:
         size: |S_i|.
@@ -590,11 +591,11 @@ def batch_share(size: int, examples: int, config: Config) -> int:
 
 
 def least_share(size: int, config: Config) -> int:
-    """Return the fewest sentences of a site of this size in a mini-batch of the job."""
+    """Return the minimum sentences per mini-batch of a site of this size."""
     return least_part(config.batch_size, config.sites, size, config.least_share)
 
 
-# What a job asks of a method.
+# The interface to jobs.
 
 
 class FedNERWithDP(DPSupport):
@@ -615,7 +616,7 @@ class FedNERWithDP(DPSupport):
         return initial(config)
 
     def loss(self, site: Site, indices: np.ndarray) -> Tensor:
-        """Return the mean loss of some sentences."""
+        """Return the mean loss over some sentences."""
         return site.model.loss(site.train_set, indices)
 
     def count_rounds(self, config: Config, sums_per_epoch: int) -> int:
@@ -637,11 +638,11 @@ class FedNER(Method):
         return train(federation, config)
 
     def read_model_config(self, table: Mapping[str, Any]) -> TaggerConfig:
-        """Return the settings of the light tagger, which is the only model.
+        """Return the settings of the light tagger, the only supported model.
 
         Raises:
-            ConfigError: The table names another kind of model, or a tagger that reads
-                nothing.
+            ConfigError: The table names another kind of model, or a tagger without
+                input layers.
         """
         if "kind" in table:
             raise unsupported_kind("fedner", table["kind"])
@@ -650,7 +651,7 @@ class FedNER(Method):
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:
-        """Return the light tagger's settings."""
+        """Return the class of the light tagger's settings."""
         return {"tagger": TaggerConfig}
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -658,13 +659,13 @@ class FedNER(Method):
         return judged_mentions(metrics)
 
     def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
-        """Return the settings with the sites' number and the union of their tags."""
+        """Return the settings with the number of sites and the union of their tags."""
         return for_names(config, [site.id for site in sites], tags=all_tags(sites))
 
     def configure_alone(
         self, config: Config, sites: Sequence[SiteData]
     ) -> tuple[Config, ...]:
-        """Return each site's settings: the mini-batch that it has in the federation."""
+        """Return each site's settings, with its mini-batch size in the federation."""
         sizes = [
             sum(len(split_sentences(document)) for document in site.train)
             for site in sites
@@ -681,12 +682,12 @@ class FedNER(Method):
     ) -> tuple[tuple[SiteData, ...], Config]:
         """Return the pooled data and the settings of one model of all sentences.
 
-        With complete labels, or one tag set everywhere: all sentences together.
-        Otherwise one output layer for each site's tag set, over layers that are trained
-        on all sentences. That is this same method with only the CRF private; it is a
-        reference and no upper bound. Layers are trained on all sentences only where
-        every step has all sites' gradients, so it exchanges gradients, for as many
-        epochs as a federation that exchanges weights takes.
+        With complete labels, or the same tag set everywhere, all sentences are pooled.
+        Otherwise the model has one output layer for each site's tag set, on top of
+        layers that are trained on all sentences. This is the same method with only the
+        CRF private; it is a reference, not an upper bound. Layers are trained on all
+        sentences only if every step uses all sites' gradients, so it exchanges
+        gradients, for as many epochs as a federation that exchanges weights.
         """
         config = replace(config, aggregation="mean")
         schemes = {site.tags.scheme for site in sites}
@@ -700,7 +701,7 @@ class FedNER(Method):
         return (together,), pooled
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the largest number of rounds, and the sentences of each."""
+        """Return the maximum number of rounds and the sentences per round."""
         batch = _sum_shares(config, sizes)
         rounds, _ = schedule(config, sum(sizes), batch)
         if config.exchange == "gradients":
@@ -712,7 +713,7 @@ class FedNER(Method):
         return config.personal_epochs
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the largest number of bytes that a site sends and receives."""
+        """Return the maximum number of bytes that a site sends and receives."""
         rounds, epoch = schedule(config, sum(sizes), _sum_shares(config, sizes))
         size = nbytes(initial(config))
         evaluations = math.ceil(rounds / (config.evaluate_every * epoch))
@@ -721,7 +722,7 @@ class FedNER(Method):
     def list_size_warnings(
         self, config: Config, sizes: Sequence[int]
     ) -> tuple[str, ...]:
-        """Warn where the sites' mini-batches add up to much more than `batch_size`."""
+        """Warn if the sites' mini-batches add up to much more than `batch_size`."""
         shares = [batch_share(size, sum(sizes), config) for size in sizes if size]
         return larger_batch_warning(config.batch_size, shares)
 
@@ -735,7 +736,7 @@ class FedNER(Method):
 
 
 def _by_gradients(config: Config) -> Config:
-    """Return the settings under which gradients are exchanged for as many epochs."""
+    """Return settings that exchange gradients for the same number of epochs."""
     if config.exchange == "gradients":
         return config
 
@@ -751,7 +752,7 @@ def _by_gradients(config: Config) -> Config:
 
 
 def _sum_shares(config: Config, sizes: Sequence[int]) -> int:
-    """Return Σ|N_j| of sites of these sizes."""
+    """Return Σ|N_j| for sites of these sizes."""
     config = replace(config, sites=len(sizes))
     return sum(batch_share(size, sum(sizes), config) for size in sizes)
 

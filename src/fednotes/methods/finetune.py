@@ -1,15 +1,16 @@
-"""Fine-tuning of a pre-trained encoder for entity recognition across silos.
+"""Fine-tuning of a pre-trained encoder for entity recognition across sites.
 
 Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using
-clinical notes from multiple silos", sections 3.2 and 3.3. One epoch at every silo in
-each global cycle, then the mean of their parameters, weighted by numbers of notes
-(`averaging.py`, Eq. 1).
+clinical notes from multiple silos", sections 3.2 and 3.3. Each global cycle trains one
+epoch at every site and then takes the mean of their parameters, weighted by numbers of
+notes (`averaging.py`, Eq. 1).
 
-One site, or all sites' notes pooled, is ordinary fine-tuning. `private` keeps layers at
-their sites, as FedNER does: with `["classifier"]` sites may have different entity
-types. Without it, a site with fewer types than the others trains on what it annotated
-alone, its silence about other types being no negative example; the methods `distill`
-and `adversarial` go further, on this same model (`kind = "token-classifier"`).
+With one site, or with all sites' notes pooled, this is ordinary fine-tuning. `private`
+keeps layers at their sites, as in FedNER: with `["classifier"]` sites may have
+different entity types. Without it, a site with fewer types than the others trains only
+on the types that it annotates, and a missing mention of another type is not a negative
+example; the methods `distill` and `adversarial` go further, on this same model (`kind =
+"token-classifier"`).
 """
 
 from __future__ import annotations
@@ -94,14 +95,14 @@ def train(federation: Federation, config: Config) -> State:
         config: The settings of the run.
 
     Returns:
-        The server's last state.
+        The server's final state.
     """
     server = Server(config, initial(config), judged_mentions, federation.resume())
     return run_cycles(federation, server)
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """Return what sites share, before training.
+    """Return the shared parameters before training.
 
     Raises:
         ConfigError: A private layer does not exist, or all layers are private.
@@ -125,7 +126,7 @@ def initial(config: Config) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Sentences(Step):
-    """Some units of the training data: sentences, or stretches of documents."""
+    """A batch of training units: sentences, or stretches of documents."""
 
     model: Model
     corpus: EncoderCorpus
@@ -137,11 +138,11 @@ class _Sentences(Step):
         return int(self.corpus.words[self.indices].sum())
 
     def loss(self, batch: Sequence[_Sentences]) -> Tensor:
-        """Return these words' part of the mean loss over the words of the batch.
+        """Return this part's contribution to the batch's mean loss over words, ().
 
-        Where the site has fewer types than the others, a word without annotation may be
-        O or of any type that the site does not annotate. Where a teacher gave soft
-        targets, their loss is added.
+        If the site has fewer types than the others, a word without annotation may be O
+        or any type that the site does not annotate. If there are soft targets from a
+        teacher, their loss is added.
         """
         words = sum(part.examples for part in batch)
         losses = self.model.losses(self.corpus, self.indices)
@@ -159,14 +160,14 @@ def batches_of(
     part_size: int,
     rng: np.random.Generator,
 ) -> Iterator[list[Step]]:
-    """Yield an epoch's mini-batches of units of similar length, each in parts.
+    """Yield an epoch's mini-batches of units of similar length, split into parts.
 
     Args:
         model: The model that is trained.
-        corpus: Its training data.
+        corpus: The model's training data.
         size: Number of units in a mini-batch.
-        part_size: Number of units in a part of it.
-        rng: Where the order comes from.
+        part_size: Number of units in a part of a mini-batch.
+        rng: Source of the random order.
     """
     model.train()
     for batch in buckets(corpus.lengths, size, rng):
@@ -177,15 +178,15 @@ def batches_of(
 
 
 class Site(AveragingSite, MentionSite):
-    """One silo: its annotated notes, and the tasks of the server.
+    """One site: its annotated notes, and the tasks that the server requests.
 
     Args:
-        data: The silo's documents.
+        data: The site's documents.
         config: The settings of the run.
         **options: As for `MentionSite`.
 
     Raises:
-        ConfigError: The silo has no training sentence, or the word embeddings are
+        ConfigError: The site has no training sentence, or the word embeddings are
             trained on too few tokens or steps.
     """
 
@@ -197,7 +198,7 @@ class Site(AveragingSite, MentionSite):
         tags = data.tags if "classifier" in config.private else config.tags
         MentionSite.__init__(self, data, config, tags, **options)
         if set(tags.types) > set(data.tags.types):
-            # The site's silence about other types says nothing.
+            # A missing mention of a type that the site does not annotate means nothing.
             self.train_set = self.model.annotate(
                 self.train_set, data.train, data.tags.types
             )
@@ -208,7 +209,7 @@ class Site(AveragingSite, MentionSite):
             data.id,
             config,
             parameters,
-            weight=num_notes(data.train),  # n_k, the number of notes
+            weight=num_notes(data.train),  # n_k: the number of notes
             examples=self.num_examples,
             tokens=len(self._read.pieces.ids),
             private=private,
@@ -220,7 +221,7 @@ class Site(AveragingSite, MentionSite):
             self.require_covered()
 
     def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
-        """Return everything that is trained, and the names of what stays here."""
+        """Return all trained parameters, and the names of those that stay local."""
         parameters = self.model.trainable()
         _, private = parted(parameters, self.config.private)
         return parameters, private
@@ -244,13 +245,13 @@ class Site(AveragingSite, MentionSite):
         return self.report_counts(self.counts("valid"))
 
     def finish(self, tensors: Tensors) -> Update:
-        """Test the model of the cycle that is kept, and save it."""
+        """Test and save the model of the kept cycle."""
         self.load_kept(tensors)
         return self.tested()
 
 
 def num_notes(documents: Sequence[Document]) -> int:
-    """Return how many notes the documents are of; sentences of one note count once."""
+    """Return the number of notes; sentences of the same note count once."""
     notes = {
         (document.patient, document.meta.get("document", document.id))
         for document in documents
@@ -258,19 +259,19 @@ def num_notes(documents: Sequence[Document]) -> int:
     return len(notes)  # [bert eq 1] n_k
 
 
-# What a job asks of a method.
+# The interface to jobs.
 
 
 class FinetuneWithDP(AveragingWithDP):
     """Fine-tuning with differential privacy."""
 
     def initial(self, config: Any, agreed: Tensors) -> dict[str, Tensor]:
-        """Return what sites share before training."""
+        """Return the shared parameters before training."""
         del agreed
         return initial(config)
 
     def loss(self, site: Any, indices: np.ndarray) -> Tensor:
-        """Return the mean loss of the words of some sentences or stretches."""
+        """Return the mean loss over the words of some sentences or stretches."""
         part = _Sentences(site.model, site._read, indices)
         return part.loss([part])
 
@@ -291,7 +292,7 @@ class Finetune(Method):
         """Return the settings of a model that has an encoder.
 
         Raises:
-            ConfigError: The model has none.
+            ConfigError: The model has no encoder.
         """
         config = any_model({"kind": "token-classifier"} | dict(table), where="")
         if not config.encodes:
@@ -299,7 +300,7 @@ class Finetune(Method):
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:
-        """Return the settings' classes of all models that have an encoder."""
+        """Return the settings classes of all models that have an encoder."""
         classes = {kind: model_class(kind) for kind in kinds()}
         return {kind: each for kind, each in classes.items() if each.encodes}
 
@@ -308,15 +309,15 @@ class Finetune(Method):
         return judged_mentions(metrics)
 
     def configure(self, config: Any, sites: Sequence[SiteData]) -> Any:
-        """Return the settings with the sites' number and the union of their tags."""
+        """Return the settings with the number of sites and the union of their tags."""
         return for_names(config, [site.id for site in sites], tags=all_tags(sites))
 
     def configure_alone(
         self, config: Any, sites: Sequence[SiteData]
     ) -> tuple[Config, ...]:
-        """Return each site's settings, with its own types."""
-        # A shared mini-batch is divided by the numbers of what is trained: sentences,
-        # or stretches of documents.
+        """Return each site's settings, with its entity types."""
+        # A shared mini-batch is divided in proportion to the numbers of training units:
+        # sentences, or stretches of documents.
         sizes = [0] * len(sites)
         if config.batch == "shared":
             sizes = [_count_units(config, site) for site in sites]
@@ -334,9 +335,9 @@ class Finetune(Method):
     ) -> tuple[tuple[SiteData, ...], Config]:
         """Return the pooled data and the settings of centralised fine-tuning.
 
-        Where sites annotate different types and no complete annotation is known, each
-        keeps a classifier of its own over an encoder that is trained on all notes: a
-        reference, and no upper bound.
+        If sites annotate different types and no complete annotation is known, each site
+        keeps its own classifier on top of an encoder that is trained on all notes. This
+        is a reference, not an upper bound.
         """
         types = {frozenset(site.tags.types) for site in sites}
         if complete is None and len(types) > 1:
@@ -346,7 +347,7 @@ class Finetune(Method):
         return (together,), replace(central(config), tags=together.tags, private=())
 
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the number of cycles, and the sentences of each at all sites."""
+        """Return the number of cycles, and of sentences per cycle over all sites."""
         return config.last_cycle, examples_of(config, sizes)
 
     def sends_integers(self, config: Any) -> bool:
@@ -360,7 +361,7 @@ class Finetune(Method):
         return traffic_of(config, initial(config))
 
     def list_warnings(self, config: Any) -> tuple[str, ...]:
-        """Warn where word embeddings are shared, or an earlier classifier goes on."""
+        """Warn if word embeddings are shared, or if a trained classifier is reused."""
         if not config.model.trains_word_embeddings:
             return begun_from(config)
         return (
@@ -371,7 +372,7 @@ class Finetune(Method):
         )
 
     def list_size_warnings(self, config: Any, sizes: Sequence[int]) -> tuple[str, ...]:
-        """Warn where the parts of a shared mini-batch add up to much more than it."""
+        """Warn if the parts of a shared mini-batch add up to much more than it."""
         return size_warnings(config, sizes)
 
     def ends_with_one_model(self, config: Any) -> bool:
@@ -379,7 +380,7 @@ class Finetune(Method):
         return not config.private
 
     def save_model(self, config: Any, final: State, folder: Path) -> bool:
-        """Write the global model, where no layer is private."""
+        """Write the global model if no layer is private."""
         if config.private:
             return False
         return save_global(config.model, config.tags, config.seed, final, folder)

@@ -1,4 +1,4 @@
-"""The error of a method that does not train a kind of model."""
+"""The error for a kind of model that a method does not train."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fednotes.taggers.saving import kinds
 
 
 def unsupported_kind(method: str, kind: object) -> ConfigError:
-    """Return the error of a method that does not train a kind of model.
+    """Return the error for a kind of model that a method does not train.
 
-    It names the kinds that the method trains, and the built-in methods that train this
-    kind.
+    Its message names the kinds that the method trains and the built-in methods that
+    train this kind.
 
     Args:
         method: The name of the method.
@@ -29,7 +29,7 @@ def unsupported_kind(method: str, kind: object) -> ConfigError:
 
 
 def _trains(method: str, kind: str) -> bool:
-    """Return whether a method trains a kind of tagger, whatever layers it has."""
+    """Return whether a method trains a kind of tagger, regardless of its layers."""
     trainer = find(method)
     models = trainer.list_models()
     return not trainer.reads_layers and (models is None or kind in models)

@@ -1,32 +1,32 @@
-"""A model of each site's own, taught by its local and by the federated model.
+"""A personal model for each site, distilled from its local and the federated model.
 
 It is for sites with different tag sets, so that none loses by taking part. A site
-trains two token classifiers on its own tags. One is its own and never hears of the
-other sites. The other one is federated. Beside a low-rank change that all sites average
-it has one that stays at the site, and of its outputs the sites share those of tags that
-mean the same. Both models are mixed where they predict, and the federated one learns
-from the mix; then it is saved, tested and used.
+trains two token classifiers on its own tags. The local one uses only the site's data.
+The federated one has a low-rank change that all sites average and another that stays at
+the site; sites share the output rows of tags that mean the same at each of them. The
+predictions of both models are mixed, and the federated model is trained on the mixture.
+Then it is tested, saved and used.
 
-What it builds on: Arivazhagan, Aggarwal, Singh and Choudhary 2019, "Federated learning
-with personalization layers" (parameters that stay); Mansour, Mohri, Ro and Suresh 2020,
+It builds on: Arivazhagan, Aggarwal, Singh and Choudhary 2019, "Federated learning with
+personalization layers" (parameters that stay); Mansour, Mohri, Ro and Suresh 2020,
 "Three approaches for personalization with applications to federated learning" (a
-mixture of the own and the common model); Hinton, Vinyals and Dean 2015, "Distilling the
-knowledge in a neural network"; averaging as in Liu and Miller 2020 (`averaging.py`, Eq.
-1). The combination is not a published method.
+mixture of the local and the common model); Hinton, Vinyals and Dean 2015, "Distilling
+the knowledge in a neural network"; averaging as in Liu and Miller 2020 (`averaging.py`,
+Eq. 1). The combination is not a published method.
 
     there                   here
     W_B, base layers        `Site.shared`: "lora" and rows of `Config.shared_tags`
     W_P, personal layers    `Site.private`: "private" and the classifier's other rows
-    h_l, the local model    `Site.own`, a `finetune.Site`: to the bit as trained alone
+    h_l, the local model    `Site.own`, a `finetune.Site`: bit for bit as trained alone
     h_c, the central model  `Site.model`, which is federated
     λ_k, the mixture        `Config.mix`, one for all sites
     soft targets, q         `Site.targets`
-    n_k                     notes; of a row of the classifier, those of the sites that
+    n_k                     notes; for a row of the classifier, those of sites that
                             have its tag
 
-Every site sends tensors of equal names and shapes. Of a row that it lacks it sends
-zeros, and "counted" says which rows it has. The server sees only sums of these, and
-divides each row's sum by the notes of the sites that have the row.
+All sites send tensors with the same names and shapes. A site sends zeros for rows that
+it lacks, and "counted" marks the rows that it has. The server sees only sums, and
+divides each row's sum by the number of notes at the sites that have the row.
 """
 
 from __future__ import annotations
@@ -75,19 +75,19 @@ from fednotes.training.sites import all_tags, begun_from, judged_mentions
 
 OUTPUTS, COUNTED = "classifier", "counted"
 FLOAT_BYTES = 4
-# Learning rates of distilling, in those of training; validation data of pays/unlike
-# preferred it to 1.
+# Learning rates of distillation, as a fraction of those of training. On the validation
+# data of pays/unlike it was better than 1.
 RATE = 0.1
 Half = Fraction
 
 
 @checked(frozen=True)
 class Config(Averaging):
-    """Settings of fine-tuning with a model of its own for each site.
+    """Settings of fine-tuning with a personal model for each site.
 
     With differential privacy both changes of the federated model are trained privately,
-    and only that model is kept, because the scores of a model that has seen the notes
-    unprotected would tell about them.
+    and only that model is kept, because the scores of a model trained on the notes
+    without protection would reveal facts about them.
 
     Attributes:
         model: The token classifier that every site trains, with train = "lora".
@@ -146,19 +146,19 @@ class Config(Averaging):
 
 
 class _Rows(nn.Module):
-    """A matrix made of rows that are parameters of their own."""
+    """A matrix whose rows are separate parameters."""
 
     def forward(self, *rows: Tensor) -> Tensor:
-        """(1, …) each → (rows, …)."""
+        """Concatenate rows of shape (1, …) into a matrix, (rows, …)."""
         return torch.cat(rows)
 
     def right_inverse(self, matrix: Tensor) -> tuple[Tensor, ...]:
-        """(rows, …) → (1, …) each."""
+        """Split a matrix, (rows, …), into rows of shape (1, …)."""
         return torch.split(matrix, 1)
 
 
 def parameters_of(model: Model) -> dict[str, nn.Parameter]:
-    """Return everything that a model trains, by name; rows of the classifier apart.
+    """Return all trained parameters by name, each classifier row separately.
 
     Args:
         model: A token classifier. The rows of its classifier become parameters.
@@ -185,7 +185,7 @@ def parameters_of(model: Model) -> dict[str, nn.Parameter]:
 def _single(model: TokenClassifier) -> TokenClassifier:
     """Return a copy whose classifier is one matrix and one bias again."""
     rows = model.classifier
-    # On the device "meta" no random numbers are drawn.
+    # The device "meta" draws no random numbers.
     classifier = nn.Linear(rows.in_features, rows.out_features, device="meta")
     classifier.weight = nn.Parameter(rows.weight.detach().clone())
     classifier.bias = nn.Parameter(rows.bias.detach().clone())
@@ -202,10 +202,10 @@ def tag_of(name: str) -> str:
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """Return what sites share, before training."""
+    """Return the shared parameters before training."""
     shared_tags = set(config.shared_tags)
     if config.share_change:
-        shared_tags.add("")  # what is not a row of a tag
+        shared_tags.add("")  # parameters that are not rows of a tag
     parameters = parameters_of(build_model(config.model, config.tags, config.seed))
     return {
         name: parameter.detach()
@@ -218,7 +218,7 @@ def initial(config: Config) -> dict[str, Tensor]:
 
 
 def train(federation: Federation, config: Config) -> State:
-    """Run the global cycles, at whose end each site distils.
+    """Run the global cycles; at their end, each site distils.
 
     Args:
         federation: The sites.
@@ -232,17 +232,17 @@ def train(federation: Federation, config: Config) -> State:
 
 
 class Server(averaging.Server):
-    """The server of `averaging.py`, where each row of the classifier has a weight."""
+    """The server of `averaging.py`, with a separate weight for each classifier row."""
 
     config: Config
 
     def require_returned(
         self, total: Total, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """Check what sites returned, with the numbers of notes behind each row.
+        """Check what sites returned, including the number of notes for each row.
 
         Raises:
-            TrainingError: Names or shapes are others.
+            TrainingError: Names or shapes differ from those expected.
         """
         tags = self.config.shared_tags
         expected = dict(shapes)
@@ -251,9 +251,9 @@ class Server(averaging.Server):
         total.require(expected)
 
     def mean(self, total: Total) -> dict[str, Tensor]:
-        """Return the mean; of a row, that over the sites that have its tag.
+        """Return the mean over sites; a row's mean is over the sites that have its tag.
 
-        Where none of these sites is in the sum, the row stays as it is.
+        If none of these sites is in the sum, the row does not change.
         """
         sums = dict(total.tensors)
         counted = sums.pop(COUNTED, torch.zeros(0)).tolist()
@@ -264,7 +264,7 @@ class Server(averaging.Server):
             if weight > 0:
                 means |= Total({name: sums[name]}, weight, {}).mean()
             elif self.config.compression == "none":
-                # Under a code these are changes, and zero.
+                # With compression these are changes, which are zero.
                 means[name] = self.shared[name]
         return means
 
@@ -273,7 +273,7 @@ class Server(averaging.Server):
 
 
 def plain(config: Config, tags: TagSet, **changes: Any) -> finetune.Config:
-    """Return the same settings as settings of fine-tuning, with these tags."""
+    """Convert the settings to those of fine-tuning, with these tags."""
     values = {each.name: getattr(config, each.name) for each in fields(Averaging)}
     values["privacy"] = config.privacy
     values["min_sites"] = config.min_sites
@@ -282,18 +282,18 @@ def plain(config: Config, tags: TagSet, **changes: Any) -> finetune.Config:
 
 
 class Site(finetune.Site):
-    """One silo with its two models.
+    """One site with its two models.
 
     Args:
-        data: The silo's documents.
+        data: The site's documents.
         config: The settings of the run.
         **options: As for `MentionSite`.
 
     Attributes:
-        own: The site's own model: what it would train alone. Its parameters follow from
-            the site's data and the job's settings, whoever takes part and whatever
-            comes from the server. At the end its model is what is saved. It sends
-            nothing, so it counts exactly, whatever `count_step` says.
+        own: The local model, as the site would train it alone. Its parameters depend
+            only on the site's data and the job's settings, not on other sites or the
+            server. At the end it holds the model that is saved. It sends nothing, so
+            its counts are exact, regardless of `count_step`.
     """
 
     model: TokenClassifier
@@ -310,15 +310,15 @@ class Site(finetune.Site):
         )
 
     def _resume_own(self, resumed: State | None) -> None:
-        """Make what takes the server's place for the own model, which has no server."""
+        """Create a local server for the local model."""
         self._own_server = averaging.Server(
             self.own.config, self._own_start, judged_mentions, resumed
         )
 
     def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
-        """Return everything that is trained, and the names of what stays here.
+        """Return all trained parameters, and the names of those that stay at the site.
 
-        A row of a tag that only other sites have stands there unused, as zeros.
+        Rows of tags that only other sites have are present but unused, and stay zero.
         """
         config = self._settings
         tags = self.model.tagset.tags
@@ -337,13 +337,13 @@ class Site(finetune.Site):
         return parameters, parameters.keys() - shared.keys()
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
-        """Set this site's part of a shared mini-batch, for both models; return it."""
+        """Set this site's part of a shared mini-batch for both models; return it."""
         update = super().take_share(tensors, examples=examples)
         self.own.share = self.share
         return update
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Train both models for a cycle; return what the federated one shares."""
+        """Train both models for a cycle; return the shared parameters."""
         update = super().train(tensors, cycle=cycle)
         self._train_own(cycle + 1)
         return update
@@ -351,7 +351,7 @@ class Site(finetune.Site):
     def _make_update(
         self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
     ) -> Update:
-        """Return what leaves the site: of rows that it lacks, zeros without weight."""
+        """Return the update; rows that the site lacks are zeros without weight."""
         sent = {
             name: torch.zeros_like(value) if name in self._lacks else value
             for name, value in tensors.items()
@@ -361,7 +361,7 @@ class Site(finetune.Site):
         return super()._make_update(sent, metrics, part)
 
     def _train_own(self, cycles: int) -> None:
-        """Train the own model up to this number of cycles, missed ones included."""
+        """Train the local model up to this number of cycles, including missed ones."""
         server = self._own_server
         while server.round < min(cycles, server.cycles):
             cycle = server.round
@@ -369,16 +369,16 @@ class Site(finetune.Site):
             server.step(total.mean(), total)
             if server.is_evaluation_due and server.best.wanted:
                 counts = Total.of([self.own.evaluate(server.shared, cycle=cycle)])
-                # Where nothing is held out, the last cycle is kept.
+                # Without held-out data, the last cycle is kept.
                 if judged_mentions(counts.metrics)["held_out"] > -math.inf:
                     server.judge(counts)
 
-    # The end.
+    # The final model.
 
     def finish(self, tensors: Tensors) -> Update:
-        """Distil the mix into the federated model, then test and save it.
+        """Distil the mixture into the federated model, then test and save it.
 
-        The scores also contain those of the parts: "own", "federated" and "mix".
+        The scores also have those of "own", "federated" and "mix".
         """
         self.load_kept(tensors)
         if self._settings.privacy is not None:
@@ -399,7 +399,7 @@ class Site(finetune.Site):
         return Update(metrics=round_counts(tested.metrics, self.count_step))
 
     def _finish_privately(self) -> Update:
-        """Test and save the federated model, which alone is protected."""
+        """Test and save the federated model, the only one that is protected."""
         self.own.model = _single(self.model)
         self.own.tells_forms = self.tells_forms
         update = self.own.tested()
@@ -410,13 +410,15 @@ class Site(finetune.Site):
         """Train the federated model on soft targets, (tokens, tags)."""
         corpus: EncoderCorpus = self.own.model.require_corpus(self.own.train_set)
         pairs = np.zeros((corpus.sentences, 0, 0), np.float32)
-        # Nothing is known for certain, so the loss is the cross-entropy with the
-        # targets.
+        # No tag is certain, so the loss is the cross-entropy with the targets.
         soft = replace(corpus, known=frozenset(), soft=Soft(targets, pairs))
         learn_from(soft, self.own, epochs=self._settings.distil_epochs)
 
     def targets(self) -> np.ndarray:
-        """Return (tokens, tags) of the training text: half gold tags, half the mix."""
+        """Return soft targets of the training text, (tokens, tags).
+
+        They are the mean of the gold tags and the mixture's probabilities.
+        """
         mixed = self._emissions(self.train_set)["mix"]
         predicted = torch.from_numpy(mixed).softmax(-1).numpy()
         tags = predicted.shape[1]
@@ -426,25 +428,27 @@ class Site(finetune.Site):
     def _emissions(self, corpus: PreparedCorpus) -> dict[str, np.ndarray]:
         """Return (tokens, tags) logits of both models and of their weighted mix.
 
-        The mean of logits is that of log-probabilities, up to a number for each word
-        that no probability shows.
+        The mean of logits equals the mean of log-probabilities up to a constant per
+        word, which cancels in the softmax.
         """
         own_model = self.own.model
         assert isinstance(own_model, TokenClassifier)
         weight = np.float32(self._settings.mix)
-        of_own = own_model.emissions(corpus)
-        of_federated = self.model.emissions(corpus)
-        mix = (1 - weight) * of_own + weight * of_federated
-        return {"own": of_own, "federated": of_federated, "mix": mix}
+        own_emissions = own_model.emissions(corpus)
+        federated_emissions = self.model.emissions(corpus)
+        mix = (1 - weight) * own_emissions + weight * federated_emissions
+        return {"own": own_emissions, "federated": federated_emissions, "mix": mix}
 
     def _score_parts(self) -> dict[str, Any]:
         """Return the strict and relaxed test scores of each part."""
-        seen = forms_of(self.data.train)
+        train_forms = forms_of(self.data.train)
         types = self.judged_types(self.data)
         scores = {}
         for name, emissions in self._emissions(self.test_set).items():
             predicted = with_spans(self.test_set.encoded, emissions.argmax(-1))
-            counts = SpanCounts.of(self.data.test, predicted, seen=seen, types=types)
+            counts = SpanCounts.of(
+                self.data.test, predicted, seen=train_forms, types=types
+            )
             by_kind = counts.scores()
             scores[name] = {kind: by_kind[kind] for kind in ("strict", "relaxed")}
         return scores
@@ -459,10 +463,10 @@ class Site(finetune.Site):
 
     @property
     def valid_score(self) -> float | None:
-        """Strict F1 of the saved model on validation data; None without any."""
+        """Strict F1 of the saved model on validation data; None without such data."""
         return self.own.valid_score
 
-    # What a restart must not lose.
+    # State that must survive a restart.
 
     def state(self) -> State:
         """Return the states of both models."""
@@ -476,23 +480,22 @@ class Site(finetune.Site):
         return State(state.round, tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         super().restore(state)
         self.own.restore(_child(state, "own"))
         self._resume_own(_child(state, "alone"))
 
 
 def _child(state: State, name: str) -> State:
-    """Return the state of a part of a site, by its name in the site's own state."""
+    """Extract a part's state, by name, from the state of a site."""
     child = state.facts[name]
     return State(child["round"], unprefixed(f"{name}.", state.tensors), child["facts"])
 
 
 def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> None:
-    """Train a site's present model on a corpus with soft targets, in one go.
+    """Train a site's current model on a corpus with soft targets.
 
-    The learning rates are a tenth of the job's, and follow the schedule of a training
-    of these epochs.
+    The learning rates are a tenth of the job's and are scheduled over these epochs.
 
     Args:
         corpus: The site's training text with soft targets.
@@ -506,7 +509,7 @@ def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> No
         lora_learning_rate=RATE * config.lora_learning_rate,
         proximal=0.0,
     )
-    # Orders and dropout are others than in training, because the name is.
+    # A separate name, so that order and dropout differ from those in training.
     name = f"{site.id}, distilling"
     parameters = site.model.trainable()
     trainer = LocalTrainer(name, slow, parameters, draws=site.draws, device=site.device)
@@ -523,14 +526,14 @@ def learn_from(corpus: EncoderCorpus, site: finetune.Site, *, epochs: int) -> No
             trainer.step(batch, planned=planned, start={})
 
 
-# What a job asks of a method.
+# The interface to jobs.
 
 
 class PersonalWithDP(finetune.FinetuneWithDP):
     """The federated model of each site, trained with differential privacy.
 
-    Nothing is mixed or distilled, because a model that has seen the notes unprotected
-    would tell about them.
+    Nothing is mixed or distilled, because a model trained on the notes without
+    protection would reveal facts about them.
     """
 
     required_settings = MappingProxyType(
@@ -540,17 +543,17 @@ class PersonalWithDP(finetune.FinetuneWithDP):
     def initial(
         self, config: Config | finetune.Config, agreed: Tensors
     ) -> dict[str, Tensor]:
-        """Return what sites share before training."""
+        """Return the shared parameters before training."""
         if isinstance(config, finetune.Config):
             return super().initial(config, agreed)
         return initial(config)
 
 
 class Personal(finetune.Finetune):
-    """A model of each site's own, for a job.
+    """Personal models, for a job.
 
-    A site alone, and one model of all data, are ordinary fine-tuning: their settings
-    are `finetune.Config`.
+    The conditions alone and pooled are ordinary fine-tuning, so their settings are a
+    `finetune.Config`.
     """
 
     config_class = Config
@@ -559,7 +562,7 @@ class Personal(finetune.Finetune):
     dp = PersonalWithDP()
 
     def train(self, federation: Federation, config: Config | finetune.Config) -> State:
-        """Run the global cycles, at whose end each site distils."""
+        """Run the global cycles; at their end, each site distils."""
         if isinstance(config, finetune.Config):
             return finetune.train(federation, config)
         return train(federation, config)
@@ -567,13 +570,13 @@ class Personal(finetune.Finetune):
     def make_site(
         self, data: SiteData, config: Config | finetune.Config, **options: Any
     ) -> finetune.Site:
-        """Return a site with two models, or one of fine-tuning for its settings."""
+        """Return a site with two models, or with one for settings of fine-tuning."""
         if isinstance(config, finetune.Config):
             return finetune.Site(data, config, **options)
         return Site(data, config, **options)
 
     def read_model_config(self, table: Mapping[str, Any]) -> TokenClassifierConfig:
-        """Return the settings of a token classifier; train = "lora" if not given.
+        """Return the settings of a token classifier; `train` defaults to "lora".
 
         Raises:
             ConfigError: The table names another kind of model.
@@ -586,11 +589,11 @@ class Personal(finetune.Finetune):
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:
-        """Return the token classifier's settings."""
+        """Return the class of the token classifier's settings."""
         return {"token-classifier": TokenClassifierConfig}
 
     def configure(self, config: Config, sites: Sequence[SiteData]) -> Config:
-        """Return the settings with the union of tags, and those whose row is shared."""
+        """Return the settings with the union of tags and the tags of shared rows."""
         tags = all_tags(sites)
         sites_with = Counter(tag for site in sites for tag in site.tags.tags)
         all_alike = len({frozenset(site.tags.tags) for site in sites}) == 1
@@ -605,13 +608,13 @@ class Personal(finetune.Finetune):
     def configure_alone(
         self, config: Config, sites: Sequence[SiteData]
     ) -> tuple[finetune.Config, ...]:
-        """Return what each site fine-tunes by itself: its own model of a federation."""
+        """Return each site's fine-tuning settings, which also train its local model."""
         return super().configure_alone(plain(config, config.tags), sites)
 
     def configure_control(self, config: Config) -> Config | None:
-        """Return the settings with which each site mixes two models of its own.
+        """Return the settings with which each site mixes two unshared models.
 
-        Only what a federation gains over this mix comes from the other sites. With
+        A federation's gain over this mixture comes from the other sites. With
         differential privacy nothing is mixed, so there is no control.
         """
         if config.privacy is not None:
@@ -635,22 +638,22 @@ class Personal(finetune.Finetune):
         return sent + config.cycles * notes_of_rows, received
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
-        """Warn where the encoder is an earlier classifier."""
+        """Warn if the encoder is an already trained classifier."""
         return begun_from(config)
 
     def ends_with_one_model(self, config: Config | finetune.Config) -> bool:
-        """Return whether sites end with equal models: only where fine-tuning's do."""
+        """Return whether sites end with equal models, as only fine-tuning's can."""
         return isinstance(config, finetune.Config) and not config.private
 
     def save_model(
         self, config: Config | finetune.Config, final: State, folder: Path
     ) -> bool:
-        """Write nothing: the server does not know any site's model."""
+        """Write nothing, because the server does not know any site's model."""
         del config, final, folder
         return False
 
     def needs_each_update(self, config: Config) -> bool:
-        """Return False: rows of the classifier are weighed in a sum."""
+        """Return False, because classifier rows are weighted in a sum."""
         del config
         return False
 

@@ -1,14 +1,14 @@
-"""Pre-training of a language model across silos.
+"""Pre-training of a language model across sites.
 
 Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using
-clinical notes from multiple silos", section 3.2. Each global cycle trains an epoch at
-every silo; the mean of their parameters, weighted by numbers of patients, is the next
-cycle's start (`averaging.py`, Eq. 1). Objectives: Devlin et al. 2018 (masked tokens,
-next sentence), Lewis et al. 2019 (infilling).
+clinical notes from multiple silos", section 3.2. Each global cycle trains one epoch at
+every site. The mean of the sites' parameters, weighted by their numbers of patients, is
+the start of the next cycle (`averaging.py`, Eq. 1). Objectives: Devlin et al. 2018
+(masked tokens, next sentence), Lewis et al. 2019 (infilling).
 
-By default the word embeddings and the output bias stay as they were: the sign of the
-bias' gradient tells every masked token of a batch, and the embedding's rows that change
-tell its words.
+By default the word embeddings and the output bias are frozen. Otherwise the sign of the
+bias's gradient would reveal every masked token of a batch, and the changed rows of the
+embeddings its words.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from fednotes.training.local_trainer import Step
 from fednotes.training.server_steps import by_each, for_names
 from fednotes.training.sites import ended
 
-EVALUATED = 64  # sequences in a pass of an evaluation
+EVALUATION_BATCH = 64  # sequences in a forward pass of an evaluation
 
 
 @checked(frozen=True)
@@ -155,7 +155,7 @@ def train(federation: Federation, config: Config) -> State:
         config: The settings of the run.
 
     Returns:
-        The server's last state.
+        The server's final state.
     """
     shared = shared_model(config.model, config.seed, "cpu")
     server = Server(
@@ -184,11 +184,11 @@ def judged(metrics: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """One model for all the sites of a process: pre-training keeps nothing private.
+    """One model for all sites of a process, because pre-training keeps nothing private.
 
     Attributes:
         model: The model. Every task begins with the server's parameters.
-        parameters: Everything that is trained, by name.
+        parameters: All trained parameters by name.
         head: Names of the parameters of the prediction head.
         initial: The parameters before training.
     """
@@ -201,7 +201,7 @@ class Shared:
 
 @lru_cache(maxsize=2)
 def shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
-    """Return the process's one model with these settings."""
+    """Return this process's only model with these settings."""
     model = build_language_model(config, seed, device)
     parameters = model.trainable()
     return Shared(model, parameters, tuple(model.head()), snapshot(parameters))
@@ -209,7 +209,7 @@ def shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
 
 @dataclass(frozen=True)
 class _Masked(Step):
-    """Some sequences with masked tokens to predict."""
+    """A batch of sequences with masked tokens to predict."""
 
     model: LanguageModel
     sequences: Sequences
@@ -221,9 +221,10 @@ class _Masked(Step):
         return len(self.masked.positions)
 
     def loss(self, batch: Sequence[_Masked]) -> torch.Tensor:
-        """Return this part of the batch's mean loss, ().
+        """Return this part's contribution to the batch's mean loss, ().
 
-        Masked tokens count equally in the whole batch, and so do its sentence pairs.
+        All masked tokens of the batch have equal weight, and so have its sentence
+        pairs.
         """
         losses = self.model.loss(self.sequences, self.masked)
         all_tokens = max(1, sum(part.examples for part in batch))
@@ -233,7 +234,7 @@ class _Masked(Step):
         return losses.masked * tokens + losses.next_sentence * rows
 
     def rows(self, rows: slice) -> _Masked:
-        """Return some of the sequences."""
+        """Return a slice of the sequences."""
         sequences, masked = self.sequences, self.masked
         random_next = sequences.random_next
         return _Masked(
@@ -249,25 +250,26 @@ class _Masked(Step):
 
 
 class Site(AveragingSite, MethodSite):
-    """One silo: its notes, tokenised once, and the tasks of the server.
+    """One site: its notes, tokenised once, and the tasks that the server requests.
 
     Args:
-        data: The silo's notes.
+        data: The site's notes.
         config: The settings of the run.
-        directory: Where the finished model is written; None writes nothing.
-        device: Where the model is.
-        cache: Folder below which tokens are kept for the next run.
-        progress: Has no effect; the sites of other methods take it.
-        draws: Of packing, orders, masks and dropout; they follow from the job's seed if
-            None.
+        directory: Folder for the finished model; None writes nothing.
+        device: Device of the model.
+        cache: Folder in which tokens are cached for the next run.
+        progress: Ignored; accepted because other methods' sites use it.
+        draws: Random draws for packing, order, masks and dropout; None derives them
+            from the job's seed.
         count_step: As in `AveragingSite`.
 
     Attributes:
-        apart: In training with differential privacy, sequences that no two units share.
+        apart: Under differential privacy, sequences each of which has text of one unit
+            only.
 
     Raises:
-        ConfigError: An update would tell too much, because the embeddings are trained
-            on fewer tokens or steps than the settings ask for.
+        ConfigError: An update would reveal too much, because the embeddings are trained
+            on fewer tokens or steps than the settings require.
     """
 
     apart: Plan
@@ -308,7 +310,7 @@ class Site(AveragingSite, MethodSite):
             data.id,
             config,
             shared.parameters,
-            weight=max(1, self.train_set.patients),  # n_k, the number of patients
+            weight=max(1, self.train_set.patients),  # n_k: the number of patients
             examples=self.num_examples,
             tokens=len(self.train_set.ids),
             before=config.warm_up_cycles(has_new_head=self.model.new_head),
@@ -322,15 +324,15 @@ class Site(AveragingSite, MethodSite):
             self.require_covered()
 
     def described(self) -> str:
-        """Describe what is shared and what stays as it was."""
+        """Describe how many parameters are trained and shared."""
         trained = sum(p.numel() for p in self.shared.values())
         total = sum(p.numel() for p in self.model.parameters())
         return f"{trained:,} of {total:,} parameters are trained and shared"
 
     def begin_warm_up(self) -> None:
-        """Reset the encoder, which another site or run of this process has trained.
+        """Reset the encoder, which other sites of this process may have trained.
 
-        A warm-up does not send it.
+        The server does not send the encoder in a warm-up.
         """
         load_into(self.shared, self._initial)
 
@@ -348,7 +350,7 @@ class Site(AveragingSite, MethodSite):
             )
 
     def _length(self, epoch: int) -> int:
-        """Return the tokens of a sequence: more in the last cycles up to the kept."""
+        """Return the tokens per sequence, which is larger in the long cycles."""
         config = self.config
         cycle = epoch // max(1, int(config.local_epochs))
         warm_up = config.warm_up_cycles(has_new_head=self.model.new_head)
@@ -357,7 +359,7 @@ class Site(AveragingSite, MethodSite):
         return min(config.long_length, self.model.positions)
 
     def _plan(self, epoch: int) -> Plan:
-        """Return the sequences of an epoch; the latest ones are cached."""
+        """Return the sequences of an epoch, caching the latest epoch."""
         if self._planned_epoch is None or self._planned_epoch[0] != epoch:
             plan = self._pack(self.train_set, self._length(epoch), epoch)
             self._planned_epoch = (epoch, plan)
@@ -387,7 +389,7 @@ class Site(AveragingSite, MethodSite):
     def _masked(
         self, tokens: Tokens, plan: Plan, rows: np.ndarray, rng: np.random.Generator
     ) -> _Masked:
-        """Return sequences of a plan with masked tokens, or infilled spans."""
+        """Return some sequences of a plan, with masked tokens or infilled spans."""
         config, specials = self.config, self.model.specials
         sequences = gather(tokens, plan, rows, specials)
         if config.model.objective == "denoise":
@@ -404,18 +406,18 @@ class Site(AveragingSite, MethodSite):
             )
         return _Masked(self.model, sequences, masked)
 
-    # Evaluation and the end.
+    # Evaluation and the final model.
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Return counts on the held-out notes, masked in the same way every time."""
+        """Return counts on the held-out notes, with the same masks every time."""
         del cycle
         self.load(tensors)
         return self._report_counts(self._judge(self.valid_set, self.id))
 
     def _report_counts(self, counts: Mapping[str, float]) -> Update:
-        """Return counts on held-out notes as they leave the site.
+        """Return counts on held-out notes, rounded as they leave the site.
 
-        The mean loss stays as it is.
+        The mean loss is unchanged.
         """
         reported = {
             name: float(round_count(count, self.count_step))
@@ -431,7 +433,8 @@ class Site(AveragingSite, MethodSite):
 
         Args:
             tokens: The notes; None if there are none.
-            site: The site's name, which the masks follow from, whoever has trained.
+            site: The site's name, from which the masks are derived, whichever site
+                trained the model.
         """
         names = ("loss", "examples", "right", "pairs", "pairs_right")
         counts = dict.fromkeys(names, 0.0)
@@ -441,8 +444,8 @@ class Site(AveragingSite, MethodSite):
         plan = self._pack(tokens, self.config.length, 0)
         rng = self.draws.rng_of("held out", site)
         self.model.eval()
-        for start in range(0, len(plan), EVALUATED):
-            rows = np.arange(start, min(start + EVALUATED, len(plan)))
+        for start in range(0, len(plan), EVALUATION_BATCH):
+            rows = np.arange(start, min(start + EVALUATION_BATCH, len(plan)))
             batch = self._masked(tokens, plan, rows, rng)
             with self.trainer.precision():
                 result = self.model.loss(batch.sequences, batch.masked)
@@ -460,12 +463,12 @@ class Site(AveragingSite, MethodSite):
 
     @property
     def valid_score(self) -> float | None:
-        """Minus the held-out loss of the kept model; None where nothing is held out."""
+        """The negative held-out loss of the kept model; None without held-out notes."""
         masked = self.scores.get("masked")
         return None if masked is None else -float(masked["loss"])
 
     def finish(self, tensors: Tensors) -> Update:
-        """Evaluate the model that is kept, and save it as a Hugging Face directory."""
+        """Evaluate the kept model and save it as a Hugging Face directory."""
         self.load_kept(tensors)
         counts = self._judge(self.valid_set, self.id)
         self.scores = scores(counts)
@@ -475,12 +478,11 @@ class Site(AveragingSite, MethodSite):
 
 
 def scores(counts: Mapping[str, float]) -> dict[str, Any]:
-    """Return the scores that counts on held-out notes stand for.
+    """Return scores computed from counts on held-out notes.
 
     Returns:
         "masked": mean loss in nats, perplexity, accuracy and number of tokens.
-        "next_sentence": accuracy, where there are pairs. Empty where nothing is held
-        out.
+        "next_sentence": accuracy, if there are pairs. Empty if nothing is held out.
     """
     examples = counts["examples"]
     if not examples:
@@ -500,13 +502,13 @@ def scores(counts: Mapping[str, float]) -> dict[str, Any]:
     return by_objective
 
 
-# What a job asks of a method.
+# The interface to jobs.
 
 
 class PretrainWithDP(AveragingWithDP):
     """Pre-training with differential privacy.
 
-    Units are packed apart, so that no sequence has text of two units.
+    Units are packed separately, so that no sequence has text of two units.
     """
 
     required_settings = MappingProxyType(
@@ -514,15 +516,16 @@ class PretrainWithDP(AveragingWithDP):
     )
 
     def initial(self, config: Config, agreed: Tensors) -> dict[str, torch.Tensor]:
-        """Return what sites share before training."""
+        """Return the shared parameters before training."""
         del agreed
         return snapshot(shared_model(config.model, config.seed, "cpu").initial)
 
     def units(self, site: Site, unit: Unit) -> list[np.ndarray]:
-        """Pack each unit's notes by themselves, as `Site.apart`; return its rows there.
+        """Pack each unit's notes separately into `Site.apart`; return each unit's rows.
 
         Raises:
-            ConfigError: The unit is a sentence, or is a patient and a note names none.
+            ConfigError: The unit is a sentence, or it is a patient and a note names no
+                patient.
         """
         if unit == "sentence":
             raise ConfigError(
@@ -550,7 +553,7 @@ class PretrainWithDP(AveragingWithDP):
     def loss(self, site: Site, indices: np.ndarray) -> torch.Tensor:
         """Return the mean loss of some sequences of `Site.apart`.
 
-        What is masked follows from torch's generator, which is seeded for their unit.
+        Masks are drawn from torch's generator, which is seeded for their unit.
         """
         rng = np.random.default_rng(int(torch.randint(2**62, ())))
         part = site._masked(site.train_set, site.apart, indices, rng)
@@ -561,19 +564,19 @@ class PretrainWithDP(AveragingWithDP):
         return fingerprint(data).encode()
 
     def count_size(self, config: Config) -> int:
-        """Return 0: there is nothing to count."""
+        """Return 0, because there is nothing to count."""
         del config
         return 0
 
 
 def _documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
-    """Return the places in the site's tokens of each unit's documents."""
+    """Return each unit's documents as positions in the site's tokens."""
     tokenize = site.model.tokenizer.tokenize
     documents: dict[tuple[str, ...], list[int]] = {}
     place = 0
     for note in site.data.train():
         if site.train_set.dropped and not any(tokenize(sentences(note.text))):
-            continue  # it has no place in the tokens
+            continue  # it was dropped from the tokens
         key = unit_key(note.patient, f"{note.source}/{note.id}", unit)  # [abadi units]
         documents.setdefault(key, []).append(place)
         place += 1
@@ -583,7 +586,7 @@ def _documents_by_unit(site: Site, unit: Unit) -> list[list[int]]:
 def _pack_apart(
     tokens: Tokens, documents: list[int], length: int, draws: Draws
 ) -> Plan:
-    """Pack some documents by themselves, into sequences of stretches of the corpus."""
+    """Pack some documents separately, as stretches of the corpus."""
     first = tokens.documents
     lines = [tokens.sentences[first[d] : first[d + 1] + 1] for d in documents]
     sizes = np.concatenate([np.diff(bounds) for bounds in lines])
@@ -591,7 +594,7 @@ def _pack_apart(
     bounds = np.cumsum([0, *sizes])
     plan = plan_full(Tokens(tokens.ids, bounds, ends), length, draws.seed, 0)
 
-    # From places among these documents to places in the corpus.
+    # Convert positions within these documents to positions in the corpus.
     starts = bounds[ends[:-1]]
     document = np.searchsorted(starts, plan.stretches[:, 0], side="right") - 1
     offsets = np.array([line[0] for line in lines]) - starts
@@ -616,7 +619,7 @@ class Pretrain(Method):
         return language_model_config(table, where="")
 
     def list_models(self) -> Mapping[str, type[Any]]:
-        """Return the language model's settings."""
+        """Return the class of the language model's settings."""
         return {"": LanguageModelConfig}
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -624,7 +627,7 @@ class Pretrain(Method):
         return judged(metrics)
 
     def configure(self, config: Config, sites: Sequence[SiteNotes]) -> Config:
-        """Return the settings with the number of sites."""
+        """Return the settings with the number of sites filled in."""
         return for_names(config, [site.id for site in sites])
 
     def configure_alone(
@@ -644,7 +647,7 @@ class Pretrain(Method):
         return (pooled_notes(sites),), central(config)
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the number of cycles, and the sequences of each at all sites."""
+        """Return the number of cycles and the sequences per cycle over all sites."""
         new_head = shared_model(config.model, config.seed, "cpu").model.new_head
         cycles = config.warm_up_cycles(has_new_head=new_head) + config.last_cycle
         return cycles, examples_of(config, sizes)
@@ -662,7 +665,7 @@ class Pretrain(Method):
         return traffic_of(config, shared.initial, before, head)
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
-        """Warn where the word embeddings and the output bias are shared."""
+        """Warn if the word embeddings and the output bias are shared."""
         if config.model.train != "all":
             return ()
         return (
@@ -674,11 +677,11 @@ class Pretrain(Method):
     def list_size_warnings(
         self, config: Config, sizes: Sequence[int]
     ) -> tuple[str, ...]:
-        """Warn where the parts of a shared mini-batch add up to much more than it."""
+        """Warn if the parts of a shared mini-batch add up to much more than it."""
         return size_warnings(config, sizes)
 
     def ends_with_one_model(self, config: Config) -> bool:
-        """Return True: nothing is private."""
+        """Return True, because nothing is private."""
         del config
         return True
 

@@ -1,4 +1,4 @@
-"""A method that trains with differential privacy in place of its own training."""
+"""Training of any supporting method with differential privacy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fednotes.methods.base import Method
 from fednotes.privacy.promise import Promise
 from fednotes.privacy.training import DPSite, DPSupport, train
 
-BYTES_A_NUMBER = 8  # of a noisy sum, which is of whole numbers
-FLOAT_BYTES = 4  # of a parameter
+BYTES_A_NUMBER = 8  # noisy sums have 64-bit integers
+FLOAT_BYTES = 4  # a parameter
 
 
 class DPMethod(Method):
-    """Trains another method with differential privacy.
+    """Train another method with differential privacy.
 
-    Everything that is not about training is the other method's.
+    Everything except training is delegated to that method.
 
     Args:
         method: A method that declares `dp`.
@@ -54,7 +54,7 @@ class DPMethod(Method):
     # Training with differential privacy.
 
     def train(self, federation: Federation, config: Any) -> State:
-        """Train all rounds that the promise has (`privacy/training.py`)."""
+        """Train all rounds of the promise (`privacy/training.py`)."""
         return train(federation, config, self._support)
 
     def make_site(
@@ -66,15 +66,15 @@ class DPMethod(Method):
         question: Callable[[], bytes] = bytes,
         **options: Any,
     ) -> DPSite:
-        """Return the method's own site inside a site that sends only noisy sums.
+        """Wrap the method's own site in one that sends only noisy sums.
 
         Args:
             data: What the site holds.
             config: The settings of the run.
-            secret: 32 bytes of this site alone; see `DPSite`.
-            question: The name of the present request; see `DPSite`.
-            **options: As in `Method.make_site`. `count_step` has no effect, because no
-                number of the site leaves without noise.
+            secret: 32 bytes that only this site knows; see `DPSite`.
+            question: Returns the name of the current request; see `DPSite`.
+            **options: As in `Method.make_site`. `count_step` has no effect, because
+                every number that leaves the site has noise.
         """
         options.pop("count_step", None)
         site = self._method.make_site(data, config, **options)
@@ -83,7 +83,7 @@ class DPMethod(Method):
         )
 
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the rounds of the promise, and the expected examples of each."""
+        """Return the promised number of rounds and the expected examples per round."""
         rounds = self._support.make_promise(config).rounds
         return rounds, math.ceil(config.privacy.rate * sum(sizes))
 
@@ -96,15 +96,15 @@ class DPMethod(Method):
         return rounds * sent, (rounds + 1) * received
 
     def sends_integers(self, config: Any) -> bool:
-        """Return True: noise is added to integers."""
+        """Return True, because noise is added to integers."""
         del config
         return True
 
     def make_promise(self, config: Any) -> Promise:
-        """Return what the run promises."""
+        """Return the run's promise of differential privacy."""
         return self._support.make_promise(config)
 
-    # Settings: no number of this site's own divides a sum.
+    # Settings: no sum is divided by a number that depends on a site's data.
 
     def configure_alone(self, config: Any, sites: Sequence[Any]) -> tuple[Any, ...]:
         """Return each site's settings, with the constant batch size of the job."""
@@ -116,18 +116,18 @@ class DPMethod(Method):
     def configure_pooled(
         self, config: Any, sites: Sequence[Any], complete: Sequence[Any] | None
     ) -> tuple[tuple[Any, ...], Any]:
-        """Return the pooled data and the settings of one model, with its sites."""
+        """Return the pooled data and one model's settings, with the number of sites."""
         together, pooled = self._method.configure_pooled(config, sites, complete)
         return together, replace(pooled, sites=len(together))
 
-    # Everything else is the method's own.
+    # Everything else is delegated to the method.
 
     def configure(self, config: Any, sites: Sequence[Any]) -> Any:
-        """Return the settings, completed by what only all sites together can say."""
+        """Return the settings, completed with facts that depend on all sites."""
         return self._method.configure(config, sites)
 
     def configure_control(self, config: Any) -> Any:
-        """Return the settings of the method's control, if it has one."""
+        """Return the settings of the method's control; None if it has none."""
         return self._method.configure_control(config)
 
     def read_model_config(self, table: Mapping[str, Any]) -> Any:
@@ -139,7 +139,7 @@ class DPMethod(Method):
         return self._method.list_models()
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Turn the summed counts of "evaluate" into numbers for people."""
+        """Turn the summed counts of "evaluate" into scores."""
         return self._method.summarise(metrics)
 
     def count_personal_epochs(self, config: Any) -> int:
@@ -155,7 +155,7 @@ class DPMethod(Method):
         return self._method.list_size_warnings(config, sizes)
 
     def name_extension(self, config: Any) -> str:
-        """Return what the settings add to the published method."""
+        """Name what the settings add to the published method."""
         return self._method.name_extension(config)
 
     def ends_with_one_model(self, config: Any) -> bool:
@@ -167,7 +167,7 @@ class DPMethod(Method):
         return self._method.save_model(config, final, folder)
 
     def list_coverage(self, config: Any, site: Any) -> tuple[Coverage, ...]:
-        """Return the updates that cover few patients where a site's data have few."""
+        """Return the updates that cover few patients if a site has few."""
         return self._method.list_coverage(config, site)
 
     def needs_each_update(self, config: Any) -> bool:
