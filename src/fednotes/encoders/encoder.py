@@ -121,7 +121,7 @@ class SubWords:
         """Lay out sentences for reading.
 
         Args:
-            pieces: The sub-words of the sentences, each a text of its own.
+            pieces: The sub-words of the sentences, each tokenized separately.
             capacity: The largest number of sub-words in a window.
             pooling: "mean" or "first"; see `Pieces.members`.
         """
@@ -130,8 +130,11 @@ class SubWords:
             windows(length, capacity) if length else [] for length in lengths.tolist()
         ]
         counts = np.array([len(each) for each in cuts], np.int64)
-        rows = np.array([w for each in cuts for w in each], np.int64).reshape(-1, 4)
-        rows += np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
+        # The fields of each `Window`: start, end, and the bounds of what is kept. They
+        # count from the beginning of the sentence, then of the corpus.
+        all_windows = [window for each in cuts for window in each]
+        bounds = np.array(all_windows, np.int64).reshape(-1, 4)
+        bounds += np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
         place, word, share = pieces.members(pooling)
         return cls(
             lengths=lengths,
@@ -139,9 +142,9 @@ class SubWords:
             place=place,
             word=word,
             share=share,
-            first=rows[:, 0],
-            size=rows[:, 1] - rows[:, 0],
-            keep=rows[:, 2:],
+            first=bounds[:, 0],
+            size=bounds[:, 1] - bounds[:, 0],
+            keep=bounds[:, 2:],
             window_bounds=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         )
 

@@ -250,7 +250,12 @@ class SiteHost:
             self._guard.require_room(more)
 
     def _require_current(self, request: Request) -> None:
-        """Raise RefusedError for an old request, or one of another job."""
+        """Refuse a request that this site must not answer.
+
+        Raises:
+            RefusedError: The request is of another job, it is old, or it does not name
+                this site.
+        """
         if request.job != self._job:
             raise RefusedError(
                 f"site {self._name!r} has approved job {self._job[:12]}, but the "
@@ -266,7 +271,7 @@ class SiteHost:
             raise RefusedError(f"the request does not name site {self._name!r}")
 
     def _synchronise(self, request: Request) -> None:
-        """Go to the state after the last request that counts.
+        """Roll back to the state after the last request whose reply the server counted.
 
         Raises:
             RefusedError: The site does not have that state; the reply says which state
@@ -280,9 +285,12 @@ class SiteHost:
         last = self._journal.last
         if last == target:
             return
-        reached = target
-        if last < target or self._journal.path_to(target) is None:
-            reached = last if last < target else self._journal.state_before(target)
+        if last < target:
+            reached = last
+        elif self._journal.path_to(target) is None:
+            reached = self._journal.state_before(target)
+        else:
+            reached = target
         if reached != last:
             self._tell(f"back to the state after request {reached}")
             self._site = None

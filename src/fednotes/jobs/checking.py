@@ -202,7 +202,7 @@ class _PartReader:
     def _read(
         self, name: str, path: Path, problems: Problems
     ) -> tuple[list[Document], int, list[Finding]]:
-        """Read a path once.
+        """Read a path and check its documents in one pass.
 
         Args:
             name: Name of the part.
@@ -210,8 +210,8 @@ class _PartReader:
             problems: Collects what cannot be used.
 
         Returns:
-            The documents, if the corpus has several parts; their number; and what to
-            know about them.
+            The documents, kept only if several parts are to be compared; their number;
+            and the findings about the corpus.
 
         Raises:
             DataError: The path cannot be read.

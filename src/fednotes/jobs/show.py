@@ -304,7 +304,11 @@ def _field_values(config: Any) -> dict[str, Any]:
 def _mark_architecture(
     settings: Iterator[ShownSetting], tagger: str
 ) -> Iterator[ShownSetting]:
-    """Yield the keys of a light tagger; those that its architecture sets say so."""
+    """Yield the settings of a light tagger.
+
+    A default that differs from that of the tagger's class was set by its architecture,
+    and gets the origin "tagger".
+    """
     defaults = {each.name: each.default for each in fields(TaggerConfig)}
     for setting in settings:
         differs = setting.value != toml_value(defaults.get(setting.key))

@@ -305,15 +305,18 @@ def reverse(states: Tensor, strength: Tensor) -> Tensor:
 
 
 def pseudo_entropy(losses: Losses) -> Tensor:
-    """Return the mean entropy in nats of predictions of pseudo-annotated types, ().
+    """Return the mean entropy, a scalar in nats, of the steps with pseudo-targets.
 
-    For a CRF, predictions use each token's emission scores alone.
+    Pseudo-targets are those that a teacher added. For a CRF, predictions use each
+    token's emission scores alone.
     """
     assert losses.outputs is not None
     assert losses.pseudo is not None
     assert losses.score is not None
     entropies = _entropy(losses.score(losses.outputs))[losses.pseudo]
-    return entropies.mean() if len(entropies) else losses.outputs.sum() * 0
+    if len(entropies):
+        return entropies.mean()
+    return losses.outputs.sum() * 0  # a zero that can be differentiated
 
 
 def disentanglement(losses: Losses, weight: Tensor) -> Tensor:

@@ -150,7 +150,10 @@ def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
 
 
 def _newton_step(derivatives: np.ndarray, moving: _Moving) -> np.ndarray:
-    """Return (machines, 2) the step to the minimum of the second-order expansion."""
+    """Return the Newton step (machines, 2), to the minimum of the quadratic expansion.
+
+    Column 0 of `derivatives`, the cross-entropy itself, is not used.
+    """
     _, gradient_a, gradient_b, aa, ab, bb = derivatives.T
     aa = aa + 1e-12
     bb = bb + 1e-12

@@ -42,6 +42,8 @@ Line = Mapping[str, Any]  # a line of metrics.jsonl
 Point = tuple[float, float]
 # The name of a curve, the number of its style, and its points by ascending x.
 Series = tuple[str, int, Sequence[Point]]
+# A site, the title of a score, and its value in each run.
+_ScoreRow = tuple[str, str, list[float | None]]
 
 _SHORT = {
     "precision": "P",
@@ -172,18 +174,34 @@ def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
     return _Page(result, lines).parts()
 
 
-def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, Any]:
+def compare_runs(
+    runs: Mapping[str, tuple[RunResult, Sequence[Line]]],
+) -> dict[str, Any]:
     """Return what a page shows of runs side by side.
 
-    These are the scores of their federated models at each site, and the curves of their
-    training.
+    Args:
+        runs: The result and the lines of each run, by its name.
+
+    Returns:
+        "rows": a site, a score and its value of each run, for the federated models.
+        "dots": these scores as a figure.
+        "curves": the federated training of all runs as a figure.
     """
     pages = {name: _Page(*run) for name, run in runs.items()}
-    names = list(pages)
-    sites = dict.fromkeys(site for page in pages.values() for site in page.result.sites)
+    rows, dots = _compare_scores(pages)
+    caption = "Federated models; the axis need not begin at zero."
+    return {
+        "rows": rows,
+        "dots": _figure(dots, caption),
+        "curves": _figure(_compare_curves(pages), caption),
+    }
 
-    rows = []
-    dots = []
+
+def _compare_scores(pages: Mapping[str, _Page]) -> tuple[list[_ScoreRow], list[Chart]]:
+    """Return a row for each site and score, and a chart for each kind of score."""
+    sites = dict.fromkeys(site for page in pages.values() for site in page.result.sites)
+    rows: list[_ScoreRow] = []
+    charts = []
     for kind, layout in SCORES.items():
         if layout.dots is None:
             continue
@@ -199,13 +217,17 @@ def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, 
                 scores[site] = known
                 rows.append((site, title, list(values.values())))
         if scores:
-            dots.append(dot_chart(f"two-{kind}", title, scores, names))
+            charts.append(dot_chart(f"two-{kind}", title, scores, list(pages)))
+    return rows, charts
 
-    curves = []
+
+def _compare_curves(pages: Mapping[str, _Page]) -> list[Chart]:
+    """Return a chart for each kind of curve, with one curve for each run."""
+    charts = []
     for key, curve in CURVES.items():
         series = [
-            (name, place, points)
-            for place, (name, page) in enumerate(pages.items())
+            (name, style, points)
+            for style, (name, page) in enumerate(pages.items())
             for condition, _, points in page.overall(key)
             if condition == "federated"
         ]
@@ -214,13 +236,8 @@ def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, 
             chart = line_chart(
                 f"two-{key}", title, title, series, scale=None, shape=(460, 230)
             )
-            curves.append(chart)
-    caption = "Federated models; the axis need not begin at zero."
-    return {
-        "rows": rows,
-        "dots": _figure(dots, caption),
-        "curves": _figure(curves, caption),
-    }
+            charts.append(chart)
+    return charts
 
 
 class _Page:

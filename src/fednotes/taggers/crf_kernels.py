@@ -327,13 +327,15 @@ def _log_sum(left, t, right, i):
 
 
 @part
-def _logarithmic(  # noqa: C901, PLR0913 - loops that numba compiles
+def _partition_in_log_space(  # noqa: C901, PLR0913 - loops that numba compiles
     x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gradient,
     unary, pairs,
 ):  # fmt: skip
-    """Return log Z of one sentence, and set its posteriors, in log-space.
+    """Return log Z of one sentence and, with `gradient`, set its expected counts.
 
-    It takes tags² exponentials a token. NaN where an emission is NaN or +inf.
+    It takes tags² exponentials a token. alpha, beta and after (tokens, tags) are
+    scratch space. unary[n] and pairs[n] are set as in `_partition`, but not if log Z is
+    -inf, which the caller refuses. All are NaN where an emission is NaN or +inf.
     """
     tags = x.shape[2]
     for t in range(length):
@@ -416,7 +418,7 @@ def _partition(  # noqa: PLR0913 - the arrays of a compiled kernel
             if gradient:
                 _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs)
         else:
-            log_z[n] = _logarithmic(
+            log_z[n] = _partition_in_log_space(
                 emissions, n, length, start, transitions, transitions_t, end,
                 alpha, beta, after, gradient, unary, pairs,
             )  # fmt: skip

@@ -291,8 +291,8 @@ def retag(
     """Return the same tokens with the mentions of `documents`.
 
     A span that crosses the end of a sentence (or of a piece of one) ends there. A
-    mention of a type that is not in `known` is dropped where it needs a token of one
-    that is: what was added never changes what the site annotated itself.
+    mention of a type that is not in `known` is dropped if it overlaps a mention of a
+    known type: what was added never changes what the site annotated itself.
 
     Args:
         encoded: The corpus.
@@ -311,8 +311,9 @@ def retag(
     is_added = np.array([span.label not in known for span in spans], dtype=bool)
     if is_added.any():
         is_fixed = stays & ~is_added
-        count = _count_covered(len(encoded.form), first[is_fixed], last[is_fixed])
-        is_free = count[last] == count[np.minimum(first, last)]
+        covered = _count_covered(len(encoded.form), first[is_fixed], last[is_fixed])
+        # No token is covered from the first to before the last.
+        is_free = covered[last] == covered[np.minimum(first, last)]
         stays &= ~is_added | is_free
 
     tags = np.zeros(len(encoded.form), np.int64)

@@ -188,11 +188,16 @@ def gathered(
 def _combine(
     config: Aggregation, updates: Mapping[str, Update], start: Tensors
 ) -> dict[str, Tensor]:
-    """Return the start plus the changes times their factors, in float64."""
+    """Return the start plus the combined changes of the sites, in float64.
+
+    A robust rule gives factors, by which the changes are multiplied and summed. The
+    median and the trimmed mean sort each coordinate by itself. The other rules have one
+    factor for each site.
+    """
     first = next(iter(updates.values()))
     names = [name for name, value in first.tensors.items() if value.is_floating_point()]
-    is_sorted = config.aggregation in ("median", "trimmed-mean")
-    if is_sorted:
+    needs_sorting = config.aggregation in ("median", "trimmed-mean")
+    if needs_sorting:
         factors = _factors_of_sorted(config, len(updates))
     else:
         # One tensor after another: all sites' changes take much memory together.
@@ -202,7 +207,7 @@ def _combine(
     combined = {}
     for name in names:
         change = _changes(name, updates.values(), start)
-        ordered = change.sort(0).values if is_sorted else change
+        ordered = change.sort(0).values if needs_sorting else change
         combined[name] = (factors @ ordered).reshape(first.tensors[name].shape)
         if name in start:
             combined[name] += start[name].double()

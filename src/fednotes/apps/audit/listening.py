@@ -74,7 +74,7 @@ class Observation:
 
     Attributes:
         task: Name of the task.
-        sent: The parameters that the sites computed with.
+        sent_to_site: The parameters that the sites computed with.
         tensors: What came from the audited site; under a secure sum, from all sites
             together.
         metrics: Likewise, the metrics.
@@ -85,7 +85,7 @@ class Observation:
     """
 
     task: str
-    sent: Tensors
+    sent_to_site: Tensors
     tensors: Tensors
     metrics: Mapping[str, float]
     audited_update: Update
@@ -102,7 +102,7 @@ class Observation:
         value = self.tensors.get(name)
         if value is None or not value.numel():
             return None
-        before = self.sent.get(name)
+        before = self.sent_to_site.get(name)
         if self.task == "train" and before is not None and before.shape == value.shape:
             return value.double() - before.double()
         return -value.double()
@@ -236,7 +236,7 @@ class ObservingEngine(InProcess):
             visible = Update(mean, metrics=total.metrics)
         return Observation(
             task=task,
-            sent=self._sent,
+            sent_to_site=self._sent,
             tensors=visible.tensors,
             metrics=visible.metrics,
             audited_update=audited_update,
@@ -254,13 +254,14 @@ class ObservingEngine(InProcess):
         in whole steps of the agreed sizes (`training/compression.py`).
         """
         training = self.observations.pop()
-        shapes = {name: training.sent[name] for name in training.tensors}
+        shapes = {name: training.sent_to_site[name] for name in training.tensors}
         total = compressed.total
         if self.summing is None:
             total = Total.of([compressed.audited_update])
         mean = unpack_total(total, shapes, sites).mean()
         change = decode(mean, code, shapes)
-        tensors = {name: training.sent[name] + value for name, value in change.items()}
+        before = training.sent_to_site
+        tensors = {name: before[name] + value for name, value in change.items()}
         return replace(training, tensors=tensors)
 
 

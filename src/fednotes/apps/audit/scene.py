@@ -139,12 +139,17 @@ class Scene:
 
     @torch.no_grad()
     def site_as_observed(self, seen: Observation) -> Any:
-        """Return the audited site with the parameters that it computed with."""
+        """Return the audited site with the parameters that it computed with.
+
+        The server sends either a whole tensor, or some rows of a table. The numbers of
+        the rows are then a tensor too, whose name ends in `IDS`.
+        """
         site = self.audited_site()
+        received = seen.sent_to_site
         for name, parameter in site.model.trainable().items():
-            value = seen.sent.get(name)
+            value = received.get(name)
             if value is not None:
-                rows = seen.sent.get(name + IDS, slice(None))
+                rows = received.get(name + IDS, slice(None))
                 parameter[rows] = value
         return site
 

@@ -371,9 +371,9 @@ def read_codes(
 
     Columns are found by their names in any case; blanks and hyphens count as
     underscores. Other columns are ignored. A row's coding system is the one that it
-    names (a cell such as "ICD-10-CM" or "CPT4"), or the one of its ICD version, or
-    `system`. A version is one of procedures if `system` is, or, without a system, if
-    "proc" is in the file's name; else it is one of diagnoses: 3605 is a code of both.
+    names (in a cell such as "ICD-10-CM" or "CPT4"), or the one of its ICD version, or
+    `system`. A version alone does not tell diagnoses from procedures: 3605 is a code of
+    both. `system` decides, or, without a system, whether "proc" is in the file's name.
 
     Args:
         path: The table.
@@ -399,8 +399,11 @@ def read_codes(
 def _row_system(table: Table, system: str) -> _RowSystem:
     """Return how the coding system of a table's rows is recognised.
 
+    A column that names it takes precedence, then a column of ICD versions, then
+    `system`.
+
     Raises:
-        DataError: Nothing names it.
+        DataError: Neither a column nor `system` gives the coding system.
     """
     names = [name for name in _SYSTEM_COLUMNS if name in table.names]
     column = table.column("", names) if names else None
@@ -413,15 +416,20 @@ def _row_system(table: Table, system: str) -> _RowSystem:
             'the coding system of the codes is unknown: set system = "icd10" '
             f"(or another of {', '.join(SYSTEMS)}), or add a column `system`"
         )
-    has_procedures = system in ("icd9proc", "icd10pcs")
-    if not system:
-        has_procedures = "proc" in table.path.name.lower()
+    versions = _PROCEDURES if _is_of_procedures(table, system) else _DIAGNOSES
     return _RowSystem(
         system or None,
         column=column,
         version_column=version_column,
-        versions=_PROCEDURES if has_procedures else _DIAGNOSES,
+        versions=versions,
     )
+
+
+def _is_of_procedures(table: Table, system: str) -> bool:
+    """Return whether ICD versions mean codes of procedures; see `read_codes`."""
+    if system:
+        return system in ("icd9proc", "icd10pcs")
+    return "proc" in table.path.name.lower()
 
 
 @lru_cache(maxsize=1000)

@@ -43,7 +43,7 @@ from fednotes.jobs.results import SUMMARY
 from fednotes.jobs.run_folder import read_progress
 from fednotes.jobs.saved_models import SavedModel
 from fednotes.metrics.judging import KINDS
-from fednotes.report.html import environment, parts_of_page, two_runs
+from fednotes.report.html import compare_runs, environment, parts_of_page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -376,7 +376,7 @@ class Pages:
             first=first,
             second=second,
             comparison=comparison,
-            **two_runs(results),
+            **compare_runs(results),
         )
 
     def _compare(self, first: str, second: str) -> Comparison | None:

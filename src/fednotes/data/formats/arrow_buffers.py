@@ -25,14 +25,14 @@ _DICTIONARY = 2
 _BATCH = 3
 
 
-def require_batches(file: BinaryIO, require: Callable[[int], None]) -> None:
-    """Call a function with the bytes of each batch of an Arrow file or stream.
-
-    Dictionaries stay in memory, so all before a batch are counted with it.
+def check_unpacked_sizes(file: BinaryIO, check: Callable[[int], None]) -> None:
+    """Check how much memory an Arrow file or stream takes when it is unpacked.
 
     Args:
         file: The file; afterwards it is at its beginning.
-        require: Raises an error if the bytes, unpacked, are too many.
+        check: Called at each batch and dictionary, with the bytes that are in memory
+            then: those of the batch and of all dictionaries so far. Raises an error if
+            they are too many.
 
     Raises:
         ValueError: The file is damaged.
@@ -44,7 +44,7 @@ def require_batches(file: BinaryIO, require: Callable[[int], None]) -> None:
             if message.kind == _DICTIONARY:
                 dictionaries += size
                 size = 0
-            require(dictionaries + size)
+            check(dictionaries + size)
     except struct.error:
         raise ValueError("the metadata are damaged") from None
     file.seek(0)

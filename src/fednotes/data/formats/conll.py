@@ -180,20 +180,22 @@ def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
 
 
 def parse_rows(rows: Sequence[tuple[str, list[Row]]], path: Path) -> list[ReadDocument]:
-    """Return a document for each sentence.
+    """Return documents of one sentence each.
 
     Args:
-        rows: The name of each document, or "", and its tokens with their tags.
+        rows: The name of each document, or "", and the rows of its tokens, which end in
+            their tags.
         path: The file.
     """
     tags = _Tags()
-    for _, pairs in rows:
-        tags.add([pair[-1] for pair in pairs])
+    for _, tokens in rows:
+        tags.add([token[-1] for token in tokens])
     layout = _Layout("\t", scheme=tags.scheme(), types=tuple(sorted(tags.types)))
-    return [
-        _read_part(_Part("", name, 0, [(pairs, [])]), number, path, layout)
-        for number, (name, pairs) in enumerate(rows, 1)
-    ]
+    documents = []
+    for number, (name, tokens) in enumerate(rows, 1):
+        part = _Part(name=name, line=0, sentences=[(tokens, [])])  # without comments
+        documents.append(_read_part(part, number, path, layout))
+    return documents
 
 
 def _read_part(part: _Part, number: int, path: Path, layout: _Layout) -> ReadDocument:

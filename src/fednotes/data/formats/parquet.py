@@ -24,7 +24,7 @@ from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, TagSet
 from fednotes.data.formats import bigbio, conll, jsonl
-from fednotes.data.formats.arrow_buffers import require_batches
+from fednotes.data.formats.arrow_buffers import check_unpacked_sizes
 from fednotes.data.formats.files import open_seekable, starts_with
 from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather
@@ -297,7 +297,7 @@ def _open_batches(
         reader = _ParquetReader(arrow, file, path, columns or ())
         return reader.schema, reader.read_batches()
     if columns is not None:
-        require_batches(file, _Limits.of(path, file).require_batch)
+        check_unpacked_sizes(file, _Limits.of(path, file).require_batch)
     if head.startswith(b"ARROW1"):
         source = arrow.ipc.open_file(file)
         return source.schema, map(source.get_batch, range(source.num_record_batches))

@@ -35,11 +35,12 @@ from fednotes.data.text import split_sentences
 from fednotes.jobs.job import Job, SiteConfig
 
 Documents = tuple[Document, ...]
-# Documents by the name of their part: "path", or "train", "valid" and "test".
+# Documents by the name of their part: `_WHOLE`, or "train", "valid" and "test".
 Parts = dict[str, Documents]
 Types = tuple[str, ...]
 
 PARTS = ("train", "valid", "test")
+_WHOLE = "path"  # the key of a corpus that is split here
 _MAX_LISTED = 12  # values in a message
 _MAX_LENGTH = 20  # characters of a value in a message
 
@@ -88,7 +89,7 @@ class SiteOfJob:
 def files_by_part(config: SiteConfig) -> dict[str, str]:
     """Return the paths of a site's table by part, without those that are not set."""
     paths = {
-        "path": config.path,
+        _WHOLE: config.path,
         "train": config.train,
         "valid": config.valid,
         "test": config.test,
@@ -205,11 +206,16 @@ def _choose_documents(site: SiteOfJob, raw: Parts) -> Parts:
             for part, documents in raw.items()
         }
     if config.share:
-        part, number = config.part_of_corpus
-        shares = {str(i): 1 / number for i in range(1, number + 1)}
-        dealt = split(chosen["path"], shares, config.split, site.job.seed)
-        chosen["path"] = dealt[str(part)]
+        chosen[_WHOLE] = _take_share(site, chosen[_WHOLE])
     return chosen
+
+
+def _take_share(site: SiteOfJob, documents: Documents) -> Documents:
+    """Return one of several equal shares of a corpus, by the job's seed."""
+    share, shares = site.config.part_of_corpus
+    proportions = {str(number): 1 / shares for number in range(1, shares + 1)}
+    dealt = split(documents, proportions, site.config.split, site.job.seed)
+    return dealt[str(share)]
 
 
 def _choose_by_metadata(documents: Documents, where: str) -> Documents:

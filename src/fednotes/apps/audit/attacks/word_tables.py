@@ -79,7 +79,7 @@ def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
             continue
         # Rows that travel alone do not show the size of their table, so only the name
         # counts.
-        rows = 0 if name + IDS in seen.sent else len(tensor)
+        rows = 0 if name + IDS in seen.sent_to_site else len(tensor)
         unnamed = "masked" if bias else ""
         for table, counts in seen.records[0].row_counts.items():
             if table == name or (table == unnamed and len(counts) == rows):
@@ -95,9 +95,9 @@ def _movement(seen: Observation, name: str, *, rows: int) -> Tensor:
     if step.dim() == 1:
         return step
 
-    ids = seen.sent.get(name + IDS)
+    ids = seen.sent_to_site.get(name + IDS)
     if ids is None and seen.task == "train":
-        before = seen.sent[name].double()
+        before = seen.sent_to_site[name].double()
         along = (step * before).sum(1) / before.square().sum(1).clamp(min=TINY)
         step = step - along[:, None] * before
     length: Tensor = step.norm(dim=1)

@@ -339,9 +339,14 @@ class Watch:
         step: Step,
         outcome: Mapping[str, Any],
     ) -> Step:
-        """Resubmit a job, unless it has failed permanently or too often."""
+        """Resubmit a job, unless it has failed permanently or too often.
+
+        Returns:
+            "resubmit" or "give up": what was done.
+        """
         watched = self.runs[run]
-        watched.attempts = 0 if outcome.get("lines") else watched.attempts + 1
+        has_committed_rounds = bool(outcome.get("lines"))
+        watched.attempts = 0 if has_committed_rounds else watched.attempts + 1
         if step == "give up" or watched.attempts > ATTEMPTS:
             problem = (
                 outcome.get("problem")

@@ -216,8 +216,8 @@ def _build_tagger_graph(model: Tagger) -> Any:
 def _token_features(model: Tagger) -> dict[str, dict[str, Tensor]]:
     """Return the weights behind each feature of a token, by the feature's name.
 
-    The template knows the features "known" (word vectors), "bucket" (hashed words) and
-    "spelt" (characters).
+    The names are those of `templates/tagger.onnx.txt`: "known" (word vectors), "bucket"
+    (hashed words) and "spelt" (characters).
     """
     config = model.config
     features: dict[str, dict[str, Tensor]] = {}
