@@ -163,6 +163,28 @@ def test_a_site_with_too_many_counts_is_refused(
     assert any("site 'd' sent more than 10,036 counts" in text for text in events)
 
 
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"again": "x" * 2001, "wide": False},
+        {"before": ["a", "b", "x" * 2000]},
+    ],
+    ids=["reason", "sites"],
+)
+def test_a_site_that_says_too_much_is_refused(
+    claim: dict[str, Any], tmp_path: Path
+) -> None:
+    """People at the server read the reason, and the names of sites."""
+    engine, events = _federation(tmp_path, random_updates(seed=1))
+
+    with _answers({"d": {**claim, "message": None}}):
+        total = engine.sum("give")
+
+    assert total.included == ("a", "b", "c")
+    assert not any("xxx" in text for text in events)
+    assert any("site 'd' sent names of unknown sites or too long" in e for e in events)
+
+
 def _answers(facts: dict[str, dict[str, Any]]) -> mock._patch[object]:
     """Let sites replace facts of their answers to a task; without a message there are
     no words."""

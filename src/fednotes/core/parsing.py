@@ -146,6 +146,7 @@ def parse_json(
     raw: str | bytes | memoryview,
     *,
     most_values: int = bounds.JSON_VALUES,
+    most_depth: int = bounds.JSON_DEPTH,
     strict: bool = True,
 ) -> Any:
     """Return the value of a JSON text.
@@ -154,6 +155,7 @@ def parse_json(
         raw: The text, or its bytes in UTF-8.
         most_values: The text may have at most this many commas and brackets outside of
             strings.
+        most_depth: Objects and lists may be nested at most this deep.
         strict: Whether to refuse names that occur twice in an object and numbers that
             are not finite. Some programs write these.
 
@@ -167,8 +169,8 @@ def parse_json(
         if has_more_values(text, most_values):
             raise JsonError(f"more than {most_values:,} values")
         value = json.loads(text, **_STRICT) if strict else json.loads(text)
-        may_be_deep = text.count("[") + text.count("{") > bounds.JSON_DEPTH
-        if may_be_deep and _is_deeper(value, bounds.JSON_DEPTH):
+        may_be_deep = text.count("[") + text.count("{") > most_depth
+        if may_be_deep and _is_deeper(value, most_depth):
             raise RecursionError
     except JsonError:
         raise
@@ -177,9 +179,7 @@ def parse_json(
     except UnicodeDecodeError:
         raise JsonError("not UTF-8 text") from None
     except RecursionError:
-        raise JsonError(
-            f"nested too deeply: more than {bounds.JSON_DEPTH} levels"
-        ) from None
+        raise JsonError(f"nested too deeply: more than {most_depth} levels") from None
     except MemoryError:
         raise JsonError("too large for the memory of this machine") from None
     except ValueError:  # an integer of thousands of digits

@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fednotes.core.cleaning import LINE
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.messages import OURS, Attached, Reply, Request
 from fednotes.core.tensors import tensor_fingerprint
@@ -673,6 +674,7 @@ class SecureSum(Summing):
                 _require_only(site, attached, "words")
                 answer = wire.read(wire.Masking, attached.facts)
                 _require_known_names(site, answer)
+                _require_short(site, answer, self._parties.sites)
                 if not answer.again:
                     message = wire.masked_in(answer, attached)
                     _require_own(site, message.site)
@@ -813,6 +815,15 @@ def _require_known_names(site: str, answer: wire.Masking) -> None:
             raise RefusedError(
                 f"site {site!r} sent a count with a name that methods cannot use"
             )
+
+
+def _require_short(site: str, answer: wire.Masking, sites: Sequence[str]) -> None:
+    """Refuse unknown sites, and a reason of more than one line: people read both."""
+    if not set(answer.before) <= set(sites) or len(answer.again) > LINE:
+        raise RefusedError(
+            f"site {site!r} sent names of unknown sites or too long a reason with its "
+            "masked update"
+        )
 
 
 def _require_own(site: str, sender: str) -> None:

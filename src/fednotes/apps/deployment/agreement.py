@@ -34,6 +34,7 @@ from fednotes.taggers.saving import encoder_keys
 AGREE = "agree"
 DESCRIBE = "@describe"
 SCORES = "@scores"
+MAX_TYPES = 1000  # entity types that sites annotate and the job does not name
 _MAX_BYTES = 2**20
 
 
@@ -71,6 +72,11 @@ class Description:
     def __post_init__(self) -> None:
         if len(set(self.types)) < len(self.types):
             raise ConfigError("describes itself with an entity type that occurs twice")
+        try:
+            json.dumps(asdict(self), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            # Nobody could save a model that has such a name.
+            raise ConfigError("describes itself with half of a character") from error
 
 
 Descriptions = Mapping[str, Description]
@@ -242,6 +248,7 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
         _require_encoder(descriptions, "")
     if job.tags is not None:
         _require_annotated(job.tags.types, descriptions)
+    _require_few_types(job, descriptions)
     stubs = tuple(_stub(job, site, facts) for site, facts in descriptions.items())
     return job.module.configure(job.config, stubs)
 
@@ -283,6 +290,27 @@ def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None
             raise ConfigError(
                 f"[tags] types has {label!r}, which no site annotates "
                 f"({site_types}): remove it, or correct a site's types"
+            )
+
+
+def _require_few_types(job: Job, descriptions: Descriptions) -> None:
+    """Raise ConfigError if sites bring too many entity types of their own.
+
+    Models have a number for each pair of types. One site could exhaust the memory of
+    all others, and of the server. Types that the job names were seen by whoever
+    approved it.
+    """
+    if job.data != "documents" or (job.tags is not None and job.tags.types):
+        return
+    undeclared: set[str] = set()
+    for site, facts in descriptions.items():
+        if site not in job.sites or not job.sites[site].types:
+            undeclared.update(facts.types)
+        if len(undeclared) > MAX_TYPES:
+            raise ConfigError(
+                f"site {_quote(site)} annotates {len(facts.types):,} entity types, and "
+                f"sites may bring {MAX_TYPES:,} that the job does not name: name the "
+                "ones to learn in [tags] types of the job"
             )
 
 

@@ -18,8 +18,10 @@ Whoever watches the run receives lines, which are tables with a `kind`:
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +47,7 @@ from fednotes.apps.deployment.agreement import (
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
 from fednotes.apps.deployment.site_file import read_site_file, with_local_files
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
+from fednotes.core import bounds
 from fednotes.core.errors import (
     ConfigError,
     FednotesError,
@@ -79,7 +82,15 @@ _PART = "federated"
 MAX_ATTEMPTS = (
     3  # failures with one message after one round, before a run stays stopped
 )
-MAX_SCORES = 2**17  # numbers of a site's scores
+# Bounds of the scores that a site shares, and of all sites' together. They leave
+# summary.json readable, whatever a site sends.
+MAX_SCORES = 2**17  # values of a site
+MAX_ALL_SCORES = 2**20
+MAX_SCORES_BYTES = 2**22  # of a site
+MAX_ALL_SCORES_BYTES = bounds.FILE // 4
+MAX_SCORES_DEPTH = 16
+MAX_REFUSALS = 100  # that are remembered while sites agree
+MAX_EVENTS = 10_000  # that are published of one site
 _REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
 # These errors are about files of the server; errors of sites are of other classes.
 _SERVER_ERRORS = (ModelError, MissingExtra)
@@ -336,13 +347,38 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
 def _fetch_shared_scores(engine: Deployed) -> dict[str, Any]:
     """Return the scores of the sites whose policy shares them."""
     scores = {}
-    for site, tensors in engine.public(SCORES, all_sites=False).items():
+    answers = engine.public(SCORES, all_sites=False)
+    for site, tensors in answers.items():
         try:
-            scores[site] = dict(
-                unpack_json(tensors["scores"], most_values=MAX_SCORES, strict=False)
-            )
-        except (KeyError, ValueError, TypeError):
+            scores[site] = _read_scores(tensors, len(answers))
+        except (KeyError, ValueError):
             logger.warning("site %r: its scores are not readable", site)
+    return scores
+
+
+def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
+    """Return the scores that a site sent.
+
+    Args:
+        tensors: What it sent.
+        sites: Number of sites whose scores stand in the same summary.
+
+    Raises:
+        KeyError: The site sent something else.
+        ValueError: The site sent something else, or too much.
+    """
+    packed = tensors["scores"]
+    if packed.numel() > min(MAX_SCORES_BYTES, MAX_ALL_SCORES_BYTES // sites):
+        raise ValueError("too many bytes")
+    scores = unpack_json(
+        packed,
+        most_values=min(MAX_SCORES, MAX_ALL_SCORES // sites),
+        most_depth=MAX_SCORES_DEPTH,
+        strict=False,
+    )
+    if not isinstance(scores, dict):
+        raise ValueError("not a table")
+    json.dumps(scores, ensure_ascii=False).encode()  # half of a surrogate pair fails
     return scores
 
 
@@ -356,7 +392,7 @@ class Progress:
         pipe: The transport below.
         metrics: Metrics of the newest round.
         rounds: Number of committed rounds.
-        refusals: What sites refused, in the order in which they did.
+        refusals: What sites refused, in the order in which they did; each text once.
         is_trained: Whether training has ended. The server then asks for the sites' own
             scores, which many of them refuse to send; these refusals are not published.
     """
@@ -375,6 +411,7 @@ class Progress:
         self._least = max(sum_threshold(job, setup), setup.min_sites)
         self._config: Any = None
         self._published: dict[tuple[str, str], str] = {}  # (site, kind) -> newest text
+        self._events: Counter[str] = Counter()  # published events by site
         self._silent: dict[str, str] = {}  # site -> why it gave no answer
         self._rejected: dict[str, str] = {}  # site -> the text of its rejection
         self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
@@ -470,7 +507,8 @@ class Progress:
         if event.site and repr(event.site) not in text:
             text = f"site {event.site!r}: {text}"
         if event.kind == "refused":
-            self.refusals.append(text)
+            if text not in self.refusals and len(self.refusals) < MAX_REFUSALS:
+                self.refusals.append(text)
             self._note_decision(event.site, text)
         if event.kind == "waiting" and self._approvals.text:
             text = f"{text}; {self._approvals.text}"
@@ -512,7 +550,13 @@ class Progress:
             )
 
     def _publish_event(self, site: str, kind: str, text: str) -> None:
-        """Publish an event unless the same was published last for this site."""
-        if text != self._published.get((site, kind)):
+        """Publish an event unless the same was published last for this site.
+
+        A site that says something else each time fills no memory: after `MAX_EVENTS`,
+        its events are only logged.
+        """
+        is_news = text != self._published.get((site, kind))
+        if is_news and self._events[site] < MAX_EVENTS:
             self._published[site, kind] = text
+            self._events[site] += 1
             self.pipe.publish({"kind": "event", "text": text, "site": site})

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fednotes.apps.deployment.nvflare.gate import install_certificate_check
+from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
@@ -96,7 +97,7 @@ class FlareExchange:
             else:
                 code = str(result.get_return_code())
                 reason = result.get_header(REASON) or REASONS.get(code, code)
-                self.failed[site] = str(reason)
+                self.failed[site] = clean(reason)  # the site may send anything
             client_task.result = None  # otherwise the frame would be held twice
             self.changed.notify_all()
 

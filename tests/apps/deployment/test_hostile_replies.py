@@ -1,0 +1,169 @@
+"""What a hostile site answers: the server ends its run, in bounded time and memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from nvflare.apis.shareable import make_reply
+
+from fednotes.apps.deployment import agreement
+from fednotes.apps.deployment import server as module
+from fednotes.apps.deployment.agreement import (
+    Description,
+    agreed_config,
+    description_from_tensors,
+    pack_json,
+)
+from fednotes.apps.deployment.nvflare import server as flare
+from fednotes.apps.deployment.server import Progress, _fetch_shared_scores
+from fednotes.apps.deployment.site_file import job_of_site, read_site_file
+from fednotes.core import bounds
+from fednotes.core.cleaning import LINE
+from fednotes.core.errors import ConfigError
+from fednotes.engines import launch
+from fednotes.engines.requests import Event
+from fednotes.jobs.declaration import load_declared
+from fednotes.jobs.results import RunResult, read_result
+
+GOOD = {"strict": {"f1": 0.5}}
+NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
+
+
+# scores
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+SCORES = {
+    "half of a surrogate pair": rb'{"a":"\ud800"}',
+    "half of a surrogate pair in a name": rb'{"\udc00":1}',
+    "too deep for the summary": nested(62),
+    "too long for the summary": b'{"a":"' + b"x" * (bounds.FILE - 100) + b'"}',
+    "too many values": b'{"a":[' + b"1," * 2**17 + b"1]}",
+    "pairs": b"[[1,2]]",
+    "a number": b"1",
+    "nothing": b"",
+    "no JSON": b"\xff{",
+}
+
+
+def packed(raw: bytes) -> dict[str, torch.Tensor]:
+    return {"scores": torch.tensor(bytearray(raw), dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize("raw", SCORES.values(), ids=SCORES.keys())
+def test_scores_of_one_site_cost_no_other_site_the_results(
+    raw: bytes, tmp_path: Path
+) -> None:
+    """The summary can be written and read, and has the scores of the others."""
+    answers = {"a": packed(raw), "b": {"scores": pack_json(GOOD)}, "c": {}}
+    engine: Any = SimpleNamespace(public=lambda *_, **__: answers)
+    scores = _fetch_shared_scores(engine)
+    sites = {site: {"federated": own} for site, own in scores.items()}
+    RunResult(version=1, sites=sites).write(tmp_path)
+    assert read_result(tmp_path).sites == {"b": {"federated": GOOD}}
+
+
+def test_scores_of_many_sites_stay_readable_together(tmp_path: Path) -> None:
+    """The largest that each of 40 sites may send."""
+    size = module.MAX_ALL_SCORES // 40
+    largest = {"a": [0.5] * (size - 10)}
+    answers = {f"s{number}": {"scores": pack_json(largest)} for number in range(40)}
+    engine: Any = SimpleNamespace(public=lambda *_, **__: answers)
+    scores = _fetch_shared_scores(engine)
+    assert len(scores) == 40
+    sites = {site: {"federated": own} for site, own in scores.items()}
+    RunResult(version=1, sites=sites).write(tmp_path)
+    assert len(read_result(tmp_path).sites) == 40
+    with mock.patch.object(module, "MAX_ALL_SCORES", module.MAX_ALL_SCORES // 2):
+        assert _fetch_shared_scores(engine) == {}
+
+
+# descriptions
+
+
+def document_job(folder: Path, more: str = "") -> Any:
+    path = folder / "job.toml"
+    path.write_text(f"{NER}{more}" + "".join(f"[sites.{name}]\n" for name in "abc"))
+    (folder / "notes.conll").write_text("Took\tO\naspirin\tB-Drug\n\n")
+    site = folder / "site.toml"
+    site.write_text('[data]\ntrain = "notes.conll"\ntest = "notes.conll"\n')
+    return job_of_site(load_declared(path)[1], "a", read_site_file(site))
+
+
+def described(number: int) -> dict[str, Description]:
+    """Three sites, the last of which annotates many types."""
+    honest = Description(types=("Drug",))
+    many = tuple(f"t{place}" for place in range(number))
+    return {"a": honest, "b": honest, "c": replace(honest, types=("Drug", *many))}
+
+
+def test_types_of_one_site_do_not_exhaust_the_memory_of_all(tmp_path: Path) -> None:
+    """A model has a number for each pair of types: 20,000 would take 1.6 GB and more."""
+    job = document_job(tmp_path)
+    assert (
+        len(agreed_config(job, described(agreement.MAX_TYPES - 1)).tags.types) == 1000
+    )
+    with pytest.raises(ConfigError, match='"c" annotates 1,001 entity types'):
+        agreed_config(job, described(agreement.MAX_TYPES))
+
+
+def test_a_job_may_name_any_number_of_types(tmp_path: Path) -> None:
+    names = json.dumps(["Drug", *(f"t{place}" for place in range(1200))])
+    job = document_job(tmp_path, f"[tags]\ntypes = {names}\n")
+    assert len(agreed_config(job, described(1200)).tags.types) == 1201
+
+
+def test_a_type_that_no_model_could_be_saved_with_is_refused() -> None:
+    table = {**asdict(Description(types=("Drug",))), "types": ["\ud800"]}
+    with pytest.raises(ConfigError, match="site 'c' describes itself in a way"):
+        description_from_tensors("c", {"description": pack_json(table)})
+
+
+# reasons and events
+
+
+def test_a_reason_without_a_reply_is_one_short_line() -> None:
+    exchange = flare.FlareExchange(("a", "b"))
+    reasons = ["x" * 10**6 + "\x1b[2J\n", {"no": ["text"]}]
+    for site, reason in zip("ab", reasons, strict=True):
+        result = make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: reason})
+        task: Any = SimpleNamespace(client=SimpleNamespace(name=site), result=result)
+        no_context: Any = None
+        exchange.receive(task, no_context)
+    assert set(exchange.failed) == {"a", "b"}
+    for reason in exchange.failed.values():
+        assert len(reason) <= LINE
+        assert reason.isprintable()
+
+
+def progress(folder: Path) -> tuple[Progress, list[Any]]:
+    lines: list[Any] = []
+    pipe: Any = SimpleNamespace(publish=lines.append)
+    sites = ("a", "b", "c")
+    setup = launch.Setup(folder, "", {}, "id", "r", sites, 3, folder, folder)
+    job: Any = SimpleNamespace(federation=SimpleNamespace(secure_sum=False))
+    return Progress(setup, pipe, job), lines
+
+
+def test_a_site_that_says_something_else_each_time_fills_no_memory(
+    tmp_path: Path,
+) -> None:
+    """Also after it has used up its lines, those of other sites are published."""
+    told, lines = progress(tmp_path)
+    with mock.patch.object(module, "MAX_EVENTS", 50):
+        for number in range(500):
+            told.event(Event("refused", number, f"reason {number}", "a"))
+        assert len(lines) == 50
+        assert len(told.refusals) == module.MAX_REFUSALS
+        told.event(Event("refused", 500, "reason", "b"))
+    assert lines[-1]["site"] == "b"
