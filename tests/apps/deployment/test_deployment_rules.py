@@ -256,8 +256,9 @@ def test_a_calibration_of_too_few_patients_is_refused_before_training(
     assert "refused by min_patients of this site's policy" in hospitals.refusal()
     assert not hospitals.network.members  # no site has joined
     told = re.search(
-        r"the calibration would cover (\d+) held-out patients with a label; this site allows "
-        r"30 or more \(hold out more patients, or set training\.calibrate = false in the job\)",
+        r"the calibration would cover (\d+) held-out patients with a label for one of the "
+        r"phenotypes; this site allows 30 or more \(hold out more patients, or set "
+        r"training\.calibrate = false in the job\)",
         caplog.text,
     )
     assert told is not None

@@ -275,6 +275,12 @@ class Cohort:
         """Return the patients who have a label for at least one output."""
         return self.take(np.asarray((self.labels >= 0).any(axis=1)))
 
+    @property
+    def fewest_labelled(self) -> int:
+        """The patients with a label for the output that has the fewest, but some."""
+        numbers = (self.labels >= 0).sum(axis=0)
+        return min((int(number) for number in numbers if number), default=0)
+
     def label_counts(self) -> dict[str, np.ndarray]:
         """Return the number of patients with each label.
 

@@ -171,7 +171,9 @@ class Site(MethodSite):
         patients, all other tasks over training patients. Only stage 1 has steps.
         """
         if task == "calibrate":
-            return {"patients": len(self.data.valid.labelled())}
+            if self.classifiers is None:
+                return {"patients": self.data.valid.fewest_labelled}
+            return {"patients": self.classifiers.fewest_held_out}
         if self.classifiers is not None and task == TRAIN:
             return {"patients": self.classifiers.fewest_patients}
         if self.classifiers is not None or task in ("count_labels", "prepare"):

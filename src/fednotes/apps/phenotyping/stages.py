@@ -411,6 +411,16 @@ class Classifiers:
         """
         return min((int(number) for number in self._patients if number), default=0)
 
+    @property
+    def fewest_held_out(self) -> int:
+        """The held-out patients behind the sums of the classifier that has the fewest.
+
+        Each classifier's sums leave as a part of the update by themselves.
+        """
+        targets = self.machines.make_targets(self.held_out_data.labels)
+        numbers = np.count_nonzero(targets, axis=0)
+        return min((int(number) for number in numbers if number), default=0)
+
     def _represent(self, cohort: Cohort) -> LabelledPatients:
         """Return the features and labels of patients."""
         return LabelledPatients(self.model.features(cohort.bags), cohort.labels)

@@ -739,8 +739,8 @@ class Phenotype(Method):
         return (
             Coverage(
                 what="the calibration",
-                patients=len(site.valid.labelled()),
-                kind="held-out patients with a label",
+                patients=site.valid.fewest_labelled,
+                kind="held-out patients with a label for one of the phenotypes",
                 remedy="hold out more patients, or set training.calibrate = false in "
                 "the job",
             ),
