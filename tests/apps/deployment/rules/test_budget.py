@@ -194,6 +194,50 @@ def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_an_older_copy_gives_nothing_back_after_a_new_approval(tmp_path: Path) -> None:
+    """Neither of this job nor of others, whose answers are in the ledger too."""
+    limit = PROMISE.epsilon(3) + PROMISE.epsilon(2) + 1e-6
+    rules = replace(ANY, max_epsilon=limit)
+    path = tmp_path / "rules" / "privacy.json"
+    again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
+    other = Spender(tmp_path, rules, answers(3), **again)
+    for number in (1, 2, 3):
+        assert other.ask("noisy_gradients", number, number - 1).refusal == ""
+    before = other.spent
+    site = Spender(tmp_path, rules, answers(9))
+    assert site.ask("noisy_gradients", 1, 0).refusal == ""
+    copy = path.read_text()
+    assert site.ask("noisy_gradients", 2, 1).refusal == ""
+    spent = site.spent
+    for text in (copy, "{}"):
+        path.write_text(text)
+        site.approve()
+        site.restart()
+        with pytest.raises(PolicyRefusal, match="ε of all jobs at this site"):
+            site.guard.check_job("fedner", 4, 3)
+        refusal = site.ask("noisy_gradients", 9, 2).refusal
+        assert "refused by max_epsilon" in refusal
+    site.policy = replace(ANY, max_epsilon=2 * limit)
+    assert site.ask("noisy_gradients", 10, 2).refusal == ""
+    for key, job in before.items():
+        assert site.spent[key]["epsilon"] == job["epsilon"]
+    (own,) = spent.keys() - before.keys()
+    assert len(site.spent[own]["answers"]) == 3
+    assert site.spent[own]["epsilon"] == pytest.approx(PROMISE.epsilon(3))
+
+
+def test_lines_say_what_a_job_has_spent_if_it_promises_anything(tmp_path: Path) -> None:
+    site = Spender(tmp_path, ANY, answers(2))
+    for number in (1, 2):
+        assert site.ask("noisy_gradients", number, number - 1).refusal == ""
+    assert [line["spent"] for line in site.ledger] == [
+        {"epsilon": PROMISE.epsilon(number), "delta": 1e-5} for number in (1, 2)
+    ]
+    other = Guarded(tmp_path / "other", ANY, answers(1))
+    assert other.ask("train", 1, 0).refusal == ""
+    assert all("spent" not in line for line in other.ledger)
+
+
 @pytest.mark.parametrize(
     ("unit", "fits"),
     [

@@ -5,15 +5,17 @@ The kit's folder `rules` holds the approvals, the job that waits for one, and th
 has effect at once.
 
 `rules/privacy.json` records how much of the site's privacy budget all jobs have spent.
-An answer is recorded there before it leaves, so what is not there has not left. An
-answer that is sent again, or made again with the same noise, is the same answer and
-costs nothing. Any other counts, whatever round the server claims. ε and δ of different
-jobs add up (basic composition).
+An answer is recorded there before it leaves, so what is not there has not left. The
+answer's line in the ledger says it too: if an older copy of the record is put back, it
+is made whole from the ledger. An answer that is sent again, or made again with the same
+noise, is the same answer and costs nothing. Any other counts, whatever round the server
+claims. ε and δ of different jobs add up (basic composition).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -36,6 +38,8 @@ from fednotes.apps.deployment.rules.ledger import (
     Entry,
     Past,
     RunLines,
+    SpentBudget,
+    SpentLines,
     TensorFacts,
     describe,
     hash_of,
@@ -90,6 +94,7 @@ SHORT = 16  # characters of an answer's hash in the record of the privacy budget
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
 # Counts of training behind an update, as a line of the ledger has them.
 COVERED = ("tokens", "steps", "patients")
+logger = logging.getLogger(__name__)
 # Returns the tokens, steps and patients behind an update of a task.
 Covered = Callable[[str], Mapping[str, int]]
 # Returns a digest of the model that a task's latest update is about, or "".
@@ -324,16 +329,25 @@ class Budget:
     promise: Promise | None
 
     def spend(
-        self, answer: str, policy: Policy, before: Collection[str] = (), task: str = ""
-    ) -> None:
+        self,
+        answer: str,
+        policy: Policy,
+        *,
+        task: str = "",
+        before: Collection[str] = (),
+        noted: Mapping[str, SpentBudget] | None = None,
+    ) -> SpentBudget | None:
         """Record that an answer to a task is about to leave.
 
         Args:
             answer: The answer's hash.
             policy: The site's rules.
-            before: Hashes of answers in the ledger. They count even if an older copy
-                of the record was put back.
             task: The task.
+            before: Hashes of the job's answers in the ledger.
+            noted: What jobs have spent by the ledger.
+
+        Returns:
+            What the job has spent with this answer; None if it promises nothing.
 
         Raises:
             PolicyRefusal: The job's promise or the site's budget does not cover it.
@@ -341,10 +355,12 @@ class Budget:
         """
         if self.promise is None:
             self.require(policy)
-            return
+            return None
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked_file(self.path.with_suffix(".lock")):
             spent = read_spent(self.path)
+            stored = {key: each.model_copy(deep=True) for key, each in spent.items()}
+            _make_whole(spent, noted or {})
             job = spent.setdefault(self.job, Spent())
             known = job.answers
             limit = self.promise.rounds
@@ -352,26 +368,36 @@ class Budget:
                 known = job.counts
                 limit = int(self.promise.privacy.counts > 0)
             known[:] = sorted({*known, *(earlier[:SHORT] for earlier in before)})
-            if answer[:SHORT] in known:
-                return
-            number = len(known) + 1
-            if number > limit:
+            is_new = answer[:SHORT] not in known
+            number = len(known) + is_new
+            if is_new and number > limit:
                 raise PolicyRefusal(
                     "max_epsilon",
                     f"refused: the job promises at most {limit:,} answers of this "
                     f"site, and this would be number {number:,}; a new job can be "
                     "approved, and its ε is added to this job's",
                 )
-            known.append(answer[:SHORT])
-            job.epsilon = self.promise.epsilon(max(1, len(job.answers)))
+            if is_new:
+                known.append(answer[:SHORT])
+            epsilon = self.promise.epsilon(max(1, len(job.answers)))
+            job.epsilon = max(epsilon, job.epsilon)
             job.delta = self.promise.privacy.delta
-            _require_epsilon(policy, sum(each.epsilon for each in spent.values()))
-            write_json(
-                self.path, {key: each.model_dump() for key, each in spent.items()}
-            )
+            if is_new:
+                _require_epsilon(policy, sum(each.epsilon for each in spent.values()))
+            if spent != stored:
+                write_json(
+                    self.path, {key: each.model_dump() for key, each in spent.items()}
+                )
+            return SpentBudget(job.epsilon, job.delta)
 
-    def require(self, policy: Policy) -> None:
+    def require(
+        self, policy: Policy, noted: Mapping[str, SpentBudget] | None = None
+    ) -> None:
         """Check that the budget suffices for a whole job, before the site joins.
+
+        Args:
+            policy: The site's rules.
+            noted: What jobs have spent by the ledger.
 
         Raises:
             PolicyRefusal: It does not, or the job promises less than the policy asks.
@@ -398,8 +424,31 @@ class Budget:
         if self.promise is None:
             return  # the line above has raised
         spent = read_spent(self.path)
+        _make_whole(spent, noted or {})
         others = sum(job.epsilon for key, job in spent.items() if key != self.job)
         _require_epsilon(policy, others + self.promise.epsilon())
+
+
+def _make_whole(spent: dict[str, Spent], noted: Mapping[str, SpentBudget]) -> None:
+    """Raise what jobs have spent to what the ledger says.
+
+    It says more if an older copy of the record was put back.
+
+    Args:
+        spent: What each job has spent by the record; it is changed.
+        noted: What jobs have spent by the ledger.
+    """
+    for key, least in noted.items():
+        job = spent.setdefault(key, Spent())
+        if job.epsilon < least.epsilon:
+            logger.warning(
+                "the record of the privacy budget is older than the ledger: job %s has "
+                "spent ε = %.4g",
+                key[:SHOWN],
+                least.epsilon,
+            )
+            job.epsilon = least.epsilon
+            job.delta = max(job.delta, least.delta)
 
 
 def _require_epsilon(policy: Policy, epsilon: float) -> None:
@@ -495,6 +544,7 @@ class SiteGuard:
         self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
         self._folders = tuple(folders)
         self._past = Past(self._ledger.path, self._job)
+        self._spent = SpentLines(self._ledger.path, self._job)
         self._lines = RunLines(self._ledger.path, run)
         self._newest_policy = Policy()  # until the site's own is read
         self._newest: _SentUpdate | None = None  # of the newest task that was done
@@ -524,8 +574,9 @@ class SiteGuard:
             secure=self._secure,
             each=each,
         )
+        self._read_spent_lines()
         with self._withheld():
-            self._budget.require(policy)
+            self._budget.require(policy, self._spent.jobs)
 
     def check_coverage(self, planned: Iterable[Coverage]) -> None:
         """Check how many patients later updates will cover, before the site joins.
@@ -688,11 +739,14 @@ class SiteGuard:
             known = self._recall_update(request, sent, sha256)
         about = known or nothing
         is_masked = WORDS in sent.attached.tensors
+        spent = None
         if sent.update is not None:
             # A reply of the engine itself is in no sum, so nothing needs to hide it.
             secure = self._secure or known is None
             scores = not self._secure and bool(sent.update.metrics)
-            self._check_update(about, size=len(reply), secure=secure, scores=scores)
+            spent = self._check_update(
+                about, size=len(reply), secure=secure, scores=scores
+            )
 
         if sent.update is None or (sent.update.is_empty and not is_masked):
             about = nothing
@@ -720,6 +774,7 @@ class SiteGuard:
             tokens=about.covered.get("tokens"),
             steps=about.covered.get("steps"),
             patients=about.covered.get("patients"),
+            spent=spent,
         )
         try:
             self._ledger.append(entry)
@@ -731,8 +786,12 @@ class SiteGuard:
 
     def _check_update(
         self, about: _SentUpdate, *, size: int, secure: bool, scores: bool
-    ) -> None:
-        """Check an update against the policy, and spend the privacy budget."""
+    ) -> SpentBudget | None:
+        """Check an update against the policy, and spend the privacy budget.
+
+        Returns:
+            What the job has spent of it with this update; None for nothing.
+        """
         policy = self._read_policy()
         left = None
         if policy.max_rounds and about.answered:
@@ -749,15 +808,15 @@ class SiteGuard:
             left=left,
         )
         if not about.tensors:
-            return
-        if self._budget.promise:
-            self._read_past(policy)
+            return None
+        self._read_spent_lines()
         with self._withheld():
-            self._budget.spend(
+            return self._budget.spend(
                 hash_of(about.tensors),
                 policy,
-                before=self._past.tensors.get(about.task, ()),
                 task=about.task,
+                before=self._spent.answers.get(about.task, ()),
+                noted=self._spent.jobs,
             )
 
     def _note_update(
@@ -890,6 +949,12 @@ class SiteGuard:
         approvals = open_approvals(self._kit, policy.quorum(self._site))
         with self._readable_ledger():
             self._past.read(approvals.approved_after(self._table))
+
+    def _read_spent_lines(self) -> None:
+        """Read what the ledger's new lines say of the privacy budget."""
+        if self._budget.promise:
+            with self._readable_ledger():
+                self._spent.read()
 
     @contextmanager
     def _readable_ledger(self) -> Iterator[None]:

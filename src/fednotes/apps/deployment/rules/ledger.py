@@ -86,6 +86,19 @@ class TensorFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SpentBudget:
+    """What a job has spent of a site's privacy budget.
+
+    Attributes:
+        epsilon: Its ε.
+        delta: Its δ.
+    """
+
+    epsilon: float = 0.0
+    delta: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A message that is about to leave.
 
@@ -111,6 +124,8 @@ class Entry:
         tokens: Tokens of training behind the update; None if not known.
         steps: Steps of training behind it; None if not known.
         patients: Patients behind it; None if not known.
+        spent: What the job has spent of the site's privacy budget with this message;
+            None without a promise of differential privacy. A line has it then alone.
     """
 
     time: datetime
@@ -131,6 +146,7 @@ class Entry:
     tokens: int | None = None
     steps: int | None = None
     patients: int | None = None
+    spent: SpentBudget | None = None
 
 
 class _ShownLine(BaseModel):
@@ -463,7 +479,6 @@ class Past:
         updates: Task to the different updates that left (`update_of`).
         refused: Task to the questions that were refused after the task had read notes.
         models: Task to the different models that these are about.
-        tensors: Task to the hashes of the tensors of these updates (`hash_of`).
         answers: Hash of each of the newest messages to its line.
 
     Args:
@@ -476,7 +491,6 @@ class Past:
         self.updates: dict[str, set[AnsweredQuestion]] = {}
         self.refused: dict[str, set[str]] = {}
         self.models: dict[str, set[str]] = {}
-        self.tensors: dict[str, set[str]] = {}
         self.answers: dict[str, dict[str, Any]] = {}
         self._path = path
         self._mark = f'"job":"{job}"'.encode("ascii")
@@ -519,7 +533,6 @@ class Past:
         self.updates = {}
         self.refused = {}
         self.models = {}
-        self.tensors = {}
 
     def _add(self, line: dict[str, Any]) -> None:
         self.newest = max(self.newest, line["time"])
@@ -532,16 +545,71 @@ class Past:
             return
         if line["update"]:
             answered = update_of(line)
-            tensors = hash_of(tensors_of(line))
             self.updates.setdefault(task, set()).add(answered)
             if answered.model:
                 self.models.setdefault(task, set()).add(answered.model)
-            if tensors:
-                self.tensors.setdefault(task, set()).add(tensors)
         self.answers.pop(line["sha256"], None)
         self.answers[line["sha256"]] = line
         for old in list(self.answers)[:-KEPT]:
             del self.answers[old]
+
+
+class SpentLines:
+    """What jobs have spent of a site's privacy budget, by the lines of its ledger.
+
+    No approval resets this, so an older copy of the budget's own record gives nothing
+    back.
+
+    Attributes:
+        jobs: Job to the most that a line says it has spent. Lines of earlier versions
+            do not say it.
+        answers: For one job: task to the hashes of the tensors that left (`hash_of`).
+
+    Args:
+        path: The ledger.
+        job: The fingerprint of that job.
+    """
+
+    def __init__(self, path: Path, job: str) -> None:
+        self.jobs: dict[str, SpentBudget] = {}
+        self.answers: dict[str, set[str]] = {}
+        self._path = path
+        self._job = job
+        self._marks = (f'"job":"{job}"'.encode("ascii"), b'"spent":{')
+        self._offset = 0
+
+    def read(self) -> None:
+        """Read the whole lines that were appended since the last call.
+
+        Raises:
+            OSError: The ledger cannot be read.
+        """
+        if not self._path.exists() or self._path.stat().st_size < self._offset:
+            self._offset = 0  # a new ledger
+        if not self._path.exists():
+            return
+        for raw in _lines_after(self._path, self._offset):
+            self._offset += len(raw)
+            line = parsed(raw) if any(mark in raw for mark in self._marks) else None
+            if line is not None:
+                # Keys may be missing in a line that was edited by hand.
+                with suppress(KeyError, TypeError, AttributeError, ValueError):
+                    self._add(line)
+
+    def _add(self, line: dict[str, Any]) -> None:
+        job = line["job"]
+        if "spent" in line:
+            said = SpentBudget(**line["spent"])
+            before = self.jobs.get(job, SpentBudget())
+            self.jobs[job] = SpentBudget(
+                max(before.epsilon, float(said.epsilon)),
+                max(before.delta, float(said.delta)),
+            )
+        is_answer = job == self._job and not line["refusal"] and line["update"]
+        if is_answer and not line["task"].startswith("@"):
+            tensors = hash_of(tensors_of(line))
+            if tensors:
+                self.answers.setdefault(line["task"], set()).add(tensors)
 
 
 class RunLines:
@@ -630,6 +698,8 @@ def _checked(entry: Entry) -> dict[str, Any]:
             )
     tensors = [asdict(facts) | {"shape": list(facts.shape)} for facts in entry.tensors]
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
+    if entry.spent is None:
+        del table["spent"]
     return table | {"time": stamp(entry.time)}
 
 
