@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         calibrate,
         check,
         evaluate,
+        init,
         job,
         read,
         reliability,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.compare import compare
     from fednotes.jobs.job import Job
     from fednotes.jobs.models import MentionModel, PatientModel, load
+    from fednotes.jobs.proposal import FirstJob
     from fednotes.jobs.results import RunResult
     from fednotes.jobs.show import ShownJob, show_job
     from fednotes.report.html import write_report
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Document",
     "FednotesError",
+    "FirstJob",
     "InProcess",
     "Job",
     "MentionModel",
@@ -60,6 +63,7 @@ __all__ = [
     "compare",
     "convert",
     "evaluate",
+    "init",
     "job",
     "load",
     "read",
@@ -79,8 +83,18 @@ _PLACES = {
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
     "jobs.show": ("ShownJob", "show_job"),
-    "api": ("calibrate", "check", "evaluate", "job", "read", "reliability", "simulate"),
+    "api": (
+        "calibrate",
+        "check",
+        "evaluate",
+        "init",
+        "job",
+        "read",
+        "reliability",
+        "simulate",
+    ),
     "jobs.models": ("MentionModel", "PatientModel", "load"),
+    "jobs.proposal": ("FirstJob",),
     "report.html": ("write_report",),
 }
 

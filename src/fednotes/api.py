@@ -1,4 +1,4 @@
-"""The functions of the Python API: read, check, simulate, evaluate, calibrate.
+"""The functions of the Python API: read, check, init, simulate, evaluate, calibrate.
 
 `fednotes` exports them by name. The command line uses the same functions.
 """
@@ -28,6 +28,15 @@ from fednotes.jobs.job_check import check_job
 from fednotes.jobs.job_file import built_in_jobs, load_table, parse_job
 from fednotes.jobs.models import folder_of, load, open_model
 from fednotes.jobs.progress import AnyListener
+from fednotes.jobs.proposal import (
+    Choices,
+    FirstJob,
+    ReadOptions,
+    find_places,
+    make_first_job,
+    read_facts,
+    require_free,
+)
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.saved_models import EvaluationOptions, SavedModel
 from fednotes.jobs.seeds import SeedsResult, simulate_seeds
@@ -141,6 +150,79 @@ def check(
         raise ParameterError("`against` compares two corpora: name only one beside it")
     other = path_of(against, "a corpus to compare with")
     return check_against(Path(names[0]), other, format or None, on_error, encoding)
+
+
+def init(
+    paths: PathLike | Sequence[PathLike] | Mapping[str, PathLike],
+    out: PathLike | None = None,
+    *,
+    method: str = "",
+    encoder: str = "",
+    silos: int = 0,
+    label_maps: Mapping[tuple[str, str], bool] | None = None,
+    format: str | None = None,
+    column: str | None = None,
+    on_error: OnError = "refuse",
+    encoding: str = AUTO,
+    overwrite: bool = False,
+) -> FirstJob:
+    """Propose a first job for the notes of several sites, and write it if asked.
+
+    The result has counts, names of entity types and paths, never text.
+
+    Args:
+        paths: A folder with a folder for each site; one corpus, which is dealt out to
+            simulated sites; or the paths of several sites, perhaps by their names.
+        out: The job file to write; None writes nothing.
+        method: The method; proposed if it is "".
+        encoder: "minilm", a directory of an encoder, or "none" for a light tagger;
+            proposed if it is "".
+        silos: Number of simulated sites of one corpus; proposed if it is 0.
+        label_maps: Whether to rename an entity type, by site and old name; the others
+            are renamed as proposed.
+        format: As in `read`.
+        column: As in `read`.
+        on_error: As in `read`.
+        encoding: As in `read`.
+        overwrite: Replace the file `out` if there is one.
+
+    Raises:
+        DataError: Something is wrong with a file; the message names file and line.
+        ConfigError: A parameter has an impossible value, or `out` exists.
+        MissingExtra: The notes need an encoder, and none is installed.
+    """
+    file = None if out is None else path_of(out, "a job file to write")
+    options = ReadOptions(
+        format=format or "",
+        column=column or "",
+        on_error=on_error,
+        encoding=encoding,
+    )
+    choices = Choices(
+        method=method, encoder=encoder, silos=silos, label_maps=label_maps or {}
+    )
+    require_free(file, overwrite=overwrite)
+    facts = read_facts(find_places(_path_texts(paths), encoding), options)
+    return make_first_job(facts, choices, file, overwrite=overwrite)
+
+
+def _path_texts(
+    paths: PathLike | Sequence[PathLike] | Mapping[str, PathLike],
+) -> list[str] | dict[str, str]:
+    """Return the paths of notes as texts.
+
+    Raises:
+        ConfigError: A path is not one, or there is none.
+    """
+    expected = "a file or folder of notes"
+    if isinstance(paths, Mapping):
+        return {name: str(path_of(path, expected)) for name, path in paths.items()}
+    if isinstance(paths, str | Path):
+        paths = [paths]
+    texts = [str(path_of(path, expected)) for path in paths]
+    if not texts or not all(map(str.strip, texts)):
+        raise ConfigError("name a file or folder of notes")
+    return texts
 
 
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:

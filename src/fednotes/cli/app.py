@@ -30,6 +30,7 @@ from rich.console import Console
 from fednotes import __version__
 from fednotes.cli.all_commands import DATA, TRAIN, USE, AllCommands
 from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
+from fednotes.cli.init import init
 from fednotes.cli.shared import (
     SKIP_REMEDY,
     Backbone,
@@ -74,6 +75,7 @@ app.add_typer(corpus, name="corpus", rich_help_panel=DATA)
 app.add_typer(cache, name="cache", rich_help_panel=DATA)
 app.add_typer(jobs, name="job", rich_help_panel=TRAIN)
 app.command(rich_help_panel=DATA)(convert)
+app.command(rich_help_panel=TRAIN)(init)
 
 
 def _show_version(is_given: bool) -> None:

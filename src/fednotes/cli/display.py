@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
@@ -24,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli.time_left import TimeLeft
+from fednotes.core.cleaning import NAME, clean, one_line
 from fednotes.core.parsing import number
 from fednotes.core.wording import format_duration, format_size
 from fednotes.engines.rounds import RoundResult
@@ -40,9 +42,12 @@ if TYPE_CHECKING:
     from fednotes.jobs.audit_result import Audit
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.job import CountTable
+    from fednotes.jobs.proposal import Facts, Proposal, SiteFacts
     from fednotes.jobs.seeds import SeedsResult
     from fednotes.metrics.calibration import Reliability
 
+_SITE_COLUMNS = 4  # up to so many sites have a column in the table of types
+_LISTED_TYPES = 15  # types in that table
 SHORT = 60.0  # seconds that are too short to be announced
 # Tables of several seeds show only F1 of these, so that 80 columns are enough.
 _ONLY_F1 = ("relaxed", "relaxed_one_to_one")
@@ -260,7 +265,7 @@ def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
     return table
 
 
-def compact_sheet(*heads: str, left: int = 1, title: str = "") -> Table:
+def compact_sheet(*heads: str | Text, left: int = 1, title: str = "") -> Table:
     """Return an empty table that is narrow enough for 80 columns; see `sheet`."""
     options: dict[str, Any] = {
         "box": box.SIMPLE_HEAD,
@@ -850,6 +855,104 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     for site, row in zip(stats["sites"], stats["pairwise"], strict=True):
         shared.add_row(Text(site["site"]), *(f"{n:,}" for n in row))
     return [table, shared]
+
+
+def facts_tables(facts: Facts) -> list[Table]:
+    """Return what `fednotes init` counted: the sites, and their entity types."""
+    tables = [_sites_table(facts)]
+    annotated = [site for site in facts.sites if site.types]
+    if annotated:
+        tables.append(_types_table(annotated))
+    return tables
+
+
+def _sites_table(facts: Facts) -> Table:
+    """Return the size of each site's notes."""
+    table = compact_sheet(
+        "site",
+        "format",
+        "notes",
+        "patients",
+        "words\na note",
+        "characters\na note",
+        "mentions",
+        "over-\nlapping",
+        left=2,
+        title="notes of each site",
+    )
+    for site in facts.sites:
+        overlapping = "–"
+        if site.mentions:
+            overlapping = f"{100 * site.overlapping / site.mentions:.1f} %"
+        table.add_row(
+            _name(clean(site.name, NAME)),
+            _name(clean(site.format, NAME)),
+            f"{site.notes:,}",
+            f"{site.patients:,}" if site.patients else "–",
+            f"{site.words.median:,}",
+            f"{site.characters.median:,}",
+            f"{site.mentions:,}" if site.mentions else "–",
+            overlapping,
+        )
+    encodings = sorted({name for site in facts.sites for name in site.encodings})
+    lines = ["lengths are medians"]
+    if encodings:
+        lines.append(f"encoding: {', '.join(encodings)}")
+    table.caption = escape("; ".join(lines))
+    return table
+
+
+def _types_table(sites: Sequence[SiteFacts]) -> Table:
+    """Return the mentions of each entity type, by site if there are few sites."""
+    totals: Counter[str] = Counter()
+    for site in sites:
+        totals.update(site.types)
+    is_by_site = len(sites) <= _SITE_COLUMNS
+    heads: list[str | Text] = ["mentions"]
+    if is_by_site:
+        heads = [Text(site.name) for site in sites]
+    if len(sites) > 1:
+        heads.append("sites")
+    table = compact_sheet("entity type", *heads, title="mentions of each type")
+    number_of_sites = Counter(label for site in sites for label in site.types)
+    ordered = sorted(totals, key=lambda each: (-number_of_sites[each], -totals[each]))
+    for label in ordered[:_LISTED_TYPES]:
+        counts = [totals[label]]
+        if is_by_site:
+            counts = [site.types.get(label, 0) for site in sites]
+        cells = [f"{count:,}" if count else "–" for count in counts]
+        if len(sites) > 1:
+            cells.append(f"{number_of_sites[label]} of {len(sites)}")
+        table.add_row(_name(clean(label, NAME)), *cells)
+    unlisted = len(ordered) - _LISTED_TYPES
+    if unlisted > 0:
+        table.caption = f"and {unlisted:,} more types"
+    return table
+
+
+def decisions_table(proposal: Proposal) -> Table:
+    """Return what `fednotes init` decided, with the reasons."""
+    table = compact_sheet("", "proposal", "reason", left=3, title="first job")
+    method, model = proposal.method, proposal.model
+    table.add_row("method", method.value, method.reason)
+    name = "light tagger" if proposal.is_light else clean(model.value, NAME)
+    table.add_row("model", Text(name, overflow="fold"), model.reason)
+    if proposal.silos is not None:
+        table.add_row(
+            "sites",
+            f"{proposal.silos.number} simulated",
+            "There is one corpus alone, so its notes are dealt out at random by "
+            f"{proposal.silos.by}. For real sites, name a folder for each.",
+        )
+    for each in proposal.label_maps:
+        old = clean(each.old, NAME)
+        reason = f"{each.site}: {old} {one_line(each.reason)}."
+        action = "rename"
+        if not each.is_active:
+            action = "keep"
+            reason += " The job has the renaming as a comment."
+        table.add_row("label", Text(f"{action} {old}"), Text(reason))
+    return table
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

@@ -64,7 +64,7 @@ def choose_reader(
     if column is not None or is_only_of_notes:
         return as_table
 
-    corpus_format = format or _guess_corpus_format(path, encoding)
+    corpus_format = format or guess_corpus_format(path, encoding)
     if corpus_format is None or corpus_format in _STREAMED:
         return as_table
     if corpus_format == "parquet" and _has_text_column(path):
@@ -205,7 +205,7 @@ def find_note_format(
     return guessed
 
 
-def _guess_corpus_format(path: Path, encoding: str) -> str | None:
+def guess_corpus_format(path: Path, encoding: str) -> str | None:
     """Return the format of an annotated corpus, or None for a path of notes.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -22,6 +21,7 @@ from fednotes.jobs.job_file import (
     training_preset,
 )
 from fednotes.jobs.reference import toml_value
+from fednotes.jobs.toml_text import format_key, format_value
 from fednotes.taggers.model import ModelConfig
 from fednotes.taggers.tagger import TaggerConfig
 
@@ -31,7 +31,6 @@ Place = tuple[str, ...]
 
 # Columns before a comment, where a line is not longer.
 _WIDTH = 44
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _HEADING = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
@@ -85,7 +84,7 @@ class ShownJob:
                 continue
             if setting.table != table:
                 table = setting.table
-                lines += ["", f"[{'.'.join(map(_format_key, table.split('.')))}]"]
+                lines += ["", f"[{'.'.join(map(format_key, table.split('.')))}]"]
             lines.append(_format_line(setting))
         return "\n".join(lines).strip() + "\n"
 
@@ -375,25 +374,5 @@ def _format_line(setting: ShownSetting) -> str:
     if setting.value is None:
         text = f"# {setting.key} has no value"
     else:
-        text = f"{_format_key(setting.key)} = {_format_value(setting.value)}"
+        text = f"{format_key(setting.key)} = {format_value(setting.value)}"
     return f"{text:<{_WIDTH}}  # {setting.source}"
-
-
-def _format_key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _format_value(key)
-
-
-def _format_value(value: Any) -> str:
-    """Return a value as it is written in TOML."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        pairs = ", ".join(
-            f"{_format_key(key)} = {_format_value(each)}" for key, each in value.items()
-        )
-        return f"{{ {pairs} }}" if pairs else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_format_value(each) for each in value)}]"
-    return repr(value)

@@ -1,0 +1,187 @@
+"""The command `fednotes init`: look at notes and write a first job for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fednotes.cli.shared import (
+    EncodingOption,
+    OnError,
+    OnErrorOption,
+    can_ask,
+    console,
+    say,
+)
+from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.errors import FednotesError
+
+if TYPE_CHECKING:
+    from fednotes.jobs.proposal import Choices, Facts, FirstJob
+
+_JOB = Path("job.toml")
+
+
+def init(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH…|NAME=PATH…",
+            help="A folder of sites, one corpus, or the notes of each site.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Job file to write.")] = _JOB,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier job file.")
+    ] = False,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="finetune|fedner|distill|personal|pretrain",
+            help="Method to train with; proposed if not given.",
+        ),
+    ] = "",
+    encoder: Annotated[
+        str,
+        typer.Option(
+            metavar="minilm|none|DIR",
+            help="Encoder, or none for a light tagger; proposed if not given.",
+        ),
+    ] = "",
+    silos: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Number of simulated sites of one corpus; 0 proposes it."
+        ),
+    ] = 0,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Ask before each decision.")
+    ] = False,
+    format: Annotated[
+        str, typer.Option(help="Format of the files; recognised if not given.")
+    ] = "",
+    column: Annotated[
+        str,
+        typer.Option(
+            help="Column of a table, or key of JSON lines, that holds the text."
+        ),
+    ] = "",
+    on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the proposal as JSON.")
+    ] = False,
+) -> None:
+    """Write a first job file for the notes of several sites.
+
+    Counts what the notes hold, never showing text, and proposes names of entity types,
+    a method and a model, each with its reason. A folder with a folder for each site is
+    read as these sites; one corpus alone is dealt out to simulated sites.
+    """
+    from fednotes.cli.display import facts_tables
+    from fednotes.jobs.proposal import (
+        Choices,
+        ReadOptions,
+        find_places,
+        make_first_job,
+        read_facts,
+        require_free,
+    )
+
+    if interactive and (json_output or not can_ask(yes=False)):
+        raise FednotesError(
+            "--interactive needs a terminal: leave it out, and use the proposals, "
+            "or the options --method, --encoder and --silos"
+        )
+    require_free(out, overwrite=overwrite or interactive)
+    options = ReadOptions(format, column, on_error.value, encoding)
+    # A status appears on terminals only; piped output has none.
+    with Console(stderr=True).status("reading"):
+        facts = read_facts(find_places(paths, encoding), options)
+    choices = Choices(method=method, encoder=encoder, silos=silos)
+    if not json_output:
+        for table in facts_tables(facts):
+            console.print(table)
+    if interactive:
+        choices = _ask_choices(facts, choices)
+        out, overwrite = _ask_file(out, overwrite=overwrite)
+    first_job = make_first_job(facts, choices, out, overwrite=overwrite)
+    if json_output:
+        console.print_json(data=first_job.to_dict())
+    else:
+        _show(first_job)
+
+
+def _show(first_job: FirstJob) -> None:
+    """Print the decisions, their reasons, and what to do next."""
+    from fednotes.cli.display import decisions_table
+
+    console.print(decisions_table(first_job.proposal))
+    for remark in first_job.proposal.remarks:
+        console.print(f"note: {remark}", highlight=False, markup=False)
+    say(
+        f"job: {first_job.path}; next:",
+        f"  fednotes check {first_job.path}",
+        f"  fednotes simulate {first_job.path} --out runs/first",
+    )
+
+
+# ---- questions -----------------------------------------------------------------------
+
+
+def _ask_choices(facts: Facts, choices: Choices) -> Choices:
+    """Ask a person for each decision; the proposal is the default."""
+    from fednotes.jobs.proposal import METHODS, has_minilm, propose
+
+    proposal = propose(facts, choices, has_minilm=has_minilm())
+    answers: dict[tuple[str, str], bool] = {}
+    for each in proposal.label_maps:
+        old, new = one_line(each.old, NAME), one_line(each.new, NAME)
+        answers[each.site, each.old] = typer.confirm(
+            f"{each.site}: {old} {each.reason}. Rename it to {new}?",
+            default=each.is_active,
+        )
+    choices = replace(choices, label_maps=answers)
+
+    proposal = propose(facts, choices, has_minilm=has_minilm())
+    say(proposal.method.reason)
+    known = METHODS[proposal.sites[0].holds]
+    method = _ask_one_of("Method", known, proposal.method.value)
+    choices = replace(choices, method=method)
+
+    proposal = propose(facts, choices, has_minilm=has_minilm())
+    say(proposal.model.reason)
+    encoder = typer.prompt(
+        "Encoder (minilm, none or a directory)", default=proposal.model.value
+    )
+    choices = replace(choices, encoder=encoder)
+    if proposal.silos is not None:
+        number = typer.prompt(
+            "Number of simulated sites", default=proposal.silos.number, type=int
+        )
+        choices = replace(choices, silos=number)
+    return choices
+
+
+def _ask_one_of(question: str, known: tuple[str, ...], default: str) -> str:
+    """Ask until the answer is one of the known ones."""
+    while True:
+        answer: str = typer.prompt(
+            f"{question} ({', '.join(known)})", default=default
+        ).strip()
+        if answer in known:
+            return answer
+        say(f"expected one of {', '.join(known)}")
+
+
+def _ask_file(out: Path, *, overwrite: bool) -> tuple[Path, bool]:
+    """Ask for the job file, and whether to replace one that exists."""
+    path = Path(typer.prompt("Job file", default=str(out)))
+    if path.exists() and not overwrite:
+        typer.confirm(f"{path} exists. Replace it?", abort=True)
+        overwrite = True
+    return path, overwrite

@@ -1,0 +1,41 @@
+"""Propose a first job for notes of sites: `fednotes init`.
+
+places        which of the paths are sites, and which files are their parts
+facts         what the notes of each site hold: counts, never text
+label_maps    names of entity types that seem to mean the same
+decisions     a method, a model and the sites' tables: a function of the facts
+writing       the job's file, with a reason for each choice
+first_job     the proposal with its file
+"""
+
+from fednotes.jobs.proposal.decisions import METHODS, Choices, Proposal, propose
+from fednotes.jobs.proposal.facts import Facts, ReadOptions, SiteFacts, read_facts
+from fednotes.jobs.proposal.first_job import (
+    FirstJob,
+    has_minilm,
+    make_first_job,
+    require_free,
+)
+from fednotes.jobs.proposal.label_maps import LabelMap, find_label_maps
+from fednotes.jobs.proposal.places import Place, find_places
+from fednotes.jobs.proposal.writing import format_job
+
+__all__ = [
+    "METHODS",
+    "Choices",
+    "Facts",
+    "FirstJob",
+    "LabelMap",
+    "Place",
+    "Proposal",
+    "ReadOptions",
+    "SiteFacts",
+    "find_label_maps",
+    "find_places",
+    "format_job",
+    "has_minilm",
+    "make_first_job",
+    "propose",
+    "read_facts",
+    "require_free",
+]

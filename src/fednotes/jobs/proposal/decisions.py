@@ -1,0 +1,372 @@
+"""Decide on a first job from facts about the sites' notes.
+
+    sites annotate                              method      model
+    the same entity types                       finetune    a pre-trained encoder
+    the same entity types, and no encoder       fedner      a light tagger
+    different entity types                      distill     one model for all types
+    nothing                                     pretrain    a pre-trained encoder
+
+A site without annotations is left out of a job on mentions. One corpus alone is dealt
+out to simulated sites.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.errors import DataError, ParameterError, nearest
+from fednotes.core.wording import list_names
+from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
+from fednotes.jobs.proposal.label_maps import LabelMap, find_label_maps
+
+# Methods that can be proposed, by what the sites hold.
+METHODS: Mapping[Holds, tuple[str, ...]] = {
+    "mentions": ("finetune", "fedner", "distill", "personal"),
+    "notes": ("pretrain",),
+}
+ALL_CONDITIONS = ("alone", "federated", "pooled")
+# Conditions of methods for sites with different types, which no one can pool.
+_CONDITIONS = {
+    "distill": ("alone", "federated"),
+    "personal": ("alone", "own-mix", "federated"),
+}
+_NEEDS_ENCODER = ("finetune", "personal", "pretrain")
+MINILM = "minilm"
+# Mentions of types that not all sites have, as a fraction of all mentions, up to which
+# sites are taken to annotate the same types: rare types are missing by chance.
+_RARE = 0.05
+_MAX_SILOS = 5
+_MIN_SILOS = 2
+_FEW_MENTIONS = 10  # of a type, with which a model hardly learns it
+_SUM_SITES = 3  # sites that a secure sum needs
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user decides; the rest is proposed.
+
+    Attributes:
+        method: The method; "" proposes one.
+        encoder: "minilm", a directory of an encoder, or "none" for a light tagger; ""
+            proposes "minilm" if it is installed.
+        silos: Number of simulated sites of one corpus; 0 proposes one.
+        label_maps: Whether to rename a type, by site and old name, where a user decides
+            otherwise than proposed.
+    """
+
+    method: str = ""
+    encoder: str = ""
+    silos: int = 0
+    label_maps: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+
+
+class Choice(NamedTuple):
+    """One decision.
+
+    Attributes:
+        value: What is chosen.
+        reason: Why, in one sentence.
+    """
+
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Silos:
+    """Simulated sites that one corpus is dealt out to.
+
+    Attributes:
+        number: Number of sites.
+        by: What is never divided between them: "patient" or "document".
+    """
+
+    number: int
+    by: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A proposed job.
+
+    Attributes:
+        facts: What the proposal is based on.
+        sites: The sites of the job.
+        method: The method, and why.
+        model: The encoder, or "none" for a light tagger, and why.
+        label_maps: Entity types that are renamed, or may be.
+        silos: The simulated sites, if there is one corpus alone.
+        conditions: What is trained.
+        remarks: What else to know about the notes.
+    """
+
+    facts: Facts
+    sites: tuple[SiteFacts, ...]
+    method: Choice
+    model: Choice
+    label_maps: tuple[LabelMap, ...] = ()
+    silos: Silos | None = None
+    conditions: tuple[str, ...] = ALL_CONDITIONS
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the model is a light tagger without a pre-trained encoder."""
+        return self.model.value == "none"
+
+
+def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
+    """Return a job for the notes of sites.
+
+    Args:
+        facts: What the notes hold.
+        choices: What the user decided.
+        has_minilm: Whether the encoder "minilm" is installed.
+
+    Raises:
+        ConfigError: A choice does not fit the notes.
+        DataError: One corpus has too few notes for several sites.
+    """
+    holds: Holds = "notes"
+    if any(site.holds == "mentions" for site in facts.sites):
+        holds = "mentions"
+    sites = tuple(site for site in facts.sites if site.holds == holds)
+    _require_method(choices.method, holds)
+
+    encoder = choices.encoder or (MINILM if has_minilm else "none")
+    types = {site.name: site.types for site in sites}
+    label_maps = _decide_label_maps(types, choices)
+    renamed = rename_types(types, label_maps)
+    method = _choose_method(holds, renamed, encoder, choices.method)
+    if method.value in _NEEDS_ENCODER and encoder == "none":
+        encoder = MINILM
+    return Proposal(
+        facts=facts,
+        sites=sites,
+        method=method,
+        model=_choose_model(method.value, encoder),
+        label_maps=label_maps,
+        silos=_choose_silos(sites, choices.silos),
+        conditions=_CONDITIONS.get(method.value, ALL_CONDITIONS),
+        remarks=tuple(_list_remarks(facts, sites, renamed)),
+    )
+
+
+def _require_method(method: str, holds: Holds) -> None:
+    known = METHODS[holds]
+    if method and method not in known:
+        annotated = "annotated mentions" if holds == "mentions" else "no annotations"
+        raise ParameterError(
+            f"`method` {method}: the notes have {annotated}; {nearest(method, known)}"
+        )
+
+
+# ---- label maps ----------------------------------------------------------------------
+
+
+def _decide_label_maps(
+    types: Mapping[str, Mapping[str, int]], choices: Choices
+) -> tuple[LabelMap, ...]:
+    """Return the proposals to rename types, as the user decided on them."""
+    return tuple(
+        LabelMap(
+            each.site,
+            each.old,
+            each.new,
+            each.reason,
+            is_active=choices.label_maps.get((each.site, each.old), each.is_active),
+        )
+        for each in find_label_maps(types)
+    )
+
+
+def rename_types(
+    types: Mapping[str, Mapping[str, int]], label_maps: Sequence[LabelMap]
+) -> dict[str, Counter[str]]:
+    """Return the number of mentions by type for each site, after renaming."""
+    new_names = {
+        (each.site, each.old): each.new for each in label_maps if each.is_active
+    }
+    renamed: dict[str, Counter[str]] = {}
+    for site, counts in types.items():
+        renamed[site] = Counter()
+        for label, mentions in counts.items():
+            renamed[site][new_names.get((site, label), label)] += mentions
+    return renamed
+
+
+# ---- method and model ----------------------------------------------------------------
+
+
+def _choose_method(
+    holds: Holds, types: Mapping[str, Counter[str]], encoder: str, chosen: str
+) -> Choice:
+    """Return the method, and why it fits the notes."""
+    if chosen:
+        return Choice(chosen, "You chose it.")
+    if holds == "notes":
+        return Choice(
+            "pretrain",
+            "The notes have no annotations, so sites can pre-train a language model on "
+            "them.",
+        )
+    unshared = find_unshared_types(types)
+    mentions = sum(sum(counts.values()) for counts in types.values())
+    number = sum(sum(counts[label] for label in unshared) for counts in types.values())
+    if number > _RARE * mentions:
+        return Choice(
+            "distill",
+            "The sites annotate different entity types, and distillation trains one "
+            "model for all of them.",
+        )
+    same = "The sites annotate the same entity types"
+    if len(types) == 1:
+        same = "All notes are annotated with the same entity types"
+    elif unshared:
+        same += f", but for rare ones ({_names(unshared)})"
+    if encoder == "none":
+        return Choice(
+            "fedner", f"{same}, and no pre-trained encoder is here: a light tagger."
+        )
+    return Choice(
+        "finetune",
+        f"{same}, and fine-tuning an encoder usually finds the most mentions.",
+    )
+
+
+def find_unshared_types(types: Mapping[str, Counter[str]]) -> list[str]:
+    """Return the types that some site lacks, sorted."""
+    union = {label for counts in types.values() for label in counts}
+    return sorted(
+        label for label in union if not all(label in each for each in types.values())
+    )
+
+
+def _choose_model(method: str, encoder: str) -> Choice:
+    """Return the encoder of a method, and why."""
+    if method == "fedner":
+        if encoder == "none":
+            return Choice(
+                "none",
+                "A table of hashed words needs no file; word vectors or a frozen "
+                "encoder of clinical text find more mentions.",
+            )
+        return Choice(encoder, "A frozen encoder gives the light tagger its features.")
+    if encoder == "none":
+        return Choice(
+            "none",
+            "The extra `transformers` is not installed, so a light tagger learns from "
+            "words and characters alone.",
+        )
+    if encoder == MINILM:
+        return Choice(
+            MINILM,
+            "MiniLM is small and comes with the extra `transformers`; a larger encoder "
+            "of clinical text learns more and takes longer.",
+        )
+    return Choice(encoder, "You named it.")
+
+
+# ---- simulated sites -----------------------------------------------------------------
+
+
+def _choose_silos(sites: Sequence[SiteFacts], chosen: int) -> Silos | None:
+    """Return the simulated sites of one corpus; None if there are several sites.
+
+    Raises:
+        ConfigError: The user asks for too many, or has several sites already.
+        DataError: There are too few notes for two sites.
+    """
+    if len(sites) > 1:
+        if chosen:
+            raise ParameterError(
+                f"`silos` {chosen}: the notes are of {len(sites)} sites already: leave "
+                "it out, or name one folder alone"
+            )
+        return None
+    (site,) = sites
+    by = "patient" if site.patients else "document"
+    most = min((number for number in site.units.values() if number), default=0)
+    units = "patients" if by == "patient" else "notes"
+    if most < _MIN_SILOS:
+        raise DataError(
+            f"{site.root}: a part of the notes has fewer than two {units}, too few to "
+            "simulate several sites: give more notes, or a folder for each site"
+        )
+    if chosen > most or chosen == 1 or chosen < 0:
+        raise ParameterError(
+            f"`silos` {chosen}: expected 2 to {most}, because the smallest part has "
+            f"{most} {units}"
+        )
+    return Silos(chosen or min(most, _MAX_SILOS), by)
+
+
+# ---- remarks -------------------------------------------------------------------------
+
+
+def _list_remarks(
+    facts: Facts, sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
+) -> Iterator[str]:
+    """Yield what a user should know about the notes."""
+    left_out = [site.name for site in facts.sites if site not in sites]
+    if left_out:
+        yield (
+            f"{_names(left_out)}: no annotations, so this job leaves it out; "
+            "`fednotes init` on these notes alone proposes pre-training"
+        )
+    if len(sites) == 2:
+        yield (
+            f"two sites: between real sites, a secure sum needs {_SUM_SITES}, so each "
+            "of two sites can compute what the other one sent"
+        )
+    if len(sites) > 1 and any(types.values()):
+        shared = set.intersection(*(set(counts) for counts in types.values()))
+        if not shared:
+            yield (
+                "no entity type is annotated at all sites; if each site needs its own "
+                'types only, method "personal" trains a model for each'
+            )
+    for site in sites:
+        yield from _remarks_of_site(site, types[site.name])
+
+
+def _remarks_of_site(site: SiteFacts, types: Counter[str]) -> Iterator[str]:
+    """Yield what a user should know about the notes of one site."""
+    if site.are_sentences:
+        yield (
+            f"{site.name}: the files do not say where documents begin, so each "
+            "sentence counts as a note"
+        )
+    if site.overlapping:
+        yield (
+            f"{site.name}: {site.overlapping:,} of {site.mentions:,} mentions lie "
+            "within or across another one; the job keeps the outermost"
+        )
+    if site.discontinuous:
+        yield (
+            f"{site.name}: {site.discontinuous:,} mentions have several pieces; the "
+            "job takes each as one stretch"
+        )
+    rare = sorted(label for label, number in types.items() if number < _FEW_MENTIONS)
+    if rare:
+        yield (
+            f"{site.name}: fewer than {_FEW_MENTIONS} mentions of {_names(rare)}, "
+            "which a model hardly learns from this site"
+        )
+    if site.split_by:
+        yield (
+            f"{site.name}: too few notes to split, so sentences of one note are in "
+            "several parts and scores are too high"
+        )
+    if site.left_out:
+        counts = ", ".join(f"{n:,} {kind}" for kind, n in site.left_out.items())
+        yield f"{site.name}: left out because it cannot be used: {counts}"
+
+
+def _names(labels: Sequence[str]) -> str:
+    """Return names of others on one line, cleaned."""
+    return list_names([one_line(label, NAME) for label in labels], limit=5)

@@ -1,0 +1,417 @@
+"""Count what the notes of each site hold. No text of a note is in the result."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from statistics import median_low
+from typing import Any, Literal
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document
+from fednotes.data import encodings
+from fednotes.data.encodings import AUTO, HEAD, encoding_of
+from fednotes.data.formats import FORMATS, examine
+from fednotes.data.formats.files import open_bytes
+from fednotes.data.formats.folders import list_files
+from fednotes.data.formats.problems import OnError, Problems
+from fednotes.data.notes import FORMATS as NOTE_FORMATS
+from fednotes.data.notes import patient_of, read_notes
+from fednotes.data.split import split, unit_of
+from fednotes.data.tags import FlattenCounts, flatten
+from fednotes.data.text import tokenize
+from fednotes.jobs.input_readers import find_note_format, guess_corpus_format
+from fednotes.jobs.job import SiteConfig
+from fednotes.jobs.proposal.places import Place
+
+Holds = Literal["mentions", "notes"]
+
+_SEED = 1  # of the proposed job, by which it splits
+_PARTS = ("train", "valid", "test")
+_SENTENCE = "sentence"
+_DEFAULTS = SiteConfig(path="any")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How the files are read; the proposed job reads them in the same way.
+
+    Attributes:
+        format: Format of the files; recognised if it is "".
+        column: The column of a table, or the key of JSON lines, that holds the text;
+            recognised if it is "".
+        on_error: "refuse" raises an error for data that cannot be used; "skip" leaves
+            such data out.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+    """
+
+    format: str = ""
+    column: str = ""
+    on_error: OnError = "refuse"
+    encoding: str = AUTO
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of notes.
+
+    Attributes:
+        total: Their sum.
+        median: Their median.
+        longest: The largest one.
+    """
+
+    total: int = 0
+    median: int = 0
+    longest: int = 0
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> Lengths:
+        """Return the lengths of notes as statistics."""
+        if not values:
+            return cls()
+        return cls(sum(values), median_low(values), max(values))
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What the notes of a site hold.
+
+    Attributes:
+        name: The site's name.
+        root: The file or folder of all its notes.
+        parts: Its files or folders by key of a job: "path" alone, or "train", "test"
+            and perhaps "valid".
+        holds: "mentions" if entities are annotated, else "notes".
+        format: Format of the files.
+        notes: Number of notes.
+        are_sentences: Whether each note is one sentence, as in a CoNLL file without
+            marks of documents.
+        patients: Number of patients; 0 if the files name none.
+        words: Lengths of notes in words.
+        characters: Lengths of notes in characters.
+        types: Number of mentions by entity type, the most frequent first.
+        overlapping: Mentions that lie within or across another one.
+        discontinuous: Mentions of several pieces.
+        encodings: Encodings of the files, such as "utf-8".
+        left_out: Data that cannot be used and were left out, by kind.
+        split_by: What the job must not divide when it splits the notes: "" for the
+            job's default, or "sentence" where there are too few notes.
+        units: Number of notes (or patients) in each part after splitting.
+    """
+
+    name: str
+    root: Path
+    parts: Mapping[str, Path]
+    holds: Holds
+    format: str
+    notes: int
+    patients: int
+    words: Lengths
+    characters: Lengths
+    types: Mapping[str, int] = field(default_factory=dict)
+    are_sentences: bool = False
+    overlapping: int = 0
+    discontinuous: int = 0
+    encodings: tuple[str, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    split_by: str = ""
+    units: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def mentions(self) -> int:
+        """The number of annotated mentions."""
+        return sum(self.types.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        values = asdict(self)
+        values["root"] = str(self.root)
+        values["parts"] = {part: str(path) for part, path in self.parts.items()}
+        return values
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the notes of all sites hold.
+
+    Attributes:
+        sites: The facts of each site.
+        options: How the files were read.
+    """
+
+    sites: tuple[SiteFacts, ...]
+    options: ReadOptions
+
+
+def read_facts(places: Iterable[Place], options: ReadOptions) -> Facts:
+    """Read the notes of sites and count what they hold.
+
+    Args:
+        places: Where the notes of each site are.
+        options: How to read them.
+
+    Raises:
+        DataError: Files cannot be read or used; the error names them.
+        ConfigError: There is no such format or encoding.
+    """
+    encoding_of(options.encoding)
+    return Facts(tuple(_read_site(place, options) for place in places), options)
+
+
+def _read_site(place: Place, options: ReadOptions) -> SiteFacts:
+    """Return the facts of one site: as an annotated corpus, or else as plain notes."""
+    is_table = bool(options.column) or _is_only_of_notes(options.format)
+    if is_table:
+        return _read_notes(place, options)
+    formats = [_find_format(path, options) for path in place.parts.values()]
+    if None in formats:
+        return _read_notes(place, options)
+    corpus = _read_corpus(place, options)
+    if corpus.mentions:
+        names = dict.fromkeys(name for name in formats if name)
+        return _facts_of_corpus(place, corpus, ", ".join(names))
+    try:
+        return _read_notes(place, options)
+    except DataError:
+        raise DataError(
+            f"{place.root}: no entity is annotated in these files: check them with "
+            "`fednotes check`, or name another format"
+        ) from None
+
+
+def _is_only_of_notes(format: str) -> bool:
+    return format in NOTE_FORMATS and format not in FORMATS
+
+
+def _find_format(path: Path, options: ReadOptions) -> str | None:
+    """Return the format of an annotated corpus; None for notes without annotations."""
+    return options.format or guess_corpus_format(path, options.encoding)
+
+
+# ---- annotated corpora ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """The documents of a site.
+
+    Attributes:
+        parts: The documents by part.
+        left_out: Data that cannot be used, by kind.
+        encodings: Encodings of the files.
+    """
+
+    parts: Mapping[str, tuple[Document, ...]]
+    left_out: Counter[str]
+    encodings: tuple[str, ...]
+
+    @property
+    def mentions(self) -> int:
+        """The number of annotated mentions."""
+        return sum(len(document.spans) for document in self)
+
+    def __iter__(self) -> Iterator[Document]:
+        return chain.from_iterable(self.parts.values())
+
+
+def _read_corpus(place: Place, options: ReadOptions) -> _Corpus:
+    """Return the documents of a site.
+
+    Raises:
+        DataError: Something cannot be used, with the problems of all files.
+    """
+    parts = {}
+    problems = Problems()
+    for part, path in place.parts.items():
+        documents, problems_of_part = examine(
+            path, options.format or None, options.encoding
+        )
+        problems.include(problems_of_part)
+        parts[part] = documents
+    everything = tuple(chain.from_iterable(parts.values()))
+    problems.refuse(options.on_error, everything)
+    if not everything:
+        raise DataError(
+            f"{place.root}: no document in these files: give files of notes"
+        )
+    encodings_of_files = _list_encodings(place.parts.values(), options.encoding)
+    return _Corpus(parts, problems.counts, encodings_of_files)
+
+
+def _facts_of_corpus(place: Place, corpus: _Corpus, format: str) -> SiteFacts:
+    """Count what an annotated corpus holds."""
+    lengths = _LengthCounter()
+    labels: Counter[str] = Counter()
+    changes = FlattenCounts()
+    for document in corpus:
+        lengths.add(document.text)
+        labels.update(span.label for span in document.spans)
+        _, counts = flatten(document.spans, _DEFAULTS.flatten)
+        changes += counts
+    patients = {document.patient for document in corpus} - {None}
+    split_by, units = _try_split(place, corpus.parts)
+    return SiteFacts(
+        name=place.name,
+        root=place.root,
+        parts=place.parts,
+        holds="mentions",
+        format=format,
+        notes=sum(len(documents) for documents in corpus.parts.values()),
+        patients=len(patients),
+        words=Lengths.of(lengths.words),
+        characters=Lengths.of(lengths.characters),
+        types=dict(sorted(labels.items(), key=lambda item: (-item[1], item[0]))),
+        are_sentences=all(len(document.sentences) == 1 for document in corpus),
+        overlapping=changes.nested + changes.crossing,
+        discontinuous=changes.discontinuous,
+        encodings=corpus.encodings,
+        left_out=dict(corpus.left_out),
+        split_by=split_by,
+        units=units,
+    )
+
+
+def _try_split(
+    place: Place, parts: Mapping[str, tuple[Document, ...]]
+) -> tuple[str, dict[str, int]]:
+    """Return by what the job can split a site's notes, and the units in each part.
+
+    Raises:
+        DataError: Even its sentences are too few.
+    """
+    if "path" in parts:
+        fractions = {
+            "train": 1 - _DEFAULTS.valid_fraction - _DEFAULTS.test_fraction,
+            "valid": _DEFAULTS.valid_fraction,
+            "test": _DEFAULTS.test_fraction,
+        }
+        undivided, ready = parts["path"], {}
+    elif "valid" in parts:
+        return "", {part: _count_units(parts[part]) for part in _PARTS}
+    else:
+        fractions = {
+            "train": 1 - _DEFAULTS.valid_fraction,
+            "valid": _DEFAULTS.valid_fraction,
+        }
+        undivided, ready = parts["train"], {"test": parts["test"]}
+    for by in ("", _SENTENCE):
+        try:
+            dealt = {**split(undivided, fractions, by, _SEED), **ready}
+        except DataError:
+            continue
+        if any(document.spans for document in dealt["train"]):
+            return by, {part: _count_units(dealt[part]) for part in _PARTS}
+    raise DataError(
+        f"{place.root}: {len(undivided):,} notes are too few to be split into "
+        "training, validation and test data: give more notes"
+    )
+
+
+def _count_units(documents: tuple[Document, ...]) -> int:
+    """Return how many patients, or notes where no patient is known, documents have."""
+    if unit_of(documents) == "patient":
+        named = {each.patient for each in documents if each.patient is not None}
+        return len(named) + sum(each.patient is None for each in documents)
+    return len({str(each.meta.get("document", each.id)) for each in documents})
+
+
+# ---- notes without annotations -------------------------------------------------------
+
+
+def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
+    """Count notes without annotations, one by one.
+
+    Raises:
+        DataError: They cannot be read.
+        ConfigError: There is no such format.
+    """
+    format = find_note_format(
+        place.root, options.format or None, options.column or None, options.encoding
+    )
+    problems = Problems()
+    lengths = _LengthCounter()
+    owners: set[int] = set()
+    has_patients = False
+    for note in read_notes(
+        place.root,
+        format,
+        column=options.column or None,
+        encoding=options.encoding,
+        problems=problems,
+    ):
+        lengths.add(note.text)
+        owners.add(hash(patient_of(note)))
+        has_patients = has_patients or note.patient is not None
+    number = len(lengths.words)
+    problems.refuse(options.on_error)
+    if not number:
+        raise DataError(f"{place.root}: no note in these files: give files of notes")
+    return SiteFacts(
+        name=place.name,
+        root=place.root,
+        parts={"path": place.root},
+        holds="notes",
+        format=format or _find_format_of_notes(place.root, options.encoding),
+        notes=number,
+        patients=len(owners) if has_patients else 0,
+        words=Lengths.of(lengths.words),
+        characters=Lengths.of(lengths.characters),
+        encodings=_list_encodings([place.root], options.encoding),
+        left_out=dict(problems.counts),
+        units={"train": len(owners)},
+    )
+
+
+def _find_format_of_notes(folder: Path, encoding: str) -> str:
+    """Return the format of the notes in a folder, beside which other files may lie."""
+    formats = set()
+    for file in list_files(folder, recursive=True):
+        try:
+            formats.add(find_note_format(file, None, None, encoding) or "")
+        except DataError:
+            continue
+    return ", ".join(sorted(formats - {"text"} or formats))
+
+
+class _LengthCounter:
+    """Collects the lengths of notes.
+
+    Attributes:
+        words: The words of each note.
+        characters: The characters of each note.
+    """
+
+    def __init__(self) -> None:
+        self.words = array("q")
+        self.characters = array("q")
+
+    def add(self, text: str) -> None:
+        """Count a note."""
+        self.words.append(len(tokenize(text)))
+        self.characters.append(len(text))
+
+
+# ---- encodings -----------------------------------------------------------------------
+
+
+def _list_encodings(paths: Iterable[Path], named: str) -> tuple[str, ...]:
+    """Return the encodings of files, as far as they are texts, sorted."""
+    found: set[str] = set()
+    for path in paths:
+        files = list_files(path, recursive=True) if path.is_dir() else [path]
+        for file in files:
+            try:
+                with open_bytes(file) as stream:
+                    head = stream.read(HEAD)
+                    codec, mark = encodings.codec_of_stream(
+                        stream, head, encoding_of(named)
+                    )
+            except (DataError, OSError):
+                continue  # not a text, such as a Parquet file
+            found.add(f"{codec} with byte-order mark" if mark else codec)
+    return tuple(sorted(found))

@@ -1,0 +1,114 @@
+"""Make a proposed job, check its settings and write its file."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import MissingExtra, ModelError, ParameterError
+from fednotes.core.store import write_text
+from fednotes.encoders.pretrained import encoder_directory
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.proposal.decisions import MINILM, Choices, Proposal, propose
+from fednotes.jobs.proposal.facts import Facts
+from fednotes.jobs.proposal.writing import format_job
+
+
+@dataclass(frozen=True)
+class FirstJob:
+    """A proposed job and its file.
+
+    Attributes:
+        proposal: The facts about the notes, and each decision with its reason.
+        text: The job's file.
+        path: Where the file is; None if it was not written.
+    """
+
+    proposal: Proposal
+    text: str = field(repr=False)
+    path: Path | None = None
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        """The job's tables, as `fn.job` and `fn.simulate` accept them."""
+        return tomllib.loads(self.text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON: facts, decisions with reasons, and the job."""
+        proposal = self.proposal
+        return {
+            "sites": [site.to_dict() for site in proposal.facts.sites],
+            "method": proposal.method._asdict(),
+            "model": proposal.model._asdict(),
+            "label_maps": [asdict(each) for each in proposal.label_maps],
+            "silos": None if proposal.silos is None else asdict(proposal.silos),
+            "remarks": list(proposal.remarks),
+            "job": dict(self.table),
+            "path": None if self.path is None else str(self.path),
+        }
+
+
+def has_minilm() -> bool:
+    """Return whether the encoder "minilm" and what runs it are installed."""
+    try:
+        encoder_directory(MINILM)
+    except MissingExtra:
+        return False
+    return find_spec("transformers") is not None
+
+
+def require_free(out: Path | None, *, overwrite: bool) -> None:
+    """Raise ParameterError if a file exists that must not be replaced."""
+    if out is not None and not overwrite and os.path.lexists(out):
+        raise ParameterError(
+            f"{out} exists: name another `out`, or set `overwrite` to replace it"
+        )
+
+
+def make_first_job(
+    facts: Facts, choices: Choices, out: Path | None, *, overwrite: bool = False
+) -> FirstJob:
+    """Propose a job, and write its file.
+
+    Args:
+        facts: What the notes hold.
+        choices: What the user decided.
+        out: The file; None writes none.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        ConfigError: A choice does not fit the notes, or the file exists.
+        DataError: There are too few notes.
+        MissingExtra: The job needs an encoder, and none is installed.
+        FednotesError: The file cannot be written.
+    """
+    require_free(out, overwrite=overwrite)
+    _require_encoder(choices.encoder)
+    proposal = propose(facts, choices, has_minilm=has_minilm())
+    if proposal.model.value == MINILM and not has_minilm():
+        raise MissingExtra("transformers", "transformers")
+    folder = Path() if out is None else out.parent
+    text = format_job(proposal, folder)
+    name = "job" if out is None else out.stem
+    parse_job(tomllib.loads(text), name, folder.resolve(), str(out or name))
+    if out is not None:
+        write_text(out, text, private=False)
+    return FirstJob(proposal, text, out)
+
+
+def _require_encoder(encoder: str) -> None:
+    """Raise ParameterError if an encoder is a directory that does not exist."""
+    if encoder in ("", "none", MINILM):
+        return
+    try:
+        encoder_directory(encoder)
+    except ModelError as error:
+        raise ParameterError(
+            f"`encoder` {encoder}: no such directory; give a Hugging Face directory, "
+            '"minilm", or "none" for a light tagger'
+        ) from error

@@ -1,0 +1,270 @@
+"""Find the sites in the paths that a user names.
+
+a file                                        a site
+a folder with files train, valid and test     a site with these parts
+a folder with files of notes                  a site
+a folder with folders such as train and dev   a site
+one folder with folders of notes              a site for each of these folders
+NAME=PATH                                     a site with this name, whatever is in it
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import POOLED
+from fednotes.data.encodings import reading_as
+from fednotes.data.formats import guess_format
+from fednotes.data.formats.files import unpacked_name
+from fednotes.data.formats.folders import list_files
+from fednotes.jobs.input_readers import find_note_format
+
+_PART_WORDS = {
+    "train": ("train", "training"),
+    "valid": ("valid", "validation", "val", "dev", "devel", "development"),
+    "test": ("test", "testing"),
+}
+_PARTS = {word: part for part, words in _PART_WORDS.items() for word in words}
+# Texts that lie beside the notes of a corpus and are none.
+_ABOUT = {"readme", "license", "licence", "copying", "notice", "changelog"}
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63})=(.+)", re.DOTALL)
+_MAX_NAME = 64
+_WHOLE = "path"  # the part of a site whose notes are split by the job
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the notes of one site are.
+
+    Attributes:
+        name: Name of the site, as a job allows it.
+        root: The file or folder of all its notes.
+        parts: Its files or folders by key of a job: "path" alone, or "train", "test"
+            and perhaps "valid".
+    """
+
+    name: str
+    root: Path
+    parts: Mapping[str, Path]
+
+
+def find_places(
+    paths: Sequence[str] | Mapping[str, str], encoding: str
+) -> tuple[Place, ...]:
+    """Return the sites in files and folders.
+
+    Args:
+        paths: The paths, some perhaps as "NAME=PATH"; or paths by the names of sites.
+        encoding: Encoding of files without a byte-order mark that are not UTF-8.
+
+    Raises:
+        DataError: A path does not exist, or a folder has nothing that can be read.
+        ConfigError: A name of a site is invalid or given twice.
+    """
+    if isinstance(paths, Mapping):
+        paths = [f"{name}={path}" for name, path in paths.items()]
+    named = [_split_name(path) for path in paths]
+    for _, path in named:
+        if not os.path.exists(path):
+            raise DataError(f"{path}: no such file or folder")
+    finder = _Finder(encoding)
+    if len(named) == 1 and not named[0][0]:
+        places = finder.expand(named[0][1])
+    else:
+        places = finder.find_each(named)
+    _require_distinct([place.name for place in places])
+    return tuple(places)
+
+
+def _split_name(text: str) -> tuple[str, Path]:
+    """Return the name and the path of "NAME=PATH"; the name is "" if there is none.
+
+    Raises:
+        ConfigError: The name is not one that a site may have.
+    """
+    if os.path.exists(text):
+        return "", Path(text)
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        name, sign, _ = text.partition("=")
+        if sign and os.sep not in name:
+            raise ConfigError(
+                f"{text}: a site's name has letters, digits, - and _ only: write "
+                "NAME=PATH"
+            )
+        return "", Path(text)
+    return match[1], Path(match[2])
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Finds sites in paths.
+
+    Attributes:
+        encoding: As in `find_places`.
+    """
+
+    encoding: str
+
+    def find_each(self, named: Sequence[tuple[str, Path]]) -> list[Place]:
+        """Return a site for each path, or one site if the paths are its parts."""
+        paths = [path for _, path in named]
+        parents = {os.path.dirname(os.path.abspath(path)) for path in paths}
+        if len(parents) == 1 and not any(name for name, _ in named):
+            parts = _choose_parts(paths)
+            if len(parts) == len(paths):
+                root = paths[0].parent
+                return [Place(_site_name(Path(os.path.abspath(root))), root, parts)]
+        unnamed = _distinct_names([path for name, path in named if not name])
+        places = []
+        for name, path in named:
+            place_name = name or unnamed[path]
+            places.append(Place(place_name, path, self._parts_of(path)))
+        return places
+
+    def expand(self, path: Path) -> list[Place]:
+        """Return the site that a path is, or those in the folders within it.
+
+        Raises:
+            DataError: The folder has nothing that can be read.
+        """
+        name = _site_name(Path(os.path.abspath(path)))
+        parts = self._parts_of(path)
+        if not path.is_dir() or _WHOLE not in parts or self._has_notes(path):
+            return [Place(name, path, parts)]
+
+        folders = [
+            folder
+            for folder in sorted(path.iterdir())
+            if folder.is_dir() and not folder.name.startswith(".")
+            if not folder.is_symlink() and self._has_notes(folder, recursive=True)
+        ]
+        if not folders:
+            with reading_as(self.encoding):
+                guess_format(path)  # says what was expected
+        if len({_part_of(folder) for folder in folders} - {""}) > 1:
+            return [Place(name, path, parts)]  # parts of one corpus, but not all three
+        if len(folders) == 1:
+            return self.expand(folders[0])
+        names = _distinct_names(folders)
+        return [
+            Place(names[folder], folder, self._parts_of(folder)) for folder in folders
+        ]
+
+    def _parts_of(self, path: Path) -> dict[str, Path]:
+        """Return the train, valid and test data of a folder, or the whole path."""
+        if path.is_dir():
+            entries = [
+                entry
+                for entry in sorted(path.iterdir())
+                if not entry.name.startswith(".") and not entry.is_symlink()
+                if _part_of(entry) and self._is_readable(entry)
+            ]
+            parts = _choose_parts(entries)
+            if parts:
+                return parts
+        return {_WHOLE: path}
+
+    def _is_readable(self, path: Path) -> bool:
+        if path.is_dir():
+            return self._has_notes(path, recursive=True)
+        return self._is_of_notes(path)
+
+    def _has_notes(self, folder: Path, *, recursive: bool = False) -> bool:
+        files = list_files(folder, recursive=recursive)
+        return any(map(self._is_of_notes, files))
+
+    def _is_of_notes(self, file: Path) -> bool:
+        """Return whether a file is of a known format and not a text about the notes."""
+        if unpacked_name(file).stem.casefold() in _ABOUT:
+            return False
+        try:
+            with reading_as(self.encoding):
+                guess_format(file)
+        except DataError:
+            try:
+                find_note_format(file, None, None, self.encoding)
+            except DataError:
+                return False
+        return True
+
+
+def _part_of(path: Path) -> str:
+    """Return the part that a name such as "train_corpus.txt" means, or ""."""
+    words = re.split(r"[^a-z]+", path.name.split(".")[0].lower())
+    parts = {_PARTS[word] for word in words if word in _PARTS}
+    return parts.pop() if len(parts) == 1 else ""
+
+
+def _choose_parts(entries: Iterable[Path]) -> dict[str, Path]:
+    """Return train, valid and test among files and folders; {} if it is not clear.
+
+    A name that says nothing else, such as "train.csv", comes before "train_meta.csv".
+    """
+    by_part: dict[str, list[Path]] = {}
+    for entry in entries:
+        part = _part_of(entry)
+        if part:
+            by_part.setdefault(part, []).append(entry)
+    chosen: dict[str, Path] = {}
+    for part in _PART_WORDS:
+        candidates = by_part.get(part, [])
+        exact = [
+            path for path in candidates if path.name.split(".")[0].lower() in _PARTS
+        ]
+        candidates = exact or candidates
+        if len(candidates) > 1:
+            return {}
+        if candidates:
+            chosen[part] = candidates[0]
+    return chosen if {"train", "test"} <= chosen.keys() else {}
+
+
+# ---- names ---------------------------------------------------------------------------
+
+
+def _site_name(path: Path) -> str:
+    """Return a name that a job allows for the site of a path."""
+    name = path.name.split(".")[0] if path.suffix else path.name
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:_MAX_NAME]
+    if name.lower() == POOLED:
+        return f"{name}-site"
+    return name or "site"
+
+
+def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return a name for the site of each path.
+
+    It is the last part of the path that all paths have differently: "siteA/notes" and
+    "siteB/notes" are siteA and siteB.
+
+    Raises:
+        ConfigError: A path is given twice.
+    """
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    if len(set(absolute)) < len(absolute):
+        raise ConfigError("a path is given twice: give each path once")
+    depth = min((len(path.parts) for path in absolute), default=0)
+    for level in range(depth):
+        names = [
+            _site_name(path.parents[level - 1] if level else path) for path in absolute
+        ]
+        if len({name.lower() for name in names}) == len(names):
+            return dict(zip(paths, names, strict=True))
+    return {path: f"site{number}" for number, path in enumerate(paths, 1)}
+
+
+def _require_distinct(names: Sequence[str]) -> None:
+    """Raise ConfigError if two sites have one name, where case does not count."""
+    lowered = [name.lower() for name in names]
+    for name in names:
+        if lowered.count(name.lower()) > 1 or name.lower() == POOLED:
+            raise ConfigError(
+                f"the site name {name!r} is taken: name the sites yourself, as in "
+                "mercy=PATH"
+            )

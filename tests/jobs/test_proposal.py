@@ -1,0 +1,523 @@
+"""`fednotes init`: sites in folders, names of types, a method for the notes, a job that
+runs as it is, and never a word of a note."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tiny_jobs import corpus
+from tiny_models import save_bert
+
+import fednotes as fn
+from fednotes.core.errors import ConfigError, DataError, MissingExtra, ParameterError
+from fednotes.data.formats import FORMATS
+from fednotes.data.synthetic import generate, write_sites
+from fednotes.jobs.proposal import (
+    Choices,
+    Facts,
+    ReadOptions,
+    SiteFacts,
+    find_label_maps,
+    find_places,
+    first_job,
+    format_job,
+    propose,
+)
+from fednotes.jobs.proposal.decisions import Silos
+from fednotes.jobs.proposal.facts import Lengths
+
+ENCODINGS = "auto"
+
+
+def note(path: Path, label: str = "Drug", word: str = "aspir") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    corpus(path, label, word)
+
+
+# ---- which paths are sites -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "paths", "expected"),
+    [
+        (["notes.conll"], ["notes.conll"], {"notes": ["path"]}),
+        (["a/x.conll", "a/y.conll"], ["a"], {"a": ["path"]}),
+        (
+            ["a/train.conll", "a/devel.conll", "a/test.conll"],
+            ["a"],
+            {"a": ["train", "valid", "test"]},
+        ),
+        (
+            ["a/train/x.conll", "a/test/x.conll"],
+            ["a"],
+            {"a": ["train", "test"]},
+        ),
+        (
+            ["a/train.conll", "a/train_more.conll", "a/test.conll"],
+            ["a"],
+            {"a": ["train", "test"]},
+        ),
+        (
+            ["a/train_corpus.conll", "a/test_corpus.conll"],
+            ["a/train_corpus.conll", "a/test_corpus.conll"],
+            {"a": ["train", "test"]},
+        ),
+        (["a/train/x.conll", "a/dev/x.conll"], ["a"], {"a": ["path"]}),
+        (
+            ["all/b/x.conll", "all/c/x.conll", "all/README.txt"],
+            ["all"],
+            {"b": ["path"], "c": ["path"]},
+        ),
+        (
+            ["all/b/train.conll", "all/b/test.conll", "all/c/x.conll"],
+            ["all"],
+            {"b": ["train", "test"], "c": ["path"]},
+        ),
+        (["all/b/x.conll", "all/c/x.conll"], ["one=all"], {"one": ["path"]}),
+        (
+            ["siteA/notes/x.conll", "siteB/notes/x.conll"],
+            ["siteA/notes", "siteB/notes"],
+            {"siteA": ["path"], "siteB": ["path"]},
+        ),
+        (["deep/er/x.conll"], ["deep"], {"er": ["path"]}),
+        (["an odd näme/x.conll"], ["an odd näme"], {"an-odd-n-me": ["path"]}),
+        (["pooled/x.conll"], ["pooled"], {"pooled-site": ["path"]}),
+    ],
+)
+def test_sites_are_recognised_in_paths(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: list[str],
+    paths: list[str],
+    expected: Mapping[str, list[str]],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        if file.endswith("README.txt"):
+            Path(file).write_text("About these notes.\n", encoding="utf-8")
+        else:
+            note(Path(file))
+    places = find_places(paths, ENCODINGS)
+    assert {place.name: [*place.parts] for place in places} == expected
+
+
+def test_sites_with_one_name_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    note(tmp_path / "a.conll")
+    note(tmp_path / "b.conll")
+    paths = [f"north={tmp_path / 'a.conll'}", f"North={tmp_path / 'b.conll'}"]
+    with pytest.raises(ConfigError, match="name the sites yourself, as in mercy=PATH"):
+        find_places(paths, ENCODINGS)
+    with pytest.raises(ConfigError, match="a path is given twice"):
+        find_places([str(tmp_path / "a.conll")] * 2, ENCODINGS)
+    with pytest.raises(ConfigError, match="letters, digits, - and _ only"):
+        find_places([f"my site={tmp_path / 'a.conll'}"], ENCODINGS)
+
+
+# ---- names of entity types -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        ({"Drug": 5}, {"DRUG": 3}, ("two", "DRUG", "Drug", True)),
+        ({"Drug": 5}, {"drugs": 9}, ("one", "Drug", "drugs", True)),
+        ({"Sign_symptom": 5}, {"SignSymptom": 3}, ("two", "SignSymptom", "Sign_symptom", True)),
+        ({"Allergies": 5}, {"allergy": 3}, ("two", "allergy", "Allergies", True)),
+        ({"Disease": 5}, {"Disease_disorder": 3}, ("two", "Disease_disorder", "Disease", False)),
+        ({"Symptom": 5}, {"Sign_symptom": 3}, ("two", "Sign_symptom", "Symptom", False)),
+        ({"Drug": 5}, {"Drug": 1, "drug": 3}, ("two", "drug", "Drug", False)),
+    ],
+)  # fmt: skip
+def test_similar_names_of_two_sites_are_proposed(
+    one: Mapping[str, int],
+    two: Mapping[str, int],
+    expected: tuple[str, str, str, bool],
+) -> None:
+    (found,) = find_label_maps({"one": one, "two": two})
+    assert (found.site, found.old, found.new, found.is_active) == expected
+    assert repr(found.new) in found.reason
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"Drug": 5}, {"Drug": 3}),
+        ({"Drug": 5}, {"Disease": 3}),
+        ({"Drug": 5}, {"Adverse_drug_event": 3}),
+        ({"Diagnosis": 5}, {"Diagnosi": 3}),
+        ({"!": 5}, {"?": 3}),
+        ({"Disease": 5}, {"Disease": 2, "Disease_disorder": 3}),
+    ],
+)
+def test_names_that_mean_something_else_are_left_alone(
+    one: Mapping[str, int], two: Mapping[str, int]
+) -> None:
+    assert find_label_maps({"one": one, "two": two}) == ()
+
+
+# ---- decisions -----------------------------------------------------------------------
+
+
+def facts_of(
+    sites: Mapping[str, Mapping[str, int]], *, patients: int = 0, units: int = 40
+) -> Facts:
+    """Facts of sites whose mentions are counted; a site without any has notes alone."""
+    facts = [
+        SiteFacts(
+            name=name,
+            root=Path(name),
+            parts={"path": Path(name)},
+            holds="mentions" if types else "notes",
+            format="conll",
+            notes=100,
+            patients=patients,
+            words=Lengths(1000, 10, 20),
+            characters=Lengths(5000, 50, 100),
+            types=types,
+            units={"train": units, "valid": units, "test": units},
+        )
+        for name, types in sites.items()
+    ]
+    return Facts(tuple(facts), ReadOptions())
+
+
+@pytest.mark.parametrize(
+    ("sites", "has_minilm", "method", "model"),
+    [
+        ({"a": {"Drug": 50}, "b": {"Drug": 70}}, True, "finetune", "minilm"),
+        ({"a": {"Drug": 50}, "b": {"Drug": 70}}, False, "fedner", "none"),
+        ({"a": {"Drug": 50}, "b": {"DRUGS": 70}}, True, "finetune", "minilm"),
+        ({"a": {"Drug": 990}, "b": {"Drug": 990, "Rare": 3}}, True, "finetune", "minilm"),
+        ({"a": {"Drug": 50}, "b": {"Disease": 70}}, True, "distill", "minilm"),
+        ({"a": {"Drug": 50}, "b": {"Disease": 70}}, False, "distill", "none"),
+        ({"a": {"Drug": 50, "Test": 50}, "b": {"Drug": 70}}, True, "distill", "minilm"),
+        ({"a": {"Drug": 50}}, True, "finetune", "minilm"),
+        ({"a": {}, "b": {}}, True, "pretrain", "minilm"),
+        ({"a": {}, "b": {}}, False, "pretrain", "minilm"),
+        ({"a": {"Drug": 50}, "b": {"Drug": 50}, "c": {}}, True, "finetune", "minilm"),
+    ],
+)  # fmt: skip
+def test_the_method_fits_what_the_sites_annotate(
+    sites: Mapping[str, Mapping[str, int]], has_minilm: bool, method: str, model: str
+) -> None:
+    proposal = propose(facts_of(sites), Choices(), has_minilm=has_minilm)
+    assert (proposal.method.value, proposal.model.value) == (method, model)
+    for choice in (proposal.method, proposal.model):
+        assert re.fullmatch(r"[A-Z].*[.]", choice.reason), choice
+
+
+def test_a_user_decides_otherwise() -> None:
+    sites = {"a": {"Drug": 50}, "b": {"DRUGS": 70}}
+    choices = Choices(label_maps={("a", "Drug"): False})
+    proposal = propose(facts_of(sites), choices, has_minilm=True)
+    assert [each.is_active for each in proposal.label_maps] == [False]
+    assert proposal.method.value == "distill"
+
+    choices = Choices(method="fedner", encoder="none")
+    proposal = propose(facts_of(sites), choices, has_minilm=True)
+    assert (proposal.method.value, proposal.model.value) == ("fedner", "none")
+
+    with pytest.raises(ParameterError, match=r"`method` pretrain: .* known: distill"):
+        propose(facts_of(sites), Choices(method="pretrain"), has_minilm=True)
+    with pytest.raises(ParameterError, match="2 sites already: leave it out"):
+        propose(facts_of(sites), Choices(silos=3), has_minilm=True)
+
+
+def test_one_corpus_is_dealt_out_as_far_as_it_suffices() -> None:
+    sites = {"a": {"Drug": 50}}
+    few = propose(facts_of(sites, units=3), Choices(), has_minilm=True).silos
+    many = propose(facts_of(sites, patients=9), Choices(), has_minilm=True).silos
+    chosen = propose(facts_of(sites), Choices(silos=7), has_minilm=True).silos
+    assert few == Silos(3, "document")
+    assert many == Silos(5, "patient")
+    assert chosen == Silos(7, "document")
+    with pytest.raises(ParameterError, match="`silos` 41: expected 2 to 40"):
+        propose(facts_of(sites), Choices(silos=41), has_minilm=True)
+    with pytest.raises(DataError, match="give more notes, or a folder for each site"):
+        propose(facts_of(sites, units=1), Choices(), has_minilm=True)
+
+
+def test_remarks_name_what_a_user_should_know() -> None:
+    sites = {"a": {"Drug": 50, "Odd\x1b[2J": 3}, "b": {"Disease": 70}, "c": {}}
+    remarks = propose(facts_of(sites), Choices(), has_minilm=True).remarks
+    text = "\n".join(remarks)
+    assert "c: no annotations, so this job leaves it out" in text
+    assert "two sites: between real sites, a secure sum needs 3" in text
+    assert "no entity type is annotated at all sites" in text
+    assert "a: fewer than 10 mentions of Odd\\x1b[2J" in text
+
+
+# ---- the file ------------------------------------------------------------------------
+
+
+def test_the_file_holds_each_choice_with_its_reason_and_odd_names() -> None:
+    odd = 'The "Drug"\n# [sites.x]'
+    sites = {"a": {odd: 50, "Test": 30}, "b": {odd.upper(): 70, "Test": 30}}
+    proposal = propose(facts_of(sites), Choices(), has_minilm=True)
+    text = format_job(proposal, Path())
+    job = fn.job(first_job.FirstJob(proposal, text).table)
+    assert dict(job.sites["a"].label_map) == {odd: odd.upper()}
+    assert job.method == "finetune"
+    assert proposal.method.reason in " ".join(text.replace("\n# ", " ").split())
+    assert "in case, punctuation or plural only" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_path_that_a_job_would_read_as_something_else_is_refused(
+    tmp_path: Path,
+) -> None:
+    note(tmp_path / "$HOME" / "a" / "x.conll")
+    note(tmp_path / "$HOME" / "b" / "x.conll")
+    with pytest.raises(ConfigError, match="rename the folder"):
+        fn.init(tmp_path / "$HOME", encoder="none")
+
+
+def test_relative_paths_are_relative_to_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    note(Path("a/x.conll"))
+    note(Path("b/x.conll"))
+    made = fn.init(["a", "b"], "jobs/first.toml", encoder="none")
+    assert made.table["sites"]["a"]["path"] == "../a"
+    absolute = fn.init([tmp_path / "a", tmp_path / "b"], encoder="none")
+    assert absolute.table["sites"]["a"]["path"] == str(tmp_path / "a")
+    assert absolute.path is None
+
+
+def test_an_existing_job_is_replaced_on_request_only(tmp_path: Path) -> None:
+    note(tmp_path / "a" / "x.conll")
+    note(tmp_path / "b" / "x.conll")
+    out = tmp_path / "job.toml"
+    out.write_text("mine\n", encoding="utf-8")
+    paths = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    with pytest.raises(ParameterError, match="`overwrite` to replace it"):
+        fn.init(paths, out, encoder="none")
+    assert out.read_text("utf-8") == "mine\n"
+    made = fn.init(paths, out, encoder="none", overwrite=True)
+    assert out.read_text("utf-8") == made.text
+    assert made.path == out
+    assert made.to_dict()["method"]["value"] == "fedner"
+
+
+def test_an_encoder_that_is_not_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(tmp_path / "a" / "x.conll")
+    note(tmp_path / "b" / "x.conll")
+    with pytest.raises(ParameterError, match="`encoder` nowhere: no such directory"):
+        fn.init(tmp_path, encoder="nowhere")
+    monkeypatch.setattr(first_job, "has_minilm", lambda: False)
+    assert fn.init(tmp_path).proposal.method.value == "fedner"
+    with pytest.raises(MissingExtra, match="transformers"):
+        fn.init(tmp_path, method="finetune")
+
+
+# ---- files ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no file in this folder is of a known format"),
+        ({"a.bin": b"\x00\x01\x02"}, "no file in this folder is of a known format"),
+        (
+            {
+                "a.conll": b"Took O\naspirin B-Drug\n\n",
+                "b.txt": b"Took aspirin",
+                "b.ann": b"T1\tDrug 5 12\taspirin\n",
+            },
+            "the folder mixes formats: brat (2 files), conll (1 files); name one of them",
+        ),
+        ({"a.txt": b"caf\xe9"}, 'such as encoding = "cp1252"'),
+        ({"a.conll": b"Took O\naspirin O\n\n"}, "no entity is annotated"),
+        ({"a.conll": b"Took O\naspirin B-Drug\n\n"}, "too few to be split"),
+        ({"x/a.conll": b"Took O\naspirin X-Y-Z B-Drug\nno\n\n"}, "a.conll:2"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(
+    tmp_path: Path, files: Mapping[str, bytes], message: str
+) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        fn.init(folder, encoder="none")
+    assert message in str(refused.value)
+    assert str(folder) in str(refused.value)
+    assert "aspirin" not in str(refused.value)
+
+
+def test_bad_data_and_encodings_are_read_as_the_job_will_read_them(
+    tmp_path: Path,
+) -> None:
+    for site in ("a", "b"):
+        note(tmp_path / site / "x.conll", word=f"tabl{site}")
+        path = tmp_path / site / "x.conll"
+        path.write_bytes(path.read_bytes() + b"caf\xe9 O\nmore O\nless\n\n")
+    with pytest.raises(DataError):
+        fn.init(tmp_path, encoder="none")
+    made = fn.init(tmp_path, encoder="none", on_error="skip", encoding="cp1252")
+    assert made.table["sites"]["a"]["encoding"] == "cp1252"
+    assert made.table["sites"]["a"]["on_error"] == "skip"
+    assert made.proposal.facts.sites[0].encodings == ("cp1252",)
+    assert "a: left out because it cannot be used: 1 line" in "\n".join(
+        made.proposal.remarks
+    )
+
+
+def test_notes_without_annotations_are_for_pretraining(tmp_path: Path) -> None:
+    rows = "".join(f"{n},p{n // 2},Note {n} says little.\n" for n in range(12))
+    (tmp_path / "ward.csv").write_text(f"note_id,subject_id,text\n{rows}")
+    made = fn.init(tmp_path / "ward.csv", encoder="minilm")
+    (site,) = made.proposal.facts.sites
+    assert (site.notes, site.patients, site.holds) == (12, 6, "notes")
+    assert made.table["method"] == "pretrain"
+    assert made.table["silos"] == {"number": 5, "by": "patient"}
+
+
+# ---- the job as it is ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Generated notes: three sites with the same types, three with different ones."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    generated = generate(3, sentences_per_site=60, seed=4)
+    write_sites(generated, folder / "different", "conll")
+    for site in generated:
+        target = folder / "same" / site.data.id
+        target.mkdir(parents=True)
+        documents = (*site.complete.train, *site.complete.valid, *site.complete.test)
+        FORMATS["jsonl"].write(documents, target / "notes.jsonl")
+    return folder
+
+
+QUICK = {
+    "finetune": {"training": {"cycles": 1}},
+    "fedner": {"training": {"epochs": 1, "personal_epochs": 0}},
+    "distill": {"training": {"rounds": 1}},
+    "personal": {"training": {"cycles": 1, "distil_epochs": 1}},
+    "pretrain": {"training": {"cycles": 1, "head_cycles": 0}},
+}
+
+
+def run_as_it_is(made: fn.FirstJob, out: Path) -> fn.RunResult:
+    """Check the written job, and simulate its first epoch."""
+    assert made.path is not None
+    checked = fn.check(made.path)
+    assert checked.wrong == (), checked.wrong
+    quick = QUICK[made.proposal.method.value]
+    return fn.simulate(fn.job(made.path, conditions=["federated"], **quick), out)
+
+
+@pytest.mark.parametrize(
+    ("notes", "method"),
+    [("same", "finetune"), ("different", "distill"), ("same/reports", "finetune")],
+)
+def test_the_proposed_job_passes_check_and_simulate(
+    tmp_path: Path, hospitals: Path, bert: Path, notes: str, method: str
+) -> None:
+    made = fn.init(hospitals / notes, tmp_path / "job.toml", encoder=str(bert))
+    assert made.proposal.method.value == method
+    result = run_as_it_is(made, tmp_path / "run")
+    number = made.proposal.silos.number if made.proposal.silos else 3
+    assert len(result.sites) == number
+
+
+@pytest.mark.parametrize(
+    ("notes", "method"),
+    [
+        ("same", "fedner"),
+        ("different", "distill"),
+        ("different", "fedner"),
+        ("same/reports", "fedner"),
+    ],
+)
+def test_the_proposed_job_of_a_light_tagger_passes_too(
+    tmp_path: Path, hospitals: Path, notes: str, method: str
+) -> None:
+    out = tmp_path / "job.toml"
+    made = fn.init(hospitals / notes, out, encoder="none", method=method)
+    assert made.proposal.is_light
+    run_as_it_is(made, tmp_path / "run")
+
+
+def test_other_methods_pass_too(tmp_path: Path, hospitals: Path, bert: Path) -> None:
+    out = tmp_path / "job.toml"
+    made = fn.init(hospitals / "different", out, method="personal", encoder=str(bert))
+    run_as_it_is(made, tmp_path / "personal")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(8):
+        (texts / f"{number}.txt").write_text("Denies fever. No cough today.\n" * 3)
+    encoder = save_bert(tmp_path / "bert", max_position_embeddings=128)
+    made = fn.init(texts, out, encoder=str(encoder), overwrite=True)
+    assert made.proposal.method.value == "pretrain"
+    run_as_it_is(made, tmp_path / "pretrain")
+
+
+def shown_words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"\w+", text.casefold()))
+
+
+def test_no_word_of_a_mention_is_shown(hospitals: Path) -> None:
+    """All that a proposal says, against the words of all mentions."""
+    made = fn.init(hospitals / "different", encoder="none")
+    shown = shown_words(f"{made.text}{made.to_dict()}{made!r}")
+    own = shown_words(f"{' '.join(made.proposal.facts.sites[0].types)}")
+    for site in generate(3, sentences_per_site=60, seed=4):
+        for document in (*site.data.train, *site.data.test):
+            for span in document.spans:
+                forms = shown_words(document.text[span.start : span.end])
+                secrets = {
+                    form for form in forms if len(form) > 5 and not form.isdigit()
+                }
+                assert not secrets & (shown.keys() - own.keys())
+
+
+# ---- real corpora --------------------------------------------------------------------
+
+
+@pytest.mark.corpora
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("paths", "method", "number"),
+    [
+        (["bc5cdr/train.tsv", "bc5cdr/devel.tsv", "north=bc5cdr/test.tsv"], "finetune", 3),
+        (["psytar", "ncbi_disease", "bc5cdr/pubtator"], "distill", 3),
+        (["maccrobat"], "finetune", 5),
+    ],
+)  # fmt: skip
+def test_jobs_for_real_corpora_pass_check_and_simulate(
+    tmp_path: Path,
+    corpora: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bert: Path,
+    paths: list[str],
+    method: str,
+    number: int,
+) -> None:
+    monkeypatch.chdir(corpora)
+    made = fn.init(paths, tmp_path / "job.toml", encoder=str(bert))
+    assert made.proposal.method.value == method
+    assert fn.check(made.path).wrong == ()
+    limits = {"max_sentences": 40, "max_valid_sentences": 20, "max_test_sentences": 20}
+    sites = dict.fromkeys(made.table["sites"], limits)
+    job = fn.job(made.path, conditions=["federated"], sites=sites, **QUICK[method])
+    assert len(fn.simulate(job, tmp_path / "run").sites) == number
+
+    shown = f"{made.text}{made.to_dict()}".casefold()
+    for site in made.proposal.facts.sites:
+        for path in site.parts.values():
+            for document in fn.read(path):
+                for span in document.spans:
+                    form = document.text[span.start : span.end].casefold()
+                    assert len(form.split()) < 3 or form not in shown
