@@ -1,7 +1,7 @@
 """The group of all commands: those of the core and those that packages register.
 
-A registered command is imported when it is run or listed in the help, so a command
-starts as fast as if it were the only one.
+A registered command is imported when it is run or listed in the help, so other commands
+do not slow down its start.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fednotes.core.errors import ConfigError
 
 DATA, TRAIN, USE, DEPLOY = "Data", "Train", "Use", "Deploy"
 PANELS = (DATA, TRAIN, USE, DEPLOY)
-OTHER = "More"  # the panel of a command that names none
-_GAP = 6  # columns of a line of the help beside the name and the text
+OTHER = "More"  # the panel of commands that name none
+_GAP = 6  # columns of a help line besides the name and the text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -31,8 +31,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def in_panel(panel: str) -> Callable[[Command], Command]:
     """Mark a function as a command that `fednotes --help` lists in a panel.
 
-    It is for functions that a package registers. A `typer.Typer` names its panel by
-    `rich_help_panel`.
+    Packages use this for the functions that they register. A `typer.Typer` names its
+    panel in `rich_help_panel`.
 
     Args:
         panel: One of `PANELS`, or another heading.
@@ -46,7 +46,7 @@ def in_panel(panel: str) -> Callable[[Command], Command]:
 
 
 class CommandTable(UserDict[str, Any]):
-    """Commands by name. A registered one is imported when it is first looked up."""
+    """Commands by name. Registered ones are imported when they are first looked up."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a command.
@@ -88,7 +88,7 @@ class AllCommands(TyperGroup):
                     formatter.write_dl(rows)
 
     def _panels(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the commands by panel and name; warn of those that are broken."""
+        """Return the commands by panel and name; warn about broken ones."""
         panels: dict[str, dict[str, Any]] = {}
         for name in self.commands:
             try:

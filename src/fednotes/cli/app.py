@@ -1,7 +1,6 @@
 """The command line.
 
-A command exits with code 0, or prints what is wrong on one line of stderr and exits
-with code 2.
+A command exits with code 0, or prints a one-line error to stderr and exits with code 2.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 from fednotes.core.stopping import Stopped, end_while_importing, raise_stopped
 
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
-    end_while_importing(sys.argv)  # before the imports that take a second
+    end_while_importing(sys.argv)  # before the slow imports
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -99,7 +98,7 @@ def _options(
     """Train models on clinical notes of several sites, which stay at the sites."""
 
 
-_MAX_PROBLEMS = 20  # problems of a corpus that an error lists
+_MAX_PROBLEMS = 20  # maximum number of problems that an error lists
 
 
 class Predictions(StrEnum):
@@ -189,7 +188,7 @@ def _show_run(result: RunResult, out: Path) -> None:
     if missing:
         say(f"note: {missing}")
     say(f"report: {write_report(out)}")
-    for table in result_tables(result):  # last, so that they stay on the screen
+    for table in result_tables(result):  # printed last, so that they stay in view
         console.print(table)
 
 
@@ -222,7 +221,7 @@ def _parse_label_map(label_map: list[str] | None) -> dict[str, str]:
 def _fast_imports() -> Iterator[None]:
     """Turn the garbage collector off while large modules are imported.
 
-    It would take a fifth of the time and find nothing.
+    Collection would take a fifth of the import time and free nothing.
     """
     gc.disable()
     yield
@@ -378,7 +377,7 @@ def calibrate(
     from fednotes.metrics.calibration import picture
 
     if plot is not None:
-        picture({}, plot)  # fails before anything is done, if it cannot be written
+        picture({}, plot)  # fail before any work if the plot cannot be written
     new_names = _parse_label_map(label_map)
     if check:
         loaded = load(model, device, backbone)
@@ -443,7 +442,7 @@ def check(
     """
     from fednotes.api import check as run
 
-    # A status appears on terminals only; piped output has none.
+    # The status appears only on terminals, not in piped output.
     with Console(stderr=True).status("reading") as status:
         checked = run(
             *targets,
@@ -520,7 +519,7 @@ def main() -> None:
         fail(message, error.problems[1:] if isinstance(error, DataError) else ())
     except typer.Abort:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has ended
+    except BrokenPipeError:  # the reader of the output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
@@ -530,8 +529,8 @@ def main() -> None:
 
 
 def _fail_unexpected(error: Exception) -> None:
-    """Print errors of memory and of the command line's own library; raise others."""
-    # torch raises a RuntimeError if the CPU's memory is not enough
+    """Print out-of-memory errors and errors of the CLI library; raise others."""
+    # torch raises a RuntimeError if there is too little memory
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         fail("not enough memory: choose smaller layers or batches in the job's [model]")
     if type(error).__module__.split(".")[0] not in ("click", "typer"):
@@ -555,7 +554,7 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
 
     Args:
         message: What is wrong, on one line.
-        more: Further problems; only a few of many similar ones are printed.
+        more: Further problems; of many similar ones, only a few are printed.
     """
     print(f"error: {one_line(message, None)}", file=sys.stderr)
     lines = fold_problems(more)

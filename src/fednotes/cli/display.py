@@ -1,4 +1,4 @@
-"""What a run shows in a terminal: a progress bar, scores, tables at the end."""
+"""The terminal display of a run: a progress bar, scores, and tables at the end."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from fednotes.jobs.seeds import SeedsResult
     from fednotes.metrics.calibration import Reliability
 
-_SITE_COLUMNS = 4  # up to so many sites have a column in the table of types
-_LISTED_TYPES = 15  # types in that table
-SHORT = 60.0  # seconds that are too short to be announced
-# Tables of several seeds show only F1 of these, so that 80 columns are enough.
+_SITE_COLUMNS = 4  # with more sites, the table of types has no column for each
+_LISTED_TYPES = 15  # maximum number of types in that table
+SHORT = 60.0  # seconds; shorter runs are not announced
+# Tables of several seeds show only the F1 of these, to fit into 80 columns.
 _ONLY_F1 = ("relaxed", "relaxed_one_to_one")
 UNPAIRED = (
     "no p: an unpaired interval, because the two models were not "
@@ -61,15 +61,15 @@ ONE_TO_ONE = (
     "type, so one long mention can match several; one to one: each "
     "mention is in at most one pair"
 )
-# What tables of scores of the first kind say in their titles.
+# Titles of tables, by the first kind of scores in them.
 _TITLES = {
     "masked": "masked words of held-out notes",
     "codes": "codes of test patients",
 }
 _TEST_SCORES = "test scores in %"
-LISTED_SITES = 10  # up to this many, a progress line shows the score of each site
+LISTED_SITES = 10  # with more sites, a progress line does not show each site's score
 UNPROVEN = "proves nothing: the attack fails even without a defence"
-# The score in a progress line is the first of these that sites report.
+# A progress line shows the first of these scores that sites report.
 _LINE_SCORES = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))
 _PRF = ("P", "R", "F1")
 _DISEASE_MEASURES = (
@@ -102,17 +102,17 @@ class RichDisplay(ProgressListener):
         """Show what a run will send.
 
         Raises:
-            typer.Abort: A person does not want it.
+            typer.Abort: The person declines.
         """
         is_large = traffic.up + traffic.down > LARGE_BYTES
         self._announce(str(traffic), must_ask=is_large)
 
     def plan(self, work: Mapping[str, float]) -> None:
-        """Take note of the work of each part, to estimate the time left."""
+        """Record the work of each part, to estimate the time left."""
         self._time.plan(work)
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        """Begin the bar of a part."""
+        """Start the bar of a part."""
         self._close()
         self._part = part
         self._rounds = rounds
@@ -162,14 +162,14 @@ class RichDisplay(ProgressListener):
         return " "
 
     def _loss_text(self, result: RoundResult) -> str:
-        """Return loss and scores, or the spent ε of a private run, which sends none."""
+        """Return loss and scores; or ε for a private run, which reports neither."""
         if self._part.is_private:
             epsilon = result.metrics.get("epsilon")
             return "" if epsilon is None else f"ε {epsilon:.2f}"
         return f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
 
     def _pace_text(self, result: RoundResult) -> str:
-        """Return how many examples are trained on in a second."""
+        """Return the number of training examples per second, in words."""
         if not self._sentences:
             return ""
         assert self._first is not None
@@ -185,7 +185,7 @@ class RichDisplay(ProgressListener):
         return f"{format_duration(seconds)} left at most"
 
     def _announce(self, line: str, *, must_ask: bool) -> None:
-        """Print what a run costs; ask a person if it is much."""
+        """Print the cost of a run; ask for confirmation if it is high."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
         if must_ask and self._ask:
             with paused(self._bar):
@@ -206,14 +206,14 @@ class RichDisplay(ProgressListener):
             self._close()
 
     def seed(self, seed: int, place: int, total: int) -> None:
-        """Announce the run of a seed."""
+        """Announce the run with a seed."""
         self._close()
         self._time = TimeLeft()
         self._is_time_announced = False
         self.console.print(f"seed {seed} ({place} of {total})", highlight=False)
 
     def warn(self, text: str) -> None:
-        """Print a warning, once if the runs of several seeds repeat it."""
+        """Print a warning, but only once if several seeds' runs repeat it."""
         if text in self._warned:
             return
         self._warned.add(text)
@@ -223,7 +223,7 @@ class RichDisplay(ProgressListener):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close()  # an error must not leave the terminal without its cursor
+        self._close()  # an error must not leave the cursor hidden
 
     def _begin(self, name: str, total: int | None) -> Progress:
         self._bar = _bar(self.console, TextColumn("{task.fields[left]}"))
@@ -238,7 +238,7 @@ class RichDisplay(ProgressListener):
 
 
 def site_scores_text(scores: Mapping[str, float]) -> str:
-    """Return the score of each site; for many sites mean, lowest and highest."""
+    """Return the score of each site; for many sites, the mean, minimum and maximum."""
     if len(scores) <= LISTED_SITES:
         return " ".join(f"{site} {score:.3f}" for site, score in scores.items())
     lowest = min(scores, key=scores.__getitem__)
@@ -255,8 +255,8 @@ def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
 
     Args:
         heads: Headings of the columns.
-        left: How many of the first columns are aligned to the left, as words are; the
-            others are aligned to the right, as numbers are.
+        left: Number of leading columns that are left-aligned, as for words; the others
+            are right-aligned, as for numbers.
         options: Options of `rich.table.Table`.
     """
     table = Table(**options)
@@ -276,7 +276,7 @@ def compact_sheet(*heads: str | Text, left: int = 1, title: str = "") -> Table:
 
 
 def result_tables(result: RunResult) -> list[Table]:
-    """Return the tables that are shown of a run, as far as its models were scored."""
+    """Return the tables to show for a run, as far as its models were scored."""
     scores = result_table(result) if any(result.mean.values()) else None
     verdicts = [verdict_table(result, against) for against in BASELINES]
     tables = [scores, disease_table(result), *verdicts]
@@ -327,7 +327,7 @@ def result_table(result: RunResult) -> Table:
 
 
 def _name(text: str) -> Text:
-    """Return a name that a narrow terminal cuts, so that it does not cut numbers."""
+    """Return a name that a narrow terminal truncates instead of the numbers."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -472,7 +472,7 @@ def _signed(value: float, holds: str) -> str:
 
 
 def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
-    """Return what the federation gives each site, and which model it should use.
+    """Return each site's gain from the federation, and the model that it should use.
 
     Returns:
         None if no site has both a federated model and one of the other condition.
@@ -516,7 +516,7 @@ def nothing_judged(result: RunResult) -> str:
 
 
 def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:
-    """Return a number for a table; a dash if it does not exist."""
+    """Return a number for a table; a dash if it is None."""
     return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
@@ -566,19 +566,19 @@ def _averages(scores: list[Mapping[str, Any]]) -> str:
 
 
 def _heads_of(columns: Sequence[Column]) -> str:
-    """Return the heads of columns that share a cell."""
+    """Return the headings of columns that share a cell."""
     heads = [column.head for column in columns]
     return _side_by_side(heads, heads)
 
 
 def _side_by_side(cells: Sequence[str], heads: Sequence[str]) -> str:
-    """Return short texts as one cell; each has room for its head and for 100.0."""
+    """Return short texts as one cell; each is as wide as its heading or as 100.0."""
     pairs = zip(cells, heads, strict=True)
     return " ".join(f"{cell:>{max(5, len(head))}}" for cell, head in pairs)
 
 
 def evaluation_table(scores: Mapping[str, Any]) -> Table:
-    """Return the scores of a model: by disease if it has these, else by entity type."""
+    """Return the scores of a model, by disease or by entity type."""
     if "by_output" in scores:
         return _patient_score_table(scores)
     return _mention_score_table(scores)
@@ -610,7 +610,7 @@ def _mention_score_table(scores: Mapping[str, Any]) -> Table:
 
 
 def reliability_table(title: str, reliability: Reliability) -> Table:
-    """Return confidences by bins: their number, their mean, and how many are right."""
+    """Return confidences by bin: their number, mean, and share that is right."""
     heads = ("mentions", "mean confidence", "right, %")
     table = sheet("confidence", *heads, title=f"{title}: ECE {reliability.ece:.3f}")
     for row in reliability.bins:
@@ -650,7 +650,7 @@ def _patient_score_table(scores: Mapping[str, Any]) -> Table:
 
 
 def comparison_table(found: Comparison) -> Table:
-    """Return what `fednotes compare` prints, in percent."""
+    """Return the table that `fednotes compare` prints, in percent."""
     sides = (found.condition, found.against)
     names = list(sides)
     if found.runs:
@@ -692,7 +692,7 @@ def _precision_recall_f1(scores: Mapping[str, float]) -> str:
 
 
 def _comparison_notes(found: Comparison) -> Iterator[str]:
-    """Yield what a reader of a comparison should know."""
+    """Yield remarks for the reader of a comparison."""
     if found.kind == "macro F1":
         yield (
             "a class counts if either model knows it; in reports, if the "
@@ -717,7 +717,7 @@ def _comparison_notes(found: Comparison) -> Iterator[str]:
 
 
 def audit_table(audit: Audit) -> Table:
-    """Return what `fednotes audit` prints, in percent."""
+    """Return the table that `fednotes audit` prints, in percent."""
     title = f"{escape(audit.title)}: what leaves {escape(audit.site)}"
     table = sheet("attack", "success", "control", "chance", title=title)
     table.add_column("defence, or why it does not apply")
@@ -740,7 +740,7 @@ def audit_table(audit: Audit) -> Table:
 
 
 class RunsBar:
-    """Shows how many of several runs are done; it is called after each one.
+    """Shows how many of several runs are done; call it after each run.
 
     If the output is not a terminal, it prints a line for each run instead.
 
@@ -758,7 +758,7 @@ class RunsBar:
         self._task = bar.add_task(name, total=None, line="")
 
     def show_planning(self, run: str, done: int, total: int) -> None:
-        """Show which run is planned next; with `done` equal to `total`, none is."""
+        """Show which run is being planned; none if `done` equals `total`."""
         if self._planning is None:
             if not self._console.is_terminal:
                 self._print(f"{self._name}: planning the runs")
@@ -807,10 +807,10 @@ def paused(bar: Progress | None) -> Iterator[None]:
 
 
 def _bar(console: Console, time_left: ProgressColumn) -> Progress:
-    """Return a bar with description, count, a free line and the time left.
+    """Return a bar with a description, a count, a free text and the time left.
 
     It shows nothing if the output is not a terminal. Names of jobs and sites may
-    contain square brackets, so no column reads markup.
+    contain square brackets, so no column interprets markup.
     """
     return Progress(
         TextColumn("{task.description:<22}", style="bold", markup=False),
@@ -824,7 +824,7 @@ def _bar(console: Console, time_left: ProgressColumn) -> Progress:
 
 
 def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
-    """Return the counts of each site, and the surface forms that sites share.
+    """Return tables of each site's counts, and of surface forms that sites share.
 
     This is Table 1 of Ge et al. 2020.
     """
@@ -968,7 +968,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 
 def count_tables(counts: Sequence[CountTable]) -> list[Table]:
-    """Return tables of what a job's sites hold."""
+    """Return tables of counts about a job's sites."""
     tables = []
     for each in counts:
         table = sheet(*each.heads, left=each.words, title=each.title or None)

@@ -41,7 +41,7 @@ jobs = typer.Typer(
 
 
 class Output(StrEnum):
-    """Formats that generated corpora are written in."""
+    """Formats for generated corpora."""
 
     jsonl = "jsonl"
     brat = "brat"

@@ -1,7 +1,7 @@
-"""What commands share: the console that they print on, and common options.
+"""Shared by all commands: the console and common options.
 
-The commands of applications and other packages import this too, so it imports nothing
-large.
+The commands of applications and other packages import this module too, so it imports
+nothing large.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fednotes.core.cleaning import clean
 
-PIPED = 400  # columns if the output is not a terminal, so that no table cuts a label
+PIPED = 400  # columns of piped output, wide enough for the labels of all tables
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
 
@@ -35,7 +35,7 @@ Settings = Annotated[
 
 
 class OnError(StrEnum):
-    """How to treat data of a corpus that cannot be used."""
+    """How to handle unusable data in a corpus."""
 
     refuse = "refuse"
     skip = "skip"
@@ -82,18 +82,18 @@ SKIP_REMEDY = (
 
 
 def say(*lines: str) -> None:
-    """Print lines without colours, markup, wrapping and control characters."""
+    """Print lines without colours, markup, wrapping or control characters."""
     for line in lines:
         console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 
 
 def tell(notes: Iterable[str]) -> None:
-    """Print remarks, each as a note; a warning is printed as it is."""
+    """Print remarks, each as a note; warnings are printed unchanged."""
     for note in notes:
         say(note if note.startswith("warning: ") else f"note: {note}")
 
 
-# Options that are named unlike the parameter of the function behind the command.
+# Options whose names differ from the parameter of the underlying function.
 _OPTIONS = {
     "settings": "--set",
     "label_map": "--map",
@@ -104,7 +104,7 @@ _PARAMETER = re.compile("`([a-z_]+)`")
 
 
 def with_options(message: str) -> str:
-    """Return a message with options in the place of parameters in backticks."""
+    """Return a message in which options replace the parameters in backticks."""
 
     def option(match: re.Match[str]) -> str:
         parameter = match[1]
@@ -117,6 +117,6 @@ def can_ask(yes: bool) -> bool:  # noqa: FBT001 - the value of an option
     """Return whether a person can be asked a question.
 
     Args:
-        yes: The option `--yes`: the person does not want to be asked.
+        yes: The option `--yes`: the person prefers not to be asked.
     """
     return not yes and console.is_terminal and sys.stdin.isatty()

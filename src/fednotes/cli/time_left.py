@@ -1,4 +1,4 @@
-"""How long a run still takes, over all of its parts."""
+"""Estimates of the remaining time of a run, over all of its parts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from statistics import fmean, median
 
 from fednotes.engines.rounds import RoundResult
 
-FEWEST_ROUNDS = 3  # after the first one, which has the start-up in it
+FEWEST_ROUNDS = 3  # after the first round, which includes the start-up
 FEWEST_SECONDS = 5.0
-# after these, or SETTLED_SHARE of a part's rounds, a pace is settled
+# A pace is settled after this time, or after SETTLED_SHARE of a part's rounds.
 SETTLED_SECONDS = 60.0
 SETTLED_SHARE = 0.05
-MOST_MEDIANS = 5.0  # a longer round has waited, for a site or for the machine
+MOST_MEDIANS = 5.0  # a longer round has waited for a site or the machine
 
 
 @dataclass
@@ -22,8 +22,8 @@ class _Part:
 
     Attributes:
         name: The part's name.
-        rounds: The most rounds that it can have; 0 if that is not known.
-        done: Rounds that are done.
+        rounds: Maximum number of its rounds; 0 if it is not known.
+        done: Number of completed rounds.
         times: Seconds of each round after the first, and whether it was evaluated.
     """
 
@@ -33,7 +33,7 @@ class _Part:
     times: list[tuple[float, bool]] = field(default_factory=list)
 
     def seconds_per_round(self) -> float:
-        """Return the mean time of a round, without what it waited."""
+        """Return the mean time of a round, without waiting times."""
         total = 0.0
         for evaluated in (False, True):
             times = [seconds for seconds, judged in self.times if judged == evaluated]
@@ -43,7 +43,7 @@ class _Part:
         return total / len(self.times)
 
     def is_settled(self) -> bool:
-        """Return whether the rounds so far tell how long the others take."""
+        """Return whether the rounds so far suffice to predict the others."""
         if not self.rounds or len(self.times) < FEWEST_ROUNDS:
             return False
         seconds = self.seconds_per_round() * len(self.times)
@@ -53,10 +53,11 @@ class _Part:
 
 
 class TimeLeft:
-    """Estimates how long a run still takes, from the rounds that it has done.
+    """Estimates the remaining time of a run from the rounds completed so far.
 
-    It says nothing until the rounds so far tell something. The first round of a part,
-    which has the start-up in it, does not count, nor does the time that a round waits.
+    It gives no estimate until the rounds so far suffice for one. The first round of a
+    part, which includes the start-up, does not count, nor does the time for which a
+    round waits.
     """
 
     def __init__(self) -> None:
@@ -66,11 +67,11 @@ class TimeLeft:
         self._last: RoundResult | None = None
 
     def plan(self, work: Mapping[str, float]) -> None:
-        """Take note of what the run will do.
+        """Record the plan of the run.
 
         Args:
-            work: The work of each part that is still to be trained, in any unit that is
-                the same for all; 0 where it is not known. A run without a plan has one
+            work: The work of each part that is still to be trained, in any unit common
+                to all parts; 0 where it is not known. A run without a plan has one
                 part.
         """
         self._work = dict(work)
@@ -81,7 +82,7 @@ class TimeLeft:
         self._last = None
 
     def round(self, result: RoundResult) -> None:
-        """Take note of a round of the part."""
+        """Record a round of the part."""
         part, last = self._part, self._last
         if last is not None and result.round > last.round:
             rounds = result.round - last.round
@@ -99,13 +100,13 @@ class TimeLeft:
 
     @property
     def stops_early(self) -> bool:
-        """Whether a part has ended before its last round, so that others may."""
+        """Whether a part ended before its last round, so that others may do so too."""
         return self._share_run() < 1
 
     def seconds(self) -> float | None:
         """Return the seconds until the run ends; None while they are not known.
 
-        They are the most that it can take, or about what it will take if `stops_early`.
+        This is an upper bound; if `stops_early`, it is an estimate.
         """
         part = self._part
         paces = [
@@ -129,7 +130,7 @@ class TimeLeft:
         return current + later
 
     def _pace(self, part: _Part) -> float | None:
-        """Return the seconds of one unit of work; None if the part does not tell."""
+        """Return the seconds per unit of work; None if the part does not show it."""
         work = self._work.get(part.name, 0.0)
         if not work or not part.is_settled():
             return None
@@ -141,7 +142,7 @@ class TimeLeft:
         return [work for name, work in self._work.items() if name not in begun]
 
     def _share_run(self) -> float:
-        """Return which share of their rounds the finished parts have run."""
+        """Return the share of their rounds that the finished parts ran."""
         shares = [
             part.done / part.rounds
             for part in self._finished

@@ -1,1 +1,1 @@
-"""The federation behind a method: sites in this process, or real ones."""
+"""The engines that run a federation: with sites in this process, or with real sites."""

@@ -1,9 +1,9 @@
-"""When a site answers under a secure sum, so that its speed tells nothing of its notes.
+"""Delays of a site's answers under a secure sum, so that timing reveals nothing.
 
-The site that answers first would have the fewest notes. So sites hold their answers
-back until the end of a class of times, 2^(k/2) / 16 seconds, which all sites share: the
-class of the slowest site in the last sum of the task. Each site adds a 1 under its own
-class to that sum.
+Otherwise the site that answers first would be the one with the fewest notes. Sites
+therefore hold their answers back until the end of a class of times, 2^(k/2) / 16
+seconds, which all sites share: the class of the slowest site in the last sum of the
+task. Each site adds a 1 under its own class to that sum.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-PACE = "@time "  # first characters of the names of the counts that stand for classes
+PACE = "@time "  # prefix of the names of the counts that stand for classes
 CLASSES = 36  # the last class ends after three hours
 PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))  # count names by class
-WINDOW = 8  # last answers that decide a task's class; a longer pause is forgotten
+WINDOW = 8  # the most recent answers, which decide a task's class
 MARGIN = 1.25  # factor for the next answer, which may take a little longer
-SETTLED = 3  # answers after which an honest server's class is never below a site's own
-COARSE = 4  # classes in a coarse class, which ends after a power of four, divided by 16
-WARY = 64  # answers for which a site distrusts a server that sent such a class
+SETTLED = 3  # answers after which an honest server's class is at least the site's own
+COARSE = 4  # classes in a coarse class, which ends after 4^k / 16 seconds
+WARY = 64  # answers for which a site distrusts a server that sent an implausible class
 
 
 def seconds_of(level: int) -> float:
@@ -35,7 +35,7 @@ def class_of(seconds: float) -> int:
 
 
 def last_class_within(seconds: float) -> int:
-    """Return the last class that ends no later; the first class if all end later."""
+    """Return the last class that ends by a time; the first class if none does."""
     return max(
         (level for level in range(CLASSES) if seconds_of(level) <= seconds), default=0
     )
@@ -48,30 +48,30 @@ def slowest(metrics: Mapping[str, float]) -> int | None:
 
 
 def without_classes(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the method's own counts."""
+    """Return the metrics without the counts that stand for classes."""
     return {name: count for name, count in metrics.items() if not name.startswith(PACE)}
 
 
 class AnswerTimes:
-    """Holds the answers of one site back.
+    """Delays the answers of one site.
 
     Some answers wait longer, until the end of a coarse class of 4^k / 16 seconds:
 
-    - The first three of a task. An honest server's class may be too low for them, so a
-      site cannot tell yet whether a server lies. All sites wait for the end of the
-      coarse class that contains the server's class. A server thus learns a site's
-      coarse class only, whatever it sends.
-    - One whose class from the server is below the site's own, as a dishonest server may
-      send it. The site keeps to coarse classes for a while then, so that a server gains
-      little by trying further classes.
-    - One that is too late for its class.
+    - The first three answers of a task. An honest server's class may be too low for
+      them, so a site cannot tell yet whether a server lies. All sites wait for the end
+      of the coarse class that contains the server's class. Whatever a server sends, it
+      thus learns only a site's coarse class.
+    - An answer for which the server sent a class below the site's own, as a dishonest
+      server may do. The site then uses coarse classes for a while, so that a server
+      gains little by trying further classes.
+    - An answer that is too late for its class.
 
     Args:
-        clock: Returns the time in seconds; tests have their own.
-        sleep: Waits for so many seconds; tests have their own.
-        longest: Seconds after which no answer waits for slower sites. A site that
-            reports a class of hours can thus delay the others no more than by answering
-            late itself.
+        clock: Returns the time in seconds; tests replace it.
+        sleep: Waits for a number of seconds; tests replace it.
+        longest: Maximum number of seconds for which an answer waits for slower sites. A
+            site that reports a class of hours thus delays the others no more than if it
+            answered late itself.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class AnswerTimes:
         self.clock = clock
         self._sleep = sleep
         self._max_class = last_class_within(longest)
-        self._durations: dict[str, deque[float]] = {}  # of the last answers, by task
-        self._wary: dict[str, int] = {}  # answers for which a site is wary, by task
+        self._durations: dict[str, deque[float]] = {}  # durations by task
+        self._wary: dict[str, int] = {}  # answers for which it is wary, by task
 
     def counts(self, task: str, seconds: float) -> dict[str, float]:
         """Return what the site adds to the sum: 1 under its class, 0 under the others.
@@ -99,11 +99,11 @@ class AnswerTimes:
         return {name: float(level == own) for level, name in enumerate(PACES)}
 
     def wait(self, task: str, begun: float, told: int | None) -> None:
-        """Hold the answer to a task back.
+        """Delay the answer to a task.
 
         Args:
             task: The task.
-            begun: When its request came, by `clock`.
+            begun: When its request arrived, by `clock`.
             told: The class of the slowest site; None if it is not known.
         """
         duration = self.clock() - begun
@@ -128,7 +128,7 @@ class AnswerTimes:
             self._sleep(seconds_left)
 
     def _class(self, task: str, seconds: float = 0.0) -> int:
-        """Return the class of the slowest of the last answers, with a margin."""
+        """Return the class of the slowest recent answer, with a margin."""
         return class_of(MARGIN * max(seconds, *self._durations.get(task, ()), 0.0))
 
 

@@ -1,17 +1,17 @@
 """The engine of real sites, which are reached over a transport that may fail.
 
-The first request of a round goes to every site that can be reached. Later requests of
-the round go only to the sites that answered all earlier ones, because only these have
-the state that they build on. Each request tells every site which of its requests was
-the last to count, and a site undoes what it did after that. A site's state therefore
-depends only on the requests that counted, whatever was lost, repeated or late: a run
-with faults has the bits of a run without faults in which the same sites took part.
+The first request of a round goes to every reachable site. Later requests of the round
+go only to the sites that answered all earlier ones, because only these have the state
+that the requests build on. Each request says for every site which of its requests
+counted last, and the site undoes any later ones. A site's state therefore depends only
+on the requests that counted, whatever was lost, repeated or late: a run with faults is
+    bit-identical to a run without faults in which the same sites took part.
 
-A first request of a round without tensors means the tensors that were sent last; a site
-that does not have them receives them again.
+If the first request of a round has no tensors, it refers to the tensors that were sent
+last; a site that does not have them receives them again.
 
-The server stores checkpoints (`rounds.Checkpoints`), with where every site stood, and
-in `run.json` how often it was started; sites know this number as the run.
+The server stores checkpoints (`rounds.Checkpoints`) with the position of every site,
+and in `run.json` the number of its starts, which sites know as the number of the run.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Deployed(Rounds):
     """A federation of sites behind a transport.
 
     Args:
-        transport: Carries messages to the sites.
-        sites: The sites' names. Sums add in their order.
+        transport: Carries messages to and from the sites.
+        sites: The sites' names. Sums add updates in this order.
         directory: The server's folder for checkpoints of this job. The run resumes from
-            the newest whole one.
+            the newest undamaged one.
         job: Fingerprint of the job's table.
         patience: What to do when sites do not answer.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
@@ -73,12 +73,12 @@ class Deployed(Rounds):
         observer: Called with each committed round.
         notify: Called with each fault.
         stop: Called after each round; if it returns True, a checkpoint is saved and
-            `Paused` raised.
-        clock: Returns the time in seconds; tests have their own.
-        sleep: Waits for so many seconds; tests have their own.
+            `Paused` is raised.
+        clock: Returns the time in seconds; tests replace it.
+        sleep: Waits for a number of seconds; tests replace it.
 
     Raises:
-        ModelError: Every checkpoint is damaged, or the folder holds another job.
+        ModelError: Every checkpoint is damaged, or the folder belongs to another job.
     """
 
     def __init__(  # noqa: PLR0913 - each side of a run has many parts
@@ -147,7 +147,7 @@ class Deployed(Rounds):
         self._tensors: dict[str, Tensor] = {}  # its tensors
         self._saved = self._started
 
-    # ---- what a method sees
+    # ---- the interface for methods
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
@@ -161,9 +161,9 @@ class Deployed(Rounds):
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
-        """Run `task` at the sites and return each update by its site.
+        """Run `task` at the sites and return the updates by site.
 
-        The request says that updates are not added; a site's policy may refuse it.
+        The request says that updates will not be summed; a site's policy may refuse it.
         """
         exchange = _Exchange(self, task, tensors or {}, options)
         exchange.request = replace(exchange.request, each=True)
@@ -172,7 +172,7 @@ class Deployed(Rounds):
         return updates
 
     def public(self, task: str, *, all_sites: bool = True) -> Mapping[str, Tensors]:
-        """Return the public facts of each site, under a secure sum too.
+        """Return the public facts of each site, even under a secure sum.
 
         Args:
             task: One of the tasks in `SiteHost`'s `public`.
@@ -194,7 +194,7 @@ class Deployed(Rounds):
         }
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
-        """Yield the rounds from `start` to `stop` - 1; the method commits each."""
+        """Yield the rounds from `start` to `stop` - 1; the method must commit each."""
         try:
             for turn in super().rounds(start, stop):
                 self._members.round = turn.number
@@ -207,16 +207,16 @@ class Deployed(Rounds):
 
     @property
     def bytes_up(self) -> int:  # type: ignore[override]
-        """Bytes that came from sites, framing included."""
+        """Bytes received from sites, framing included."""
         return self._members.bytes_up
 
     @property
     def bytes_down(self) -> int:  # type: ignore[override]
-        """Bytes that were sent to sites, repeats included."""
+        """Bytes sent to sites, repeats included."""
         return self._members.bytes_down
 
     def end(self) -> None:
-        """Tell the sites that the job is over; what they stored of it stays."""
+        """Tell the sites that the job is over; they keep what they have stored."""
         self._members.tell(self._members.present, END, timeout=self._patience.knock)
 
     def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
@@ -269,7 +269,7 @@ class Deployed(Rounds):
     def _save(self, state: State) -> None:
         """Save a checkpoint, first at the sites and then at the server.
 
-        A checkpoint of the server can then always be gone back to. A site that does not
+        Every site can then return to any checkpoint of the server. A site that does not
         answer reaches it from an older state and its journal.
         """
         members = self._members
@@ -296,7 +296,7 @@ class Deployed(Rounds):
 def _restore(
     parts: Parts, facts: Mapping[str, Any]
 ) -> tuple[RunState, tuple[Earlier, ...]]:
-    """Return where the sites stood at a checkpoint, and the prologue."""
+    """Return the positions of the sites at a checkpoint, and the prologue."""
     prologue = tuple(
         Earlier(str(task), parts.get(f"asked{index}", {}), dict(options))
         for index, (task, options) in enumerate(facts["prologue"])
@@ -308,14 +308,14 @@ def _restore(
 
 
 def _next_run(directory: Path, job: str) -> int:
-    """Count this start of the server.
+    """Record this start of the server.
 
     Returns:
         The number of the new run. It is on disk before any site receives it.
 
     Raises:
-        ModelError: The folder holds another job, or its `run.json` is damaged.
-        FednotesError: It cannot be written.
+        ModelError: The folder belongs to another job, or its `run.json` is damaged.
+        FednotesError: The folder cannot be written to.
     """
     path = directory / "run.json"
     run = 0
@@ -339,7 +339,7 @@ def _next_run(directory: Path, job: str) -> int:
 
 
 class _Exchange:
-    """One request of a method on its way (`summing.Exchange`)."""
+    """One request of a method and its replies (`summing.Exchange`)."""
 
     def __init__(
         self,
@@ -356,7 +356,7 @@ class _Exchange:
         if is_first:
             self.sites = self._members.gather(self.least, prepare=not preparing)
         told = engine._told if is_first and not tensors else 0
-        # The tensors that are meant, for sites that do not have them.
+        # The tensors that the request refers to, for sites that do not have them.
         self._tensors: Tensors | None = engine._tensors if told else None
         self.request = self._members.request(
             task,
@@ -373,7 +373,7 @@ class _Exchange:
 
     @property
     def reasons(self) -> str:
-        """Why sites are not in the sum."""
+        """The reasons why sites are not in the sum."""
         reasons = filter(None, (self._answers.reasons, *self._refusals))
         return "; ".join(dict.fromkeys(reasons))
 
@@ -386,9 +386,9 @@ class _Exchange:
         """Return the replies to the method's request; see `summing.Exchange`."""
         self._attached = attached or Attached()
         chosen = [site for site in self.sites if sites is None or site in sites]
-        if self.request.number != self._members.number:  # a stage came before it
+        if self.request.number != self._members.number:  # a stage preceded it
             self.request = replace(self.request, number=self._members.next_number())
-        # The first try has the request's own number, each later one a new number.
+        # The first attempt has the request's own number, each later one a new number.
         numbers = chain((self.request.number,), iter(self._members.next_number, None))
         self._answers = self._members.ask_again(
             chosen,
@@ -402,11 +402,11 @@ class _Exchange:
     def stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
-        """Return the replies to a message of the way of summing.
+        """Send a message of the summation protocol and return the replies.
 
         Sites whose attachment is the same object receive the same encoded message. A
-        site keeps the task that it ran in this exchange. Before the task, a site that
-        has lost its state may catch up.
+        site does not undo the task that it ran in this exchange. Before the task, a
+        site that has lost its state may catch up.
         """
 
         def make(sites: Sequence[str]) -> dict[str, Request]:
@@ -431,10 +431,10 @@ class _Exchange:
         return answers.replies
 
     def again(self) -> None:
-        """Forget the replies to the task.
+        """Discard the replies to the task.
 
-        A site that has lost its state catches up in a round's first request and is left
-        out in later ones.
+        A site that has lost its state catches up in the first request of a round and is
+        left out of later ones.
         """
         lost = self._moved | self._answers.moved
         self._answers = Answers()
@@ -449,7 +449,7 @@ class _Exchange:
         self._members.notify(Event("refused", self.request.number, reason, site))
 
     def _requests(self, sites: Sequence[str], number: int) -> dict[str, Request]:
-        """Return the method's request for each site, one object for equal requests."""
+        """Return the method's request for each site; equal requests are one object."""
         short = replace(
             self.request,
             number=number,

@@ -1,20 +1,21 @@
-"""What a site has done and was asked: its states and requests on disk.
+"""The history of a site on disk: its states and the requests that it received.
 
-    run.json              the job, the format, and the server's run
+    run.json              the job, the format, and the number of the server's run
     states/00000012/      the site's state after request 12; 00000000 is a new site
     journal/00000013.request, 00000013.reply
     opened                the questions whose sums the site has helped to open
 
-A task is on disk before its reply leaves. The site's state after any request is a saved
-state and the requests after it, run again. So a killed site is at most one task behind,
-and a task that the server did not count can be undone. A request names the one before
-it that counts, so gaps are found and never skipped. A folder holds one job, and a
-stored reply answers only the very request that it was made for.
+A task is on disk before its reply leaves. The site's state after any request can be
+rebuilt from a saved state by running the requests after it again. A killed site is
+therefore at most one task behind, and a task that the server did not count can be
+undone. A request names the previous one that counts, so gaps are noticed and never
+skipped. A folder belongs to one job, and a stored reply answers only the exact request
+for which it was made.
 
-Under a secure sum only updates for equal questions are added. Otherwise a dishonest
-server could ask the other sites something whose answer is zero or known. The masks are
-therefore made for a digest of the question (`secure`), and sites show each other by
-receipts that they were asked the same.
+Under a secure sum, only updates for equal questions are added. Otherwise a dishonest
+server could ask the other sites a question whose answer is zero or known. The masks are
+therefore derived from a digest of the question (`secure`), and receipts show the sites
+that all of them received the same question.
 
 A site also identifies its own questions (`Trail`), so that its policy can count them.
 """
@@ -54,11 +55,12 @@ from fednotes.core.update import Update
 from fednotes.privacy.secure_sum.crypto import digest
 
 KEPT_REPLIES = 2
-# Of requests since the newest state; a server must begin a round before that.
+# Limit of the requests since the newest state. A server must begin a round before it is
+# reached.
 MOST_BYTES = 2**35
 REQUEST = ".request"
 REPLY = ".reply"
-OPENED = "opened"  # a file in a site's folder of a job
+OPENED = "opened"  # file in a site's folder for a job
 LOST = "lost\n"
 
 
@@ -71,10 +73,10 @@ class Journal:
         job: Fingerprint of the job's table.
 
     Raises:
-        RefusedError: The folder holds another job.
-        ModelError: It does not say which job it holds, or another version of fednotes
-            wrote it.
-        FednotesError: It cannot be written.
+        RefusedError: The folder belongs to another job.
+        ModelError: The folder does not say to which job it belongs, or another version
+            of fednotes wrote it.
+        FednotesError: The folder cannot be written to.
     """
 
     def __init__(self, directory: Path, site: str, job: str) -> None:
@@ -102,7 +104,7 @@ class Journal:
         save_state(self._state(0), {}, {"new": True})
 
     def _claim(self, place: str) -> None:
-        """Claim an empty folder for this job; refuse the folder of another job."""
+        """Claim an empty folder for this job; reject the folder of another job."""
         if not self.states and not self._run_file.exists():
             self.set_run(0)
             return
@@ -131,17 +133,17 @@ class Journal:
 
     @property
     def run(self) -> int:
-        """The server's run that the site takes part in; 0 for none."""
+        """The number of the server's run that the site takes part in; 0 for none."""
         return self._run
 
     def set_run(self, number: int) -> None:
-        """Write the server's run that the site takes part in."""
+        """Store the number of the server's run that the site takes part in."""
         write_json(self._run_file, {"job": self._job, "format": VERSION, "run": number})
         self._run = number
 
     @property
     def states(self) -> list[int]:
-        """The request numbers of the saved states, from the oldest one."""
+        """The request numbers of the saved states, in ascending order."""
         return sorted(int(p.name) for p in self._states.iterdir() if p.name.isdecimal())
 
     @property
@@ -150,13 +152,13 @@ class Journal:
         return max({self.states[-1]} | self._numbers(REQUEST))
 
     def nbytes(self) -> int:
-        """Return the bytes of the requests since the newest state."""
+        """Return the total size in bytes of the requests since the newest state."""
         newest = self.states[-1]
         since = (number for number in self._numbers(REQUEST) if number > newest)
         return sum(self._entry(number, REQUEST).stat().st_size for number in since)
 
     def add(self, number: int, request: Frame, reply: Frame) -> None:
-        """Store a task that was run. The request is written last and completes it.
+        """Store a task that was run. The request is written last, as a commit mark.
 
         Raises:
             RefusedError: The requests since the newest state would take too much space.
@@ -181,7 +183,7 @@ class Journal:
             frame: Its bytes.
 
         Returns:
-            None if there is no reply, or it is damaged.
+            The reply; None if there is none, or if it is damaged.
 
         Raises:
             RefusedError: Another request of this run had the same number.
@@ -193,7 +195,7 @@ class Journal:
                 head = file.read(HEAD.size)
         except OSError:
             return None
-        # The head has the lengths and the SHA-256 of all that follows.
+        # The head contains the lengths and the SHA-256 of everything that follows.
         if head == memoryview(frame)[: HEAD.size]:
             try:
                 stored = self._entry(number, REPLY).read_bytes()
@@ -205,7 +207,7 @@ class Journal:
         try:
             earlier = self.request(number)
         except ModelError:
-            # It cannot be read; it will be undone, or the site has lost its state.
+            # It cannot be read: it will be undone, or the site has lost its state.
             return None
         if earlier.run == run:
             raise RefusedError(
@@ -218,7 +220,7 @@ class Journal:
         """Return a stored request.
 
         Raises:
-            ModelError: It is missing or damaged.
+            ModelError: The request is missing or damaged.
         """
         path = self._entry(number, REQUEST)
         try:
@@ -243,8 +245,8 @@ class Journal:
             number: The request's number.
             state: The state.
             told: Number of the last request with tensors.
-            asked: What led to this state, for the secure sum.
-            trail: What led to this state, for the site's policy.
+            asked: The history that led to this state, for the secure sum.
+            trail: The history that led to this state, for the site's policy.
         """
         facts = {
             "new": False,
@@ -257,10 +259,10 @@ class Journal:
         save_state(self._state(number), state.tensors, facts)
 
     def load(self, number: int) -> SavedState:
-        """Return a saved state and what was saved with it.
+        """Return a saved state and the facts saved with it.
 
         Raises:
-            ModelError: It is damaged.
+            ModelError: The state is damaged.
         """
         path = self._state(number)
         tensors, facts = load_state(path)
@@ -268,7 +270,7 @@ class Journal:
             if facts["new"]:
                 return SavedState()
             trail = Trail(digest("a state without a trail", number))
-            if "trail" in facts:  # otherwise an earlier version saved this state
+            if "trail" in facts:  # states of earlier versions have none
                 trail = Trail.from_json(facts["trail"])
             return SavedState(
                 State(facts["round"], tensors, facts["facts"]),
@@ -280,7 +282,7 @@ class Journal:
             )
 
     def path_to(self, target: int) -> tuple[int, list[int]] | None:
-        """Return how to get to the state after a request.
+        """Return how to reach the state after a request.
 
         Returns:
             The number of a saved state, and the requests to run again after it; None if
@@ -301,13 +303,13 @@ class Journal:
         return (start, steps) if reached == target else None
 
     def state_before(self, target: int) -> int:
-        """Return the newest saved state up to `target`; begin anew if there is none."""
+        """Return the newest saved state up to `target`; start over if there is none."""
         if self.states[0] > target:
             self.forget_damaged(0)
         return max(number for number in self.states if number <= target)
 
     def undo_to(self, target: int) -> None:
-        """Delete all after a request, the newest first: a kill then leaves no gap."""
+        """Delete all after a request, newest first, so that a kill leaves no gap."""
         undone = [number for number in self.states if number > target]
         for number in reversed(undone):
             shutil.rmtree(self._state(number), ignore_errors=True)
@@ -318,14 +320,14 @@ class Journal:
                 self._forget(number)
 
     def forget_damaged(self, number: int) -> None:
-        """Delete the damaged state of this number and all after it."""
+        """Delete the damaged state with this number and everything after it."""
         self.undo_to(number - 1)
         if not self.states:
             self.undo_to(-1)
             self._begin()
 
     def forget(self, marks: Collection[int]) -> None:
-        """Delete what leads neither to the present nor to a checkpoint of the server.
+        """Delete what neither the present state nor a server checkpoint needs.
 
         Args:
             marks: The request numbers of the server's checkpoints.
@@ -373,15 +375,16 @@ class Journal:
 
 @dataclass(frozen=True)
 class Asked:
-    """What led to a site's newest update, as digests of 32 bytes; b"" for nothing.
+    """The history behind a site's newest update, as digests of 32 bytes; b"" for none.
 
     Attributes:
-        prepared: All tasks before the first round, in order.
-        history: All tasks in the site's state, in order.
-        trained: Whether a task of a round is among these.
-        told: The tensors that came last.
-        given: The tensors that the tasks of this round compute with.
-        question: The newest task with all of these, its options and its round.
+        prepared: Digest of all tasks before the first round, in order.
+        history: Digest of all tasks in the site's state, in order.
+        trained: Whether `history` includes a task of a round.
+        told: Digest of the tensors received last.
+        given: Digest of the tensors that the tasks of this round compute with.
+        question: Digest of the newest task, its options and round, and all of the
+            above.
     """
 
     prepared: bytes = b""
@@ -392,18 +395,19 @@ class Asked:
     question: bytes = b""
 
     def next(self, request: Request, received: bytes, *, strict: bool) -> Asked:
-        """Return what led to the update of one task more.
+        """Return the history extended by one task.
 
-        A task before the first round is the same whenever a site runs it. It stays in
-        the site's state, so it is part of every later question.
+        A task before the first round is the same whenever a site runs it. It affects
+        the site's state for good, so it is part of every later question.
 
         Args:
             request: The request of the task.
             received: Digest of the tensors that the task receives, also of those from
                 the journal; b"" for none.
-            strict: Whether all sites are in every sum. Then all have the same history,
-                and it is part of the question: a server that makes one site go back, or
-                run what the others did not, gets no more sum with that site.
+            strict: Whether all sites are in every sum. If so, all have the same
+                history, and it is part of the question: a server that makes one site go
+                back, or run a task that the others did not, gets no further sum with
+                that site.
         """
         told = received or self.told
         if received:

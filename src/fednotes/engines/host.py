@@ -1,9 +1,9 @@
 """The site's side of a deployed run: it answers requests and loses no state.
 
-A request changes the site's state at most once: a repeated one gets the stored reply,
-an older one a refusal, and one that the server did not count is undone before the next.
-An error in a task becomes a refusal of one line. The host itself fails only if the
-guard does not let even that line leave.
+A request changes the site's state at most once: a repeated request gets the stored
+reply, an older one is refused, and one that the server did not count is undone before
+the next. An error in a task becomes a refusal of one line. The host itself fails only
+if the guard does not allow even that line to leave.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from fednotes.engines.rounds import KEPT_CHECKPOINTS
 from fednotes.engines.secure import SecureSeal
 from fednotes.engines.summing import check_addable, check_received
 
-KEEP_BYTES = 2**29  # of requests since the newest state; then a state is saved
-ROUND_LINE_SECONDS = 60.0  # between two lines of progress in a site's log
+KEEP_BYTES = 2**29  # size of the requests since the newest state that saves a new one
+ROUND_LINE_SECONDS = 60.0  # between two progress lines in a site's log
 _FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
 
 
 class Guard(Protocol):
-    """A site's policy and ledger, as far as the host needs them."""
+    """The host's interface to a site's policy and ledger."""
 
     def request(self, request: Request) -> None:
         """Check a request before it is answered.
@@ -58,24 +58,24 @@ class Guard(Protocol):
         """
 
     def require_room(self, more: int) -> None:
-        """Check whether the site may store more for the run, before it does.
+        """Check whether the site may store more data for the run, before it does.
 
         Args:
-            more: The number of bytes.
+            more: Number of further bytes.
 
         Raises:
             RefusedError: A rule of the site forbids it.
         """
 
     def refusing(self, request: Request, question: bytes, error: Exception) -> None:
-        """Check that a task may be refused after it has read the site's notes.
+        """Check that the site may still refuse a task that has read its notes.
 
-        Such a refusal tells something of the notes, as an answer does.
+        Such a refusal reveals something about the notes, just as an answer does.
 
         Args:
             request: The request.
-            question: Digest of the question that stays without an answer (`Trail`).
-            error: Why it does.
+            question: Digest of the question that goes unanswered (`Trail`).
+            error: Why the task is refused.
 
         Raises:
             RefusedError: A rule of the site forbids it; this is the reason to give.
@@ -94,11 +94,11 @@ class Guard(Protocol):
 
         Args:
             request: The request that it answers.
-            reply: The reply, encoded.
-            update: The reply's update before it is masked, if it was made just now.
-            reason: The rule that refuses the request.
+            reply: The encoded reply.
+            update: The reply's update before masking, if it was just computed.
+            reason: Name of the rule that refuses the request.
             question: Digest of the question that the update answers, or that is refused
-                after its task has read notes (`Trail`); b"" for none.
+                after its task has read notes (`Trail`); b"" if there is none.
 
         Raises:
             Exception: The reply must not leave.
@@ -109,26 +109,27 @@ class SiteHost:
     """One site of one job. One thread at a time calls `handle`.
 
     Args:
-        make: Builds the site as it is before its first task.
+        make: Builds the site in its state before the first task.
         directory: The site's folder for this job.
-        job: Fingerprint of the job that was approved here.
+        job: Fingerprint of the job that was approved at this site.
         name: The site's name.
-        guard: Its policy and ledger. What the ledger cannot record does not leave.
-        sealer: Its part in a secure sum.
-        public: Further tasks, "@…", which return facts that are not secret. No sum
-            hides them.
+        guard: The site's policy and ledger. A reply that the ledger cannot record does
+            not leave.
+        sealer: The site's part in a secure sum.
+        public: Further tasks, named "@…", which return facts that are not secret and
+            that no sum hides.
         read_only: The tasks of the method that leave the site as it was.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
-        keeping: A state is also saved at the start of a round if tasks of so many
-            seconds would have to be repeated without it.
-        pace: Delays answers under a secure sum; None answers at once.
-        tell: Called with each line that a person at the site may want to read.
-        outward: Returns what the server learns of an error, given the error and the
-            site's name; the whole message by default.
+        keeping: Seconds of tasks that would have to be repeated after a restart before
+            a further state is saved at the start of a round.
+        pace: Delays answers under a secure sum; None sends them immediately.
+        tell: Called with each line that may interest a person at the site.
+        outward: Returns what the server learns about an error, from the error and the
+            site's name; by default the complete message.
 
     Raises:
-        RefusedError: The directory holds another job.
-        ModelError: The directory does not say which job it holds.
+        RefusedError: The directory belongs to another job.
+        ModelError: The directory does not say to which job it belongs.
         FednotesError: The directory cannot be written.
     """
 
@@ -167,7 +168,7 @@ class SiteHost:
         self._run = self._journal.run
         self._newest = self._journal.last  # number of the newest request of this run
         self._site: SiteTasks | None = None
-        # Whether the time of the present answer depends on the site's data.
+        # Whether the time of the current answer depends on the site's data.
         self._worked = False
         # Digest of the question whose task has begun, until it is answered.
         self._open_question = b""
@@ -182,7 +183,7 @@ class SiteHost:
         """Return the reply to a request.
 
         Raises:
-            Exception: The guard does not let even a refusal leave.
+            Exception: The guard does not allow even a refusal to leave the site.
         """
         begun = self._pace.clock() if self._pace else 0.0
         try:
@@ -207,7 +208,7 @@ class SiteHost:
         return self._asked.question
 
     def close(self) -> None:
-        """End the job. What it stored stays until a person deletes it."""
+        """End the job. Its stored files remain until a person deletes them."""
 
     def _answer(self, request: Request, frame: Frame) -> bytes:
         self._require_current(request)
@@ -231,21 +232,21 @@ class SiteHost:
             self._guard.leaving(request, reply, update, reason, question=question)
 
     def _count_refusal(self, request: Request, error: Exception) -> None:
-        """Let the guard count a task that failed after it has read notes.
+        """Let the guard count a task that failed after reading notes.
 
-        A server could otherwise choose parameters under which a task fails for some
-        notes and not for others, and ask as often as it likes. Failures that may pass,
-        such as a full disk, do not depend on notes.
+        Otherwise a server could choose parameters under which a task fails for some
+        notes and not for others, and ask any number of times. Temporary failures, such
+        as a full disk, do not depend on notes.
         """
         question = self._open_question
         self._open_question = b""
         if question and not may_pass(error) and self._guard is not None:
-            # If this raises, the reason says nothing of the notes, and does not count.
+            # An error raised here reveals nothing about the notes and is not counted.
             self._guard.refusing(request, question, error)
             self._open_question = question
 
     def _require_room(self, more: int) -> None:
-        """Let the guard check whether so many bytes more may be stored."""
+        """Let the guard check whether this many further bytes may be stored."""
         if self._guard is not None:
             self._guard.require_room(more)
 
@@ -302,7 +303,7 @@ class SiteHost:
             )
 
     def _run_own_task(self, request: Request) -> bytes:
-        """Answer one of the engine's own tasks, which may be repeated."""
+        """Answer one of the engine's own tasks, which can be repeated safely."""
         attached = Attached()
         if request.task == BEGIN:
             self._ready()
@@ -334,7 +335,7 @@ class SiteHost:
                 f"request {counted}, but a request's number must be higher than all "
                 "before it: start a new run"
             )
-        self._require_room(len(frame))  # before the work, which may be long
+        self._require_room(len(frame))  # before the task, which may take long
         site = self._ready()
         if request.task not in site.tasks:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
@@ -359,7 +360,7 @@ class SiteHost:
                 self._line_at = time.monotonic()
                 self._tell(f"round {request.round + 1}: {request.task} is done")
         except BaseException as error:
-            self._site = None  # it may have changed; rebuild it from what is stored
+            self._site = None  # it may have changed, so rebuild it from its files
             if isinstance(error, Exception):
                 self._count_refusal(request, error)
             raise
@@ -367,7 +368,7 @@ class SiteHost:
         return reply
 
     def _adopt_history(self, site: SiteTasks, request: Request) -> None:
-        """Take the other sites' history in place of one that this site has lost."""
+        """Adopt the other sites' history if this site has lost its own."""
         if self._sealer is None or not request.first or request.preparing:
             return
         history = self._sealer.adopted(request, self._asked)
@@ -379,7 +380,7 @@ class SiteHost:
         self._forget(request)
 
     def _seal(self, request: Request, update: Update, seconds: float) -> Attached:
-        """Return the update under its masks, with the time that the task took."""
+        """Return the masked update with the counts for the time that the task took."""
         assert self._sealer is not None
         if self._pace:
             times = self._pace.counts(request.task, seconds)
@@ -387,7 +388,7 @@ class SiteHost:
         return self._sealer.seal(request, update, self._asked.question)
 
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
-        """Run a task of the method with the tensors that the request means."""
+        """Run a task of the method with the tensors that the request refers to."""
         tensors: Tensors = request.tensors
         check_received(tensors, self._name, request.task)
         means_earlier = request.first and bool(request.told)
@@ -430,7 +431,7 @@ class SiteHost:
         """Return the site in the state after the last request.
 
         Raises:
-            RefusedError: The state cannot be read; the site goes back further.
+            RefusedError: The state cannot be read; the site returns to an earlier one.
         """
         if self._site is not None:
             return self._site
@@ -476,11 +477,11 @@ class SiteHost:
         return site
 
     def _is_due(self) -> bool:
-        """Return whether too much would have to be repeated without a new state."""
+        """Return whether too much would have to be repeated if no state were saved."""
         return self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
 
     def _save(self, site: SiteTasks, request: Request) -> None:
-        """Save the state before this request, which the server counts."""
+        """Save the state before this request; the server counts what led to it."""
         if self._journal.last not in self._journal.states:
             self._store_state(site, self._asked)
         self._spent = 0.0
@@ -495,8 +496,8 @@ class SiteHost:
     def _forget(self, request: Request) -> None:
         """Delete what neither the site nor a checkpoint of the server needs.
 
-        An honest server has two checkpoints, and may be writing one more. A site keeps
-        no more than these, or a dishonest server could fill its disk.
+        An honest server has two checkpoints and may be writing a third. A site stores
+        states for no more than these. Otherwise a dishonest server could fill its disk.
         """
         marks = sorted(set(request.marks))[-KEPT_CHECKPOINTS:]
         if request.task == CHECKPOINT:
@@ -519,7 +520,8 @@ class SiteHost:
         """Return the reply that refuses a request.
 
         Raises:
-            Exception: The guard does not let it leave, as it cannot record it.
+            Exception: The guard does not allow the reply to leave, because it cannot
+                record it.
         """
         task = request.task or "a message"
         line = whole_line(error, self._name)
@@ -532,25 +534,25 @@ class SiteHost:
 
 
 def _state_size(state: State) -> int:
-    """Return the bytes of a state, except for what the host saves with it."""
+    """Return the size of a state in bytes, without what the host saves with it."""
     return nbytes(state.tensors) + len(json.dumps(dict(state.facts)))
 
 
 def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later.
 
-    This is so for a full disk, and for a rule that says so.
+    It may after a full disk, or if the broken rule says so.
     """
     is_of_disk = type(error) is FednotesError or isinstance(error, OSError)
     return is_of_disk or bool(getattr(error, "later", False))
 
 
 def explained(error: Exception, site: str) -> str:
-    """Return one line for an error that may leave the site.
+    """Return a one-line description of an error that may leave the site.
 
-    It contains no note text and no number of a rule. Errors of fednotes are made so, or
-    say in `public` what others may read. Of any other error only type and place are
-    shown: its message may hold a token, as that of a KeyError does.
+    It contains no note text and no number from a rule. Errors of fednotes are written
+    so, or have the public wording in `public`. Any other error is reduced to its type
+    and place, because its message may contain a token, as that of a KeyError does.
     """
     public = getattr(error, "public", "") if isinstance(error, FednotesError) else ""
     if public:
@@ -559,12 +561,12 @@ def explained(error: Exception, site: str) -> str:
 
 
 def whole_line(error: Exception, site: str) -> str:
-    """Return one line for an error for the site's own people, without note text."""
+    """Describe an error in one line for the site's staff, without note text."""
     if isinstance(error, FednotesError):
         return one_line(error) or "refused"
     return f"site {site!r}: the task failed ({place_of(error)})"
 
 
 def without_folders(text: str) -> str:
-    """Return text without the folders of absolute paths, which are not for others."""
+    """Return text without the folders of absolute paths, which others must not see."""
     return _FOLDERS.sub("", text)

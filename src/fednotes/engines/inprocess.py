@@ -1,9 +1,9 @@
 """The engine of simulations: all sites live in this process.
 
-A site is called as a function; the bytes that a deployment would send are counted.
-Under the secure sum the sites exchange the messages that a deployment sends, without a
-transport. Nothing is hidden from whoever runs the process, but the run shows what the
-secure sum does to a job (its rounding, bytes and time).
+Calls to a site are function calls; the bytes that a deployment would send are counted.
+Under the secure sum, the sites exchange the messages that a deployment sends, but
+without a transport. Nothing is hidden from the person who runs the process, but the run
+shows how the secure sum affects a job (its rounding, bytes and time).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fednotes.engines.summing import (
 )
 from fednotes.privacy.secure_sum.crypto import digest
 
-NUMBER_BYTES = 8  # of a weight, a metric or an option on the wire
+NUMBER_BYTES = 8  # bytes of a weight, a metric or an option on the wire
 JOB = "in this process"  # stands for the fingerprint of a job
 
 
@@ -38,15 +38,15 @@ class InProcess(Rounds):
     """A federation of sites that live in this process.
 
     Args:
-        sites: The sites. Sums add in their order.
-        directory: Where checkpoints are saved; None saves none.
-        resume: Whether to resume from the newest whole checkpoint in `directory`.
+        sites: The sites. Sums add updates in this order.
+        directory: Folder for checkpoints; None saves none.
+        resume: Whether to resume from the newest undamaged checkpoint in `directory`.
         observer: Called with each committed round.
-        secure: Whether to add under the secure sum, as a deployment would.
+        secure: Whether to add updates under the secure sum, as a deployment would.
 
     Raises:
         ModelError: `resume` finds only damaged checkpoints.
-        ConfigError: A secure sum of fewer than 3 sites is asked for.
+        ConfigError: `secure` is set with fewer than 3 sites.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class InProcess(Rounds):
                 for name in self.names
             }
         self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
-        self._number = 0  # of messages under the secure sum
+        self._number = 0  # number of the last message under the secure sum
         if resume and self._files:
             checkpoint = self._files.newest(
                 lambda facts: list(dict(facts["sites"])), self._restore
@@ -84,7 +84,7 @@ class InProcess(Rounds):
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """Run `task` at every site in turn and add the replies as they come."""
+        """Run `task` at one site after another and add each reply at once."""
         sent = tensors or {}
         if self.summing is not None:
             return self.summing.total(_Exchange(self, task, sent, options))
@@ -97,7 +97,7 @@ class InProcess(Rounds):
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
-        """Run `task` at every site in turn; return each site's update by its name."""
+        """Run `task` at one site after another; return the updates by site."""
         if self.summing is not None:
             raise hidden(task)
         sent = tensors or {}
@@ -144,7 +144,7 @@ class InProcess(Rounds):
         if not evaluated or self._files is None:
             return
 
-        # The states of server and sites belong to one round.
+        # The states of the server and the sites belong to the same round.
         states = {site.id: site.state() for site in self._sites}
         parts = {
             f"site{index}": own.tensors for index, own in enumerate(states.values())
@@ -179,7 +179,7 @@ class InProcess(Rounds):
 
 
 class _Exchange:
-    """One sum under the secure sum (`summing.Exchange`).
+    """One exchange of the secure sum (`summing.Exchange`).
 
     All sites receive the same request.
     """
@@ -206,7 +206,7 @@ class _Exchange:
         *,
         sites: Sites = None,  # noqa: ARG002 - part of `Exchange`
     ) -> Replies:
-        """Call the sites in turn; their errors are raised."""
+        """Call one site after another; their errors are raised."""
         request = self._next(self.request.task, attached or Attached())
         replies = {}
         for site in self._engine._sites:

@@ -1,4 +1,4 @@
-"""What one side of a deployed job starts from, whatever carries its messages."""
+"""Start-up data of one side of a deployed job, whatever carries its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fednotes.core.store import hold_folder, private_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
-OUTCOME_FILE = "outcome.json"  # in the run's state: how its newest submission stands
+OUTCOME_FILE = "outcome.json"  # in the run's state folder
 # Environment variables that name the main functions, as "module:function".
 SERVER_MAIN = "FEDNOTES_SERVER_MAIN"
 SITE_MAIN = "FEDNOTES_SITE_MAIN"
@@ -35,7 +35,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What one side of a job starts from.
+    """Start-up data of one side of a job.
 
     Attributes:
         kit: This participant's folder.
@@ -63,10 +63,9 @@ class Setup:
 
 
 def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
-    """Read what a deployed app folder declares.
+    """Read the declaration in the folder of a deployed app.
 
-    Raises:
-        ConfigError: It does not hold the declaration of a job.
+    Raises: ConfigError: The folder does not contain the declaration of a job.
     """
     try:
         table = read_json(app / "config" / JOB_FILE)
@@ -98,7 +97,7 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
 def load_main(variable: str, default: str) -> Callable[..., Any]:
     """Return the main function that the operator of this machine chose.
 
-    A job cannot choose it: to name a function is to send code.
+    A job cannot choose it, because naming a function amounts to sending code.
 
     Args:
         variable: The environment variable that names the function.
@@ -118,7 +117,7 @@ def load_main(variable: str, default: str) -> Callable[..., Any]:
 
 @contextmanager
 def hold_state(state: Path) -> Iterator[None]:
-    """Let no other process use a run's state within the context.
+    """Lock a run's state against other processes within the context.
 
     The process of an earlier submission may not have ended yet.
 
@@ -138,7 +137,7 @@ def hold_state(state: Path) -> Iterator[None]:
 def write_outcome(
     setup: Setup, status: str, lines: int, problem: str = "", *, retry: bool = False
 ) -> None:
-    """Write how this submission stands; the server's watch reads it.
+    """Write the status of this submission, which the server's watch reads.
 
     Args:
         setup: The submission.
@@ -158,7 +157,7 @@ def write_outcome(
 
 
 def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
-    """Return what a submission wrote last of itself; empty if it never began."""
+    """Return the last status that a submission recorded; empty if it never started."""
     outcome = read_json_table(state / OUTCOME_FILE)
     return outcome if outcome.get("job_id") == job_id else {}
 

@@ -1,4 +1,4 @@
-"""Send requests until enough sites have answered, and track where each site stands.
+"""Send requests until enough sites have answered, and track each site's position.
 
 The transport may lose, repeat or damage messages.
 """
@@ -40,12 +40,12 @@ class Transport(Protocol):
     ) -> Iterable[tuple[str, Frame]]:
         """Send each site its message, and yield (site, reply) as replies arrive.
 
-        It ends when all sites have answered, or no further reply can come. A busy site
-        receives only the newest message once it is free; a reply to an earlier one may
-        still arrive.
+        It ends when all sites have answered, or when no further reply can come. A busy
+        site receives only the newest message once it is free; a reply to an earlier
+        message may still arrive.
 
         Args:
-            frames: The messages by site. Sites with equal messages have one object.
+            frames: The messages by site. Equal messages are one object.
             timeout: Seconds after which it ends.
             grace: Seconds after which it ends once `enough` sites have answered.
             enough: The number of sites after whose replies `grace` begins.
@@ -57,18 +57,18 @@ class Transport(Protocol):
 
 @checked(frozen=True)
 class Patience:
-    """What a run does when sites do not answer. All times are in seconds.
+    """How long a run waits for sites that do not answer. All times are in seconds.
 
     Attributes:
-        min_sites: A request waits until so many sites have answered; 0 stands for all.
+        min_sites: Number of sites whose answers a request waits for; 0 stands for all.
         timeout: A request ends after this time if enough sites have answered.
         grace: It also ends this long after enough sites have answered.
         give_up: The run ends when a request has waited this long.
-        pause: Time between two tries.
-        knock: Time in which a site that was away can report that it is back.
-        knock_every: Shortest time between two such questions.
-        checkpoint_seconds: A checkpoint is saved this long after the last one even
-            without an evaluation.
+        pause: Time between two attempts.
+        knock: How long to wait for sites that were away to report that they are back.
+        knock_every: Shortest time between two of these waits.
+        checkpoint_seconds: Time after which a checkpoint is saved even without an
+            evaluation.
 
     Raises:
         ConfigError: A value is impossible.
@@ -92,12 +92,12 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a person at the server may want to know.
+    """An event that may interest a person at the server.
 
     Attributes:
         kind: What happened.
         number: Number of the request.
-        text: A line for people.
+        text: A line for a person to read.
         site: The site; "" if it concerns the whole run.
     """
 
@@ -147,7 +147,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Earlier:
-    """A request before the first round, which a site that joins later catches up on."""
+    """A request before the first round, which sites that join later catch up on."""
 
     task: str
     tensors: Tensors
@@ -156,7 +156,7 @@ class Earlier:
 
 @checked(frozen=True)
 class RunState:
-    """Where a run stands at a checkpoint.
+    """The progress of a run at a checkpoint.
 
     Attributes:
         number: Number of the checkpoint's request.
@@ -165,7 +165,7 @@ class RunState:
         bytes_up: Bytes from all sites so far.
         bytes_down: Bytes to all sites so far.
         seconds: Seconds so far.
-        summing: The state of the way of summing.
+        summing: The state of the summation (`Summing.state`).
     """
 
     number: int
@@ -180,27 +180,27 @@ class RunState:
 class Participants:
     """The sites of a run, in their fixed order.
 
-    It sends requests and accepts the replies that answer them. All other messages are
+    This class sends requests and accepts the replies to them. All other messages are
     reported and dropped.
 
     Args:
         transport: Carries the messages.
         patience: What to do when sites do not answer.
-        notify: Called with what is dropped, and while it waits.
+        notify: Called for each dropped message, and repeatedly while a request waits.
         job: Fingerprint of the job's table.
-        run: Number of the server's start.
-        progress: Where the run stands.
+        run: Number of this start of the server.
+        progress: The progress of the run so far.
         prologue: The requests before the first round.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
-        clock: Returns the time in seconds; tests have their own.
-        sleep: Waits for so many seconds; tests have their own.
+        clock: Returns the time in seconds; tests replace it.
+        sleep: Waits for a number of seconds; tests replace it.
 
     Attributes:
         counted: For each site, the number of its last request that counts.
         prologue: The requests before the first round.
         prepared: For each site, how many of these it has answered.
         knows: For each site, the last request with tensors that it answered.
-        away: The sites that did not answer last.
+        away: The sites that did not answer their last request.
         marks: Numbers of the server's checkpoints.
     """
 
@@ -248,17 +248,17 @@ class Participants:
         least: int,
         timeout: float | None = None,
     ) -> Answers:
-        """Send requests again to silent sites until all have answered, or time is up.
+        """Send requests; resend them to silent sites until all answer or time is up.
 
-        It goes on beyond the time-out until at least `least` sites have answered, and
-        ends early if so many can no longer answer.
+        It continues after the timeout until `least` sites have answered, and ends early
+        if that many can no longer answer.
         """
         encoded = {id(request): encode(request) for request in requests.values()}
         frames = {site: encoded[id(request)] for site, request in requests.items()}
         answers = Answers(missing=set(requests))
         begun = self.clock()
         deadline = begun + (timeout or self.patience.timeout)
-        enough_at = math.inf  # when `least` sites had answered
+        enough_at = math.inf  # the time at which `least` sites had answered
 
         def seconds_left() -> float:
             return min(deadline, enough_at + self.patience.grace) - self.clock()
@@ -318,7 +318,7 @@ class Participants:
     def _receive(
         self, site: str, frame: Frame, requests: Mapping[str, Request], answers: Answers
     ) -> None:
-        """Put a reply among the answers, or report it and drop it.
+        """Add a reply to the answers, or report and drop it.
 
         A reply whose update is too large or cannot be added becomes a refusal.
         """
@@ -350,7 +350,7 @@ class Participants:
         self.notify(Event("refused", request.number, reply.refusal, site))
 
     def _check(self, reply: Reply, site: str) -> None:
-        """Raise RefusedError for an update that may not be added."""
+        """Raise RefusedError for an update that may not be summed."""
         assert reply.update is not None
         check_addable(reply.update, site, self._max_norm, quoting=True)
         size = nbytes(reply.attached.tensors)
@@ -363,7 +363,7 @@ class Participants:
     def _reason_to_drop(  # noqa: PLR0911 - one return for each reason
         self, site: str, reply: Reply, request: Request, answers: Answers
     ) -> tuple[Kind, str] | None:
-        """Return why a reply does not answer the request; None if it does."""
+        """Return the reason to drop a reply; None if it answers the request."""
         if reply.site != site:
             return "refused", f"site {site!r} answered in the name of {reply.site!r}"
         if reply.number == 0 and reply.later:
@@ -419,8 +419,8 @@ class Participants:
     ) -> Answers:
         """Return the sites' answers to one request.
 
-        A site that does not answer counts as away. A site that has lost its state is
-        recorded where it now stands.
+        A site that does not answer counts as away. For a site that has lost its state,
+        its new position is recorded.
 
         Args:
             requests: The request of each site; they may differ in content.
@@ -461,11 +461,11 @@ class Participants:
         catch_up: bool = False,
         again: bool = True,
     ) -> Answers:
-        """Return the sites' answers; ask sites a second time that had lost their state.
+        """Return the sites' answers; ask sites that had lost their state a second time.
 
         Args:
             sites: The sites.
-            make: Makes a new request for some sites.
+            make: Makes a new request for the sites that it receives.
             least: How many sites must answer.
             timeout: As in `ask`.
             catch_up: Whether sites that had lost their state first catch up on the
@@ -506,7 +506,7 @@ class Participants:
             prepare: Whether sites that missed the prologue catch up on it now.
 
         Raises:
-            TrainingError: So many sites can never take part.
+            TrainingError: This many sites can never take part.
         """
         if not self._started:
             self._knock(least, self.patience.timeout)

@@ -1,4 +1,4 @@
-"""What both engines do around a method's rounds: report them and save checkpoints."""
+"""The rounds of both engines: they are reported, and checkpoints are saved."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class RoundResult:
 
     Attributes:
         round: The round's number, from 0.
-        metrics: What the method reports.
-        sites: How many sites answered.
+        metrics: The metrics that the method reports.
+        sites: Number of sites that answered.
         bytes_up: Bytes from all sites since the run began.
         bytes_down: Bytes to all sites since the run began.
         seconds: Seconds since the run began, without the time between restarts.
         evaluated: Whether the models were evaluated in this round.
-        replies: Each site's own counts, by task and site. Only a simulation has them.
+        replies: The counts of each site, by task and site. Only simulations have them.
     """
 
     round: int
@@ -64,8 +64,8 @@ class CommittedRound:
         """End the round; see `federation.Round`.
 
         Raises:
-            TrainingError: The state has a number that is not finite. It is neither
-                reported nor saved.
+            TrainingError: The state contains a number that is not finite. The round is
+                then neither reported nor saved.
         """
         _require_finite(state)
         self._commit(state, metrics, evaluated)
@@ -89,7 +89,7 @@ class Checkpoints:
     Args:
         directory: The folder that holds them.
         sites: The sites of the job.
-        remedy: What a person can do if no checkpoint can be used, for messages.
+        remedy: What a person can do if no checkpoint is usable, for messages.
     """
 
     def __init__(self, directory: Path, sites: Sequence[str], remedy: str) -> None:
@@ -103,7 +103,7 @@ class Checkpoints:
         Args:
             state: The server's state.
             parts: Further tensors, by their owner.
-            facts: Further facts, JSON values.
+            facts: Further facts, as JSON values.
         """
         tensors = {}
         for owner, owned in {"server": state.tensors, **parts}.items():
@@ -119,18 +119,19 @@ class Checkpoints:
         sites_of: Callable[[Mapping[str, Any]], Sequence[str]],
         restore: Callable[[Parts, Mapping[str, Any]], T],
     ) -> tuple[State, T] | None:
-        """Read the newest whole checkpoint, and delete the damaged ones after it.
+        """Read the newest undamaged checkpoint, and delete the damaged ones after it.
 
         Args:
             sites_of: Returns the sites in the facts of a checkpoint.
             restore: Restores the rest of a checkpoint from its parts and facts.
 
         Returns:
-            The server's state and what `restore` returned; None if there is none.
+            The server's state and what `restore` returned; None if there is no
+            checkpoint.
 
         Raises:
-            ModelError: All checkpoints are damaged, or the newest whole one has other
-                sites.
+            ModelError: All checkpoints are damaged, or the newest undamaged one has
+                other sites.
         """
         for partial in self.directory.glob(".round-*"):  # written by a killed run
             shutil.rmtree(partial, ignore_errors=True)
@@ -168,13 +169,13 @@ class Checkpoints:
         return None
 
     def facts(self, fact: Callable[[Any], T]) -> Iterator[T]:
-        """Yield a fact of each checkpoint that can be read, from the oldest one."""
+        """Yield a fact of each readable checkpoint, from the oldest to the newest."""
         for folder in reversed(self._folders()):
             with suppress(ModelError), restoring(folder):
                 yield fact(read_json(folder / "facts.json", strict=False))
 
     def _folders(self) -> list[Path]:
-        """Return the folders of all checkpoints, from the newest one."""
+        """Return the folders of all checkpoints, from the newest to the oldest."""
         return sorted(self.directory.glob("round-*"), reverse=True)
 
 
@@ -200,7 +201,7 @@ class Rounds(ABC):
     def __init__(self, observer: Observer | None, clock: Callable[[], float]) -> None:
         self._observer = observer
         self._clock = clock
-        self._before = 0.0  # seconds before the last restart
+        self._before = 0.0  # seconds of the run before the last restart
         self._started = clock()
         self._resumed: State | None = None
 

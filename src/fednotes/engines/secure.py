@@ -1,27 +1,28 @@
-"""The secure sum as an engine sees it: the server's side and a site's side.
+"""The engine's interface to the secure sum: the server's side and a site's side.
 
-While nothing fails, an exchange takes two messages to each site:
+Without failures, an exchange takes two messages to each site:
 
     request                                    reply
     task, boxes, terms                         masked update, keys of the next exchange
     "@unmask": survivors, receipts, keys       what opens the sum, the next shares
 
-A new exchange has "@keys" and "@shares" before these. A site may be unable to mask its
-update: with the keys of this exchange (because it was restarted), with the names of
-counts that were agreed on, or within the limits. It then keeps the update in memory. A
-new exchange begins after the task, and sites mask what they have ("@masked"). If a sum
-may leave sites out, the survivors first tell each other their list ("@confirm").
+In a new exchange, "@keys" and "@shares" precede these. A site may be unable to mask its
+update with the keys of this exchange (because it was restarted), with the agreed names
+of counts, or within the limits. It then keeps the update in memory. A new exchange
+begins after the task, and sites mask the updates that they have kept ("@masked"). If a
+sum may leave sites out, the survivors first confirm their list to each other
+("@confirm").
 
-The terms are equal for all sites and public: the names of the counts (those of the last
-sum of this task; None stands for each site's own) and the limits of the values (from
-the last total of this task).
+The terms are public and equal for all sites: the names of the counts (from the last sum
+    of this task; None stands for each site's own names) and the limits of the values
+    (from the last total of this task).
 
-The masks are made for the question (`history.Asked`), so only updates of sites that
-were asked the same add up. An update is opened in one exchange at most: a site answers
-for its newest exchange and then forgets the update. A task that is repeated after a
-fault is opened only for the same sites as before (`history.Opened`). More than half of
-the sites are needed to open an exchange, so no two exchanges can be opened over
-different sites that hold the same update.
+The masks are derived from the question (`history.Asked`), so only updates for the same
+question can be added. An update is opened in at most one exchange: a site answers for
+its newest exchange and then deletes the update. A task that is repeated after a fault
+is opened only for the same sites as before (`history.Opened`). Opening an exchange
+takes more than half of the sites, so no two exchanges over different sites that hold
+the same update can be opened.
 """
 
 from __future__ import annotations
@@ -56,12 +57,14 @@ from fednotes.privacy.secure_sum.fixed_point import BITS, SumLayout, limits_afte
 from fednotes.privacy.secure_sum.server import ServerChain
 from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
 
-MOST_NAMES = MOST_METRICS + CLASSES  # of one site's counts
-# Characters of all their names: what sites agree on has to fit into one header.
+MOST_NAMES = MOST_METRICS + CLASSES  # maximum number of one site's counts
+# Maximum length of all their names: the names that sites agree on must fit into one
+# header.
 MOST_LETTERS = 2**19
-# Limits that are tried for one round and task: the last total's, the widest, one more.
+# Maximum number of limits tried for one round and task: the limit from the last total,
+# the widest one, and one more.
 MOST_LIMITS = 3
-ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
+ATTEMPTS = 3  # attempts at a sum, if sites are lost while it is opened
 AGAIN = 2  # new exchanges for updates that sites could not mask at first
 _NO: frozenset[str] = frozenset()
 R = TypeVar("R")
@@ -96,16 +99,16 @@ class _Pending:
 
     @property
     def purpose(self) -> str:
-        """The purpose that its masks are made for."""
+        """The purpose that its masks are derived from."""
         return f"{self.round} {self.task} {self.question.hex()}"
 
 
 @dataclass
 class _Tried:
-    """What the server has learnt about the size of the values of one round and task.
+    """What the server has learned about the magnitude of one round's and task's values.
 
-    A refusal and an answer both tell whether values are within a limit, so both are
-    counted. Equal ones count once, since they tell nothing new.
+    Refusals and answers both reveal whether values are within a limit, so both are
+    counted. Repeated ones count once, since they reveal nothing new.
 
     Attributes:
         limits: Digests of the limits that were tried.
@@ -117,17 +120,17 @@ class _Tried:
 
 
 class SecureSeal:
-    """One site's part in the secure sum of one job, for the life of its process.
+    """One site's part in the secure sum of one job, for the lifetime of its process.
 
     Args:
         site: The site's name.
         sites: The names of all sites; see `Parties`.
         job: Fingerprint of the job's table.
-        threshold: How many sites a sum must have; see `Parties`.
-        identity: Signs this site's keys and checks those of the others; None trusts the
-            server to relay them.
-        record: File of the questions that were opened; None forgets them when the
-            process ends.
+        threshold: Minimum number of sites in a sum; see `Parties`.
+        identity: Signs this site's keys and checks those of the other sites; with None,
+            the server is trusted to relay them.
+        record: File of the questions whose sums were opened; None keeps them only as
+            long as the process runs.
     """
 
     def __init__(
@@ -151,24 +154,24 @@ class SecureSeal:
         # Number of the newest exchange with a masked update, and its question.
         self._masked_in: tuple[int, bytes] = (-1, b"")
         self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task
-        # Number of the last stage, and the answer to it.
+        # Number of the last stage, and its answer.
         self._answered: tuple[int, Attached] = (-1, Attached())
 
     @property
     def strict(self) -> bool:
         """Whether every sum is over all sites.
 
-        Otherwise the sites' histories differ, and each trusts the server which of its
-        tasks count; docs/privacy.md says what that means.
+        Otherwise the sites' histories differ, and each site trusts the server as to
+        which of its tasks count; docs/privacy.md explains the consequences.
         """
         return self._parties.threshold == len(self._parties.sites)
 
     def adopted(self, request: Request, asked: Asked) -> bytes | None:
         """Return the other sites' history, from the terms, if this site lost its own.
 
-        Only events at this site count as a loss: nothing was opened and trained here (a
-        new disk), or its own files were damaged. A server that sends the site back
-        changes neither.
+        Only events at this site count as a loss: it has opened and trained nothing (a
+            new disk), or its own files were damaged. A server that sends the site back
+            causes neither.
 
         Returns:
             None if the site has its own history.
@@ -180,11 +183,11 @@ class SecureSeal:
         return None if history in (b"", asked.history) else history
 
     def lost(self) -> None:
-        """Record that what this site stored of the job was damaged."""
+        """Record that this site's stored files for the job were damaged."""
         self._opened.lose()
 
     def pace(self, request: Request) -> int | None:
-        """Return the class of times that all sites answer in, from the terms."""
+        """Return the class of times in which all sites answer, from the terms."""
         with suppress(RefusedError):  # the terms cannot be read
             pace = wire.read(wire.Terms, request.attached.facts).pace
             return None if pace is None else min(pace, CLASSES - 1)
@@ -204,18 +207,17 @@ class SecureSeal:
         return self._answered[1]
 
     def seal(self, request: Request, update: Update, question: bytes) -> Attached:
-        """Return the update under its masks, or why it cannot be masked yet.
+        """Return the masked update, or the reason why it cannot be masked yet.
 
-        A task that a late site catches up on has no terms of an exchange; its update is
-        not sent.
+        A task that a late site catches up on has no terms; its update is not sent.
 
         Args:
             request: The request of the task.
             update: The update.
-            question: Digest of the question, which is the same at other sites.
+            question: Digest of the question, equal at all sites.
 
         Raises:
-            RefusedError: Another request has no terms.
+            RefusedError: The request has no terms, and no late site catches up with it.
             TrainingError: No exchange can sum these values.
         """
         self._begin(request.run)
@@ -258,7 +260,7 @@ class SecureSeal:
         """Mask the pending update in a new exchange.
 
         Raises:
-            RefusedError: There is no such update any more.
+            RefusedError: The site no longer has the update.
         """
         pending = self._pending
         if pending is None or request.counted.get(self._site) != pending.number:
@@ -312,7 +314,7 @@ class SecureSeal:
         except RefusedError as error:
             return wire.packed(replace(answer, again=str(error)))
         except TrainingError as error:
-            # Tensor and limit are only for this site's own people.
+            # The tensor and the limit are only for the staff of this site.
             logger.warning("%s", error)
             tried.refused.add(digest(grid, _digest(pending.update)))
             if not limits or len(tried.refused) >= REFUSALS:
@@ -326,16 +328,17 @@ class SecureSeal:
     def _count_try(
         self, pending: _Pending, limits: Mapping[str, int]
     ) -> tuple[_Tried, bytes]:
-        """Count a question about the size of the values.
+        """Count a question about the magnitude of the values.
 
-        Limits count by the grid of numbers that follows from them; values of 8 bytes
+        Limits that lead to the same grid of numbers count as one; values of 8 bytes
         always have the same grid.
 
         Returns:
-            What was tried so far, and a digest of these limits.
+            The limits tried so far, and a digest of these limits.
 
         Raises:
-            TrainingError: The answer would tell the server too much of the values.
+            TrainingError: The answer would reveal too much about the values to the
+                server.
         """
         tried = self._tried.setdefault((pending.round, pending.task), _Tried())
         layout = SumLayout.of(pending.update, len(self._parties.sites), limits=limits)
@@ -364,8 +367,8 @@ class SecureSeal:
     def _begin(self, run: int) -> None:
         """Follow a server that was restarted.
 
-        Numbers and keys are new in each run, and nothing of an earlier run is opened
-        any more.
+        Each run has new numbers and keys, and nothing of an earlier run is opened any
+        more.
         """
         if run < self._run:
             raise RefusedError(
@@ -395,11 +398,11 @@ class _ExchangeFailed(TrainingError):
 
 @dataclass
 class _Answers:
-    """What sites answered about their updates under some terms.
+    """The sites' answers about their updates under one set of terms.
 
     Attributes:
         terms: The terms.
-        threshold: How many sites it takes to open a sum.
+        threshold: Number of sites that it takes to open a sum.
         is_recorded: Returns whether the server has asked to open this sum over these
             sites.
         answers: The answers by site.
@@ -429,7 +432,7 @@ class _Answers:
 
     @property
     def before(self) -> frozenset[str]:
-        """The sites over which this very sum was opened before a fault; {} if none.
+        """The sites over which this same sum was opened before a fault; {} if none.
 
         One site's claim is not enough; see `_is_confirmed`.
         """
@@ -473,9 +476,9 @@ class _Answers:
     def _is_confirmed(self, sites: frozenset[str]) -> bool:
         """Return whether a sum over these sites may have been opened before.
 
-        The server must have asked for it. It takes `threshold` of its sites to open a
-        sum, and each records it before it answers. So at most the other sites of the
-        sum may know nothing of it.
+        The server must have asked for it. Opening a sum takes `threshold` of its sites,
+        and each of them records it before it answers. So only the other sites of the
+        sum may have no record of it.
         """
         if not self.is_recorded(sites):
             return False
@@ -489,7 +492,7 @@ class _Answers:
         return not (self.again or differ or self.excluded)
 
     def for_all(self) -> wire.Terms:
-        """Return terms under which the updates of all that answered can be added."""
+        """Return terms that allow adding the updates of all sites that answered."""
         union = sorted({name for site in self.answers for name in self.names(site)})
         limits = {} if self.wide else self.terms.limits
         return replace(self.terms, metrics=tuple(union), limits=limits)
@@ -498,15 +501,15 @@ class _Answers:
 class SecureSum(Summing):
     """A sum of which the server sees only the total; see `privacy.secure_sum`.
 
-    Its parameters must equal those of the sites' `SecureSeal`. If a sum may leave sites
-    out, one more message lets them confirm their list to each other.
+    The parameters must equal those of the sites' `SecureSeal`. If a sum may leave sites
+    out, the sites confirm their list to each other in one further message.
 
     Args:
         sites: The sites' names, in the fixed order.
-        job: The declarative job's fingerprint.
-        threshold: How many sites a sum must have; see `Parties`.
-        record: The file in which the server records the sums that it opens, for the
-            time after a restart. None keeps them in memory.
+        job: Fingerprint of the job's table.
+        threshold: Minimum number of sites in a sum; see `Parties`.
+        record: The file in which the server records the sums that it opens, for use
+            after a restart. None keeps them in memory.
     """
 
     _whole = False  # whether the last exchange was completed and prepared the next one
@@ -532,12 +535,12 @@ class SecureSum(Summing):
         self._paces: dict[str, int | None] = {}  # by task
 
     def state(self) -> dict[str, Any]:
-        """Return what later sums depend on: limits and the sites' history."""
+        """Return the state that later sums depend on: limits and the sites' history."""
         limits = {task: dict(own) for task, own in self._limits.items()}
         return {"limits": limits, "history": self._history.hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to an earlier state, so that the next sums are rounded equally."""
+        """Return to an earlier state, so that later sums are rounded as before."""
         self._limits = {
             task: {name: int(limit) for name, limit in own.items()}
             for task, own in state.get("limits", {}).items()
@@ -548,7 +551,7 @@ class SecureSum(Summing):
         """Return the sum over the sites that took part.
 
         Raises:
-            TrainingError: Too few sites can be added; nothing is opened then.
+            TrainingError: Too few updates can be added; nothing is opened.
         """
         for attempts_left in reversed(range(ATTEMPTS)):
             try:
@@ -620,7 +623,7 @@ class SecureSum(Summing):
         attached = dict.fromkeys(sites, self._attach(terms))
         replies = exchange.stage(wire.MASKED, attached)
         answers = self._receive(exchange, replies, terms)
-        # The widest limits are too narrow for these sites, and would be again.
+        # Even the widest limits are too narrow for these sites.
         if answers.wide and not terms.limits:
             for site in sorted(answers.wide, key=self._parties.sites.index):
                 exchange.refuse(site, answers.answers.pop(site).again)
@@ -628,7 +631,7 @@ class SecureSum(Summing):
         return answers
 
     def _finish(self, exchange: Exchange, answers: _Answers, total: Total) -> Total:
-        """Record what later sums depend on; return the total without the classes."""
+        """Record the state for later sums; return the total without the classes."""
         task = exchange.request.task
         metrics = {}
         for site in total.included:
@@ -645,7 +648,7 @@ class SecureSum(Summing):
     # ---- the stages
 
     def _begin(self, exchange: Exchange, sites: tuple[str, ...]) -> tuple[str, ...]:
-        """Begin an exchange: keys, then shares. Return the sites that are in it."""
+        """Begin an exchange with keys and shares. Return the sites that take part."""
         current = self._chain.start()
         number = self._chain.number
         attached = wire.packed(wire.Stage(number))
@@ -658,7 +661,7 @@ class SecureSum(Summing):
         return current.roster
 
     def _attach(self, terms: wire.Terms) -> Attached:
-        """Return what all sites receive with a task."""
+        """Return what is attached to a task for all sites."""
         current = self._chain.now
         terms = replace(terms, number=self._chain.number, roster=current.roster)
         return wire.packed_boxes(terms, current.boxes())
@@ -666,7 +669,7 @@ class SecureSum(Summing):
     def _receive(
         self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms
     ) -> _Answers:
-        """Add the masked updates; return what each site answered about its own."""
+        """Add the masked updates; return what each site answered about its update."""
         is_recorded = partial(self._record.has, exchange.request)
         answers = _Answers(terms, self._parties.threshold, is_recorded)
         for site, attached in _in_order(exchange, replies):
@@ -685,7 +688,7 @@ class SecureSum(Summing):
         return answers
 
     def _open(self, exchange: Exchange) -> Total:
-        """Close the exchange for updates, and open their sum."""
+        """Close the exchange to further updates, and open their sum."""
         chain = self._chain
         number = chain.number
         heard = chain.now.heard
@@ -699,7 +702,8 @@ class SecureSum(Summing):
                     site,
                     f"site {site!r} arranged its update differently from the others",
                 )
-        # With too few survivors the sites differ, as they would in a new exchange.
+        # With too few survivors, the sites' updates differ, and a new exchange fails
+        # too.
         self._require_enough(exchange, len(survivors), TrainingError)
         if self._parties.confirmed:
             attached = wire.packed_requests(number, {}, requests)
@@ -748,7 +752,7 @@ class SecureSum(Summing):
     def _require_enough(
         self, exchange: Exchange, count: int, error: type[TrainingError]
     ) -> None:
-        """Raise `error` if too few sites can be added."""
+        """Raise `error` if too few updates can be added."""
         if count < exchange.least:
             reasons = f": {exchange.reasons}" if exchange.reasons else ""
             raise error(
@@ -760,7 +764,7 @@ class SecureSum(Summing):
 def _in_order(
     exchange: Exchange, replies: Mapping[str, Reply]
 ) -> Iterator[tuple[str, Attached]]:
-    """Yield what the sites that answered attached, in the fixed order."""
+    """Yield the attachments of the sites that answered, in the fixed order."""
     for site in exchange.sites:
         if site in replies:
             yield site, replies[site].attached
@@ -778,12 +782,13 @@ def _close(close: Callable[[], R], reasons: str = "") -> R:
 def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
     """Return the history that more than half of the sites report after an opened sum.
 
-    All sites that masked for one question have one history, but the masks do not cover
-    what a site reports of it here. If one site's word counted, a site that lost its
-    disk could adopt a history that matches nobody's, and the next sum would fail.
+    All sites that masked for one question have the same history, but the masks do not
+    authenticate the history that a site reports here. If one site's report sufficed, a
+    site that lost its disk could adopt a history that no other site has, and the next
+    sum would fail.
 
     Args:
-        answers: What each site of the sum reported.
+        answers: The reports of the sites in the sum.
         before: The history to return if no majority reports one.
     """
     if not answers:
@@ -801,7 +806,7 @@ def _majority_history(answers: Mapping[str, wire.Masking], before: bytes) -> byt
 
 
 def _require_known_names(site: str, answer: wire.Masking) -> None:
-    """Refuse too many counts, and counts with names that belong to the engine."""
+    """Refuse too many counts, and counts with names reserved for the engine."""
     names = answer.names or ()
     if len(names) > MOST_NAMES or sum(map(len, names)) > MOST_LETTERS:
         raise RefusedError(

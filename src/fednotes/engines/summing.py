@@ -1,4 +1,4 @@
-"""How the replies to a request become a sum, and which updates may be added.
+"""Ways to turn the replies to a request into a sum, and checks on the updates.
 
 An update must have the right names and shapes, finite values and a bounded size. A site
 checks this before its update leaves, and the server when a reply arrives. Under a
@@ -24,11 +24,12 @@ from fednotes.core.update import Tensors, Total, Update
 
 Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
 
-# Of an update's tensors, or of what a secure sum sends in their place.
+# Maximum size of an update's tensors, or of what a secure sum sends in their place.
 MOST_BYTES = 2**36
-MOST_WEIGHT = 1e12  # of one site
-MOST_METRICS = 10_000  # of one update
-# Largest magnitude of a metric: a secure sum holds it, and every sum adds it exactly.
+MOST_WEIGHT = 1e12  # maximum weight of one site
+MOST_METRICS = 10_000  # maximum number of metrics of one update
+# Largest magnitude of a metric. A secure sum can represent it, and every sum adds it
+# exactly.
 MOST_METRIC = 2.0**52
 logger = logging.getLogger("fednotes.validation")
 
@@ -36,13 +37,13 @@ logger = logging.getLogger("fednotes.validation")
 def expected_layout(
     updates: Iterable[Update], known: Expected | None = None
 ) -> Expected:
-    """Return the names, shapes and types that the updates of one request should have.
+    """Return the names, shapes and types that all updates of one request must have.
 
     Args:
         updates: The updates.
         known: The layout of earlier updates. It is returned if any update still has it;
-            otherwise the most frequent layout is, and of equally frequent ones that of
-            the first update.
+            otherwise the most frequent layout is returned, with ties broken in favour
+            of the earliest update.
     """
     layouts = [
         {
@@ -69,12 +70,12 @@ def check_addable(
         site: Its site's name, for messages.
         max_norm: Largest L2 norm of all its floating-point tensors together; 0 sets no
             limit.
-        quoting: Whether the message has the wrong value, as the server's may. A site's
-            own refusal leaves it, so it only names the tensor and the rule; the value
-            is written to the site's log.
+        quoting: Whether the message quotes the wrong value, as the server's may. A
+            site's refusal leaves the site, so it only names the tensor and the rule;
+            the value is written to the site's log.
 
     Raises:
-        RefusedError: It may not be added; the message has the site and the reason.
+        RefusedError: It may not be added; the message names the site and the reason.
     """
     rule, value = _broken_rule(update, max_norm or math.inf)
     if not rule:
@@ -87,12 +88,12 @@ def check_addable(
 
 
 def check_received(tensors: Tensors, site: str, task: str) -> None:
-    """Check what a server sent before a site computes with it.
+    """Check tensors from the server before a site computes with them.
 
     The result says nothing about the site's notes, so the server may see it.
 
     Args:
-        tensors: What came with the request.
+        tensors: The request's tensors.
         site: The site's name, for the message.
         task: The task of the request.
 
@@ -110,7 +111,7 @@ def check_received(tensors: Tensors, site: str, task: str) -> None:
 
 
 def mismatch(update: Update, expected: Expected) -> str:
-    """Return the first name, shape or type that is not as expected; "" if all are."""
+    """Return the first unexpected name, shape or type; "" if all are as expected."""
     tensors = update.tensors
     odd = sorted(tensors.keys() ^ expected.keys())
     if odd:
@@ -160,7 +161,7 @@ def _broken_rule(update: Update, max_norm: float) -> tuple[str, str]:
 
 
 def _broken_rule_of_numbers(update: Update) -> tuple[str, str]:
-    """Return the rule that weight or metrics break and the value; both "" for none."""
+    """Return the rule that a number breaks and its value; both "" for none."""
     weight = float(update.weight)
     if not 0 <= weight <= MOST_WEIGHT:
         return f"its weight must be 0 to {MOST_WEIGHT:g}", f"it is {weight}"
@@ -181,9 +182,10 @@ Sites = Collection[str] | None  # None: all sites of the exchange
 
 
 class Exchange(Protocol):
-    """One request of a method on its way to the sites and back.
+    """One request of a method and its replies.
 
-    A way of summing may send messages of its own before and after the method's task.
+    A summation protocol may send messages of its own before and after the method's
+    task.
 
     Attributes:
         sites: The sites that receive the request, in the fixed order.
@@ -198,7 +200,7 @@ class Exchange(Protocol):
 
     @property
     def reasons(self) -> str:
-        """Why sites are left out, in one line."""
+        """The reasons why sites are left out, in one line."""
 
     def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
         """Run the method's task at the sites.
@@ -206,7 +208,7 @@ class Exchange(Protocol):
         A site that has lost its state is asked once more, under another number.
 
         Args:
-            attached: What the way of summing adds to the request.
+            attached: What the summation protocol adds to the request.
             sites: Ask only these sites.
 
         Returns:
@@ -216,7 +218,7 @@ class Exchange(Protocol):
     def stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
-        """Send a message of the way of summing.
+        """Send a message of the summation protocol.
 
         Args:
             name: The message's task, which begins with "@".
@@ -225,17 +227,17 @@ class Exchange(Protocol):
         """
 
     def again(self) -> None:
-        """Forget the replies to the task, because it will be run once more."""
+        """Discard the replies to the task, because it will be run again."""
 
     def refuse(self, site: str, reason: str) -> None:
         """Leave a site out of this round and report the reason."""
 
 
 class Summing(ABC):
-    """A way in which the sites' updates become a sum.
+    """A protocol that turns the sites' updates into a sum.
 
     Attributes:
-        least: The fewest sites that it can add.
+        least: Minimum number of sites in a sum.
     """
 
     least: int
@@ -248,16 +250,16 @@ class Summing(ABC):
         """Return the updates themselves, in the fixed order.
 
         Raises:
-            ConfigError: The way of summing hides them.
+            ConfigError: The protocol hides them.
         """
         raise hidden(exchange.request.task)
 
     def state(self) -> dict[str, Any]:
-        """Return what later sums depend on, as JSON values."""
+        """Return the state that later sums depend on, as JSON values."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing by default
-        """Go back to an earlier `state`."""
+        """Return to an earlier `state`."""
 
 
 class PlainSum(Summing):
@@ -276,7 +278,7 @@ class PlainSum(Summing):
     def each(self, exchange: Exchange) -> dict[str, Update]:
         """Return the updates of the sites whose answers can be added.
 
-        Each one was checked by itself when it arrived.
+        Each update was checked on its own when it arrived.
         """
         replies = exchange.task()
         task = exchange.request.task

@@ -1,1 +1,1 @@
-"""From a job file to sites, a run and its results; prediction and evaluation."""
+"""Job files, the sites and runs of jobs, their results, prediction and evaluation."""

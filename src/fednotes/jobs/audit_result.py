@@ -24,12 +24,12 @@ class Leak(BaseModel):
         closes: Which defence stops the attack.
         applies: Whether the attack applies to this job.
         why: Why the attack does not apply or could not be tried.
-        success: Success rate on the job as it is; None if it was not tried.
+        success: Success rate on the unchanged job; None if it was not tried.
         chance: Success rate of guessing.
         low: Lower end of the 95% confidence interval of `success`.
         high: Upper end of the 95% confidence interval of `success`.
         control: Success rate of the same attack without any defence.
-        proven: Whether the control succeeded; otherwise `success` has no meaning.
+        proven: Whether the control succeeded; otherwise `success` is meaningless.
         details: Further measurements by name.
     """
 

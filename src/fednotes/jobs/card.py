@@ -1,9 +1,9 @@
 """Write the card of a saved model: what it is, how it was trained, what it can do.
 
-A card is a README.md in Hugging Face's form, for people who receive the model and know
-nothing of the run. It has sums and means over the sites, and the scores of the site
-whose model it is. It names no site, because the sizes and scores of other sites are
-theirs to publish. Its words are in `templates/card.md`.
+A card is a README.md in Hugging Face's format, for people who receive the model and
+know nothing about the run. It has sums and means over the sites, and the scores of the
+site that owns the model. It names no site, because only the sites themselves may
+publish their sizes and scores. Its text is in `templates/card.md`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fednotes.metrics.gap import Verdict
 CARD = "README.md"
 SCORES_FILE = "scores.json"
 
-# Characters with a meaning in Markdown.
+# Characters with a special meaning in Markdown.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")
 # Tables and keys of a job that are not settings of its training.
 _NO_SETTINGS = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")
 # With two sites, a sum or mean and one site's own value reveal the other's.
 _REVEALING_SITES = 2
-# Number of folders above a model in which its run is looked for.
+# Number of folders above a model that are searched for its run.
 _MAX_FOLDERS = 6
-_MAX_CHARACTERS = 200  # of a text in a card
+_MAX_CHARACTERS = 200  # maximum length of a text in a card
 
 
 class OwnRun(NamedTuple):
-    """What a real site knows of a run.
+    """What a real site knows about a run.
 
     Attributes:
         site: The site's name.
@@ -76,12 +76,12 @@ class _Origin:
 
     @property
     def reveals_no_site(self) -> bool:
-        """Whether sums and means over the sites reveal nothing of a single site."""
+        """Whether sums and means over the sites reveal nothing about a single site."""
         return len(self.result.sites) not in (0, _REVEALING_SITES)
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the federation gave, if the model is federated and it may be said."""
+        """The gain of a federated model from the federation, if it may be shown."""
         if self.condition != "federated":
             return None
         if self.site in self.result.sites:
@@ -92,11 +92,11 @@ class _Origin:
 def write_cards(run: Path, site_run: OwnRun | None = None) -> None:
     """Write a card beside each model of a run that has none.
 
-    An existing card stays, because a person may have edited it.
+    Existing cards stay, because a person may have edited them.
 
     Args:
         run: Folder of the run.
-        site_run: What a real site knows of the run; None to read the folder.
+        site_run: What a real site knows about the run; None to read the folder.
     """
     for folder in sorted(run.rglob("model")):
         if not (folder / CARD).exists() and read_description(folder):
@@ -110,8 +110,8 @@ def render_card(
 
     Args:
         model: Folder of the model.
-        run: Folder of its run; looked for above the model's folder if None. Without a
-            run, the card says what the model is, and the scores that are beside it.
+        run: Folder of its run; if None, the folders above the model's are searched.
+            Without a run, the card describes the model and any scores beside it.
         site_run: What a real site knows of the run; None to read the folder.
 
     Raises:
@@ -154,7 +154,7 @@ def _find_origin(model: Path, run: Path | None, site_run: OwnRun | None) -> _Ori
 
     Args:
         model: Folder of the model.
-        run: Folder of its run; looked for above the model's folder if None.
+        run: Folder of its run; if None, the folders above the model's are searched.
         site_run: What a real site knows of the run; None to read the folder.
     """
     folder = run or _find_run(model)
@@ -188,7 +188,7 @@ def _find_run(model: Path) -> Path | None:
 
 
 def _describe_model(model: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the template says of a model.
+    """Return the template's values about a model.
 
     Args:
         model: Folder of the model.
@@ -205,15 +205,15 @@ def _describe_model(model: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
-    """Return what the template says of the training of a model."""
+    """Return the template's values about the training of a model."""
     result = origin.result
     condition = origin.condition
     promise = mapping(result.privacy.get(condition))
     promise = promise or read_json_table(model.parent / PROMISED)
 
     costs = dict(mapping(result.conditions.get(condition)))
-    # The examples of "alone" belong to the trainings of all sites. A promise of privacy
-    # covers the number of examples, too.
+    # Under "alone", the number covers the separate trainings of all sites. A privacy
+    # guarantee covers the number of examples, too.
     if condition == "alone" or not origin.reveals_no_site or promise:
         costs.pop("examples", None)
 
@@ -235,7 +235,7 @@ def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
 
 
 def _describe_scores(origin: _Origin, model: Path) -> dict[str, Any]:
-    """Return what the template says of the scores of a model."""
+    """Return the template's values about the scores of a model."""
     result = origin.result
     condition = origin.condition
     site_scores = mapping(result.sites.get(origin.site, {}).get(condition))
@@ -258,7 +258,7 @@ def _describe_scores(origin: _Origin, model: Path) -> dict[str, Any]:
 
 
 def _list_scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Yield the title, measure and value of each score that exists."""
+    """Yield the title, measure and value of each available score."""
     for kind, layout in SCORES.items():
         for measure in layout.measures:
             value = number(scores, kind, measure)
@@ -267,7 +267,7 @@ def _list_scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 
 def _lead_score(scores: Mapping[str, Any]) -> str:
-    """Return the name of the score that models are compared by; "" if there is none."""
+    """Return the name of the score for comparing models; "" if there is none."""
     for kind, layout in SCORES.items():
         if kind in scores and layout.is_lead and layout.dots is not None:
             return layout.dots.tile
@@ -278,8 +278,8 @@ class _TypeTable(NamedTuple):
     """A table with two scores of each entity type, or of each disease.
 
     Attributes:
-        heads: The heads of its three columns.
-        rows: A name and its two scores; None for one that does not exist.
+        heads: The headings of its three columns.
+        rows: A name and its two scores; None for a missing score.
     """
 
     heads: tuple[str, str, str]
@@ -312,7 +312,7 @@ def _list_types(scores: Mapping[str, Any]) -> _TypeTable | None:
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the values of nested tables as text, under names such as "model.kind".
 
-    Of a path only the name is left, because the places of files are private.
+    A path is reduced to its last part, because the locations of files are private.
     """
     for key, value in table.items():
         if isinstance(value, Mapping):

@@ -26,9 +26,9 @@ from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.jobs.job import Job, Sites
 from fednotes.metrics.agreement import measure_agreement
 
-# Kind of a problem with a path that cannot be read, whatever is left out.
+# Kind of problem for a path that cannot be read, even if problems are skipped.
 UNREADABLE = "unreadable"
-# Number of documents between two reports of progress.
+# Number of documents between two progress reports.
 _REPORT_EVERY = 100
 
 
@@ -37,9 +37,9 @@ class Checked:
     """The result of a check.
 
     Attributes:
-        problems: What is wrong by file and line, where these are known.
+        problems: The problems, with file and line where these are known.
         number: The number of problems, if not all are in `problems`.
-        findings: What else to know.
+        findings: Further findings.
         job: The job, if it was checked and could be read.
         sites: The sites of the job, if they could be read.
         agreement: The agreement with another annotation, as `measure_agreement`
@@ -68,7 +68,7 @@ class Checked:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON.
 
-        The file and the line of a problem are null where none is to blame.
+        The file and the line of a problem are null if it concerns none.
         """
         wrong = self.wrong
         unlisted = max(0, self.number - len(self.problems))
@@ -102,15 +102,16 @@ def check_files(
 ) -> Checked:
     """Check a corpus, or several files or folders that are the parts of one.
 
-    A single corpus in JSON lines is read document by document and not held.
+    A single corpus in JSON lines is read document by document, not held in memory.
 
     Args:
         paths: The files and folders.
         format: Format of the corpus; recognised if it is None.
-        on_error: With "skip", what cannot be used is counted and is not a problem.
+        on_error: With "skip", unusable data are counted instead of reported as
+            problems.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
-        progress: Called from time to time with the number of documents of the present
-            path that were read.
+        progress: Called from time to time with the number of documents read from the
+            current path.
 
     Raises:
         DataError: A path does not exist.
@@ -144,9 +145,9 @@ class _CheckedPart:
 
     Attributes:
         name: Name of the part.
-        problems: What cannot be used.
+        problems: The unusable data.
         number: The number of problems, if not all are in `problems`.
-        findings: What else to know.
+        findings: Further findings.
         documents: The documents, if the corpus has several parts; None if the path
             cannot be read.
     """
@@ -166,8 +167,8 @@ class _PartReader:
         format: Format of the corpus; recognised if it is None.
         encoding: As of `check_files`.
         progress: As of `check_files`.
-        refuses: Whether what cannot be used is a problem.
-        has_parts: Whether documents are held, to compare parts.
+        refuses: Whether unusable data are a problem.
+        has_parts: Whether documents are held in memory, to compare parts.
     """
 
     format: str | None
@@ -192,7 +193,7 @@ class _PartReader:
             number_refused = problems.number
             problems.counts.clear()
         findings = [*problem_findings(problems, name, path.name)]
-        # A path of which nothing can be used would only be called empty.
+        # Without this, a path with no usable data would only be reported as empty.
         if number or not problems.listed:
             findings += of_corpus
         return _CheckedPart(
@@ -230,7 +231,7 @@ class _PartReader:
 
 
 def _unreadable(path: Path, error: DataError) -> Problem:
-    # The problem names the file already.
+    # The problem already names the file.
     message = str(error).removeprefix(f"{path}: ")
     return Problem(str(path), 0, UNREADABLE, message)
 

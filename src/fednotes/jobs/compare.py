@@ -1,9 +1,8 @@
-"""Compare two runs: is one better, or does the choice of test data explain it?
+"""Compare two runs: is one better, or is the difference due to the test sample?
 
-This is the function behind `fednotes compare`. How predictions on a kind of data are
-compared is up to that kind (`SiteKind.compare`), for annotated documents in
-`jobs/kinds/compare_documents.py`. The tests themselves are in
-`metrics/paired_tests.py`.
+This is the function behind `fednotes compare`. Each kind of data defines how its
+predictions are compared (`SiteKind.compare`; for annotated documents in
+`jobs/kinds/compare_documents.py`). The tests are in `metrics/paired_tests.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class Comparison(NamedTuple):
         against: Condition of the second run.
         samples: Number of bootstrap samples.
         tests: Site → the paired test.
-        gaps: Site → how much of pooled - alone the federation closes, where the
-            federated models of a run are compared with its own models of sites alone;
+        gaps: Site → share of pooled - alone that the federation closes, if the
+            federated models of a run are compared with the models of its sites alone;
             empty otherwise.
         scores: Site → precision, recall and F1 of both sides; empty for AUROC.
         one_to_one: Site → F1 of both sides where overlapping mentions are paired one to
             one; only for the metric "relaxed".
-        runs: Names of the folders of both runs; empty if both sides are one run.
+        runs: Names of the folders of both runs; empty if both sides are the same run.
     """
 
     kind: str
@@ -64,7 +63,7 @@ def compare(
 
     Args:
         a: Folder of a run.
-        b: Folder of the run that is subtracted; the same run if None.
+        b: Folder of the run to subtract; run a if None.
         condition: Condition of run a: "alone", "own-mix", "federated" or "pooled".
         against: Condition of run b.
         metric: For annotated documents "strict", "relaxed" (any overlap) or

@@ -1,6 +1,6 @@
-"""Declare a job to real sites: its table without the places of notes.
+"""Declare a job to real sites: its table without the locations of notes.
 
-`simulate` runs the table of a job file. Real sites are sent the same table without any
+`simulate` runs the table of a job file. Real sites receive the same table without any
 path; each site's own file says where its notes are.
 """
 
@@ -17,7 +17,7 @@ from fednotes.jobs import kinds
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_table, parse_job
 
-# A secure sum of two sites would show each of them the other's part.
+# A secure sum of two sites would reveal each site's update to the other.
 MIN_SECURE_SITES = 3
 
 # Keys of [sites.NAME] that say where a site's notes are, how its files are read, and
@@ -49,7 +49,7 @@ PLACE_KEYS = frozenset(
         "tables",
     }
 )
-# Tables of a job file that only a simulation can follow, and why.
+# Tables of a job file that only a simulation supports, with the reasons.
 _SIMULATION_ONLY = {
     "silos": "redistributes all notes",
     "synthetic": "generates notes",
@@ -93,7 +93,7 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
 
     Args:
         declared: A table with "name" and "job".
-        folder: The folder that relative paths are relative to.
+        folder: Folder against which relative paths are resolved.
         where: Name of the declaration in error messages.
 
     Raises:
@@ -125,9 +125,9 @@ def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job
 def table_to_approve(
     declared: Mapping[str, Any], sites: Sequence[str], min_sites: int
 ) -> dict[str, Any]:
-    """Return what a site approves: the declaration with the sites of this run.
+    """Return the table that a site approves: the declaration with this run's sites.
 
-    The fingerprint of a deployed job is that of this table.
+    The fingerprint of a deployed job is the fingerprint of this table.
     """
     return {**declared, "sites": list(sites), "min_sites": min_sites}
 
@@ -153,7 +153,7 @@ def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         method = methods.find(str(table.get("method")))
     except ConfigError:
-        return table  # `parse_job` says what is wrong
+        return table  # `parse_job` reports the problem
     placeholder = kinds.find(method.holds).source_placeholder
     sites = {name: {**site, **placeholder} for name, site in table["sites"].items()}
     return {**table, "sites": sites}
@@ -174,7 +174,7 @@ def require_unmasked(site: Any, where: str) -> None:
 
 
 def _require_no_simulation(table: Any, sites: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if a job needs what only a simulation can do."""
+    """Raise ConfigError if a job needs something that only a simulation can do."""
     for key, effect in _SIMULATION_ONLY.items():
         if key in table:
             raise ConfigError(
@@ -197,14 +197,14 @@ def _find_placeholder(table: Any) -> Mapping[str, Any]:
     try:
         holds = methods.find(str(table.get("method"))).holds
     except ConfigError:
-        holds = "documents"  # `parse_job` says what is wrong
+        holds = "documents"  # `parse_job` reports the problem
     return kinds.find(holds).source_placeholder
 
 
 def _change_sites(
     sites: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Return the tables of all sites, changed; a value that is not a table stays."""
+    """Return the changed tables of all sites; values that are not tables stay."""
     return {
         name: change(site) if isinstance(site, Mapping) else site
         for name, site in sites.items()

@@ -1,4 +1,4 @@
-"""Hold the scores of a saved model, and what could not be scored."""
+"""The scores of a saved model, and what could not be scored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fednotes.core.errors import ConfigError, ParameterError, nearest
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of a model, and what was not scored.
+    """The scores of a model, and what was not scored.
 
     Attributes:
         scores: The scores.
         unknown: Labels of the documents that the model does not know.
         not_annotated: Types of the model that the documents do not annotate.
-        not_requested: Types that they annotate, but that were not to be scored.
-        skipped: What in the documents could not be used.
+        not_requested: Types that the documents annotate but that were not requested.
+        skipped: Descriptions of the unusable data in the documents.
     """
 
     scores: dict[str, Any]
@@ -58,7 +58,7 @@ def require_mapping(
     known: Sequence[str],
     path: Path | str,
 ) -> Mapping[str, str]:
-    """Return a mapping of labels; {} if there is none.
+    """Check a mapping of labels and return it; {} if there is none.
 
     Args:
         label_map: New names of labels; "" drops a label.
@@ -67,8 +67,8 @@ def require_mapping(
         path: The documents, for messages.
 
     Raises:
-        ConfigError: It is not a mapping, names a label that does not occur, or maps one
-            to a type that the model does not have.
+        ConfigError: `label_map` is not a mapping, names a label that does not occur, or
+            maps a label to a type that the model lacks.
     """
     if label_map is None:
         return {}

@@ -1,4 +1,4 @@
-"""Forms in which other programs read a saved model, as packages register them."""
+"""Export formats of saved models for other programs, as packages register them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Fill = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class ExportForm:
-    """A form of a saved model. A package registers it in the group `fednotes.exports`.
+    """An export format. A package registers it in the group `fednotes.exports`.
 
     Attributes:
-        writer: Returns a function that fills an empty folder. It receives the folder
-            of the saved model, and the options of the form that a person set.
+        writer: Returns a function that fills an empty folder. It receives the folder of
+            the saved model, and the options of the format that a person set.
         options: Names of these options.
-        reads: What the models read that the form is for.
+        reads: What the exported models read.
     """
 
     writer: Callable[..., Fill]

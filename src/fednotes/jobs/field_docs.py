@@ -1,4 +1,4 @@
-"""Read what the classes behind a job's tables say of their fields: meaning and type."""
+"""Read the meanings and types of fields from the classes behind a job's tables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ENTRY = re.compile(r"^((?:\w+, )*\w+): ", re.MULTILINE)
 
 
 def read_docstring(cls: type[Any]) -> tuple[str, dict[str, str]]:
-    """Return what a class's docstring says of the class, and of each of its fields.
+    """Return a class's description and the meanings of its fields from its docstring.
 
     The docstring's `Attributes:` section has an entry for each field, such as
-    `rounds: …` or `rank, alpha: …`. The entry of a field that a class does not describe
-    is taken from the classes that it extends.
+    `rounds: …` or `rank, alpha: …`. If a class does not describe a field, the entry
+    comes from the classes that it extends.
 
     Returns:
-        The prose about the class, and the meaning of each field by its name.
+        The prose about the class, and the meanings of the fields by name.
     """
     names = {field.name for field in fields(cls)} | {"kind"}
     meanings: dict[str, str] = {}
@@ -88,7 +88,7 @@ _WORDS = {
 
 
 def describe_type(hint: Any) -> str:
-    """Return what a value of this type may be, such as "whole number, at least 1"."""
+    """Describe the permitted values of a type, such as "whole number, at least 1"."""
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is Annotated:

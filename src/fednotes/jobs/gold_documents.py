@@ -1,4 +1,4 @@
-"""Read annotated documents, and prepare them to score a model that finds mentions."""
+"""Read annotated documents, and prepare them for scoring a model of mentions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fednotes.jobs.evaluation import require_mapping
 
 
 class AnnotatedDocuments(NamedTuple):
-    """Documents with annotations as they were read.
+    """Documents with their annotations as read.
 
     Attributes:
         documents: The documents.
-        name: How messages call them.
-        skipped: What could not be used, in words.
+        name: How messages refer to the documents.
+        skipped: Description of the unusable data.
     """
 
     documents: tuple[Document, ...]
@@ -31,7 +31,7 @@ class AnnotatedDocuments(NamedTuple):
 
 
 class GoldDocuments(NamedTuple):
-    """Documents with the annotations that a model is scored by.
+    """Documents with the annotations against which a model is scored.
 
     Attributes:
         documents: The documents, with flat spans of the model's types.
@@ -82,18 +82,17 @@ def prepare_gold(
     label_map: Mapping[str, str] | None = None,
     types: Sequence[str] = (),
 ) -> GoldDocuments:
-    """Return documents with the annotations that a model is scored by.
+    """Return documents with the annotations against which a model is scored.
 
-    A model is scored by the types that the documents annotate: their silence about
-    another type says nothing.
+    Only types that the documents annotate are scored, because the absence of another
+    type means nothing.
 
     Args:
         annotated: The documents.
         known: The types of the model.
-        label_map: New names of the documents' labels. Unknown labels are left out of
-            the scores.
-        types: The types to score, annotated or not; by default those of the model that
-            the documents annotate.
+        label_map: New names of the documents' labels. Unknown labels are not scored.
+        types: The types to score, annotated or not; by default the types of the model
+            that the documents annotate.
 
     Raises:
         DataError: The documents annotate none of the model's types.

@@ -21,11 +21,11 @@ from fednotes.data.formats.problems import Problems
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import Note, guess_notes, read_notes, with_standard_keys
 
-# Corpora that are tables of notes, too.
+# Corpora that are also tables of notes.
 _STREAMED = ("fhir", "omop")
 _TEXT_SUFFIXES = (".txt", ".text")
 
-# Reads a source from its beginning, and collects what cannot be used.
+# Reads a source from its beginning, and collects problems with unusable data.
 Reader = Callable[[Problems], Iterable[Document]]
 
 
@@ -34,7 +34,7 @@ class ChosenReader(NamedTuple):
 
     Attributes:
         read: The reader.
-        is_held: Whether it holds all documents in memory.
+        is_held: Whether the reader holds all documents in memory.
     """
 
     read: Reader
@@ -122,7 +122,7 @@ def _as_document(note: Note) -> Document:
 def _read_json_file(
     path: Path, encoding: str, problems: Problems
 ) -> Iterator[Document]:
-    """Yield the documents of a file, each when its line has been read."""
+    """Yield the documents of a file, each as soon as its line has been read."""
     with problems.collect("file", path):
         records = stream_file(path, problems, encoding, prepare=with_standard_keys)
         for record in records:
@@ -130,7 +130,7 @@ def _read_json_file(
 
 
 class _CorpusReader:
-    """Reads an annotated corpus once, and holds it.
+    """Reads an annotated corpus once, and holds it in memory.
 
     Args:
         path: The corpus.
@@ -152,7 +152,7 @@ class _CorpusReader:
         problems.listed += problems_of_corpus.listed
         problems.counts.update(problems_of_corpus.counts)
         yield from documents
-        # A text without an annotation file is a note too, but no gold without mentions.
+        # A text without an annotation file is also a note, but not a gold document.
         with reading_as(self._encoding):
             texts = [
                 (file, read_text(file, empty=True, exact=True))
@@ -182,8 +182,8 @@ def find_note_format(
         recognises it.
 
     Raises:
-        DataError: The file is of no known format. The name of a text must end in .txt.
-        ConfigError: The format is one of annotated corpora only.
+        DataError: The file's format is unknown. The name of a text must end in .txt.
+        ConfigError: The format is only for annotated corpora.
     """
     if format is not None:
         if format not in NOTE_FORMATS:
@@ -226,10 +226,10 @@ def _has_text_name(path: Path) -> bool:
 
 
 def _has_only_notes(folder: Path, encoding: str) -> bool:
-    """Return whether a folder that is not an annotated corpus is one of notes.
+    """Return whether a folder that is not an annotated corpus contains notes.
 
-    Beside a table there may be a licence or the like. Where there is no table, all
-    files must be texts, so that none is left out without a word.
+    Beside a table, there may be other files, such as a licence. Without a table, all
+    files must be texts, so that none is skipped silently.
     """
     files = list_files(folder, recursive=True)
     if files and all(map(_has_text_name, files)):
@@ -256,7 +256,7 @@ def _has_text_column(path: Path) -> bool:
 
 
 def _has_text_key(path: Path, encoding: str) -> bool:
-    """Return whether the first record has a key "text", as this project's own have."""
+    """Return whether the first record has a key "text", as in this project's files."""
     file = path
     with reading_as(encoding):
         if path.is_dir():
@@ -264,5 +264,5 @@ def _has_text_key(path: Path, encoding: str) -> bool:
         try:
             record = parse_json_line(read_first_line(file))
         except DataError:
-            return True  # the reader of these files says what is wrong
+            return True  # the reader of these files reports the problem
     return not isinstance(record, dict) or "text" in record

@@ -1,11 +1,11 @@
-"""Open what a saved model is used on: files, tables of notes, stdin or a text.
+"""Open the inputs of a saved model: files, tables of notes, stdin or a text.
 
     inputs = open_inputs("NOTEEVENTS.csv.gz")
     inputs.require_readable()      # raises an error before anything is predicted
     for document in inputs: …      # one note at a time
 
-Tables and JSON lines are never held as a whole. Annotated corpora (brat, CoNLL and the
-like) are.
+Tables and JSON lines are never completely in memory. Annotated corpora (such as brat
+and CoNLL) are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.jobs.input_readers import Reader, choose_reader
 
-_MAX_LENGTH = 100  # characters of a path in a message
+_MAX_LENGTH = 100  # maximum length of a path in a message
 _MAX_BYTES = 4 * bounds.NOTE  # a character has up to four bytes
 
 
@@ -37,7 +37,7 @@ class Inputs:
 
     Attributes:
         where: Name of the source in messages.
-        problems: What could not be used in the last iteration.
+        problems: The unusable data of the last iteration.
         is_held: Whether all documents are in memory at once.
     """
 
@@ -59,8 +59,7 @@ class Inputs:
         """Yield the documents.
 
         Raises:
-            DataError: Something cannot be used; with on_error = "skip", only if nothing
-                is left.
+            DataError: Some data are unusable; with on_error = "skip", all of them.
         """
         self.problems = Problems()
         is_empty = True
@@ -87,10 +86,10 @@ class Inputs:
             raise DataError.of(problems.listed, problems.number)
 
     def require_readable(self) -> None:
-        """Read the source once, unless what cannot be used is skipped.
+        """Read the source once, unless unusable data are skipped.
 
-        Predicting takes far longer than reading. A file that ends in the middle of a
-        row is therefore refused before its first note is predicted.
+        Prediction takes far longer than reading. A file that ends in the middle of a
+        row is therefore refused before the first prediction.
 
         Raises:
             DataError: Something cannot be used; the error lists all of it.
@@ -117,7 +116,7 @@ def open_inputs(
     Args:
         name: A path, or `-` for stdin.
         text: A text in place of a path.
-        on_error: "skip" leaves out what cannot be used, and counts it.
+        on_error: "skip" leaves out unusable data, and counts them.
         format: A format of corpora or of notes; recognised if it is None.
         column: The column of a table, or the key of JSON lines, that holds the text.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
@@ -146,7 +145,7 @@ def _yield_document(document: Document, _problems: Problems) -> Iterator[Documen
 
 
 def find_source(name: str, text: str | None, encoding: str = AUTO) -> Path | Document:
-    """Return a text or that of stdin as a document; else a path that exists.
+    """Return a text, or that of stdin, as a document; otherwise an existing path.
 
     Args:
         name: A path, or `-` for stdin.
@@ -156,7 +155,7 @@ def find_source(name: str, text: str | None, encoding: str = AUTO) -> Path | Doc
     Raises:
         ParameterError: Both a path and a text are given, the text is blank, or the path
             does not exist.
-        DataError: The text is too long, or not in this encoding.
+        DataError: The text is too long, or is not in this encoding.
     """
     if text is not None:
         if name != "-":
@@ -181,7 +180,7 @@ def find_source(name: str, text: str | None, encoding: str = AUTO) -> Path | Doc
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # longer than a path may be
+    except (OSError, ValueError):  # the name is too long for a path
         return False
 
 

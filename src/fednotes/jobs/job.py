@@ -53,7 +53,7 @@ from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import Scores
 from fednotes.privacy.promise import Privacy
 
-# A tag of a word, such as "B-Drug", which a label map must not give as a type's name.
+# A tag of a word, such as "B-Drug", which a label map must not use as a type's name.
 _TAG = re.compile("O|[BIES]-.*", re.DOTALL)
 _SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
@@ -287,7 +287,7 @@ class TagsConfig:
 
     def find_sampling(self, seed: int) -> int:
         """Return the number of the sampling that a job with this seed uses."""
-        # division that rounds up
+        # ceiling division
         return -(-seed // self.runs_per_sampling)
 
 
@@ -370,7 +370,7 @@ class CountTable(NamedTuple):
     Attributes:
         heads: Column headings.
         rows: Rows, with a text for each column.
-        words: Number of leading columns that hold words; the others hold numbers.
+        words: Number of leading columns with words; the others hold numbers.
         title: Title of the table; may be empty.
     """
 
@@ -387,8 +387,8 @@ class ConfigTable:
     Attributes:
         heading: Heading in the key reference, such as "[concepts] of patients".
         config: The class whose fields are the keys of the table.
-        elsewhere: Defaults that differ from those of the class, by the circumstance in
-            which they apply.
+        elsewhere: Defaults that differ from those of the class, by the case in which
+            they apply.
     """
 
     heading: str
@@ -417,7 +417,7 @@ class Side:
 
     Attributes:
         run: Folder of the run.
-        job: The job that made it.
+        job: The job of the run.
         sites: Data of the job's sites.
         condition: Condition whose models are compared, such as "federated".
     """
@@ -453,7 +453,7 @@ class KindTables:
 
     Attributes:
         tags: The [tags] table of a job on annotated documents, or None.
-        values: What another kind of data makes of its tables.
+        values: What another kind of data reads from its tables.
     """
 
     tags: TagsConfig | None = None
@@ -525,7 +525,7 @@ class SiteKind:
         make_stand_in: Copies a site under another name, to represent a site whose data
             are elsewhere. Takes the site, the name and the number of training examples;
             the copy keeps the site's own number where no example can occur twice.
-        find_hints: Yields remarks on the scores of a run. Takes the scores and the
+        find_hints: Yields remarks about the scores of a run. Takes the scores and the
             sites.
         check: Returns what the user should know before training. Takes the job and its
             sites.
@@ -588,7 +588,7 @@ class SiteKind:
     def list_paths(
         self, sites: Mapping[str, Any], tables: Mapping[str, Any]
     ) -> Iterator[tuple[str, str]]:
-        """Yield the paths that a job names outside [model], as they are written.
+        """Yield the paths that a job names outside [model], as written.
 
         Args:
             sites: The keys of [sites.NAME] by the sites' names.
@@ -618,7 +618,7 @@ def _marked_paths(
         value = keys[key]
         texts = value if isinstance(value, list | tuple) else [value]
         for text in texts:
-            # another value is refused when the table is read
+            # a value of another type is refused when the table is read
             if isinstance(text, str):
                 yield f"{table}.{key}", text
 
@@ -646,7 +646,7 @@ class Job:
         federation: The [federation] table.
         tags: The [tags] table of a job on annotated documents, or None.
         privacy: The [privacy] table, or None.
-        kind_tables: What another kind of data makes of its own tables.
+        kind_tables: What another kind of data reads from its own tables.
     """
 
     name: str
@@ -731,7 +731,7 @@ class Sites:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """Return a run's remarks on its data: `warnings`, then `remarks`."""
+        """Return a run's remarks about its data: `warnings`, then `remarks`."""
         return (*(f"warning: {text}" for text in self.warnings), *self.remarks)
 
 

@@ -63,14 +63,14 @@ def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
 
 
 def _problems_of(error: FednotesError) -> tuple[Problem, ...]:
-    """Return the problems for which a simulation would refuse a job."""
+    """Return the problems because of which a simulation would refuse a job."""
     if isinstance(error, DataError) and error.problems:
         return error.problems
     return (Problem("", 0, "job", str(error)),)
 
 
 def rehearse(job: Job, parts: Iterable[Part]) -> None:
-    """Make the sites and models of every part as a simulation does, and train none.
+    """Make the sites and models of every part as a simulation does, without training.
 
     Where a frozen encoder reads notes, one sentence of each site stands for them.
 
@@ -79,7 +79,7 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
         parts: The parts of its run.
 
     Raises:
-        FednotesError: The simulation would raise it.
+        FednotesError: The simulation would raise the same error.
     """
     shrink = job.kind.shrink
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
 
 
 def _try_model(job: Job) -> tuple[Problem, ...]:
-    """Return what is wrong with the model of a job whose notes cannot be read.
+    """Return the problems with the model of a job whose notes cannot be read.
 
     The model is tried on one invented sentence of each site.
     """

@@ -1,4 +1,4 @@
-"""Read job files, which are TOML: what is trained, on whose notes, and how.
+"""Read job files, TOML files that say what is trained, on whose notes, and how.
 
 method = "fedner"                 # a module of fednotes.methods
 preset = "best"                   # or "paper": the method's settings to start from
@@ -52,7 +52,7 @@ from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 
-# A method that has a control adds it to these.
+# A method with a control condition adds it to these.
 DEFAULT_CONDITIONS = ("alone", "federated", "pooled")
 DEFAULT_PRESET = "best"
 # Tables that a job on any kind of data can have.
@@ -125,7 +125,7 @@ def built_in_jobs() -> Mapping[str, Path]:
     for entry in plugins.registered("jobs").values():
         folder = Path(str(resources.files(plugins.load(entry, ModuleType))))
         for path in folder.rglob("*.toml"):
-            # A file with "base" is a grid over another job, not a job.
+            # A file with "base" is a grid over a job, not a job itself.
             if "base" in read_toml(path):
                 continue
             name = path.relative_to(folder).with_suffix("").as_posix()
@@ -183,7 +183,7 @@ def load_recorded_job(run: Path) -> Job:
     """Return the job that made a run, from the record in the run's folder.
 
     Raises:
-        ConfigError: The folder is not that of a run, or its record is damaged.
+        ConfigError: The folder is not the folder of a run, or its record is damaged.
     """
     record = read_job_record(run)
     try:
@@ -435,8 +435,8 @@ class _TableReader:
     def _require_variables_of_model(self, table: Mapping[str, Any]) -> None:
         """Raise ConfigError if [model] names environment variables that are not set.
 
-        The message lists those that other tables name as well. Where these are the only
-        ones, the job can be read, only its notes cannot.
+        The message also lists those that other tables name. If only other tables name
+        such variables, the job can be read, although its notes cannot.
         """
         paths = [
             (f"model.{key}", value)
@@ -507,7 +507,7 @@ def _require_site_name(name: str, earlier: Collection[str], place: str) -> None:
     """
     if not _SITE_NAME.fullmatch(name):
         raise ConfigError(f"{place}: a site's name has letters, digits, - and _ only")
-    # Each site has a folder, and some file systems ignore case in names.
+    # Each site has a folder, and some file systems ignore the case of names.
     for other in (POOLED, *earlier):
         if other.lower() == name.lower():
             raise ConfigError(
@@ -538,8 +538,8 @@ def model_preset(
 ) -> dict[str, Any]:
     """Return the preset's [model] values that apply to a job's [model] table.
 
-    No values apply to a job with another `kind` of model or another `tagger` than the
-    preset has: it starts from the defaults of its own model.
+    No values apply to a job whose `kind` of model or `tagger` differs from the
+    preset's: such a job starts from the defaults of its own model.
 
     Args:
         preset: One of the method's presets.

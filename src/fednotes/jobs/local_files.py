@@ -1,8 +1,8 @@
-"""Keys of a job file that name a file or folder of the machine that reads the job.
+"""Keys of a job file that name a file or folder on the machine that reads the job.
 
-Each such key is marked where it is declared, by the type `LocalFile`. A job may be
-written on one machine and run on others, so paths in these keys are resolved against
-the job file's folder, and between real sites each site has its own.
+Each such key is marked in its declaration by the type `LocalFile`. A job may be written
+on one machine and run on others, so paths in these keys are resolved against the job
+file's folder, and each real site has paths of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fednotes.taggers import saving
 def model_classes(method: Method) -> Mapping[str, type[Any]]:
     """Return the classes that may read [model], by its `kind`.
 
-    The kind is "" where the table has no such key.
+    The kind is "" if the table has no key `kind`.
     """
     classes = method.list_models()
     if classes is not None:

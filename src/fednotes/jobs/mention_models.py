@@ -1,4 +1,4 @@
-"""Use a saved model that finds mentions in documents.
+"""Saved models that find mentions in documents.
 
 `MentionModel` and `fednotes predict` find the same spans with the same confidences.
 """
@@ -41,8 +41,8 @@ from fednotes.taggers.saving import load_model
 
 # Number of documents that `MentionModel.stream` reads together.
 BATCH = 32
-# Number of documents, and of their characters, that are read together from a file. This
-# is enough to fill the model's batches with sentences of similar length.
+# Numbers of documents and of characters that are read together from a file, enough to
+# fill the model's batches with sentences of similar length.
 FILE_BATCH = 256
 MAX_CHARACTERS = 1 << 19
 
@@ -56,7 +56,7 @@ class MentionModel:
     """A model that finds mentions in documents.
 
     Attributes:
-        model: The model that methods train.
+        model: The underlying model, as methods train it.
         calibration: Calibration of its confidences (`fednotes calibrate`); None for the
             model's own confidences.
         folder: Folder of the saved model; None if it was not loaded from one.
@@ -128,7 +128,7 @@ class MentionModel:
     ) -> Document | list[Document]:
         """Return a document with the spans that the model finds; a list for several.
 
-        Annotations in a document play no part.
+        Annotations in a document are ignored.
 
         Args:
             text: A text or document, or several of them.
@@ -149,7 +149,7 @@ class MentionModel:
     ) -> Iterator[Document]:
         """Yield each text with the spans that the model finds, in order.
 
-        The texts are read as they are needed, and never held all at once.
+        The texts are read as needed, and never all held in memory.
 
         Args:
             texts: Texts or documents.
@@ -186,9 +186,8 @@ class MentionModel:
     ) -> Iterator[Document]:
         """Find the mentions in a table of notes, JSON lines, a corpus or texts.
 
-        Notes are read as their documents are needed, one batch at a time. The file is
-        read once before, so that a damaged file is refused, unless `on_error` is
-        "skip".
+        Notes are read as needed, one batch at a time. Unless `on_error` is "skip", the
+        file is first read once, so that a damaged file is refused.
 
         Args:
             path: The file or folder.
@@ -253,12 +252,12 @@ class MentionModel:
     def _find_in_stream(
         self, documents: Iterable[Document], batch: int, threshold: float
     ) -> Iterator[Document]:
-        """Yield documents with predicted spans; hold few of them at a time.
+        """Yield documents with predicted spans; hold only a few in memory at a time.
 
         Args:
             documents: The documents.
-            batch: Largest number of documents that are held and read together; fewer
-                of long ones.
+            batch: Largest number of documents that are read together; fewer if they are
+                long.
             threshold: Spans of a lower confidence are left out.
         """
         window: list[Document] = []
@@ -289,19 +288,20 @@ class MentionModel:
     def explain(self, document: Text, span: Span | tuple[int, int]) -> dict[str, float]:
         """Return the probability of each label for a stretch of words.
 
-        These are the model's own probabilities, before any calibration, that the words
-        are a mention with exactly these boundaries. "O" has the probability that none
-        of the words is in any mention. The rest of 1 belongs to other boundaries.
+        These are the model's probabilities, before any calibration, that the words are
+        a mention with exactly these boundaries. "O" has the probability that none of
+        the words is in any mention. The remaining probability belongs to other
+        boundaries.
 
         Args:
             document: The text.
-            span: The span, or its first character and the one behind its last.
+            span: The span, or its half-open range of characters.
 
         Raises:
-            DataError: The model reads no word there, or its words are not in one
-                sentence.
-            ModelError: The model is a pointer network, which scores only what it
-                writes.
+            DataError: The model reads no word in the span, or the words are in several
+                sentences.
+            ModelError: The model is a pointer network, which scores only its own
+                output.
         """
         words = span if isinstance(span, Span) else Span(*span, label="")
         return self.model.alternatives(document_of(document, 1), words)
@@ -363,7 +363,7 @@ def _require_threshold(threshold: float) -> None:
 
 
 def _open_inputs(source: NoteSource) -> Inputs:
-    """Return the documents of a source after it was checked."""
+    """Return the documents of a source after checking it."""
     inputs = open_inputs(
         source.path,
         source.text,

@@ -1,4 +1,4 @@
-"""Write and read metrics.jsonl, which has a line for each evaluation of a run."""
+"""Write and read metrics.jsonl, which has one line per evaluation of a run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def append_entry(path: Path, entry: Mapping[str, object]) -> None:
 def read_metrics(folder: Path) -> Sequence[Mapping[str, Any]]:
     """Return the entries of a run's metrics.jsonl; none if there is no such file.
 
-    The last line may be incomplete because its run was killed. It is then left out.
+    An incomplete last line, as a killed run leaves it, is ignored.
 
     Args:
         folder: Folder of the run.
@@ -84,7 +84,7 @@ def read_metrics(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def rewind_metrics(path: Path, part: str, round: int) -> list[dict[str, Any]]:
-    """Remove a part's entries from `round` on, and lines that are not complete.
+    """Remove a part's entries from `round` on, and incomplete lines.
 
     The part repeats these rounds, and writes their entries again.
 

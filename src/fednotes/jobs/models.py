@@ -25,8 +25,7 @@ __all__ = [
     "read_description",
 ]
 
-# Files that may describe a model that finds mentions, in the order in which they are
-# looked for.
+# Files that may describe a model that finds mentions, in search order.
 _MENTION_FILES = ("tagger.json", "model.json", "config.json")
 
 
@@ -34,7 +33,7 @@ def find_model_class(folder: Path) -> type[SavedModel]:
     """Return the class of the model in a folder.
 
     A folder without the file of a registered class holds a model that finds mentions.
-    The package of a registered class is not imported before its file is there.
+    A registered class is imported only if its file exists.
 
     Raises:
         ConfigError: The class cannot be loaded.
@@ -49,7 +48,7 @@ def _load_class(entry: EntryPoint) -> type[SavedModel]:
     """Import a registered class of models.
 
     Raises:
-        ConfigError: It cannot be imported, or is not a `PatientModel`.
+        ConfigError: The class cannot be imported, or is not a `PatientModel`.
     """
     model_class: type[Any] = plugins.load(entry, type)
     if not issubclass(model_class, PatientModel):
@@ -87,16 +86,17 @@ def load(
     Args:
         path: The model's folder.
         device: Device to compute on, as torch names it.
-        backbone: Where the model's frozen encoder is now, if it has moved.
+        backbone: New location of the model's frozen encoder, if it has moved.
         calibrated: Whether to use a calibration in the folder.
-        dictionary: Where the dictionary or encoder is now that a phenotyping model
+        dictionary: New location of the dictionary or encoder that a phenotyping model
             reads notes with, if it has moved.
 
     Returns:
         A `MentionModel`, or a `PatientModel`.
 
     Raises:
-        ConfigError: The path is not a path, or an option does not apply to the model.
+        ConfigError: `path` is neither text nor a path object, or an option does not
+            apply to the model.
         ModelError: The folder contains no model, or a damaged one.
         MissingExtra: A package is missing.
     """
@@ -108,7 +108,7 @@ def load(
 def load_mention_model(
     path: str | Path, device: str = "cpu", backbone: str | None = None
 ) -> MentionModel:
-    """Load a saved model that must find mentions.
+    """Load a saved model, which must be one that finds mentions.
 
     Args:
         path: The model's folder.
@@ -116,7 +116,7 @@ def load_mention_model(
         backbone: As in `load`.
 
     Raises:
-        ConfigError: The model is one of patients.
+        ConfigError: The model is a model of patients.
         ModelError: The folder contains no model, or a damaged one.
         MissingExtra: A package is missing.
     """
@@ -129,7 +129,7 @@ def load_mention_model(
 
 
 def open_model(model: SavedModel | str | Path) -> SavedModel:
-    """Return a loaded model as it is, or load the one in a folder; see `load`."""
+    """Return a loaded model unchanged, or load the model in a folder; see `load`."""
     if isinstance(model, MentionModel | PatientModel):
         return model
     return load(path_of(model, "a model's folder"))

@@ -1,4 +1,4 @@
-"""The parts of a run: each condition, and each site alone, is one training run."""
+"""The parts of a run: one training run per condition and per site alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fednotes.methods.base import Method
 
 @dataclass(frozen=True)
 class Part:
-    """One training run of a job: a condition, and the site if it trains alone.
+    """One training run of a job: a condition, and the site that trains alone, if any.
 
     Attributes:
         condition: "alone", "own-mix", "federated" or "pooled".
         sites: Data of the sites that take part.
         config: The method's config for this part.
         site: Name of the site that trains alone; empty otherwise.
-        method: The method, in simulations, which observe the sites one by one.
+        method: The method in simulations, which observe sites individually.
         unit: Short name of a training example, such as "sent".
         is_private: Whether the part is trained with differential privacy.
         personal_epochs: Number of epochs that each site trains by itself at the end.
@@ -63,7 +63,7 @@ class Traffic:
     down: int
 
     def __str__(self) -> str:
-        """Return the bound as a sentence for people."""
+        """Return the bound as a readable sentence."""
         rounds = max(1, self.rounds)
         up = format_size(self.up / rounds)
         down = format_size(self.down / rounds)
@@ -146,7 +146,7 @@ def make_method_sites(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> list[MethodSite]:
-    """Make the site side of the method for each site of a part, with model and data.
+    """Make the method's site objects for a part, with models and data.
 
     Args:
         job: The job.
@@ -174,7 +174,7 @@ def make_method_sites(
 
 
 def is_summed_securely(job: Job, part: Part) -> bool:
-    """Return whether the server adds up a part's updates by a secure sum."""
+    """Return whether a secure sum adds up a part's updates."""
     return job.federation.secure_sum and part.condition == "federated"
 
 
@@ -198,7 +198,7 @@ def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | N
         return None
 
     up, down = estimate
-    # A secure sum sends eight bytes per number, which doubles floats of four bytes.
+    # A secure sum sends eight bytes per number, twice as many as for a float32.
     if job.federation.secure_sum and not job.module.sends_integers(config):
         up *= 2
     rounds, _ = job.module.plan_rounds(config, sizes)

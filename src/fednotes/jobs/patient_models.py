@@ -1,6 +1,6 @@
-"""Use saved models of patients, which read a patient's notes and return findings.
+"""Saved models of patients, which read a patient's notes and return findings.
 
-An application brings such a model and decides what it finds. It registers the model's
+An application provides such a model and decides what it finds. It registers the model's
 class by an entry point in the group `fednotes.models`, under the name of the JSON file
 that describes a saved model: a folder of a class that is registered as `phenotyper` has
 a file `phenotyper.json`. `jobs/models.py` finds the class by this file.
@@ -40,7 +40,7 @@ Notes = Text | Sequence[Patient] | Mapping[str, Patient]
 
 @dataclass(frozen=True)
 class PatientFinding:
-    """What a model finds in the notes of one patient.
+    """A model's finding about one patient.
 
     A patient whose notes cannot be used has neither probabilities nor labels.
 
@@ -50,8 +50,8 @@ class PatientFinding:
             stage 1 alone; None if the model has not learned it.
         labels: "present", "absent" or "questionable" for each phenotype.
         concepts: Number of mentions of concepts that the finding is based on; None if
-            the model does not read concepts. A finding without any says nothing about
-            the patient.
+            the model does not read concepts. A finding based on no mention says nothing
+            about the patient.
     """
 
     patient: str
@@ -96,8 +96,8 @@ class PatientModel(ABC):
 
         Args:
             folder: The folder.
-            options: How it is loaded. `dictionary`, or else `backbone`, says where the
-                model's dictionary or encoder is now.
+            options: How it is loaded. `dictionary`, or else `backbone`, is the new
+                location of the model's dictionary or encoder.
 
         Raises:
             ModelError: The model is damaged, or its dictionary or encoder is not found.
@@ -113,7 +113,7 @@ class PatientModel(ABC):
     def read_notes(source: NoteSource) -> Iterable[PatientNote]:
         """Return the notes in a file or folder, read one at a time.
 
-        The file is read again at each iteration. It is read once before this function
+        Each iteration reads the file again. It is also read once before this function
         returns, so that a damaged file is refused before the model reads a note.
 
         Raises:
@@ -123,28 +123,28 @@ class PatientModel(ABC):
     @property
     @abstractmethod
     def types(self) -> tuple[str, ...]:
-        """The phenotypes that it predicts; after stage 1 alone, the codes."""
+        """The phenotypes that the model predicts; after stage 1 alone, the codes."""
 
     @property
     @abstractmethod
     def confidence(self) -> str:
-        """What the probabilities are, in words."""
+        """Description of the model's probabilities."""
 
     @abstractmethod
     def find_in_stream(
         self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
     ) -> list[PatientFinding]:
-        """Return a finding for each patient, and hold one note at a time.
+        """Return a finding for each patient, with one note in memory at a time.
 
         Args:
             notes: The notes, in any order of patients.
-            patients: Patients who come first, even if they have no notes. All others
+            patients: Patients to list first, even if they have no notes. All others
                 follow in the order of their first notes.
         """
 
     @abstractmethod
     def format_findings(self, notes: Iterable[PatientNote], format: str) -> str:
-        """Return the findings as the content of a file, and hold one note at a time.
+        """Return the findings as a file's content, with one note in memory at a time.
 
         Args:
             notes: The notes, in any order of patients.
@@ -163,13 +163,14 @@ class PatientModel(ABC):
 
         Args:
             path: Labelled patients, or notes.
-            label_map: New names for phenotypes of the files.
+            label_map: New names for phenotypes in the files.
             labels: A table of labels for the notes.
             encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
         Raises:
             ConfigError: The model predicts no phenotypes.
-            DataError: The files cannot be read, or have no phenotype of the model.
+            DataError: The files cannot be read, or contain none of the model's
+                phenotypes.
         """
 
     # ---- predictions
@@ -184,7 +185,7 @@ class PatientModel(ABC):
     ) -> list[PatientFinding]: ...
 
     def __call__(self, notes: Notes) -> PatientFinding | list[PatientFinding]:
-        """Return what the model finds for one patient, or for several.
+        """Return the model's finding for one patient, or its findings for several.
 
         Args:
             notes: One note of a patient; a sequence with a note, or a list of notes,
@@ -252,7 +253,7 @@ class PatientModel(ABC):
     ) -> None:
         """Write findings of patients; see `SavedModel.write_predictions`.
 
-        A note without a patient is a patient of its own, by its id.
+        A note without a patient is a patient of its own, named by the note's id.
         """
         if output.format not in ("jsonl", "csv"):
             raise ParameterError(
@@ -305,7 +306,7 @@ class PatientModel(ABC):
         label_map: Mapping[str, str] | None,  # noqa: ARG002 - of SavedModel
         encoding: str,  # noqa: ARG002 - of SavedModel
     ) -> JudgedConfidences:
-        """Raise ConfigError: phenotypes are calibrated in training."""
+        """Raise ConfigError, because phenotypes are calibrated during training."""
         raise ConfigError(
             f"{self.folder or 'the model'}: phenotypes of patients are calibrated in "
             "training ([training] calibrate = true)"

@@ -26,9 +26,9 @@ def predict(
 
     Raises:
         ConfigError: An option does not apply to the model, or the output would replace
-            what is read.
+            the input.
         DataError: The notes cannot be read.
-        ModelError: The folder contains no model that can be read.
+        ModelError: The folder contains no readable model.
     """
     output = output or PredictionOutput()
     _require_apart(source, output)
@@ -37,13 +37,13 @@ def predict(
 
 
 def _require_apart(source: NoteSource, output: PredictionOutput) -> None:
-    """Raise ParameterError if predictions would replace the notes that are read."""
+    """Raise ParameterError if predictions would replace the input notes."""
     out = output.path
     if out is None or source.path == "-" or not out.exists():
         return
     path = Path(source.path).resolve()
     target = out.resolve()
-    # The annotations of a file are beside it.
+    # A file's annotations are in the same folder.
     folder = path.parent if path.is_file() else path
     is_in_folder = target.is_file() and path in target.parents
     if target in (path, folder) or is_in_folder:

@@ -23,11 +23,11 @@ from fednotes.data.formats.jsonl import to_json, to_record
 def write_documents(
     documents: Iterable[Document], out: Path | None, format: str
 ) -> None:
-    """Write predictions as JSON lines or CoNLL, each as it comes.
+    """Write predictions as JSON lines or CoNLL, one by one.
 
     Args:
         documents: The documents with their predicted mentions.
-        out: A file, which appears when all of it is written; None writes to stdout.
+        out: A file, which appears once it is complete; None writes to stdout.
         format: "jsonl" or "conll".
     """
     with _open_out(out) as file:
@@ -54,8 +54,8 @@ def _open_out(out: Path | None) -> Iterator[IO[bytes]]:
 def format_json_line(document: Document) -> str:
     """Return a document as a JSON line.
 
-    It is in the project's own format, with the key "visit" beside "patient" if the note
-    has a visit.
+    The line has the project's own format, with the key "visit" beside "patient" if the
+    note has a visit.
     """
     meta = dict(document.meta)
     visit = meta.pop("visit", None)
@@ -84,8 +84,8 @@ def write_conll(documents: Sequence[Document], out: Path | None) -> None:
 def write_brat(documents: Iterable[Document], out: Path) -> None:
     """Write predictions as brat's pairs of files into a folder.
 
-    The files are written beside the folder, and moved there when all are complete. Of
-    several documents with the same id, the later ones are called `id~2`, `id~3` and so
+    The files are written beside the folder, and moved into it once all are complete. If
+    several documents have the same id, the later ones are named `id~2`, `id~3` and so
     on.
 
     Raises:
@@ -124,7 +124,7 @@ def _with_distinct_ids(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def _move_files(stage: Path, out: Path) -> None:
-    """Move all files of a folder to the same places in another one."""
+    """Move all files of a folder to the same relative paths in another one."""
     for file in sorted(stage.rglob("*")):
         place = out / file.relative_to(stage)
         if file.is_dir():

@@ -1,4 +1,4 @@
-"""Events of a run, and who receives them."""
+"""Events of a run, and their listeners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.parts import Part, Traffic
 
-# A person has to confirm a run that takes more seconds, or more bytes per site.
+# A person has to confirm a run that takes longer, or more bytes per site.
 LONG_SECONDS = 3600.0
 LARGE_BYTES = 10e9
 
@@ -19,14 +19,14 @@ class ProgressListener:
         """Receive the traffic of federated training, once it is known."""
 
     def plan(self, work: Mapping[str, float]) -> None:
-        """Receive the work of each part to train, by the part's name.
+        """Receive the work of each part to be trained, by the part's name.
 
         Args:
             work: Examples that all rounds of a part read; 0 where it is unknown.
         """
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        """Receive a part that starts or resumes.
+        """Be notified that a part starts or resumes.
 
         Args:
             part: The part.
@@ -38,30 +38,30 @@ class ProgressListener:
         """Receive a committed round."""
 
     def end(self) -> None:
-        """Learn that the part is trained."""
+        """Be notified that the training of the part has ended."""
 
     def features(self, done: int, total: int) -> None:
-        """Receive how many texts have features, or how many notes have been read."""
+        """Receive the number of texts with features, or of notes read so far."""
 
     def warn(self, text: str) -> None:
         """Receive a warning to show before training."""
 
     def seed(self, seed: int, place: int, total: int) -> None:
-        """Learn that the next of several runs starts.
+        """Be notified that the next of several runs is starting.
 
         Args:
             seed: Seed of the run.
-            place: Its place among the runs, from 1.
+            place: Position of the run among all runs, from 1.
             total: Number of runs.
         """
 
 
-# A listener, or a function of a part's name and each of its rounds.
+# A listener, or a function that receives a part's name and each of its rounds.
 AnyListener = ProgressListener | Callable[[str, RoundResult], None] | None
 
 
 class _RoundListener(ProgressListener):
-    """Passes each round to a function, with the name of the part."""
+    """Passes each round to a function together with the name of the part."""
 
     def __init__(self, on_round: Callable[[str, RoundResult], None]) -> None:
         self._on_round = on_round
@@ -81,7 +81,7 @@ class _RoundListener(ProgressListener):
 
 
 def to_listener(listener: AnyListener) -> ProgressListener:
-    """Return a listener for a listener, a function or None."""
+    """Return a listener made from a listener, a function or None."""
     if listener is None:
         return ProgressListener()
     if isinstance(listener, ProgressListener):

@@ -1,12 +1,12 @@
-"""List the keys of a job file, made from the classes that read a job.
+"""List the keys of a job file, derived from the classes that read a job.
 
 Every default in the list is the effective one: the value of a job that does not set the
 key. A method's presets change many defaults of its classes, and a job without `preset`
-has the preset "best", so the values of that preset are the defaults. Where another
-preset, a [privacy] table or another method has another value, the key lists it beside
-the default.
+has the preset "best", so the values of that preset are the defaults. If another preset,
+a [privacy] table or another method has a different value, the key lists it beside the
+default.
 
-`jobs/reference_text.py` formats the list for people, `jobs/schema.py` makes the JSON
+`jobs/reference_text.py` formats the list as text, and `jobs/schema.py` makes the JSON
 schema.
 """
 
@@ -41,14 +41,14 @@ from fednotes.privacy.promise import Privacy
 from fednotes.taggers.tagger import PRESETS as TAGGERS
 from fednotes.taggers.tagger import TaggerConfig
 
-# Tables that jobs on every kind of data may have, and the class that reads each.
+# Tables that jobs on every kind of data may have, each with the class that reads it.
 SHARED_TABLES: Mapping[str, type[Any]] = {
     "silos": SilosConfig,
     "federation": FederationConfig,
     "privacy": Privacy,
 }
 
-# Values that stand in place of a class's own defaults, by key.
+# Values that replace a class's own defaults, by key.
 Values = Mapping[str, Any]
 
 
@@ -58,11 +58,11 @@ class Key:
 
     Attributes:
         name: The key.
-        type: What its value may be, in words.
-        default: The value of a job that does not set the key; `dataclasses.MISSING` if
+        type: Description of its permitted values.
+        default: The value in a job that does not set the key; `dataclasses.MISSING` if
             a job must set it.
-        elsewhere: Other defaults, by the circumstance in which a job gets them.
-        meaning: What the key does.
+        elsewhere: Other defaults, by the case in which they apply.
+        meaning: Meaning of the key.
     """
 
     name: str
@@ -77,8 +77,8 @@ class Table:
     """One table of a job file.
 
     Attributes:
-        heading: Its name and for which jobs it is, such as "[training] of fedner".
-        about: What holds for the table as a whole.
+        heading: Its name and the jobs that it is for, such as "[training] of fedner".
+        about: Description of the table as a whole.
         keys: Its keys in the order of the class that reads it.
     """
 
@@ -98,7 +98,7 @@ class Table:
 
 
 def class_defaults(cls: type[Any]) -> dict[str, Any]:
-    """Return the defaults of a class by field, without the fields that have none."""
+    """Return the defaults of a class by field, omitting fields without a default."""
     defaults = {each.name: _default_of(each) for each in fields(cls)}
     return {name: value for name, value in defaults.items() if value is not MISSING}
 
@@ -118,7 +118,7 @@ def model_values(method: Method, preset: str, kind: str) -> Values:
 
 
 def toml_value(value: Any) -> Any:
-    """Return a value as TOML would have it: a tuple as a list."""
+    """Return a value as TOML represents it: a tuple as a list."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -161,10 +161,10 @@ def _classes_of(table: str, method: str, kind: SiteKind) -> Sequence[type[Any]]:
 
 
 def _has_key(cls: type[Any], parts: Sequence[str]) -> bool:
-    """Return whether a table has a key, such as ["lora", "rank"] for one inside a key.
+    """Return whether a table has a key, such as ["lora", "rank"] for a nested key.
 
-    Below a key whose value is not a table of settings, such as a mapping, all keys are
-    free.
+    Below a key whose value is not a table of settings, such as a mapping, any key is
+    allowed.
 
     Args:
         cls: The class that reads the table.
@@ -214,8 +214,8 @@ class _TableClass:
     Attributes:
         heading: Heading of the table.
         cls: The class.
-        values: Values that stand in place of the class's own defaults.
-        elsewhere: Other such values, each with the circumstance in which they apply.
+        values: Values that replace the class's own defaults.
+        elsewhere: Other such values, each with the case in which they apply.
         hidden: Fields that are not keys, because a job fills them in.
         kind: The model's kind; "" if the table has no such key.
     """
@@ -281,7 +281,7 @@ def _make_synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
 
 
 def _shared_elsewhere(table: str) -> Iterator[tuple[str, Values]]:
-    """Yield the values of a table of any kind of data that differ by circumstance."""
+    """Yield the case-dependent values of a table that any kind of data may have."""
     for name in methods.names():
         for preset, tables in methods.find(name).presets.items():
             if table in tables:
@@ -345,8 +345,8 @@ def _make_model_tables() -> Iterator[Table]:
 def _make_model_table(heading: str, kind: str, names: Sequence[str]) -> Iterator[Table]:
     """Yield the table of a kind of model.
 
-    Its defaults are the class's if any method has these, else those of the first
-    method. What other methods and presets have stands beside them.
+    The defaults are those of the class if any method has them, otherwise those of the
+    first method. The values of other methods and presets are listed beside them.
 
     Args:
         heading: Heading of the table.
@@ -371,7 +371,7 @@ def _make_model_table(heading: str, kind: str, names: Sequence[str]) -> Iterator
 
 
 def _label_preset(method: str, preset: str, *, only_method: bool) -> str:
-    """Return how the list names a method's preset."""
+    """Return the name of a method's preset in the list."""
     if preset == DEFAULT_PRESET:
         return method
     return f'preset "{preset}"' if only_method else f'{method}, preset "{preset}"'
@@ -383,7 +383,7 @@ def _architectures_elsewhere(default: Values) -> list[tuple[str, Values]]:
     Args:
         default: The default values of the table.
     """
-    # An architecture is named by `tagger`, so that key itself does not differ.
+    # The key `tagger` names the architecture, so it is not one of the differences.
     name = default.get("tagger", TaggerConfig().tagger)
     return [
         (f'tagger = "{architecture}"', {**asdict(config), "tagger": name})

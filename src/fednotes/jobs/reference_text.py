@@ -1,4 +1,4 @@
-"""Format the keys of a job file for people: as text, and as a page."""
+"""Format the keys of a job file as text, and as a page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADS = ("key", "type", "default", "elsewhere", "meaning")
 
 
 def format_default(value: Any) -> str:
-    """Return a default for people: as in TOML, or words that stand for no value."""
+    """Return a default as in TOML, or words for the absence of a value."""
     if value is MISSING:
         return "(required)"
     if value is None:
@@ -34,7 +34,7 @@ def format_default(value: Any) -> str:
 
 
 def _format_elsewhere(key: Key) -> list[str]:
-    """Return a line for each other default, with all circumstances that lead to it."""
+    """Return a line for each other default, with all cases in which it applies."""
     labels_by_value: dict[str, list[str]] = {}
     for label, value in key.elsewhere.items():
         labels_by_value.setdefault(format_default(value), []).append(label)
@@ -97,7 +97,7 @@ def _format_section(table: Table) -> str:
 
 
 def _format_cells(key: Key) -> dict[str, str]:
-    """Return the cells of a key's row, by the heads of their columns."""
+    """Return the cells of a key's row, by the headings of their columns."""
     return {
         "key": f"`{key.name}`",
         "type": key.type,

@@ -1,4 +1,4 @@
-"""Remarks on the scores of a run: why a number may be low, and what to try."""
+"""Remarks about the scores of a run: why a number may be low, and what to try."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fednotes.jobs.results import Scores
 
 
 def mark_conditions(parts: Sequence[Part]) -> dict[str, str]:
-    """Return why a condition's scores are not comparable with the others', if so.
+    """Return the conditions whose scores are not comparable with the others'.
 
     Args:
         parts: Parts of the run.
@@ -107,7 +107,7 @@ def remark_on_empty_scores(
                     "not count in the means"
                 )
                 break
-            # The scores of patients have no mentions.
+            # Scores on patients have no mentions.
             if "by_type" not in score:
                 continue
             if not any(of_type["support"] for of_type in score["by_type"].values()):

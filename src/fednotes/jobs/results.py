@@ -2,7 +2,7 @@
 
 Simulations and real sites write these files; reports and comparisons read them. Readers
 treat missing values, and scores that are not numbers, as gaps: a site may have no test
-data, and real sites send scores of their own.
+data, and the scores of real sites come from the sites.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MAX_SITES = 10_000
 # Kind of score → measure → number, as `metrics/` computes them.
 Scores = Mapping[str, Any]
 
-# What the sites of old runs hold, which did not record it.
+# Kinds of data of old runs, which did not record theirs.
 _OLD_KINDS = {"phenotype": "patients", "pretrain": "notes"}
-_Z = 1.96  # standard errors of a 95% interval on each side
+_Z = 1.96  # half-width of a 95% interval in standard errors
 
 
 class PairedDifference(BaseModel):
@@ -156,7 +156,7 @@ class RunResult(BaseModel):
 
     @property
     def wording(self) -> DataWording:
-        """What is said of runs on this kind of data."""
+        """The wording for runs on this kind of data."""
         return WORDINGS.get(self.holds, WORDINGS["documents"])
 
     def gap(self, site: str | None = None) -> Gap | None:
@@ -205,7 +205,7 @@ class RunResult(BaseModel):
             Lower and upper end, as fractions; None if there is no such score.
         """
         main = main_score(mapping(self.sites.get(site, {}).get(condition)))
-        # A main score below 0 is a negated loss, which has no such interval.
+        # A negative main score is a negated loss, which has no such interval.
         if main is None or main.score < 0:
             return None
         margin = _Z * main.error
@@ -255,8 +255,8 @@ class RunResult(BaseModel):
     def cost(self) -> str:
         """The cost of the federation for each site in words, as far as it is known.
 
-        The cost is the bytes of a site, and the time divided by the number of sites: a
-        simulation trains the sites one after the other.
+        The cost is the bytes per site, and the time divided by the number of sites,
+        because a simulation trains the sites one after the other.
         """
         costs = mapping(self.conditions.get("federated"))
         sites = max(1, len(self.sites))
@@ -300,7 +300,7 @@ class Outcome(BaseModel):
         bytes_up: Bytes that all sites sent.
         bytes_down: Bytes that all sites received.
         examples: Number of training examples of all sites of the part.
-        described: How much of the model is sent, for people.
+        described: Description of how much of the model is sent.
         eta: Fraction of the model that is trained and sent.
         valid: Site → validation score of its model; None without validation data.
         documents: Site → counts of each of its test documents

@@ -1,7 +1,7 @@
 """Read the files of a run, which may be damaged or written by another party.
 
-Each read is bounded (`core/bounds.py`). None waits for a FIFO or device that stands in
-the place of a file.
+Each read is bounded (`core/bounds.py`). No read waits for a FIFO or device in the place
+of a file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_versioned(path: Path, content: type[_Content]) -> _Content:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, and no more than one byte over `bounds.FILE` of it.
+    """Return the text of a file; read at most one byte more than `bounds.FILE`.
 
     Raises:
         DataError: The file cannot be read or is not UTF-8.

@@ -1,4 +1,4 @@
-"""The folder of a run: which job owns it, whether it is free, and what it holds.
+"""The folder of a run: which job owns it, whether it is free, and its contents.
 
 OUT/job.json           the job's tables, the versions and the machine
 OUT/metrics.jsonl      a line for each evaluation
@@ -64,7 +64,7 @@ def require_usable(job: Job, out: Path, *, resume: bool, overwrite: bool) -> Non
 
 
 def require_same_job(run: Path, job: Job) -> None:
-    """Raise ParameterError unless a run was made by this job with the same settings."""
+    """Raise ParameterError unless a run is of this job with the same settings."""
     if read_job_record(run).get("fingerprint") != job.fingerprint:
         raise ParameterError(
             f"{run} holds a run of another job, or of this job with other `settings`; "
@@ -75,7 +75,7 @@ def require_same_job(run: Path, job: Job) -> None:
 def has_begun(out: Path) -> bool:
     """Return whether a run's folder holds evaluations, which took time to compute.
 
-    A job that failed at its start leaves none, so its folder is free.
+    A job that failed at its start leaves no evaluation, so its folder is free.
     """
     log = out / METRICS
     return log.exists() and log.stat().st_size > 0
@@ -84,7 +84,7 @@ def has_begun(out: Path) -> bool:
 def set_aside(out: Path) -> bool:
     """Move an earlier run to `OUT.previous`.
 
-    An unfinished run is deleted instead if there is a previous run already.
+    If there is already a previous run, an unfinished run is deleted instead.
 
     Returns:
         Whether there was an earlier run.
@@ -97,7 +97,7 @@ def set_aside(out: Path) -> bool:
         if not is_finished:
             shutil.rmtree(out)
             return True
-        # Nothing but the folder of a run may be deleted; this raises for another one.
+        # Only the folder of a run may be deleted; this raises for any other folder.
         read_job_record(previous)
         shutil.rmtree(previous)
     out.rename(previous)
@@ -105,7 +105,7 @@ def set_aside(out: Path) -> bool:
 
 
 def claim(job: Job, out: Path, sites: Sites, *, resume: bool) -> None:
-    """Record in `out` which job and which notes its run uses.
+    """Record in `out` the job and the notes of its run.
 
     Only the owner can read the folder, because its files derive from notes.
 
@@ -141,7 +141,7 @@ def claim(job: Job, out: Path, sites: Sites, *, resume: bool) -> None:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the versions of software and machine, which may affect a result."""
+    """Return the machine and the software versions, which may affect results."""
     return {
         "fednotes": fednotes.__version__,
         "torch": torch.__version__,
@@ -176,7 +176,7 @@ def read_job_record(run: Path) -> dict[str, Any]:
 
 
 def read_progress(run: Path) -> RunResult:
-    """Return the result of a run, or what job.json says of a run that has not ended."""
+    """Return the result of a run, or for an unfinished run the facts in job.json."""
     if (run / SUMMARY).is_file():
         return read_result(run)
     record = read_job_record(run)
@@ -187,7 +187,7 @@ def read_progress(run: Path) -> RunResult:
 
 
 def read_outcome(done: Path) -> Outcome | None:
-    """Return the outcome of a finished part, or None if there is none or it is damaged.
+    """Return the outcome of a finished part; None if it is missing or damaged.
 
     A part without an outcome is trained again.
 
@@ -201,7 +201,7 @@ def read_outcome(done: Path) -> Outcome | None:
 
 
 def require_same_data(run: Path, job: Job, sites: Sequence[Any]) -> None:
-    """Raise DataError unless a run's sites have the data that it was trained on.
+    """Raise DataError unless a run's sites still have its training data.
 
     Args:
         run: Folder of the run.
@@ -229,10 +229,10 @@ def find_model_folder(run: Path, condition: str, site: str) -> Path:
         site: Name of the site.
 
     Raises:
-        DataError: There is none.
+        DataError: There is no such model.
     """
     part = run / condition / site if condition == "alone" else run / condition
-    # A site has a model of its own, or one model serves all sites.
+    # A site has its own model, or one model serves all sites.
     places = (part / "sites" / site, part / "sites" / POOLED, part)
     for place in places:
         folder = place / "model"

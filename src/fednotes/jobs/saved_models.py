@@ -1,9 +1,9 @@
-"""Define what a saved model can do, whatever it reads and finds.
+"""Define the interface of all saved models, whatever they read and find.
 
 A saved model is a folder, and `jobs/models.py` finds the class of the model in it. Each
-class owns what differs between models: `MentionModel` (`jobs/mention_models.py`) finds
-mentions in documents, and a `PatientModel` (`jobs/patient_models.py`) finds phenotypes
-of patients. All other code uses the protocol, and never asks for the class.
+class contains what differs between models: `MentionModel` (`jobs/mention_models.py`)
+finds mentions in documents, and a `PatientModel` (`jobs/patient_models.py`) finds
+phenotypes of patients. All other code uses the protocol and never checks the class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
 from fednotes.jobs.evaluation import Evaluation
 
-# What one prediction is about: a document, or a patient with all notes.
+# What one prediction covers: a document, or a patient with all notes.
 ModelInput = Literal["documents", "patients"]
 
 
@@ -30,8 +30,8 @@ class LoadOptions:
 
     Attributes:
         device: Device to compute on, as torch names it.
-        backbone: Where the model's frozen encoder is now, if it has moved.
-        dictionary: Where the dictionary or encoder is now that a model of patients
+        backbone: New location of the model's frozen encoder, if it has moved.
+        dictionary: New location of the dictionary or encoder that a model of patients
             reads notes with, if it has moved.
         calibrated: Whether to use a calibration in the model's folder.
     """
@@ -53,7 +53,7 @@ class NoteSource:
         column: The column, or the key of JSON lines, that holds the text.
         encoding: Encoding of files without a byte-order mark that are not UTF-8, such
             as "cp1252".
-        on_error: "skip" leaves out what cannot be used, where the model allows it.
+        on_error: "skip" leaves out unusable data, if the model allows it.
     """
 
     path: str = "-"
@@ -71,7 +71,7 @@ class PredictionOutput:
     Attributes:
         path: A file, or a folder of brat; None writes to stdout.
         format: "jsonl", "brat" or "conll" for mentions; "jsonl" or "csv" for patients.
-        threshold: Mentions of a lower confidence are left out.
+        threshold: Mentions with a lower confidence are left out.
     """
 
     path: Path | None = None
@@ -81,7 +81,7 @@ class PredictionOutput:
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How a model is scored; a class of models refuses the options that it lacks.
+    """How a model is scored; a class of models rejects options that it lacks.
 
     Attributes:
         types: The entity types to score; by default all types of the model that the
@@ -117,12 +117,12 @@ class JudgedConfidences(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What a model's card says of its class of models.
+    """What a model's card says about its class of models.
 
     Attributes:
         task: The task in Hugging Face's terms.
         labels: What the model predicts.
-        summary: What it does, in a sentence without its end.
+        summary: What it does, in a sentence without its final part.
         limits: Sentences on what its predictions do not mean.
     """
 
@@ -133,10 +133,10 @@ class ModelDescription:
 
 
 class SavedModel(Protocol):
-    """A saved model that was loaded for use.
+    """A saved model, loaded for use.
 
     Attributes:
-        reads: What one prediction is about.
+        reads: What one prediction covers.
         folder: Folder of the model; None if it was not loaded from one.
     """
 
@@ -149,7 +149,8 @@ class SavedModel(Protocol):
 
         Raises:
             ParameterError: An option does not apply to this class of models.
-            ModelError: The model is damaged, or what it reads notes with is not found.
+            ModelError: The model is damaged, or the encoder or dictionary that it reads
+                notes with is not found.
             MissingExtra: A package is missing.
         """
 
@@ -165,10 +166,10 @@ class SavedModel(Protocol):
         output: PredictionOutput,
         options: LoadOptions,
     ) -> None:
-        """Predict with the model in a folder, and write the predictions.
+        """Predict with the model in a folder and write the predictions.
 
         The notes are checked before the model is loaded. They are read one at a time,
-        or one batch at a time. A file appears when all of it is written.
+        or one batch at a time. An output file appears once it is complete.
 
         Raises:
             ConfigError: An option does not apply to this class of models.
@@ -182,7 +183,7 @@ class SavedModel(Protocol):
 
     @property
     def confidence(self) -> str:
-        """What the confidences or probabilities of the model are, in words."""
+        """Description of the model's confidences or probabilities."""
 
     def __call__(self, inputs: list[Any], /) -> Sequence[Any]:
         """Return one prediction for each input."""

@@ -1,4 +1,4 @@
-"""Make the JSON schema of a job file, by which editors complete and check jobs."""
+"""Make the JSON schema of a job file, which lets editors complete and check jobs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Schema = dict[str, Any]
 def make_schema() -> Schema:
     """Return the JSON schema of a job file.
 
-    What may stand in a table depends on the job's method, and its defaults on the
-    preset too: the schema has a case for each method, and one for each of its presets.
+    The permitted keys of a table depend on the job's method, and its defaults on the
+    preset too, so the schema has a case for each method and for each of its presets.
     """
     top = _schema_of(TopConfig)
     by_method = {
@@ -101,7 +101,7 @@ def _make_preset_tables(method: Method, preset: str) -> dict[str, Schema]:
 
 
 def _make_training_table(method: Method, preset: str) -> Schema:
-    """Return the [training] table, with what differential privacy fixes in words."""
+    """Return the [training] table; its text says what differential privacy fixes."""
     table = _schema_of(
         method.config_class,
         training_preset(method, method.presets[preset], private=False),
@@ -127,7 +127,7 @@ def _schema_of(
 
     Args:
         cls: The class that reads the table.
-        values: Values that stand in place of the class's own defaults.
+        values: Values that replace the class's own defaults.
         hidden: Fields that are not keys, because a job fills them in.
         kind: The model's kind, if that is a key.
     """

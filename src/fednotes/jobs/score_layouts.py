@@ -13,7 +13,7 @@ class Column(NamedTuple):
     Attributes:
         measure: The measure that it shows.
         head: Its heading.
-        factor: The measure is shown times this number.
+        factor: Factor by which the measure is multiplied for display.
         digits: Number of digits after the decimal point.
     """
 
@@ -44,10 +44,10 @@ class ScoreLayout:
     Attributes:
         title: Title above its columns in a report.
         measures: The measures that a report shows.
-        is_lead: Whether a report compares its F1 with that of the site alone.
-        dots: The chart of it; None for no chart.
+        is_lead: Whether a report compares its F1 with the F1 of the site alone.
+        dots: Its chart; None for no chart.
         heading: Heading above its columns in the terminal.
-        columns: These columns; none if the terminal does not show it.
+        columns: Its columns in the terminal; empty if the terminal does not show it.
     """
 
     title: str
@@ -78,7 +78,7 @@ SCORES: Mapping[str, ScoreLayout] = {
         heading="any overlap",
         columns=_F1_COLUMNS,
     ),
-    # The terminal shows it only where it differs much from any overlap.
+    # The terminal shows it only where it differs clearly from any overlap.
     "relaxed_one_to_one": ScoreLayout(
         "One to one", _F1_MEASURES, heading="one to one", columns=_F1_COLUMNS
     ),
@@ -111,7 +111,7 @@ SCORES: Mapping[str, ScoreLayout] = {
         columns=(Column("auroc", "AUROC"),),
     ),
     "calibration": ScoreLayout("Calibration", ("brier",)),
-    # Dots and columns are shown only if a run learned nothing but codes.
+    # Dots and columns are shown only if a run learned only codes.
     "codes": ScoreLayout(
         "Codes (stage 1)",
         ("loss", "auroc"),
@@ -181,7 +181,7 @@ CURVES: Mapping[str, CurveLayout] = {
 
 @dataclass(frozen=True)
 class DataWording:
-    """What is said of runs by the kind of data that their sites hold.
+    """The wording for runs on one kind of data.
 
     Attributes:
         unscored: Why a run has no scores.
@@ -199,7 +199,7 @@ _PREDICT = "fednotes predict {place} --text TEXT"
 _NOTHING_HELD_OUT = "nothing is held out at any site, so there are no scores"
 _LOSS_CAPTION = "Training loss at each site; the scales differ."
 
-# By what sites hold.
+# By the kind of data that sites hold.
 WORDINGS: Mapping[str, DataWording] = {
     "documents": DataWording(_NOTHING_HELD_OUT, (_PREDICT,), _LOSS_CAPTION),
     "notes": DataWording(

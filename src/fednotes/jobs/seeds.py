@@ -31,10 +31,10 @@ from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
 
 SEEDS_FILE = "seeds.json"
-FEWEST_TESTED = 3  # with fewer seeds there is no paired test
+FEWEST_TESTED = 3  # minimum number of seeds for a paired test
 MOST_SEEDS = 1000
 _FOLDER_PREFIX = "seed-"
-# Parts of the scores that have no row of their own in `SeedsResult.table`.
+# Parts of the scores that are left out of `SeedsResult.table`.
 _NOT_IN_TABLE = ("by_type", "by_output", "counts")
 
 
@@ -64,7 +64,7 @@ class SeedDifference(BaseModel):
 
 
 class SeedsResult(BaseModel):
-    """Content of seeds.json: the scores of several runs of one job with other seeds.
+    """Content of seeds.json: the scores of runs of one job with several seeds.
 
     Attributes:
         version: Version of the file.
@@ -75,12 +75,12 @@ class SeedsResult(BaseModel):
         command: Command that repeats the runs.
         sites: Site → condition → kind of score → measure → {"mean", "std", "n"}, as
             fractions. "std" is the standard deviation of a sample, None for one seed.
-        mean: Condition → the same of the means over the sites.
+        mean: Condition → the same for the means over the sites.
         differences: The paired tests; empty for fewer than three seeds.
         marks: Condition → why its scores are not directly comparable with the others'.
         config: Tables of the job, without the seed.
         versions: Versions of the software, and the machine.
-        notes: Remarks on the tests.
+        notes: Remarks about the tests.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -121,7 +121,7 @@ class SeedsResult(BaseModel):
 def _flatten(
     scores: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, OptionalNumber | str]:
-    """Return the statistics of nested scores under one name each, without types."""
+    """Return the statistics of nested scores under flat names, without entity types."""
     flat: dict[str, OptionalNumber | str] = {}
     for key, value in scores.items():
         if not isinstance(value, dict) or key in _NOT_IN_TABLE:
@@ -170,7 +170,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """Return the seeds in their order after checking that a job can run with them.
+    """Check that a job can run with these seeds, and return them in their order.
 
     Raises:
         ConfigError: There are no seeds or too many, one is not an integer of at least
@@ -229,7 +229,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
         BusyError: Another process is running in `out`.
     """
     events = to_listener(listener)
-    # Make all jobs before the first run, so that a mistake shows at once.
+    # Make all jobs before the first run, so that mistakes show immediately.
     jobs = {seed: with_seed(job, seed) for seed in check_seeds(seeds)}
     _require_seeds_folder(out)
     with ExitStack() as locks:
@@ -242,7 +242,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
             )
         if has_runs and overwrite and not resume:
             _set_aside(out)
-            # The lock moved away with the earlier runs, so lock the new folder too.
+            # The lock was moved with the earlier runs, so lock the new folder too.
             locks.enter_context(hold_folder(out))
 
         results = []
@@ -304,10 +304,10 @@ def _holds_runs(out: Path) -> bool:
 
 
 def _set_aside(out: Path) -> None:
-    """Move earlier runs of seeds to `OUT.previous`, in place of the runs there.
+    """Move earlier runs of seeds to `OUT.previous`, replacing the runs there.
 
     Raises:
-        ParameterError: `OUT.previous` is something else.
+        ParameterError: `OUT.previous` does not hold runs of seeds.
     """
     previous = out.with_name(out.name + ".previous")
     if previous.exists():
@@ -352,7 +352,7 @@ def summarise_runs(results: Sequence[RunResult], command: str = "") -> SeedsResu
 def _test_differences(
     results: Sequence[RunResult],
 ) -> tuple[list[SeedDifference], list[str]]:
-    """Return the paired tests over the seeds, and remarks on them."""
+    """Return the paired tests over the seeds, and remarks about them."""
     if len(results) < FEWEST_TESTED:
         return [], [f"no paired test: it needs {FEWEST_TESTED} seeds or more"]
     try:

@@ -29,7 +29,7 @@ Origin = Literal["job", "setting", "preset", "privacy", "tagger", "default"]
 # The tables around a key, and the key.
 Place = tuple[str, ...]
 
-# Columns before a comment, where a line is not longer.
+# Column at which comments start after lines that are shorter.
 _WIDTH = 44
 _HEADING = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
@@ -43,12 +43,12 @@ class ShownSetting:
         table: The key's table, such as "training" or "sites.mercy"; "" for the top of
             the file.
         key: The key.
-        value: Its value, as in TOML; None where it has none.
+        value: Its value, as in TOML; None if it has none.
         origin: Where the value comes from: "job" (the job itself), "setting" (an
             assignment over the job), "preset", "privacy" (what a [privacy] table
             fixes), "tagger" (the architecture that [model] names) or "default".
         source: The origin in words, such as `preset "best"`.
-        line: Line of the job's file, where that is known.
+        line: Line in the job's file, if known.
     """
 
     table: str
@@ -75,7 +75,7 @@ class ShownJob:
         """Return the job as a TOML file, with the source of each value as a comment.
 
         Args:
-            changed: Leave out keys that have their defaults.
+            changed: Whether to leave out keys that have their defaults.
         """
         lines: list[str] = []
         table = ""
@@ -140,9 +140,9 @@ class _SettingsLister:
 
     Attributes:
         job: The job.
-        written: The job's tables as they are written, after assignments.
-        assigned: Places that were assigned over the job.
-        lines: Line of each key and table of the job's file.
+        written: The job's tables as written, after assignments.
+        assigned: Places set by assignments over the job.
+        lines: Line of each key and table in the job's file.
     """
 
     job: Job
@@ -170,7 +170,7 @@ class _SettingsLister:
 
     def _list_top(self) -> Iterator[ShownSetting]:
         job = self.job
-        # The other keys have defaults in a job, or are taken from the tables.
+        # A job has defaults for the other keys, or they come from the tables.
         top = TopConfig(
             method=job.method,
             title=job.title,
@@ -318,7 +318,7 @@ def _mark_architecture(
 
 
 def _covers(assigned: Place, where: Place) -> bool:
-    """Return whether an assignment sets this key, or a table around it.
+    """Return whether an assignment sets this key or a table around it.
 
     Args:
         assigned: The assigned place; "*" stands for any table.
@@ -339,7 +339,7 @@ def _find_lines(text: str) -> dict[Place, int]:
     """
     lines: dict[Place, int] = {}
     table: Place = ()
-    open_quotes = ""  # of a text that spans several lines
+    open_quotes = ""  # quotes of a string that spans several lines
     for number, line in enumerate(text.split("\n"), 1):
         if not open_quotes:
             heading = _HEADING.fullmatch(line)

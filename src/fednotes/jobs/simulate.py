@@ -136,7 +136,7 @@ class _Run:
 
         Args:
             parts: Parts of the run.
-            sites: Data of all sites, on which a pooled model is scored.
+            sites: Data of all sites; a pooled model is scored on each of them.
         """
         torch.set_num_threads(self.job.threads)
         torch.use_deterministic_algorithms(self.device == "cpu")
@@ -156,7 +156,7 @@ class _Run:
         return outcomes
 
     def _plan_work(self, parts: Sequence[Part]) -> dict[str, float]:
-        """Return the examples that each unfinished part reads in all of its rounds."""
+        """Return how many examples each unfinished part reads over all rounds."""
         work = {}
         for part in parts:
             if self.resume and (self.out / part.name / "done.json").exists():
@@ -167,7 +167,7 @@ class _Run:
         return work
 
     def _train_part(self, part: Part, folder: Path, sites: Sequence[Any]) -> Outcome:
-        """Train one part and score it on the test data of its sites."""
+        """Train one part and score it on its sites' test data."""
 
         def observe(result: RoundResult) -> None:
             if result.evaluated:
@@ -212,7 +212,7 @@ class _Run:
         )
 
     def _model_folders(self, part: Part, folder: Path) -> list[Path | None]:
-        """Return where each site of a part saves its model; None if it saves none."""
+        """Return each site's folder for its model; None if it saves none."""
         if self.job.module.ends_with_one_model(part.config):
             return [folder, *[None] * (len(part.sites) - 1)]
         return [folder / "sites" / site.id for site in part.sites]
@@ -238,7 +238,7 @@ def _score(
 
     Returns:
         Site → scores on its test data; and site → counts of each of its test documents,
-        for the sites that have such counts.
+        for the sites that have these counts.
     """
     first = method_sites[0]
     if first.id == POOLED:
@@ -285,7 +285,7 @@ def _make_result(
     outcomes: Mapping[str, Outcome],
     command: str,
 ) -> RunResult:
-    """Gather the outcomes of all parts in the result of the run."""
+    """Combine the outcomes of all parts into the result of the run."""
     ids = [site.id for site in sites.data]
     by_condition = defaultdict[str, list[Outcome]](list)
     for name, outcome in outcomes.items():
@@ -357,7 +357,7 @@ def _scores_by_site(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
 
 
 def _sum_costs(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return what all parts of a condition cost together."""
+    """Return the total costs of all parts of a condition."""
     return {
         "bytes_down": sum(outcome.bytes_down for outcome in outcomes),
         "bytes_up": sum(outcome.bytes_up for outcome in outcomes),
@@ -378,9 +378,9 @@ def _describe_privacy(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, An
 
 
 def _gather_validation(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the validation scores of the selected models; they decide on settings.
+    """Return the validation scores of the selected models, for choosing settings.
 
-    Higher is better. A site without validation data has None and does not enter the
+    Higher is better. A site without validation data has None and is left out of the
     mean.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Turn the texts that people give a model into documents."""
+"""Turn the texts that a model receives into documents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Text = str | Document
 
 
 def document_of(text: Text, number: int) -> Document:
-    """Return a text as a document whose id is its place in the input.
+    """Return a text as a document whose id is its position in the input.
 
     Args:
-        text: The text; a document is returned as it is.
-        number: The place, counted from 1.
+        text: The text; a document is returned unchanged.
+        number: The position, from 1.
 
     Raises:
-        DataError: It is not a text.
+        DataError: The item is not a text.
     """
     if isinstance(text, Document):
         _require_text(text.text)
@@ -26,7 +26,7 @@ def document_of(text: Text, number: int) -> Document:
 
 
 def _require_text(text: object) -> None:
-    """Raise DataError for what is not a text, and for a text with half a character."""
+    """Raise DataError for a value that is not text, or for a lone surrogate in text."""
     if not isinstance(text, str):
         raise DataError(f"expected a text or a Document, not {type(text).__name__}")
     try:

@@ -1,8 +1,8 @@
 """Write the report of a run as a single HTML file.
 
-The file needs no script, font or network. It is made of the result files alone
-(`summary.json`, and `metrics.jsonl` if there is one), so no note can get into it. What
-a file lacks is left out of the page. The coordinates of charts are computed here;
+The file needs no script, font or network. It is made only from the result files
+(`summary.json`, and `metrics.jsonl` if it exists), so it cannot contain notes. The page
+omits what the files lack. The coordinates of charts are computed here;
 `templates/charts.html` writes the SVG.
 """
 
@@ -37,7 +37,7 @@ from fednotes.jobs.results import (
 from fednotes.jobs.score_layouts import CURVES, SCORES, Dots
 from fednotes.jobs.seeds import SEEDS_FILE, read_seeds
 
-Chart = Mapping[str, Any]  # what the templates draw
+Chart = Mapping[str, Any]  # values from which the templates draw a chart
 Line = Mapping[str, Any]  # a line of metrics.jsonl
 Point = tuple[float, float]
 # The name of a curve, the number of its style, and its points by ascending x.
@@ -52,18 +52,18 @@ _SHORT = {
     "auroc": "AUROC",
     "auprc": "AUPRC",
 }
-# What is scored, if it is not mentions.
+# Headings for scores of anything but mentions.
 _SCORED = {"notes": "Held-out notes", "patients": "Scores on the test patients"}
-_MAX_OPEN_SITES = 3  # with more sites, their tables of diseases are folded
+_MAX_OPEN_SITES = 3  # with more sites, their disease tables are collapsed
 _DISEASE_MEASURES = ("precision", "recall", "f1", "auroc")
 _CLASSES = ("present", "absent", "questionable")
-_POOLED = "pooled"  # names all sites together in lines of the pooled condition
+_POOLED = "pooled"  # stands for all sites in lines of the pooled condition
 _MAX_PANELS = 24  # sites with curves of their own; the tables show all sites
-_MAX_POINTS = 300  # points of a curve that are drawn
-_MAX_MARKED = 24  # a curve of at most so many points has a marker at each
-_MAX_LABEL = 24  # characters of a row's label
-_STYLES = 6  # styles of curves in the style sheet
-_MIN_RANGE = 1e-100  # smaller differences count as zero: steps of ticks would vanish
+_MAX_POINTS = 300  # maximum number of points drawn for a curve
+_MAX_MARKED = 24  # curves with more points have no markers
+_MAX_LABEL = 24  # maximum length of a row's label
+_STYLES = 6  # number of curve styles in the style sheet
+_MIN_RANGE = 1e-100  # smaller ranges count as zero: tick steps would underflow
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -165,7 +165,7 @@ def mark_code(text: str) -> Markup:
 
 
 def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return what `run.html` shows of a run.
+    """Return the values that `run.html` shows for a run.
 
     Args:
         result: The run's result.
@@ -241,7 +241,7 @@ def _compare_curves(pages: Mapping[str, _Page]) -> list[Chart]:
 
 
 class _Page:
-    """Computes what a page shows of a run; words and tables are in `templates/`."""
+    """Computes the values on the page of a run; `templates/` has words and tables."""
 
     def __init__(self, result: RunResult, lines: Sequence[Line]) -> None:
         used = set(map(_condition, lines))
@@ -261,7 +261,7 @@ class _Page:
             self.groups.append(("Mean of sites", result.mean, True))
 
     def parts(self) -> dict[str, Any]:
-        """Return the values by the names that they have in the templates."""
+        """Return the values by their names in the templates."""
         result = self.result
         commands = (result.command, result.config.get("command"), result.run)
         measures = {
@@ -333,7 +333,7 @@ class _Page:
         yield from self._facts()
 
     def _facts(self) -> Iterator[tuple[str, str, str]]:
-        """Yield tiles with facts of the whole run."""
+        """Yield tiles with facts about the complete run."""
         result = self.result
         gap = result.gap()
         if gap is not None:
@@ -363,8 +363,8 @@ class _Page:
     def _kinds_with_dots(self) -> Iterator[tuple[str, Dots]]:
         """Yield the kinds of scores that are drawn as dots.
 
-        Scores on codes, from which stage 1 learns, are left out of a run that predicts
-        phenotypes.
+        If a run predicts phenotypes, the scores on codes, the targets of stage 1, are
+        left out.
         """
         for kind, layout in SCORES.items():
             is_auxiliary = kind == "codes" and self._has("phenotypes")
@@ -386,7 +386,7 @@ class _Page:
     def _dot_chart(
         self, ident: str, title: str, rows: Mapping[str, Mapping[str, float]]
     ) -> Iterator[Chart]:
-        """Yield a chart of the rows that have values, if there are any."""
+        """Yield a chart of the rows that have values, if any have."""
         filled = {name: row for name, row in rows.items() if row}
         if filled:
             yield dot_chart(ident, title, filled, self.conditions)
@@ -394,7 +394,7 @@ class _Page:
     def _by_condition(
         self, scores: Mapping[str, object], *path: str
     ) -> dict[str, float]:
-        """Return the number at a path under each condition that has one."""
+        """Return the number at a path for each condition that has one."""
         values = {c: number(scores, c, *path) for c in self.conditions}
         return {c: value for c, value in values.items() if value is not None}
 
@@ -428,7 +428,7 @@ class _Page:
                 yield name, list(tables), rows
 
     def _phenotypes(self) -> dict[str, Any] | None:
-        """Return dots and a table of diseases (means over sites), and a table by site.
+        """Return dots and a table of diseases (means over sites), and tables by site.
 
         Returns:
             None if the run predicts no diseases.
@@ -492,7 +492,7 @@ class _Page:
     # ---- curves of training
 
     def _training(self) -> list[Chart]:
-        """Return curves of validation scores and loss, of all sites and by site."""
+        """Return curves of validation scores and loss, over all sites and by site."""
         names = [name for name in CURVES if any(name in line for line in self.lines)]
         names = names or ["valid_f1"]
         captions = []
@@ -538,7 +538,7 @@ class _Page:
             charts: Title and curves of each chart, by its id on the page.
             caption: The caption.
             shape: Width and height of each chart.
-            scale: What the y axes span; by default what the curves do.
+            scale: Range of the y axes; by default that of the curves.
         """
         drawn = []
         for ident, (title, curves) in charts.items():
@@ -559,7 +559,7 @@ class _Page:
         Returns:
             None if no line of the run has bytes.
         """
-        first_style = 3  # unlike the styles of conditions
+        first_style = 3  # differs from the styles of conditions
         directions = {
             "bytes_up": "from the sites (up)",
             "bytes_down": "to the sites (down)",
@@ -598,7 +598,8 @@ class _Page:
     def overall(self, key: str) -> list[Series]:
         """Return the curves of a measure over all sites.
 
-        A line that has only some of the sites is left out: it is not a mean over all.
+        Lines that cover only some of the sites are left out, as they are no mean over
+        all.
         """
         number_of_sites = len(set(self.sites) - {_POOLED})
         lines = []
@@ -609,7 +610,7 @@ class _Page:
         return self._series(lines, key)
 
     def _by_site(self, key: str) -> dict[str, tuple[str, list[Series]]]:
-        """Return title and curves of each site's chart, by its id on the page."""
+        """Return the title and curves of each site's chart, by its id on the page."""
         return {
             f"{key}-{place}": (name, self._series(self.lines, "sites", name, key))
             for place, name in enumerate(self.sites[:_MAX_PANELS])
@@ -618,7 +619,7 @@ class _Page:
     def _series(self, lines: Sequence[Line], *path: str) -> list[Series]:
         """Return a curve for each condition that has points.
 
-        Of several lines for one round, the last one counts.
+        If there are several lines for one round, the last one counts.
         """
         curves: list[Series] = []
         for style, condition in enumerate(self.conditions):
@@ -705,9 +706,9 @@ def _frame(
 def _axis(
     low: float, high: float, start: float, end: float
 ) -> Callable[[float], float]:
-    """Return a function that maps values from low to high to places in the picture."""
+    """Return a function that maps values from low to high to chart coordinates."""
     if high <= low:
-        # Half of a large number's last digit would be lost.
+        # A smaller margin would be lost in the rounding of large numbers.
         half = max(0.5, abs(low) * 1e-9)
         low, high = low - half, high + half
     return lambda value: round(start + (value - low) / (high - low) * (end - start), 1)
@@ -716,7 +717,7 @@ def _axis(
 def ticks(low: float, high: float, about: int) -> list[float]:
     """Return round numbers that enclose low and high.
 
-    There are roughly `about` steps of 1, 2, 2.5 or 5 · 10ⁿ.
+    There are roughly `about` steps, each of 1, 2, 2.5 or 5 · 10ⁿ.
     """
     if high - low < _MIN_RANGE:
         pad = abs(low) * 0.1 if abs(low) > _MIN_RANGE else 1.0
@@ -755,7 +756,7 @@ def line_chart(
         title: The chart's title.
         what: A description for people who cannot see the chart.
         series: The curves.
-        scale: What the y axis spans; None takes what the curves do.
+        scale: Range of the y axis; None takes that of the curves.
         shape: Width and height.
         unit: Shown after each tick of the y axis.
     """
@@ -802,7 +803,7 @@ def dot_chart(
         ident: An id that is unique on the page.
         title: The chart's title.
         groups: The values of each group by condition.
-        conditions: All conditions; a condition's place decides its style.
+        conditions: All conditions; a condition's index decides its style.
     """
     values = [value for row in groups.values() for value in row.values()]
     marks = ticks(min(values), max(values), 5)
@@ -816,7 +817,7 @@ def dot_chart(
         middle = top + 4 + step * (place + 0.5)
         markers = []
         for order, (name, value) in enumerate(row.items()):
-            # Markers stand a little apart, so that equal scores do not hide each other.
+            # Markers are slightly offset, so that equal scores do not hide each other.
             shift = (order - (len(row) - 1) / 2) * min(4.5, step / 5)
             style = conditions.index(name) % _STYLES
             tip = f"{label}, {name}: {value:.3f}"

@@ -13,8 +13,8 @@ def markdown_table(
     Args:
         heads: The headings.
         rows: The cells of each row.
-        names: Number of columns with names, which are aligned left; the others hold
-            numbers.
+        names: Number of leading columns with names, which are left-aligned; the others
+            hold numbers.
     """
     ruler = "|" + "---|" * names + "---:|" * (len(heads) - names)
     lines = [_table_line(heads), ruler]

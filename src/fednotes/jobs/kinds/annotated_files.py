@@ -1,7 +1,7 @@
 """Read the annotated files of a job's sites.
 
-The result is each site's documents with the labels of its `label_map`, after `where`
-and `share`. No site depends on another one yet.
+The result is each site's documents after `label_map`, `where` and `share`. At this
+stage, no site depends on another.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Types = tuple[str, ...]
 
 PARTS = ("train", "valid", "test")
 _WHOLE = "path"  # the key of a corpus that is split here
-_MAX_LISTED = 12  # values in a message
-_MAX_LENGTH = 20  # characters of a value in a message
+_MAX_LISTED = 12  # maximum number of values in a message
+_MAX_LENGTH = 20  # maximum length of a value in a message
 
-# Reads a file of a format in an encoding; "" stands for a format to be recognised.
+# Reads a file with a format and an encoding; the format "" is recognised.
 _ReadFile = Callable[[Path, str, str], tuple[Documents, Problems]]
 
 
 @dataclass
 class ReadingLog:
-    """What the user should know about a job's data, collected while they are read.
+    """Remarks and findings for the user, collected while a job's data are read.
 
     Attributes:
         remarks: What was changed or left out, as counts.
@@ -63,12 +63,12 @@ class ReadingLog:
 
 @dataclass(frozen=True)
 class SiteOfJob:
-    """One site of a job, as the stages of reading need it.
+    """One site of a job during the stages of reading.
 
     Attributes:
         job: The job.
         name: Name of the site.
-        log: Where the stages report what they change.
+        log: Collects what the stages change.
     """
 
     job: Job
@@ -87,7 +87,7 @@ class SiteOfJob:
 
 
 def files_by_part(config: SiteConfig) -> dict[str, str]:
-    """Return the paths of a site's table by part, without those that are not set."""
+    """Return the paths in a site's table by part, without empty ones."""
     paths = {
         _WHOLE: config.path,
         "train": config.train,
@@ -197,7 +197,7 @@ def _require_types(site: SiteOfJob, labels: Types) -> None:
 
 
 def _choose_documents(site: SiteOfJob, raw: Parts) -> Parts:
-    """Return the documents that belong to a site by `where` and `share`."""
+    """Return the documents that `where` and `share` assign to a site."""
     config = site.config
     chosen = dict(raw)
     if config.where:
@@ -219,7 +219,7 @@ def _take_share(site: SiteOfJob, documents: Documents) -> Documents:
 
 
 def _choose_by_metadata(documents: Documents, where: str) -> Documents:
-    """Return the documents whose metadata have a value such as "genre=nw".
+    """Return the documents whose metadata have a value, such as "genre=nw".
 
     Raises:
         DataError: No document has it.
@@ -252,7 +252,7 @@ def _list_metadata_keys(documents: Documents) -> Iterator[str]:
 
 
 def _compare_size(site: SiteOfJob, parts: Mapping[str, Documents]) -> None:
-    """Report a corpus whose number of sentences is not that of its publication."""
+    """Report a corpus whose number of sentences differs from its publication's."""
     expected = site.config.expected_sentences
     if not expected:
         return

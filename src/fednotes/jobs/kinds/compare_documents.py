@@ -18,8 +18,8 @@ def compare_documents(a: Side, b: Side, metric: str, samples: int) -> ComparedSi
     """Compare the mentions that two sides find in the same test documents of each site.
 
     Args:
-        a: One side.
-        b: The other side, which is subtracted.
+        a: The first side.
+        b: The second side, which is subtracted.
         metric: The F1 to compare: "strict", "relaxed" or "relaxed_one_to_one".
         samples: Number of bootstrap samples.
 
@@ -64,7 +64,7 @@ def _test_texts(site: SiteData) -> list[str]:
 
 
 def _scored_types(job: Job, site: SiteData) -> tuple[str, ...]:
-    """Return the types by which a run scores a site's predictions on its test data."""
+    """Return the types that a run scores on a site's test data."""
     types: tuple[str, ...] = job.module.inner_site_class.judged_types(site)
     return types
 

@@ -4,7 +4,7 @@ files        mapped labels; `where` and `share` (`annotated_files.py`)
 types        which types the documents of each site keep (`tag_sets.py`)
 parts        train, valid and test without leaks, reduced (`site_parts.py`)
 tag sets     the types that each site annotates, given or sampled (`tag_sets.py`)
-silos        dealt out anew, where the job simulates hospitals (`silos.py`)
+silos        redistribution, if the job simulates hospitals (`silos.py`)
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def load_documents(job: Job, _progress: Progress | None, _cache: Path | None) ->
 
 
 def _generate_sites(job: Job) -> Sites:
-    """Return generated sites; with [tags], their types are sampled anew."""
+    """Return generated sites; with [tags], their types are resampled."""
     generated = synthetic.generate(
         job.synthetic.sites, job.synthetic.sentences, job.seed
     )
@@ -97,7 +97,7 @@ def _read_sites(job: Job) -> Sites:
     parts_by_site: dict[str, Parts] = {}
     for name in job.sites:
         site = SiteOfJob(job, name, log)
-        # The documents as they were read are not needed any more.
+        # `pop`, because the documents as read are no longer needed.
         parts_by_site[name] = cut_parts(site, raw.pop(name), chosen.by_site[name])
     for name, parts in parts_by_site.items():
         documents = tuple(chain.from_iterable(parts.values()))
@@ -124,7 +124,7 @@ def _keep_given_types(job: Job, full: Sequence[SiteData], log: ReadingLog) -> Si
 
     Args:
         job: The job.
-        full: The sites with the types with which their documents were read.
+        full: The sites with all types that were read.
         log: What has been reported so far.
     """
     data = []
@@ -146,7 +146,7 @@ def _keep_given_types(job: Job, full: Sequence[SiteData], log: ReadingLog) -> Si
 def fingerprint(site: SiteData) -> str:
     """Return the SHA-256 of a site's texts, mentions and parts, as hexadecimal digits.
 
-    Two runs on the same notes agree in it.
+    Two runs on the same notes have the same digest.
     """
     digest = hashlib.sha256(repr(site.tags).encode())
     if site.test_types:
@@ -159,7 +159,7 @@ def fingerprint(site: SiteData) -> str:
 
 
 def _check(job: Job, sites: Sites) -> tuple[Finding, ...]:
-    """Return what to know of the sites' files, and of what is left for training."""
+    """Return findings about the sites' files and about the data left for training."""
     chosen = {name for name, site in job.sites.items() if site.split}
     if job.silos and chosen:
         chosen = {site.id for site in sites.data}
@@ -186,20 +186,20 @@ def _count_sentences(site: SiteData) -> int:
 
 
 def _make_stand_in(site: SiteData, name: str, size: int) -> SiteData:
-    """Return a copy of a site with so many training sentences, which may repeat."""
+    """Return a copy of a site with `size` training sentences, which may repeat."""
     sentences = islice(cycle(sentence_documents(site.train)), size)
     return replace(site, id=name, train=tuple(sentences))
 
 
 def _shrink(site: SiteData) -> SiteData:
-    """Return a site with its first training sentence alone."""
+    """Return a site with only its first training sentence."""
     document = next((each for each in site.train if each.text.strip()), None)
     train = sentence_documents([document])[:1] if document else ()
     return replace(site, train=train, valid=(), test=())
 
 
 def _invent_site(name: str, site: SiteConfig) -> SiteData:
-    """Return a site with one sentence, in place of one whose files cannot be read."""
+    """Return a one-sentence site in place of one whose files cannot be read."""
     types = named_types(site) or ("Drug",)
     note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
     return SiteData(name, TagSet(types, site.scheme), (note,), (), ())
@@ -215,7 +215,7 @@ def _describe(job: Job, site: SiteData) -> dict[str, Any]:
 
 
 def _iterate_notes(site: SiteData) -> Iterator[str]:
-    """Yield the texts to train on and to validate with; sentences, if notes are cut."""
+    """Yield the training and validation texts; sentences, if notes were split."""
     return (document.text for document in (*site.train, *site.valid))
 
 
@@ -223,8 +223,8 @@ def encode_training_examples(site: SiteData) -> Mapping[str, Iterator[bytes]]:
     """Return the training sentences of a site as bytes, in several views.
 
     Returns:
-        The sentences by the name of the view: alone, with the places of their mentions,
-        and with their labels too.
+        The sentences by the name of the view: the text alone, with the positions of the
+            mentions, and with their labels too.
     """
     sentences = sentence_documents(site.train)
     return {
@@ -239,7 +239,7 @@ def encode_training_examples(site: SiteData) -> Mapping[str, Iterator[bytes]]:
 
 
 def _encode_sentence(sentence: Document, *, labels: bool) -> bytes:
-    """Return a sentence as bytes, with the places of its mentions.
+    """Return a sentence as bytes, with the positions of its mentions.
 
     Args:
         sentence: The sentence.

@@ -1,4 +1,4 @@
-"""Remark on entity types of which a run finds no mention."""
+"""Remarks about entity types of which a run finds no mention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def find_missed_types(
 ) -> Iterator[str]:
     """Yield a remark for each site with types of which no mention is found.
 
-    A site where no mention of any type is found has another remark.
+    A site where no mention of any type is found gets a different remark.
 
     Args:
         scores: Site → condition → scores on the site's test data.
@@ -76,7 +76,7 @@ def _list_remedies(
     everywhere: Counter[str],
     sites: int,
 ) -> Iterator[str]:
-    """Yield what may help.
+    """Yield possible remedies.
 
     Args:
         missed: The missed types.

@@ -1,7 +1,7 @@
 """Define sites of notes without annotations, and read them.
 
-A site's notes are a source that is read again for each pass, never a list: a site's
-files may be larger than its memory.
+A site's notes are a source that each pass reads again, never a list, because the files
+may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def load_note_sites(job: Job, _progress: Progress | None, _cache: Path | None) -
         job: The job.
 
     Raises:
-        DataError: A file cannot be used; with the site.
-        ConfigError: A setting does not match the files; with the site.
+        DataError: A file cannot be used; the message names the site.
+        ConfigError: A setting does not match the files; the message names the site.
     """
     corpora = list(_generate_corpora(job) if job.synthetic else _open_corpora(job))
     if job.silos is None:
@@ -51,7 +51,7 @@ def load_note_sites(job: Job, _progress: Progress | None, _cache: Path | None) -
 def _open_corpora(job: Job) -> Iterator[NoteCorpus]:
     """Yield the files of each site as a corpus."""
 
-    # Sites may exclude the same corpora.
+    # Cached, because sites may exclude the same corpora.
     @cache
     def index_corpora(paths: tuple[str, ...]) -> TextIndex | None:
         if not paths:
@@ -99,7 +99,7 @@ def _as_notes(name: str, documents: tuple[Document, ...]) -> Iterator[Note]:
 
 
 def _tabulate_counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
-    """Return a table of the notes to train on, and of those held out to judge by."""
+    """Return a table of the numbers of training notes and held-out notes."""
     rows: list[tuple[str, ...]] = []
     for site in sites:
         train = (

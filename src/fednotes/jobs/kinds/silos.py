@@ -19,7 +19,7 @@ _REMEDIES = {
 
 
 class _Unit(NamedTuple):
-    """A document, and the key of what is never divided between silos."""
+    """A document, and the key of the group that silos never divide."""
 
     key: Key
     document: Document
@@ -28,9 +28,9 @@ class _Unit(NamedTuple):
 def deal_into_silos(job: Job, sites: Sites) -> Sites:
     """Return the sites' documents in `silo1`, `silo2` and so on.
 
-    Train, valid and test are dealt out each by itself; a part that no site has, no silo
-    has. Generated sites are dealt out with their complete annotation. Sentences that
-    were cut out of a document stay together.
+    Train, valid and test are dealt out separately; silos lack a part that no site has.
+    Generated sites are dealt out with their complete annotation. Sentences split from
+    the same document stay together.
 
     Raises:
         ConfigError: Sites annotate different types or schemes, or a part has fewer
@@ -83,7 +83,7 @@ def _deal(
         job: The job.
         part: Name of the part.
         units: Its documents, with their keys.
-        unit_name: What messages call what is never divided.
+        unit_name: Name of the undivided groups in messages.
 
     Raises:
         ConfigError: There are fewer keys than silos.
@@ -108,7 +108,7 @@ def _deal(
 
 
 def _key_of(site: str, document: Document, by: str) -> Key:
-    """Return the key of a patient, or of the note that a document is or was cut from.
+    """Return the key of a document's patient, or of the note it is or was split from.
 
     Args:
         site: Name of the document's site.

@@ -33,7 +33,7 @@ def cut_parts(site: SiteOfJob, raw: Parts, types: Types | None) -> Parts:
     Args:
         site: The site.
         raw: The documents of its files.
-        types: The types that are kept; all if None.
+        types: The types to keep; all if None.
 
     Raises:
         FednotesError: The documents cannot be split.
@@ -80,7 +80,7 @@ def _list_counts(counts: FlattenCounts) -> Iterator[tuple[str, int]]:
 
 
 def _split(config: SiteConfig, flat: Mapping[str, Documents], seed: int) -> Parts:
-    """Return train, valid and test, which are split off where files do not give them.
+    """Return train, valid and test; parts without files of their own are split off.
 
     Args:
         config: The site's table.
@@ -112,7 +112,7 @@ def _drop_leaks(site: SiteOfJob, parts: Parts) -> None:
     """Drop training sentences that occur in valid or test, and report how many."""
     for part in ("valid", "test"):
         parts["train"], dropped = without_leaks(parts["train"], parts[part])
-        # If it has no file of its own, valid was split off train.
+        # Without a file of its own, valid was split off train.
         if part == "test" and not site.config.valid:
             parts["valid"], more = without_leaks(parts["valid"], parts["test"])
             dropped += more
@@ -176,7 +176,7 @@ def _require_trainable(site: SiteOfJob, train: Documents) -> Types:
 def _limit_sentences(
     site: SiteOfJob, part: str, documents: Documents, limit: int
 ) -> Documents:
-    """Return at most so many sentences of a part; 0 returns the documents unchanged."""
+    """Return a limited number of a part's sentences; 0 returns all documents."""
     if not limit:
         return documents
     sentences = sentence_documents(documents)

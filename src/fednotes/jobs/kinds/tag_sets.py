@@ -58,7 +58,7 @@ def read_tags(
 
 
 def named_types(site: SiteConfig) -> Types:
-    """Return the types that a site's table names for training or testing."""
+    """Return the types that a site's table names for training and testing."""
     return tuple(dict.fromkeys(site.types + site.test_types))
 
 
@@ -86,7 +86,7 @@ def complete_types(config: TagsConfig, annotated: Iterable[Sequence[str]]) -> Ty
 
 
 class ChosenTypes(NamedTuple):
-    """The types with which the documents of a job are read.
+    """The types that the documents of a job keep when they are read.
 
     Attributes:
         by_site: The types that each site's documents keep; None keeps all.
@@ -100,12 +100,12 @@ class ChosenTypes(NamedTuple):
 def choose_types(
     job: Job, annotated: Mapping[str, Types], log: ReadingLog
 ) -> ChosenTypes:
-    """Return the types with which the documents of each site are read.
+    """Return the types that the documents of each site keep when they are read.
 
     Args:
         job: The job.
         annotated: The types in each site's files.
-        log: Where types that are left out are reported.
+        log: Collects reports of types that are left out.
 
     Raises:
         ConfigError: The types of a site do not match [tags].
@@ -174,13 +174,13 @@ def _leave_out_labels(
 def keep_types(
     site: SiteData, types: Types, labels: Types | None, test_types: Types = ()
 ) -> SiteData:
-    """Return a site whose data keep some types.
+    """Return a site whose data keep only some types.
 
     Args:
         site: The site.
         types: The types of its tag set.
         labels: The types that its data keep; all if None.
-        test_types: The types that its test data keep, if these are others.
+        test_types: The types that its test data keep, if different.
     """
     return SiteData(
         site.id,
@@ -206,7 +206,7 @@ def require_learnable(types: Types, sites: Sequence[SiteData]) -> None:
 
 
 def describe_tag_sets(sites: Sequence[SiteData]) -> Iterator[str]:
-    """Yield which types each site annotates, and which have no training mention."""
+    """Yield the types that each site annotates, and those without training mentions."""
     number = len({label for site in sites for label in site.tags.types})
     for site in sites:
         yield f"{site.id}: annotates {', '.join(site.tags.types)} (of {number} types)"
@@ -225,13 +225,13 @@ def draw_types(
     types: Types,
     documents: Sequence[Iterable[Document]],
 ) -> TagSets:
-    """Return the types of each site in the job's sampling.
+    """Sample the types of each site for a job.
 
     Args:
         config: The [tags] table.
         seed: The job's seed.
         types: The complete tag set.
-        documents: The documents of each site, of all parts.
+        documents: The documents of all parts of each site.
 
     Raises:
         ConfigError: The types cannot be dealt out, or no draw has enough mentions.
