@@ -65,7 +65,8 @@ class Setup:
 def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
     """Read the declaration in the folder of a deployed app.
 
-    Raises: ConfigError: The folder does not contain the declaration of a job.
+    Raises:
+        ConfigError: The folder does not contain the declaration of a job.
     """
     try:
         table = read_json(app / "config" / JOB_FILE)

@@ -1,11 +1,10 @@
-"""What sites must agree on before round 1, although none sees another's notes.
+"""The agreement of the sites before round 1, without seeing each other's notes.
 
 Each site describes itself by public facts: the entity types that it annotates and how
 it maps labels to them, or the dictionary with which it reads notes and the phenotypes.
 The server collects all descriptions and sends all of them to every site. Each side then
-derives the method's configuration for itself, from stubs of sites that hold a
-description and no notes. A site that finds itself described wrongly refuses
-(`site.AgreedSite`).
+derives the method's configuration on its own, from stubs of sites that hold a
+description but no notes. A site that is described wrongly refuses (`site.AgreedSite`).
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ class Description:
 
     Attributes:
         version: Version of fednotes.
-        encoder: Digest of the pretrained encoder from which models begin.
+        encoder: Digest of the pretrained encoder that models start from.
         types: Entity types, of a site with annotations.
         scheme: Tagging scheme of such a site.
         label_map: How such a site maps labels to entity types.
         width: Number of features, of a site with patients.
         dense: Whether these features are dense.
-        features: Where they come from, with the fingerprint of the dictionary or
+        features: Source of these features, with the fingerprint of the dictionary or
             encoder.
         phenotypes: The phenotypes of such a site.
         coded: Whether codes of its patients are known.
-        vectors: Digest of the public word vectors from which stage 1 starts.
+        vectors: Digest of the public word vectors that stage 1 starts from.
     """
 
     version: str = fednotes.__version__
@@ -83,7 +82,7 @@ Descriptions = Mapping[str, Description]
 
 
 def sum_threshold(job: Job, setup: Setup) -> int:
-    """Return the least number of sites with which a sum is opened.
+    """Return the minimum number of sites with which a sum is opened.
 
     For a secure sum it is more than half of the sites.
     """
@@ -94,11 +93,11 @@ def sum_threshold(job: Job, setup: Setup) -> int:
 
 
 def summed_job(fingerprint: str, run: str) -> str:
-    """Return the job by which a secure sum tells its exchanges from others.
+    """Return the job name that distinguishes this submission's secure sums from others.
 
     An approved job can be submitted more than once. A server that could mix sites of
-    two submissions in one sum would see, in the difference of two sums, what one site
-    sent.
+    two submissions in one sum could compute one site's update from the difference of
+    two sums.
 
     Args:
         fingerprint: The approved job's fingerprint.
@@ -110,7 +109,7 @@ def summed_job(fingerprint: str, run: str) -> str:
 def planned_rounds(job: Job, config: Any) -> int | None:
     """Return the number of rounds of a job.
 
-    It is None if the number depends on how many notes the sites have.
+    The result is None if the number depends on how many notes the sites have.
     """
     few, _ = job.module.plan_rounds(config, [1])
     many, _ = job.module.plan_rounds(config, [1_000_000])
@@ -136,13 +135,13 @@ def describe(job: Job, data: Any) -> Description:
 
 
 def encoder_of(job: Job) -> str:
-    """Return a digest of the encoder from which a job's models begin; "" for none.
+    """Return a digest of the encoder that a job's models start from; "" for none.
 
     Raises:
-        ModelError: This machine does not have it.
+        ModelError: This machine does not have the encoder.
         MissingExtra: A package that reads it is missing.
     """
-    if job.kind.make_stub is not None:  # models of patients begin from no encoder
+    if job.kind.make_stub is not None:  # models of patients start from no encoder
         return ""
     model = job.config.model
     spec = next(filter(None, (getattr(model, key) for key in encoder_keys(model))), "")
@@ -153,7 +152,7 @@ def encoder_of(job: Job) -> str:
     return folder_fingerprint(encoder_directory(name, spec))
 
 
-# ---- how descriptions travel ---------------------------------------------------------
+# ---- encoding of descriptions --------------------------------------------------------
 
 
 def pack_json(value: Any) -> torch.Tensor:
@@ -187,7 +186,7 @@ def descriptions_from_text(text: str) -> dict[str, Description]:
     """Return the descriptions that `descriptions_to_text` wrote.
 
     Raises:
-        ConfigError: It did not write this text.
+        ConfigError: The text is not in this format.
     """
     try:
         tables = parse_json(text).items()
@@ -203,7 +202,7 @@ def description_from_tensors(site: str, tensors: Tensors) -> Description:
     """Return the description that a site sent.
 
     Raises:
-        ConfigError: The site sent something else.
+        ConfigError: The tensors are not a description.
     """
     value = tensors.get("description")
     if value is None or not 0 < value.numel() <= _MAX_BYTES:
@@ -350,8 +349,8 @@ def mismatch(
     Args:
         site: The site.
         left: One description.
-        right: The other one.
-        names: What messages call the two sides.
+        right: The other description.
+        names: How messages refer to the two sides.
 
     Returns:
         The labels of both sides and the remedy; "" if the descriptions agree.

@@ -1,7 +1,7 @@
-"""What other applications may read of a site's kit: its ledger.
+"""The part of a site's kit that other applications may read: its ledger.
 
-It is registered as an entry point of the group `fednotes.ledgers`; the local page shows
-it.
+This module is registered as an entry point of the group `fednotes.ledgers`; the local
+page shows the ledger.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ def is_kit(folder: Path) -> bool:
 def read_ledger(kit: Path) -> tuple[LedgerReport, list[dict[str, Any]]]:
     """Return the verdict on a kit's ledger, and its lines, oldest first.
 
-    If the verdict is that the ledger was altered, the lines end before the first that
-    is not one of a ledger.
+    If the ledger was altered, the lines end before the first line that is invalid.
 
     Raises:
-        DataError: The ledger cannot be read, or a line is not one of a ledger.
+        DataError: The ledger cannot be read, or a line is invalid.
     """
     path = ledger_of(kit).path
     report = verify(path)

@@ -1,7 +1,7 @@
-"""Checks of a kit before it is used; each problem comes with its remedy.
+"""Checks of a kit before its use; each problem comes with its remedy.
 
-The only connection that is tried is the one that the kit will use: to the one port of
-the server, with the kit's own certificate.
+The only connection attempted is the one that the kit will use: to the server's one
+    port, with the kit's own certificate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.settings import expand
 from fednotes.jobs.local_files import site_path_keys
 
-CONNECT_SECONDS = 10.0  # to reach the server
+CONNECT_SECONDS = 10.0  # time limit for reaching the server
 _NOT_TLS = (
     "WRONG_VERSION_NUMBER",
     "HTTP_REQUEST",
@@ -58,7 +58,7 @@ class Check:
     Attributes:
         subject: What was checked, in a word or two.
         ok: Whether it is in order; None if a person has to judge.
-        message: What was found, with the remedy of a problem.
+        message: The result in words, with the remedy of a problem.
     """
 
     subject: str
@@ -89,7 +89,7 @@ def preflight(kit: Path) -> list[Check]:
 
 
 def problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
-    """Return the problems of a kit itself, before a process is started with it.
+    """Return the problems of a kit itself, before its process is started.
 
     Args:
         kit: The kit.
@@ -103,7 +103,7 @@ def problems_before_start(kit: Path, source: Path | None = None) -> list[Check]:
 
 
 def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
-    """Check what a process of the kit needs, except the contents of its keys."""
+    """Check all that a process of the kit needs, except the contents of its keys."""
     for name in build_kit_files(facts, kit):
         is_needed = name.startswith("local/") and name not in REWRITTEN_FILES
         if is_needed and not (kit / name).is_file():
@@ -245,9 +245,9 @@ async def _is_free(port: int) -> bool:
 
 
 def explain_other_listener(kit: Path) -> str:
-    """Return why what listens at a server's port is not this server; empty if it is.
+    """Return why the listener at a server's port is not this server; empty if it is.
 
-    The question is asked from the server's own machine, with the certificate that the
+    The check is made from the server's own machine, with the certificate that the
     server has for that.
     """
     facts = read_kit(kit)
@@ -272,11 +272,11 @@ def explain_other_listener(kit: Path) -> str:
 
 
 def await_server(kit: Path, seconds: float, is_alive: Callable[[], bool]) -> str:
-    """Wait until a server answers at its port, and return why it does not.
+    """Wait until a server answers at its port; return the reason if it does not.
 
     Args:
         kit: The server's kit.
-        seconds: How long to wait.
+        seconds: Maximum time to wait.
         is_alive: Returns whether the server's process still runs.
 
     Returns:
@@ -290,7 +290,7 @@ def await_server(kit: Path, seconds: float, is_alive: Callable[[], bool]) -> str
     return problem
 
 
-# ---- the way to the server -----------------------------------------------------------
+# ---- the connection to the server ----------------------------------------------------
 
 
 def check_server(kit: Path) -> Check:
@@ -335,9 +335,9 @@ def check_server(kit: Path) -> Check:
 
 
 def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return host and port of the proxy through which gRPC reaches a host, if any.
+    """Return the host and port of the proxy through which gRPC reaches a host, if any.
 
-    gRPC reads these variables in this order and in lower case only. It uses no proxy if
+    gRPC reads these variables in this order and only in lower case. It uses no proxy if
     an entry of no_grpc_proxy or no_proxy is the end of the host's name.
     """
     exceptions = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
@@ -378,7 +378,7 @@ def _fetch_certificate(
         proxy: Host and port of a proxy, if any.
 
     Raises:
-        _ConnectionFailure: The server shows no certificate that fits.
+        _ConnectionFailure: The server shows no suitable certificate.
     """
     try:
         return asyncio.run(
@@ -391,7 +391,7 @@ def _fetch_certificate(
             raise _ConnectionFailure("plain") from error
         raise _ConnectionFailure("TLS", error.reason) from error
     except ConnectionRefusedError as error:
-        # `_shake_hands` raises it with the proxy's words; else the machine refused.
+        # Without a number, `_shake_hands` raised it with the proxy's words.
         if error.errno is None:
             raise _ConnectionFailure("proxy", str(error)) from error
         raise _ConnectionFailure("silent") from error

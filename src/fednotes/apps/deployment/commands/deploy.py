@@ -147,7 +147,7 @@ def _change_authority(
     Args:
         network: The project.
         out: The folder of the kits and of the authority.
-        ask_passphrase: Returns a passphrase, given what it is for.
+        ask_passphrase: Returns a passphrase; receives its purpose.
         request: A kit's request for a new certificate; None for no request.
         overlap: Days for which a replaced root stays valid; 0 keeps the root.
         protect: Whether to encrypt the authority's key.
@@ -265,7 +265,7 @@ def preflight(kit: Kit) -> None:
 
 
 def _say_how_it_runs(kit: Path, role: str, process: Status) -> None:
-    """Say whether a running process is connected, and what to do next."""
+    """Print whether a running process is connected, and what to do next."""
     from fednotes.apps.deployment.status import describe_connection
 
     is_connected = True
@@ -330,7 +330,7 @@ def _attach_hint(out: Path) -> str:
 
 
 def _read_run(out: Path, on: Path | None) -> Run:
-    """Return the run of a folder, with the kit that the command names, if any."""
+    """Return a folder's run, with the kit that the command names, if any."""
     from fednotes.apps.deployment.runs import read_run
 
     run = read_run(out)
@@ -347,7 +347,7 @@ def _submit(
 ) -> Run:
     """Submit a job as a new run.
 
-    The run claims its folder first, so that each run at the server has one.
+    The run claims its folder first, so that every run at the server has a folder.
     """
     from fednotes.apps.deployment.runs import (
         claim_folder,
@@ -423,7 +423,7 @@ def _abort(out: Path, on: Path | None) -> None:
 
 
 def _say_results(out: Path, name: str, result: RunResult) -> None:
-    """Write the report and model cards of a finished run, and say where they are."""
+    """Write the report and model cards of a finished run, and print their paths."""
     from fednotes.jobs.card import write_cards
     from fednotes.report.html import write_report
 

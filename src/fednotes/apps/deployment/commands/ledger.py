@@ -127,7 +127,7 @@ def _table(run: str, lines: list[dict[str, Any]]) -> Table:
 
 
 def _remark(line: dict[str, Any]) -> str:
-    """Return "masked", the reason of a refusal, or nothing for a plain update."""
+    """Return "masked", the reason for a refusal, or "" for a plain update."""
     if line.get("refusal"):
         return clean(line.get("reason") or "refusal", NAME)
     return "masked" if line["masked"] else ""

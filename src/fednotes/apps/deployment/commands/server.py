@@ -27,7 +27,7 @@ certificates = typer.Typer(
     rich_help_panel=DEPLOY,
 )
 
-START_SECONDS = 20.0  # for a server to answer, or a site to be let in
+START_SECONDS = 20.0  # time for a server to answer, or to admit a site
 Kit = Annotated[Path, typer.Argument(help="Folder of a kit.")]
 Kill = Annotated[
     bool,
@@ -97,7 +97,7 @@ def start_process(kit: Path) -> Status:
     """Start a kit's process in the background and return its status.
 
     Raises:
-        FednotesError: The process ended at once.
+        FednotesError: The process exited immediately.
     """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.status import read_last_words
@@ -116,7 +116,7 @@ def stop_process(kit: Path, role: str, *, kill: bool = False) -> None:
     Args:
         kit: The kit.
         role: Its role.
-        kill: Whether to kill them at once, without letting them tidy up.
+        kill: Whether to kill them immediately, without letting them clean up.
     """
     from fednotes.apps.deployment.nvflare import processes
 
@@ -129,7 +129,7 @@ def stop_process(kit: Path, role: str, *, kill: bool = False) -> None:
 
 
 def report_process(kit: Path, role: str) -> Status:
-    """Say whether a kit's process runs and what its certificates need.
+    """Print whether a kit's process runs, and the state of its certificates.
 
     Returns:
         The status of the process.
@@ -247,7 +247,7 @@ def server_status(kit: Kit) -> None:
 
 
 def _say_network(kit: Path, network: Network) -> None:
-    """Say what a server reports of itself, and what to do next."""
+    """Print what a server reports about itself, and what to do next."""
     from fednotes.apps.deployment.status import describe_refused_copies
 
     say(f"connected sites: {', '.join(network.sites) or 'none'}")

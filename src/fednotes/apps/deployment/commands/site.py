@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fednotes.apps.deployment.rules.approval import Quorum, Signer
     from fednotes.jobs.audit_result import Audit
 
-POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
+POLL_SECONDS = 0.5  # between two checks for a job that asks for approval
 _SHOWN_DECISIONS = 5
 
 site = typer.Typer(
@@ -100,7 +100,7 @@ def site_start(kit: Kit, file: SiteFileOption = None) -> None:
 
 
 def _say_contact(kit: Path, process: Status) -> None:
-    """Wait until the server has let a new process in, and say so.
+    """Wait until the server admits a new process, and print the result.
 
     Raises:
         FednotesError: The server refuses this site, or the process ended.
@@ -215,7 +215,7 @@ def site_status(kit: Kit) -> None:
 
 
 def _say_decisions(kit: Path) -> None:
-    """Say the newest decisions on jobs, and who made them."""
+    """Print the newest decisions on jobs, and who made them."""
     from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
     for decision in open_approvals(kit).decisions()[-_SHOWN_DECISIONS:]:
@@ -227,7 +227,7 @@ def _say_decisions(kit: Path) -> None:
 
 
 def _say_scores(kit: Path) -> None:
-    """Say the scores of each run that has any, and its promise of privacy."""
+    """Print the scores of each run that has any, and its privacy guarantee."""
     from fednotes.apps.deployment.site import RESULTS
     from fednotes.apps.deployment.status import describe_scores
     from fednotes.core.parsing import read_json_table
@@ -242,7 +242,7 @@ def _say_scores(kit: Path) -> None:
 
 
 def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
-    """Say which job waits for a decision, and who has approved it already."""
+    """Print which job waits for a decision, and who has already approved it."""
     from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
     quorum = _read_quorum(kit)
@@ -396,13 +396,13 @@ def site_approve(
 def _say_approved(
     kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum, is_waiting: bool
 ) -> None:
-    """Say what an approval has changed.
+    """Print the effect of an approval.
 
     Args:
         kit: The site's kit.
         table: The job.
         key: Its fingerprint.
-        quorum: Who must approve jobs at this site.
+        quorum: The people who must approve jobs at this site.
         is_waiting: Whether a run has asked for this approval.
     """
     from fednotes.apps.deployment.rules.guard import job_name, open_approvals
@@ -435,7 +435,7 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
         timeout: Maximum time to wait, in seconds.
 
     Raises:
-        ConfigError: No such job has asked within that time.
+        ConfigError: No such job has asked for approval within that time.
     """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.rules.guard import open_approvals
@@ -525,7 +525,7 @@ def site_reject(kit: Kit, job: Job = "") -> None:
 
 
 def _check_counts(kit: Path, table: dict[str, Any]) -> None:
-    """Check that a job's sites can round their counts, if the policy asks for it.
+    """Check that a job's sites can round their counts, if the policy requires it.
 
     Raises:
         PolicyRefusal: Exact counts would leave the site.
@@ -560,8 +560,9 @@ def _check_audit(
             any.
 
     Raises:
-        ConfigError: The audit is missing, or is of another job, site or federation.
-        PolicyRefusal: The policy asks for an audit, or for a better result.
+        ConfigError: The audit is missing, or belongs to another job, site or
+            federation.
+        PolicyRefusal: The policy requires an audit, or a better result.
     """
     from fednotes.apps.deployment.rules.guard import RULES
     from fednotes.apps.deployment.rules.policy import check_audit
@@ -595,7 +596,7 @@ def _check_audit(
 def _require_same_job(
     kit: Path, table: dict[str, Any], *, report: Audit, place: Path
 ) -> None:
-    """Raise ConfigError unless an audit is of this job, at this site."""
+    """Raise ConfigError unless an audit belongs to this job and this site."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.core.parsing import mapping
 
@@ -617,7 +618,7 @@ def _require_same_job(
 
 
 def _explain_no_job(kit: Path) -> str:
-    """Return why there is nothing to approve, and what the person could mean."""
+    """Return why there is nothing to approve, and what the person may have meant."""
     from fednotes.apps.deployment.rules.guard import job_name, open_approvals
 
     past = open_approvals(kit).decisions()
@@ -635,9 +636,9 @@ def _explain_no_job(kit: Path) -> str:
 
 
 def _show_job(kit: Path, table: dict[str, Any], *, key: str, quorum: Quorum) -> None:
-    """Show the fingerprint that is approved, then the job that has it.
+    """Show the fingerprint to approve, then its job.
 
-    No row begins with words of the job, so a job cannot imitate our lines.
+    No row begins with text from the job, so a job cannot imitate our lines.
     """
     from fednotes.apps.deployment.rules.guard import job_name, open_approvals
     from fednotes.jobs.declaration import parse_declared
@@ -696,10 +697,10 @@ def _show_earlier_jobs(
 
 
 def _say_rows(line: str) -> None:
-    """Say a line that has words of a job.
+    """Print a line that contains text from a job.
 
-    A line that the terminal would break continues behind a mark; otherwise the end of a
-    long name could look like a line of ours.
+    The continuation of a wrapped line begins with a mark. Otherwise the end of a long
+    name could look like a line of ours.
     """
     width = max(20, console.width - 8) if console.is_terminal else 10**6
     for number, row in enumerate(chop_cells(clean(line, None), width)):
@@ -715,7 +716,7 @@ def _read_quorum(kit: Path) -> Quorum:
 
 
 def _load_signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
-    """Return the person who approves, with their key; None if no key is needed.
+    """Return the approving person with their key; None if no key is needed.
 
     Raises:
         ConfigError: A key is missing, or the site's rules list no keys.
@@ -755,7 +756,8 @@ def _describe_partial_approval(quorum: Quorum, people: frozenset[str]) -> str:
 def account() -> str:
     """Return the system account that runs this process, for the record.
 
-    No environment variable can change it. What sudo says in a variable is added.
+    No environment variable can change it. The user name that sudo sets in a variable is
+    appended.
     """
     name = _user_name(os.getuid())
     sudo = os.environ.get("SUDO_UID", "")
@@ -765,10 +767,10 @@ def account() -> str:
 
 
 def _user_name(number: int) -> str:
-    import pwd  # not on Windows, where no kit runs either
+    import pwd  # missing on Windows, where no kit runs
 
     try:
         name = pwd.getpwuid(number).pw_name
-    except (KeyError, OverflowError):  # as in many containers
+    except (KeyError, OverflowError):  # accounts in containers often have no name
         name = "no name"
     return f"{name} (uid {number})"

@@ -6,12 +6,11 @@
     OUT/trust.pem                            the newest trust list (`trust.py`)
 
 A kit is a folder to hand over to its owner. It holds a private key, its certificate,
-where the server is, and the rules of its owner's machine: no job brings code, a job may
-name only one class, there is no remote shell, and no log leaves the machine.
+the server's address, and the rules of its owner's machine: no job carries code, a job
+may name only one class, there is no remote shell, and no log leaves the machine.
 
-The authority's folder stays with whoever provisions the network. Its key may be
-encrypted; the passphrase is asked for when something is to be signed. Nothing here uses
-the network.
+The authority's folder stays with the person who provisions the network. Its key may be
+encrypted; signing then asks for the passphrase. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -89,13 +88,13 @@ with needs("cryptography", "deploy"):
 
 AUTHORITY_FOLDER = "authority"  # beside the kits
 STATE_FILE = "cert.json"
-CERTIFICATE_DAYS = 360  # for which a kit's certificate is valid
-ROOT_DAYS = 3650  # for which a root is valid
-# Returns a passphrase, given what it is for.
+CERTIFICATE_DAYS = 360  # validity of a kit's certificate
+ROOT_DAYS = 3650  # validity of a root
+# Returns a passphrase; receives its purpose.
 AskPassphrase = Callable[[str], bytes]
 _RECORD_FILE = "project.json"  # in the authority's folder
 _RESERVED_NAMES = frozenset({"server", "admin", "watch", "authority"})
-_MAX_HOST = 64  # characters; the name in a certificate is not longer
+_MAX_HOST = 64  # characters; the limit for a name in a certificate
 _HOST = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 )
@@ -149,7 +148,7 @@ class _State(BaseModel):
 
 
 def refuse_passphrase(what: str) -> bytes:
-    """Raise ConfigError: there is nobody to ask for a passphrase."""
+    """Raise ConfigError, because there is nobody to ask for a passphrase."""
     raise ParameterError(f"{what} is needed: pass `ask_passphrase`")
 
 
@@ -164,7 +163,7 @@ class Authority:
         project: The project's name.
         ask_passphrase: Returns the key's passphrase, if the key has one.
         root: The root certificate.
-        stored_key: The root's private key as it is on disk, in PEM.
+        stored_key: The root's private key as stored on disk, in PEM.
         former_roots: The roots that this one replaced.
         trust_list: The newest trust list.
         serials: The serial numbers of each kit's certificates, in hexadecimal.
@@ -198,7 +197,7 @@ class Authority:
             create: Whether to create an authority if the folder holds none.
 
         Raises:
-            ConfigError: The folder holds none, or one that cannot be read.
+            ConfigError: The folder holds no authority, or an unreadable one.
         """
         authority = cls(folder, project, ask_passphrase)
         if authority._state_file.exists():
@@ -222,7 +221,7 @@ class Authority:
         """Read the state from disk.
 
         Raises:
-            ConfigError: It cannot be read.
+            ConfigError: The state cannot be read.
         """
         try:
             state = _State.model_validate(read_json(self._state_file))
@@ -254,9 +253,9 @@ class Authority:
         write_text(self.folder.parent / TRUST_FILE, self.trust_list.encode().decode())
 
     def valid_roots(self) -> tuple[Any, ...]:
-        """Return the roots that kits trust now.
+        """Return the roots that kits currently trust.
 
-        A root that is being replaced comes first, as NVFlare needs it.
+        A root that is being replaced comes first, as NVFlare requires.
         """
         known = Trust((*self.former_roots, self.root), self.trust_list.bridges)
         now = datetime.now(UTC)
@@ -312,7 +311,7 @@ class Authority:
         right: str | None,
         hosts: Sequence[str],
     ) -> bytes:
-        """Return a new certificate for a key of a kit.
+        """Return a new certificate for a kit's key.
 
         Args:
             kit: The kit's name.
@@ -320,7 +319,7 @@ class Authority:
             name: The name of the certificate's owner.
             org: The owner's organisation.
             right: NVFlare's name for the rights of a person; None for a machine.
-            hosts: Names and addresses by which the owner is reached, with `name`.
+            hosts: Names and addresses by which the owner is reached, including `name`.
 
         Returns:
             The certificate, and the bridges to it, in PEM.
@@ -345,7 +344,7 @@ class Authority:
         public_key: Any,
         host_names: x509.SubjectAlternativeName,
     ) -> bytes:
-        """Return a kit's new certificate and the bridges to it, and note its number."""
+        """Return a kit's new certificate and the bridges to it; record its number."""
         end = min(
             datetime.now(UTC) + timedelta(days=CERTIFICATE_DAYS),
             self.root.not_valid_after_utc,
@@ -403,7 +402,7 @@ class Authority:
         return builder.sign(signing_key, hashes.SHA256())
 
     def _create_root(self) -> None:
-        """Make a new key and a root of it."""
+        """Create a new key and its root."""
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
         self.stored_key = _encode_key(self._key, NoEncryption())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.project)])
@@ -415,7 +414,7 @@ class Authority:
         )
 
     def replace_root(self, overlap: int) -> None:
-        """Make a new root and key.
+        """Create a new root and key.
 
         Args:
             overlap: Days for which the kits of the old root stay valid.
@@ -464,8 +463,8 @@ class Authority:
         revoked: list[int] = []
         for kit, folder in kits.items():
             serials = {int(text, 16) for text in self.serials.get(kit, ())}
-            # Only these folders: the folder of a job in the kit holds the certificate
-            # of the admin who submitted it.
+            # Only these folders, because a job's folder in the kit holds the
+            # certificate of the admin who submitted the job.
             for startup in (folder / "startup", folder / WATCH / "startup"):
                 for path in startup.glob("*.crt"):
                     certificate = read_certificate(path.with_suffix(""))
@@ -482,13 +481,13 @@ class Authority:
     def _update_trust_list(
         self, serials: Iterable[int] = (), bridges: tuple[Any, ...] | None = None
     ) -> None:
-        """Make a new trust list.
+        """Create a new trust list.
 
-        It also revokes what the present list revokes, as far as that has not expired.
+        It also revokes the unexpired certificates that the current list revokes.
 
         Args:
             serials: Serial numbers of further certificates to revoke.
-            bridges: The bridges to the present root; None for those of the present
+            bridges: The bridges to the current root; None for those in the current
                 list.
 
         Raises:
@@ -507,7 +506,7 @@ class Authority:
         }
         dates = dict.fromkeys(serials, now) | earlier
         for serial, date in dates.items():
-            # After that time the certificate has expired in any case.
+            # After this time, the certificate has expired anyway.
             if now - date < timedelta(days=CERTIFICATE_DAYS + 1):
                 entry = x509.RevokedCertificateBuilder(serial, date).build()
                 builder = builder.add_revoked_certificate(entry)
@@ -577,7 +576,7 @@ def _verify_request(block: bytes, trust: Trust) -> tuple[x509.Certificate, Any]:
         trust: What the authority trusts.
 
     Returns:
-        The present certificate of the kit's holder, and the public key of the request.
+        The current certificate of the kit's holder, and the public key of the request.
 
     Raises:
         RefusedError: The request is not signed by a key whose certificate is valid.
@@ -630,7 +629,7 @@ class ProjectConfig:
         sites: The names of the sites, in any order.
         port: The server's only port.
         hosts: Further names of the server.
-        admin: The e-mail address of whoever submits jobs.
+        admin: The e-mail address of the person who submits jobs.
         organisations: The organisation of each site; "server" names that of the server
             and the admin.
     """
@@ -655,7 +654,7 @@ class ProjectConfig:
                 f"name {self.name!r}: use letters, digits, '_', '.' and '-' only"
             )
         for site in self.sites:
-            # NVFlare takes what follows a dot for a job.
+            # NVFlare interprets the part after a dot as a job.
             if not NAME.fullmatch(site) or "." in site:
                 raise ConfigError(
                     f"site {site!r}: use letters, digits, '_' and '-' only"
@@ -675,7 +674,7 @@ class ProjectConfig:
         _require_distinguishable(self.sites)
 
     def _check_addresses(self) -> None:
-        """Raise ConfigError unless the hosts, the port and the admin are possible."""
+        """Raise ConfigError unless the hosts, the port and the admin are valid."""
         hosts = [("server", self.server), *(("hosts", host) for host in self.hosts)]
         for key, host in hosts:
             if not _HOST.fullmatch(host) or len(host) > _MAX_HOST:
@@ -689,7 +688,7 @@ class ProjectConfig:
             raise ConfigError(f"admin {self.admin!r}: expected an e-mail address")
 
     def _check_organisations(self) -> None:
-        """Raise ConfigError unless the organisations are those of participants."""
+        """Raise ConfigError unless each organisation belongs to a participant."""
         known = (*self.sites, SERVER)
         for place, organisation in (self.organisations or {}).items():
             if place not in known:
@@ -724,7 +723,7 @@ class ProjectConfig:
 
 
 def _require_distinguishable(sites: Iterable[str]) -> None:
-    """Refuse two names where one is the other and characters that may begin a token.
+    """Refuse names that differ only by a suffix that may be the start of a token.
 
     NVFlare's server signs a site's name and its token (lower-case hexadecimal digits
     and '-') without a separator. The signature for `h1` with the token `0e…` would
@@ -749,7 +748,7 @@ def _require_distinguishable(sites: Iterable[str]) -> None:
 
 
 def kit_folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
-    """Return the folders in which a project's kits are made.
+    """Return the folders in which a project's kits are created.
 
     Args:
         project: The project.
@@ -770,14 +769,14 @@ def provision(
     revoke: Sequence[str] = (),
     ask_passphrase: AskPassphrase = refuse_passphrase,
 ) -> dict[str, Path]:
-    """Make the kits of a project that were never made; keep those that exist.
+    """Create the kits of a project that were never created; keep existing ones.
 
-    The authority in `out`/authority has no private key but its own.
+    The authority in `out`/authority holds no private key but its own.
 
     Args:
         project: The project.
         out: The folder of all kits.
-        again: Kits that were lost. Each is revoked and made again, with a new key.
+        again: Kits that were lost. Each is revoked and recreated with a new key.
         revoke: Kits to revoke. The new trust list is `out`/trust.pem.
         ask_passphrase: Returns the passphrase of the authority's key, if the key has
             one and signs something.
@@ -787,8 +786,8 @@ def provision(
         does not exist.
 
     Raises:
-        ConfigError: The existing kits do not fit the project, a new site's name could
-            be taken for another's, or a kit to revoke or to make again is unknown.
+        ConfigError: The existing kits do not match the project, a new site's name could
+            be mistaken for another's, or a kit to revoke or to recreate is unknown.
     """
     kits = kit_folders(project, out)
     folder = out / AUTHORITY_FOLDER
@@ -819,7 +818,7 @@ def provision(
             name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)
         }
         authority.revoke(to_revoke)
-    authority.save()  # a lost kit is revoked before it is made again
+    authority.save()  # a lost kit is revoked before it is recreated
     write_json(
         folder / _RECORD_FILE, {**record, "kits": sorted({*recorded, *existing})}
     )
@@ -844,7 +843,7 @@ def _require_can_make_again(again: Iterable[str], kits: Mapping[str, Path]) -> N
 
 
 def _require_known(names: Iterable[str], kits: Iterable[str]) -> None:
-    """Raise ConfigError if a name is not that of a kit."""
+    """Raise ConfigError if a name is not the name of a kit."""
     known = set(kits)
     for name in names:
         if name not in known:
@@ -854,7 +853,7 @@ def _require_known(names: Iterable[str], kits: Iterable[str]) -> None:
 
 
 def _make_authority_private(folder: Path) -> None:
-    """Close the authority's folder to others; warn if they could open it."""
+    """Make the authority's folder private; warn if it was not."""
     closed = make_private(folder)
     if closed:
         logger.warning(
@@ -877,7 +876,7 @@ def open_authority(
         ask_passphrase: Returns the passphrase of the authority's key, if it has one.
 
     Raises:
-        ConfigError: There is none, or it belongs to another project.
+        ConfigError: There is no authority, or it belongs to another project.
     """
     folder = out / AUTHORITY_FOLDER
     _read_record(project, folder)
@@ -885,7 +884,7 @@ def open_authority(
 
 
 def _common_settings(project: ProjectConfig) -> dict[str, Any]:
-    """Return the settings with which all kits of a project are made."""
+    """Return the settings common to all kits of a project."""
     organisations = {
         name: project.organisation_of(name) for name in kit_folders(project, Path())
     }
@@ -900,7 +899,7 @@ def _common_settings(project: ProjectConfig) -> dict[str, Any]:
 
 
 def _read_record(project: ProjectConfig, folder: Path) -> dict[str, Any]:
-    """Return an authority's record of the kits that it has made.
+    """Return an authority's record of the kits that it has created.
 
     Args:
         project: The project.
@@ -947,11 +946,11 @@ def _require_equal(
     recorded: Mapping[str, Any],
     present: Mapping[str, Any],
 ) -> None:
-    """Require that settings have the values with which kits were made.
+    """Require that settings have the values with which kits were created.
 
     Args:
         out: The folder of the kits.
-        prefix: The beginning of the settings' names in a message.
+        prefix: Prefix of the settings' names in messages.
         recorded: The settings with which the kits were made.
         present: The settings of the project.
 
@@ -990,7 +989,7 @@ def _kits_of_earlier_version(project: ProjectConfig, folder: Path) -> list[str]:
 def _make_kit(
     project: ProjectConfig, name: str, kit: Path, *, authority: Authority
 ) -> None:
-    """Make a kit, with keys that are nowhere else.
+    """Create a kit with keys that exist nowhere else.
 
     Args:
         project: The project.
@@ -1036,7 +1035,7 @@ def _make_kit(
             stem.with_suffix(".crt").write_bytes(certificate)
             stem.with_name(ROOTS_FILE).write_bytes(encode_pem(authority.valid_roots()))
             stem.with_name(TRUST_FILE).write_bytes(authority.trust_list.encode())
-        # NVFlare's folder for what is submitted and fetched.
+        # NVFlare's folder for uploads and downloads.
         (folder / "transfer").mkdir()
         if role == SERVER:
             (folder / WATCH / "transfer").mkdir()

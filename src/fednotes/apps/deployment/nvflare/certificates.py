@@ -1,4 +1,4 @@
-"""A kit's own certificates and keys: whether they are valid, and signatures by them."""
+"""A kit's own certificates and keys: their validity and their signatures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXPIRY_WARNING = timedelta(days=60)
 # Purposes of signatures. TLS and NVFlare use the same key, but never sign such a text.
 KEYS_PURPOSE = "fednotes keys of a site"
 RENEWAL_PURPOSE = "fednotes request for a new certificate"
-_LENGTH_BYTES = 4  # of the length of the certificate in a signature
+_LENGTH_BYTES = 4  # size of the certificate's length in a signature
 _PSS = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
 
@@ -42,7 +42,7 @@ _PSS = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LE
 
 
 def find_stems(kit: Path) -> dict[Path, str]:
-    """Return where a kit's certificates are, and whose they must be.
+    """Return the paths of a kit's certificates, and the names that they must have.
 
     Returns:
         The stem of each certificate, which is the path of the certificate and its key
@@ -98,12 +98,11 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 
 # ---- whether a kit's certificates are valid ------------------------------------------
-#
-# NVFlare would find out in a thread whose error nobody sees, and wait for ever.
+# NVFlare would fail in a thread whose error nobody sees, and wait forever.
 
 
 def check_kit(kit: Path) -> list[str]:
-    """Check a kit's certificates and return warnings of those that expire soon.
+    """Check a kit's certificates and return warnings about those that expire soon.
 
     Raises:
         ConfigError: As for `read_expiry_dates`.
@@ -124,9 +123,9 @@ def read_expiry_dates(kit: Path) -> dict[Path, datetime]:
     """Return when a kit's certificates and its root expire.
 
     Raises:
-        ConfigError: A certificate is missing, is not valid yet or any more, was
-            revoked, was not signed by the kit's authority, has another name than the
-            kit, or has another key than the one beside it.
+        ConfigError: A certificate is missing, not yet valid, expired or revoked, was
+            not signed by the kit's authority, has a different name than the kit, or
+            does not match the key beside it.
     """
     dates: dict[Path, datetime] = {}
     for stem, name in find_stems(kit).items():
@@ -142,7 +141,7 @@ def _check_certificate(stem: Path, name: str) -> dict[Path, datetime]:
         name: The name that the certificate must have.
 
     Returns:
-        The files of the certificate and of the root, with the dates of expiry.
+        The files of the certificate and of the root, with their expiry dates.
     """
     trust = Trust.read(stem.parent)
     certificate_file = stem.with_suffix(".crt")
@@ -195,18 +194,18 @@ class CertificateIdentity:
     """A site's certificate and key, with which it signs its keys of the secure sum.
 
     It is an `Identity` of `fednotes.privacy.secure_sum.crypto`. A signature carries the
-    signer's certificate, for which the project's authority vouches. The server, which
-    relays the keys of the secure sum, can therefore not replace them by its own, and
-    sites need not know each other beforehand.
+    signer's certificate, for which the project's authority vouches. Therefore the
+    server, which relays the keys of the secure sum, cannot replace them with its own,
+    and sites need not know each other beforehand.
 
     A site is known by the name in its certificate, so no two participants of a project
-    have the same name. What the kit trusts is read again for each signature, so that a
-    revoked kit is refused at once.
+    have the same name. The kit's trust list is read again for each signature, so that a
+    revoked kit is refused immediately.
 
     Attributes:
         certificate: The certificate.
         key: Its private key.
-        startup: The kit's folder that says what it trusts.
+        startup: The kit's folder with the certificates that it trusts.
     """
 
     certificate: x509.Certificate = field(repr=False)
@@ -222,7 +221,7 @@ class CertificateIdentity:
             stem: Path of both files within the kit, without their endings.
 
         Raises:
-            ConfigError: They are missing or cannot be read.
+            ConfigError: A file is missing or cannot be read.
         """
         path = kit / stem
         return cls(read_certificate(path), read_key(path), path.parent)
@@ -245,7 +244,7 @@ class CertificateIdentity:
         The signature must come with a certificate in the site's name that is valid now.
 
         Raises:
-            ConfigError: What this kit trusts cannot be read.
+            ConfigError: The files that say what this kit trusts cannot be read.
         """
         trust = Trust.read(self.startup)
         certificate = find_signer(trust, text, signature, purpose=KEYS_PURPOSE)
@@ -267,13 +266,13 @@ class CertificateIdentity:
 def find_signer(
     trust: Trust, text: bytes, signature: bytes, *, purpose: str
 ) -> x509.Certificate | None:
-    """Return the certificate of whoever signed a text.
+    """Return the certificate of the signer of a text.
 
     Args:
         trust: What the verifier trusts.
         text: The text.
         signature: What `CertificateIdentity.sign` returned.
-        purpose: What the signature must be for.
+        purpose: The purpose that the signature must have.
 
     Returns:
         The certificate; None if it is not accepted or the signature is wrong.

@@ -1,24 +1,24 @@
-"""Closes what NVFlare leaves open: who may speak to a kit's processes, and say what.
+"""Restrict what NVFlare leaves open: who may send which messages to a kit's processes.
 
 - **Certificates.** NVFlare knows one root and no revocation.
-  `install_certificate_check` makes it judge certificates as `trust.py` does.
-  `Connections` closes the server's connections of withdrawn certificates, also those
-  that were accepted before. `TrustCourier` passes trust lists from one process to
+  `install_certificate_check` makes it check certificates as `trust.py` does.
+  `Connections` closes the server's connections whose certificates were withdrawn, even
+  those that were accepted before. `TrustCourier` passes trust lists from one process to
   another.
 - **The server.** NVFlare's server accepts a token from anyone who has it. It also
-  passes messages between members, and tests the network with as many messages as a
+  relays messages between members, and sends as many messages to test the network as a
   member requests. `ServerGate` drops such messages.
-- **A site.** NVFlare's site obeys everyone, and checks rights only where the server
-  asks it to. A server could therefore read any file of a site, delete folders of its
-  kit and silence its log. `SiteGate` refuses all requests of other members, and those
-  of the server that no run needs.
-- **Jobs.** NVFlare accepts the signature of any certificate of the project, also that
-  of the server or of a site. `require_admins_signature` accepts the admin's alone.
+- **A site.** NVFlare's site obeys everyone, and checks rights only if the server asks
+  it to. A server could therefore read any file of a site, delete folders of its kit and
+  silence its log. `SiteGate` refuses all requests from other members, and all requests
+  from the server that no run needs.
+- **Jobs.** NVFlare accepts the signature of any certificate of the project, even the
+  server's or a site's. `require_admins_signature` accepts only the admin's.
 - **Inside a kit.** NVFlare connects a kit's processes by an unencrypted port on
-  loopback, where every user of the machine may speak in any name. fednotes uses the
-  socket `KIT/inside/socket` instead, in a folder that is closed to others. The system
-  says which account connects. NVFlare finds the driver by its scheme, which
-  `comm_config.json` in the kit names.
+  loopback, where every user of the machine can send messages in any name. fednotes uses
+  the socket `KIT/inside/socket` instead, in a folder that is closed to others. The
+  operating system reports which account connects. NVFlare finds the driver by its
+  scheme, which `comm_config.json` in the kit names.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ ORDERS = frozenset(
 )
 # The orders that a job's process obeys.
 JOB_ORDERS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
-MAX_LOGGED_STRANGERS = 100  # each is logged once
+MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
-_MAX_SOCKET_PATH = 100  # bytes; some systems accept no longer path of a socket
+_MAX_SOCKET_PATH = 100  # bytes; some systems accept no longer socket path
 _verify_by_nvflare = utils.verify_cert_chain
-# Each root whose certificates are checked, with the folder that says what is trusted.
+# Each root whose certificates are checked, with the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
 logger = logging.getLogger("fednotes.gate")
 _header = cells.MessageHeaderKey
@@ -105,12 +105,12 @@ def _refuse(reason: str) -> Message:
 
 
 def install_certificate_check(startup: Path) -> None:
-    """Let NVFlare in this process accept only certificates that are valid now.
+    """Make NVFlare in this process accept only currently valid certificates.
 
-    Roots that have ended are removed from the kit.
+    Expired roots are removed from the kit.
 
     Args:
-        startup: The folder of a kit that says what the kit trusts.
+        startup: The kit's folder with the certificates that it trusts.
     """
     drop_expired_roots(startup.parent)
     for root in Trust.read(startup).roots:
@@ -148,7 +148,7 @@ class Connections:
     """Closes the server's connections whose certificates were withdrawn.
 
     Args:
-        startup: The folder of the server's kit that says what it trusts.
+        startup: The folder of the server's kit with the certificates that it trusts.
         core: NVFlare's core of the server's main process.
     """
 
@@ -163,19 +163,19 @@ class Connections:
     def close_withdrawn(self) -> None:
         """Close the connections whose certificates were withdrawn since they opened."""
         for name in list(self._manager.sfm_endpoints):
-            # A connection may end meanwhile; the others are still checked.
+            # If a connection ends meanwhile, the others are still checked.
             with suppress(Exception):
                 self._close_withdrawn_of(name)
 
     def judge(self, message: Message) -> Message | None:
-        """Return a refusal for a message with a withdrawn certificate; else None."""
+        """Return a refusal of a message with a withdrawn certificate, or None."""
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
         if self._close_withdrawn_of(getattr(endpoint, "name", "")):
             return _refuse("the certificate was withdrawn")
         return None
 
     def _close_withdrawn_of(self, name: str) -> bool:
-        """Close the withdrawn connections of an endpoint; return whether there were."""
+        """Close an endpoint's withdrawn connections; return whether it had any."""
         withdrawn = [
             each.conn
             for each in self._manager.get_connections(name) or ()
@@ -186,7 +186,7 @@ class Connections:
         return bool(withdrawn)
 
     def _on_state_change(self, connection: Connection) -> None:
-        """Close a new connection with a withdrawn certificate; pass on all others."""
+        """Close a new connection with a withdrawn certificate; accept all others."""
         if connection.state == ConnState.CONNECTED and self._is_withdrawn(connection):
             connection.close()
         else:
@@ -228,8 +228,8 @@ def _shown_certificate(connection: Connection) -> bytes:
 class TrustCourier:
     """Passes trust lists between a kit's process and others.
 
-    Each message says which list its sender has. Whoever has a newer one answers with
-    it.
+    Each message names the sender's list. A receiver with a newer list sends it in its
+    answer.
 
     Args:
         kit: The kit's folder.
@@ -257,7 +257,7 @@ class TrustCourier:
             message.set_header(TRUST_HEADER, trust_list.encode())
 
     def receive(self, message: Message, sender: str) -> None:
-        """Note the number in a message, and install the list in it if that is newer.
+        """Record the number in a message, and install its list if newer.
 
         Args:
             message: A message that has arrived.
@@ -286,10 +286,10 @@ class TrustCourier:
 class ServerGate(FLComponent):
     """Makes the server's main process drop messages that a member may not send.
 
-    A member may not send a message in another's name: NVFlare takes whoever has a token
-    for its owner, and the server's own token is in messages that every member receives.
-    Nor may it start NVFlare's tests of the network, which send as many messages as the
-    member says.
+    A member may not send a message in another's name. NVFlare identifies the sender by
+    its token alone, and the server's own token is in messages that every member
+    receives. Nor may a member start NVFlare's network tests, which send as many
+    messages as the member requests.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -299,10 +299,10 @@ class ServerGate(FLComponent):
             core.add_incoming_filter("*", "*", self.judge)
 
     def judge(self, message: Message) -> Message | None:
-        """Return a refusal for a message that its sender may not send; else None.
+        """Return a refusal for a message that its sender may not send; otherwise None.
 
-        TLS gives the name in the certificate of a connection from outside. An admin's
-        session has a name of its own, which NVFlare lets no site take.
+        For a connection from outside, TLS provides the name in the certificate. An
+        admin's session has a name of its own, which NVFlare does not give to sites.
         """
         certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
         if certified in (None, "", "N/A"):
@@ -324,11 +324,10 @@ class ServerGate(FLComponent):
 
 
 def obey_only_the_server(fl_ctx: FLContext) -> None:
-    """Let this site's process refuse every request of another member.
+    """Make this site's process refuse every request from another member.
 
     The sender itself states its name (the origin of the message). The server compares
-    this name with the sender's certificate before it passes a message on
-    (`ServerGate`).
+    this name with the sender's certificate before it relays a message (`ServerGate`).
     """
     site = str(fl_ctx.get_identity_name())
     strangers: set[str] = set()
@@ -350,7 +349,7 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
 
 
 class _JobIdCheck(RequestProcessor):
-    """Passes an order on to NVFlare only if it names a job by a proper id.
+    """Passes an order on to NVFlare only if it names a job by a valid id.
 
     NVFlare deletes the folder of a job in the kit before the job is deployed. Without
     this check, a server could have it delete the folder `rules`, `state` or `startup`.
@@ -379,7 +378,7 @@ class _JobIdCheck(RequestProcessor):
 
 
 def limit_orders() -> None:
-    """Let this process obey only the orders that a run needs, whoever gives them."""
+    """Make this process obey only the orders that a run needs, whoever sends them."""
     processors = ClientRequestProcessors.request_processors
     permitted = [each for each in processors if ORDERS.issuperset(each.get_topics())]
     processors[:] = [
@@ -391,7 +390,7 @@ def limit_orders() -> None:
 
 
 class SiteGate(FLComponent):
-    """Makes a site's main process obey only the server, and only what a run needs."""
+    """Makes a site's main process obey only the server's orders that a run needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -435,7 +434,7 @@ def require_admins_signature(app: Path, root: Path) -> None:
 
 @contextmanager
 def socket_address(folder: Path) -> Iterator[str]:
-    """Yield a path of the socket in a folder that is short enough for the system."""
+    """Yield a path of the socket in a folder, short enough for the system."""
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         yield path
@@ -455,7 +454,7 @@ class _Listener(ThreadingUnixStreamServer):
 
     Args:
         driver: The driver that gets the connections.
-        connector: What NVFlare knows of the driver.
+        connector: NVFlare's facts about the driver.
         folder: The folder of the socket.
     """
 
@@ -468,7 +467,7 @@ class _Listener(ThreadingUnixStreamServer):
         self.connector = connector
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
-        # A process that was killed leaves its socket.
+        # A killed process leaves its socket.
         (folder / SOCKET).unlink(missing_ok=True)
         with socket_address(folder) as address:
             super().__init__(address, ConnectionHandler)
@@ -480,7 +479,8 @@ class _Listener(ThreadingUnixStreamServer):
     ) -> bool:
         """Return whether the peer has this process's account.
 
-        Where the system does not say so, the permissions of the folder have to do.
+        If the system does not report the account, the folder's permissions must
+        suffice.
         """
         if not hasattr(socket, "SO_PEERCRED"):
             return True
@@ -505,7 +505,7 @@ class KitSocketDriver(TcpDriver):
 
     @staticmethod
     def capabilities() -> dict[str, Any]:
-        """Return what the driver can do: it sends signs of life, and has no TLS."""
+        """Return the driver's capabilities: it sends heartbeats, and has no TLS."""
         return {
             DriverCap.SEND_HEARTBEAT.value: True,
             DriverCap.SUPPORT_SSL.value: False,

@@ -30,7 +30,7 @@ COMM_FILE = "comm_config.json"
 INSIDE = "inside"
 # These files are written again at each start.
 REWRITTEN_FILES = ("local/resources.json", "local/log_config.json", COMM_FILE)
-HEARTBEAT_SECONDS = 5.0  # between two signs of life of a site's processes
+HEARTBEAT_SECONDS = 5.0  # between two heartbeats of a site's processes
 POLL_SECONDS = 0.05  # between two requests of an idle site for work
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -62,7 +62,7 @@ class Kit(BaseModel):
 
 
 def read_kit(kit: Path) -> Kit:
-    """Return what a kit says of itself.
+    """Return the facts in a kit's `kit.json`.
 
     Raises:
         ConfigError: The folder is not a kit.
@@ -79,9 +79,9 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     """Return submissions in the order in which they were submitted.
 
     A submission that repeats another one names it (`cloned_from`) and follows it,
-    whatever the server's clock said. If the clock was set back in between, the older
-    submission would look new, and the watch would resubmit the run again and again.
-    All other submissions are ordered by their time.
+    regardless of the server's clock. Otherwise, if the clock was set back in between,
+    the older submission would look newer, and the watch would resubmit the run forever.
+    All other submissions are ordered by time.
 
     Args:
         jobs: NVFlare's facts of each submission, among them `job_id`.
@@ -115,7 +115,7 @@ def build_kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
     """Return the content of NVFlare's files in a kit.
 
     Args:
-        facts: What the kit says of itself.
+        facts: The facts in `kit.json`.
         kit: The kit's folder; NVFlare takes only absolute paths for its stores.
 
     Returns:
@@ -157,14 +157,14 @@ def _fill_in(value: Any, words: Mapping[str, Any]) -> Any:
 def write_job_folder(
     out: Path, job: Mapping[str, Any], *, run: str, sites: Sequence[str], min_sites: int
 ) -> Path:
-    """Write the folder that NVFlare takes as a job: a declaration, and no code.
+    """Write the folder that NVFlare accepts as a job: a declaration without code.
 
     Args:
-        out: Where to create the folder.
+        out: Parent of the new folder.
         job: The job, as JSON values.
         run: The run's name, which all its submissions share.
         sites: The sites, in the order in which their updates are added.
-        min_sites: The fewest sites with which the job begins.
+        min_sites: Minimum number of sites with which the job begins.
 
     Returns:
         The new folder, `out`/`run`.
@@ -187,7 +187,8 @@ def write_job_folder(
         "sites": list(sites),
         "job": dict(job),
         "places": ["server", *sites],
-        # With many sites, each asks less often. Otherwise they keep the server busy.
+        # With many sites, each polls less often. Otherwise they would overload the
+        # server.
         "poll": POLL_SECONDS * max(1.0, len(sites) / 3),
         "heartbeat": HEARTBEAT_SECONDS,
     }

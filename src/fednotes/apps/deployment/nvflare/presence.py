@@ -1,11 +1,11 @@
-"""Who is connected: what a site knows of the server, and the server of its sites.
+"""Who is connected: what a site and the server know about each other.
 
-    KIT/state/contact.json      what a site's process knows of the server: `pid`,
+    KIT/state/contact.json      what a site's process knows about the server: `pid`,
                                 `since`, `last` and `refused` (times in seconds since
                                 the epoch)
 
-A site's process notes whether the server answers. The server lets no second process of
-a site in. A copy of a kit has the site's key, and NVFlare would silently let it take
+A site's process records whether the server answers. The server admits no second process
+of a site. A copy of a kit has the site's key, and NVFlare would silently let it take
 the site's place: there would be two ledgers and two states, and the server's messages
 would go to whichever process connected last.
 
@@ -52,9 +52,8 @@ from fednotes.core.store import write_json, write_text
 # Hashed with the kit's folder. Without it, the server could guess the folder.
 SALT_FILE = Path("state") / "place"
 _MACHINE = Path("/etc/machine-id")
-PLACE = "fednotes_place"  # header: where the sender's kit lies, as a hash
-# In the server's kit: the sites of which a second process was refused, each with the
-# time.
+PLACE = "fednotes_place"  # header: hash of the location of the sender's kit
+# In the server's kit: the sites whose second process was refused, with the time.
 SECOND_FILE = Path("state") / "second.json"
 _SECOND_PROCESS = (
     "another process of this site is connected, from another folder or machine: is "
@@ -74,7 +73,7 @@ logger = logging.getLogger("fednotes.presence")
 
 @dataclass
 class Contact:
-    """Keeps what a site's process knows of the server.
+    """Keeps what a site's process knows about the server.
 
     Attributes:
         kit: The site's kit.
@@ -89,7 +88,7 @@ class Contact:
     is_away: bool = True
 
     def note_answer(self) -> None:
-        """Note that the server answered."""
+        """Record that the server answered."""
         now = self.now()
         was_away = self.is_away
         since = now if was_away else self.known.since
@@ -100,13 +99,13 @@ class Contact:
             self._write()
 
     def note_refusal(self, reason: str) -> None:
-        """Note that the server does not let this process in."""
+        """Record that the server does not admit this process."""
         self.known = LastContact(self.known.pid, refused=reason)
         logger.error("the server refuses this site: %s", reason)
         self._write()
 
     def check_silence(self) -> None:
-        """Write what is known, and warn once if the server does not answer any more."""
+        """Write the known facts, and warn once if the server no longer answers."""
         silence = self.now() - self.known.last
         if not self.is_away and silence > LOST_SECONDS:
             logger.warning(
@@ -138,10 +137,10 @@ def call_repeatedly(function: Callable[[], object]) -> None:
 
 
 def hash_place(kit: Path) -> str:
-    """Return a hash of the machine and the folder where a kit lies.
+    """Return a hash of the machine and the folder of a kit.
 
-    A copy of the kit in another place has another hash. The kit keeps its hash when it
-    is started again or renewed. The hash reveals nothing else.
+    A copy of the kit in another place has a different hash. The kit keeps its hash when
+    it is started again or renewed. The hash reveals nothing else.
     """
     machine = _MACHINE.read_text(encoding="ascii") if _MACHINE.exists() else ""
     if not (kit / SALT_FILE).exists():
@@ -153,12 +152,12 @@ def hash_place(kit: Path) -> str:
 
 @dataclass
 class Liveness:
-    """What the server knows of the processes of its sites.
+    """What the server knows about the processes of its sites.
 
     Attributes:
         now: Returns a time in seconds; tests replace it.
-        contacts: For each site, the hash of its place and the time of its last sign of
-            life.
+        contacts: For each site, the hash of its place and the time of its last
+            heartbeat.
         silent: The sites whose silence was logged.
     """
 
@@ -167,14 +166,14 @@ class Liveness:
     silent: set[str] = field(default_factory=set)
 
     def note_alive(self, site: str, place: str) -> None:
-        """Note a sign of life of a site that the server let in."""
+        """Record a heartbeat of a site that the server admitted."""
         if site not in self.contacts or site in self.silent:
             logger.info("site %r is connected", site)
         self.silent.discard(site)
         self.contacts[site] = (place, self.now())
 
     def note_left(self, site: str) -> None:
-        """Note that a site has left."""
+        """Record that a site has left."""
         if self.contacts.pop(site, None):
             logger.info("site %r has left", site)
 
@@ -188,7 +187,7 @@ class Liveness:
                 )
 
     def is_elsewhere(self, site: str, place: str) -> bool:
-        """Return whether another place has a living process of a site."""
+        """Return whether a site has a running process in another place."""
         contact = self.contacts.get(site)
         if contact is None:
             return False
@@ -210,7 +209,8 @@ def _topic(message: Message) -> str:
 def skip_queries_in_audit() -> None:
     """Keep commands that change nothing out of NVFlare's audit.
 
-    A command that follows a run asks every second, and `audit.log` has no limit.
+    A command that follows a run sends a query every second, and `audit.log` has no size
+    limit.
     """
     auditor = AuditService.get_auditor()
     if auditor is None:
@@ -224,10 +224,10 @@ def skip_queries_in_audit() -> None:
 
 
 class SitePresence(FLComponent):
-    """Notes, in a site's main process, whether the server answers.
+    """Records, in a site's main process, whether the server answers.
 
-    It also tells the server where this process is, so that the server can refuse a
-    second one.
+    It also sends the place of this process to the server, so that the server can refuse
+    a second one.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -247,13 +247,13 @@ class SitePresence(FLComponent):
         call_repeatedly(self._contact.check_silence)
 
     def add_place(self, message: Message) -> None:
-        """Say in a request to the server where this process is."""
+        """Add the place of this process to a request to the server."""
         if _topic(message):
             message.set_header(PLACE, self._place)
             self._courier.attach(message, "server")
 
     def read_reply(self, message: Message) -> None:
-        """Note from a reply of the server whether it lets this process in."""
+        """Record from a reply of the server whether it admits this process."""
         topic = _topic(message)
         if topic:
             self._courier.receive(message, "server")
@@ -272,7 +272,8 @@ class ServerPresence(FLComponent):
         super().__init__()
         self._liveness = Liveness()
         self._kit = Path()
-        self._refused_at: dict[str, float] = {}  # site -> time of a second process
+        # site -> when its second process was refused
+        self._refused_at: dict[str, float] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Install the filters when the process has started, and start the watch."""
@@ -317,7 +318,7 @@ class ServerPresence(FLComponent):
         return None
 
     def add_trust(self, message: Message) -> None:
-        """Add to a reply the newest trust list, if a site lacks it."""
+        """Add the newest trust list to a reply if the site lacks it."""
         if _topic(message) == _TOPICS.HEART_BEAT:
             to = str(message.get_header(cells.MessageHeaderKey.DESTINATION) or "")
             self._courier.attach(message, to.partition(".")[0])

@@ -1,18 +1,18 @@
-"""Start, stop and list the processes of a kit: plain processes, no daemon.
+"""Start, stop and list the processes of a kit, without a daemon.
 
     python -m fednotes.apps.deployment.nvflare.processes KIT
 
 is the process of a site or the server: NVFlare's own program in the foreground. `run`
-becomes this process, and `start` starts it in the background. When it ends, it ends
+becomes this process, and `start` starts it in the background. When it ends, it stops
 every process of the kit. Its exit status is
 
     0        after SIGTERM: it was asked to stop
     130      after Ctrl-C
     others   it failed; systemd or a container may start it again
 
-NVFlare starts one more process for each job. The command line of each of them names the
-kit's folder, so they are found by it. No file holds their process ids, because an id
-may later belong to another process.
+NVFlare starts a further process for each job. Each command line names the kit's folder,
+which identifies the processes. No file holds their process ids, because an id may later
+belong to another process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from fednotes.core.store import lock, make_private, open_private, write_json
 
 # Names the kit's folder in the environment of its processes.
 KIT_VARIABLE = "FEDNOTES_KIT"
-# If this is set, stopped runs are not resubmitted; tests and benchmarks need that.
+# If this is set, stopped runs are not resubmitted, as tests and benchmarks need.
 UNWATCHED = "FEDNOTES_UNWATCHED"
 # If this is set, the log is also printed.
 ECHO_VARIABLE = "FEDNOTES_ECHO"
@@ -64,23 +64,23 @@ ECHO_VARIABLE = "FEDNOTES_ECHO"
 _CHANGING = re.compile(
     r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE
 )
-_MAX_KINDS = 256  # kinds of log lines that are remembered
+_MAX_KINDS = 256  # maximum number of kinds of log lines to remember
 _REPEAT_SECONDS = 60.0  # after which a line of the same kind is logged again
-# NVFlare logs such lines at each start and whenever a peer is away. `presence.py` logs
-# that once.
+# NVFlare logs these lines at each start and whenever a peer is away; `presence.py` logs
+# an absence once.
 _AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
 # The id of a job, as NVFlare forms it; also the name of the job's folder in a kit.
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MAX_JOB_FOLDERS = 3  # the newest, which a start keeps; a run's state is elsewhere
-OUTPUT_FILE = "console.log"  # what the processes have printed since the last start
+MAX_JOB_FOLDERS = 3  # the newest ones, which a start keeps; states are elsewhere
+OUTPUT_FILE = "console.log"  # the processes' output since the last start
 MODULE = "fednotes.apps.deployment.nvflare.processes"
 # Beginnings of the modules that a kit's main process and its job processes run.
 FEDNOTES_MODULES = "fednotes.apps.deployment."
 JOB_MODULES = "nvflare.private.fed.app."
 INTERRUPTED = 130  # as shells report a program that SIGINT ended
-FAILED = 1  # NVFlare ended although nobody had asked it to
-# Seconds that job processes have to end. A container is killed ten seconds after
+FAILED = 1  # NVFlare ended without being asked to
+# Seconds in which job processes must end. A container is killed ten seconds after
 # SIGTERM.
 PATIENCE = 5.0
 _PROGRAMS = {
@@ -91,14 +91,14 @@ _PROGRAMS = {
 _SERVER_ENVIRONMENT = {"GRPC_VERBOSITY": "ERROR"}
 _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no module is imported from the kit's own folder
-    "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
-    # By default NVFlare waits 900 s at the end for a site that it lost.
+    "MALLOC_ARENA_MAX": "4",  # reduces fragmentation by large frames
+    # By default, NVFlare waits 900 s at the end for a lost site.
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
 }
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site contacts the server every 5 s
-# Processes that this one started. They may outlive it; those that ended are reaped.
+# Processes that this one started. They may outlive it; ended ones are reaped.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -140,10 +140,10 @@ def start(
         check: Whether to check the kit's certificates first.
 
     Returns:
-        The processes that run now.
+        The running processes.
 
     Raises:
-        ConfigError: The process runs already, the kit is an admin's, or its
+        ConfigError: The process is already running, the kit is an admin's, or its
             certificates are not valid (`check_kit`).
         FednotesError: A file of the kit cannot be written.
     """
@@ -159,7 +159,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            umask=0o077,  # also for files that NVFlare and torch write
+            umask=0o077,  # applies to files of NVFlare and torch too
         )
     _started.append(process)
     return status(kit)
@@ -179,9 +179,9 @@ def run(kit: Path) -> NoReturn:
 def _prepare(kit: Path, *, check: bool = True) -> tuple[list[str], dict[str, str]]:
     """Prepare a kit for its process; return the command and the environment.
 
-    Some of NVFlare's files are written again, with the kit's present folder and the
-    present names of our classes. A kit that was moved, or that an earlier version made,
-    therefore still works.
+    Some of NVFlare's files are rewritten with the kit's current folder and the current
+    names of our classes. Kits that were moved, or that an earlier version created,
+    therefore still work.
     """
     if check:
         for warning in check_kit(kit):
@@ -206,7 +206,7 @@ def _prepare(kit: Path, *, check: bool = True) -> tuple[list[str], dict[str, str
     files = build_kit_files(facts, kit)
     for name in REWRITTEN_FILES:
         write_json(kit / name, files[name])
-    # No job runs now, so the folders of earlier jobs can be deleted.
+    # No job is running, so the folders of earlier jobs can be deleted.
     for folder in job_folders(kit)[:-MAX_JOB_FOLDERS]:
         shutil.rmtree(folder, ignore_errors=True)
     _make_kit_private(kit)
@@ -220,8 +220,8 @@ def _make_kit_private(kit: Path) -> None:
     """Remove the permissions of other users from a kit.
 
     A kit that came from an archive or an earlier version may have such permissions.
-    Files that others could change may no longer be what the owner put there, so a
-    warning names how many there are.
+    Others may have changed files that they could write to, so a warning gives the
+    number of these files.
     """
     earlier_modes = make_private(kit)
     changeable = [path for path, mode in earlier_modes.items() if mode & 0o022]
@@ -249,7 +249,7 @@ def job_folders(kit: Path) -> list[Path]:
 
 
 def status(kit: Path) -> Status:
-    """Return the processes of a kit that run now."""
+    """Return the running processes of a kit."""
     kit = kit.resolve()
     facts = read_kit(kit)
     main_pid = None
@@ -276,10 +276,10 @@ def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
     Args:
         kit: The kit's folder.
         patience: Seconds after which processes that have not ended are killed.
-        kill: Whether to kill them at once, as a power cut would.
+        kill: Whether to kill them immediately, as in a power cut.
 
     Returns:
-        What still runs, which can only be the calling process.
+        The status afterwards; only the calling process can still run.
 
     Raises:
         FednotesError: A process does not end.
@@ -308,7 +308,7 @@ def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
 
 
 def list_processes(kit: Path) -> list[tuple[int, list[str]]]:
-    """Return a kit's processes: the id and the words of the command line of each.
+    """Return the id and the command-line words of each process of a kit.
 
     Only processes of the kit's owner and of this account count, because every user can
     start a process with any command line.
@@ -338,18 +338,18 @@ def list_processes(kit: Path) -> list[tuple[int, list[str]]]:
     return processes
 
 
-# ---- what a site's process knows of the server ---------------------------------------
+# ---- what a site's process knows about the server ------------------------------------
 
 
 @checked(frozen=True)
 class LastContact:
-    """What a site's process knows of the server; times are in seconds since the epoch.
+    """What a site's process knows about the server; times in seconds since the epoch.
 
     Attributes:
         pid: Id of the process.
-        since: Time of the first answer since which the server has always answered.
+        since: Time from which the server has answered without interruption.
         last: Time of the newest answer.
-        refused: Why the server does not let the site in; "" if it does.
+        refused: Why the server does not admit the site; "" if it does.
     """
 
     pid: int = 0
@@ -359,7 +359,7 @@ class LastContact:
 
 
 def read_contact(kit: Path, pid: int | None) -> LastContact | None:
-    """Return what a site's running process knows of the server.
+    """Return what a site's running process knows about the server.
 
     Args:
         kit: The site's kit.
@@ -380,7 +380,7 @@ def read_contact(kit: Path, pid: int | None) -> LastContact | None:
 def is_connected(contact: LastContact | None, now: float) -> bool:
     """Return whether the server has answered within the last seconds.
 
-    An answer in the future does not count: the clock was set back since.
+    An answer in the future does not count, because the clock was set back since then.
     """
     return contact is not None and abs(now - contact.last) <= LOST_SECONDS
 
@@ -391,8 +391,8 @@ def is_connected(contact: LastContact | None, now: float) -> bool:
 class KitLog(WatchedFileHandler):
     """The log of a kit, to which its process and those of its jobs append.
 
-    The process that finds the file too long renames it, and the others open the new
-    one. If $FEDNOTES_ECHO is set, the lines are printed too.
+    The process that notices that the file is too long renames it, and the others open
+    the new one. If $FEDNOTES_ECHO is set, the lines are printed too.
 
     Args:
         file: The name of the file in the kit. `local/log_config.json` of each kit names
@@ -422,7 +422,7 @@ class KitLog(WatchedFileHandler):
         try:
             lock(folder)
             if os.stat(self.baseFilename).st_size <= self.max_bytes:
-                return  # another process was first
+                return  # another process has already done so
             older_names = [
                 f"{self.baseFilename}.{number}"
                 for number in range(1, self.max_older_files + 1)
@@ -443,11 +443,12 @@ class RateLimit(logging.Filter):
     warnings each time.
 
     Lines are of one kind if they differ only in numbers and ids. Lines of fednotes must
-    be equal, because a site may be called h1. Each record is made one line of plain
-    characters, so that another party's text cannot imitate a second line.
+    be equal, because the names of sites may differ only in digits. Each record becomes
+    a single line of plain characters, so that another party's text cannot imitate a
+    second line.
 
     Args:
-        now: Returns the present, in seconds.
+        now: Returns the current time, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -494,7 +495,7 @@ def main(kit: Path) -> NoReturn:
     def end(number: int, _frame: object) -> None:
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, signal.SIG_IGN)
-        # Whatever does not end now is left to systemd or the container.
+        # Processes that do not end now are left to systemd or the container.
         with suppress(Exception):
             stop(kit, PATIENCE)
         os.write(2, b"stopped; its runs resume when it is started again\n")
@@ -503,7 +504,7 @@ def main(kit: Path) -> NoReturn:
     signal.signal(signal.SIGTERM, end)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, end)
-    os.umask(0o077)  # also for files that NVFlare and torch write
+    os.umask(0o077)  # applies to files of NVFlare and torch too
     facts = read_kit(kit)
     module, settings = _PROGRAMS[facts.role]
     options = ["secure_train=true", "config_folder=config", f"org={facts.org}"]
@@ -516,7 +517,7 @@ def main(kit: Path) -> NoReturn:
 def _run(module: str) -> int:
     """Run a program of NVFlare as its `__main__` does; return the exit status.
 
-    A program that ends by itself has failed.
+    A program that ends on its own counts as failed.
     """
     with needs("nvflare", "deploy"):
         from nvflare.fuel.f3.mpm import MainProcessMonitor

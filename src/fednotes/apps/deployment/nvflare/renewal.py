@@ -2,7 +2,7 @@
 
     KIT/renewal/STEM.key      new keys, until their certificates arrive
 
-The kit makes new keys and a request for their certificates (`request_renewal`). The
+The kit creates new keys and a request for their certificates (`request_renewal`). The
 authority signs it (`Authority.sign_requests`), and the kit installs the answer
 (`install_renewal`).
 """
@@ -45,17 +45,17 @@ RENEWAL_FOLDER = "renewal"  # in the kit
 
 
 def request_renewal(kit: Path) -> bytes:
-    """Make new keys, which stay in the kit, and request certificates for them.
+    """Create new keys, which stay in the kit, and request certificates for them.
 
-    Each request is signed by the new key. It is also signed by the kit's present key,
-    which proves to the authority that the kit's holder made it. A second call before
-    the certificates arrive requests them for the same keys.
+    Each request is signed by the new key. It is also signed by the kit's current key,
+    which proves to the authority that the request comes from the kit's holder. A second
+    call before the certificates arrive requests them for the same keys.
 
     Returns:
         A request for each certificate of the kit, in one PEM file.
 
     Raises:
-        ConfigError: The kit's present certificates or keys cannot be read.
+        ConfigError: The kit's current certificates or keys cannot be read.
     """
     requests = []
     for stem in find_stems(kit):
@@ -77,10 +77,10 @@ def request_renewal(kit: Path) -> bytes:
 
 
 def install_renewal(kit: Path, answer: bytes) -> None:
-    """Replace a kit's certificates and keys by the ones that it requested.
+    """Replace a kit's certificates and keys with the ones that it requested.
 
-    The present ones stay until the entire answer was checked. If the installation is
-    interrupted, the next call finishes it.
+    The current ones stay until the entire answer has been checked. If the installation
+    is interrupted, the next call finishes it.
 
     Args:
         kit: The kit's folder.
@@ -88,8 +88,8 @@ def install_renewal(kit: Path, answer: bytes) -> None:
 
     Raises:
         ConfigError: The kit has not requested anything.
-        RefusedError: The answer is not to the kit's request, or its certificates are
-            not valid.
+        RefusedError: The answer does not belong to the kit's request, or its
+            certificates are not valid.
     """
     received = Trust.parse(answer)
     certificates = _match_certificates(kit, received)

@@ -1,12 +1,12 @@
-"""NVIDIA FLARE as the pipe between real sites: one frame of bytes out, one back.
+"""NVIDIA FLARE as a pipe between real sites: one frame of bytes out, one back.
 
 The server's job process runs a function that gets a `FlareTransport`. Each site's job
 process holds one host, an object with `handle(frame) -> bytes`, for as long as the job
 lives. The local operator chooses the function and the host (`launch.load_main`), never
 the job: a job is a declaration and carries no code.
 
-This module has the server's end and the admin's. The sites' end is in `site.py`. What
-NVFlare 2.9 leaves open is closed in `gate.py`.
+This module has the server's end and the admin's. The sites' end is in `site.py`.
+`gate.py` adds the checks that NVFlare 2.9 lacks.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ REASON = "fednotes_reason"  # header of a site's reply: why it holds no frame
 # The commands that an admin may give a running job.
 PROGRESS = "fednotes.progress"
 PAUSE = "fednotes.pause"
-LOST_SECONDS = 30.0  # a site's job process gives a sign of life every 5 s
-# What NVFlare's return codes mean, for a site that gives no reason itself.
+LOST_SECONDS = 30.0  # a site's job process sends a heartbeat every 5 s
+# Meanings of NVFlare's return codes, for sites that give no reason themselves.
 REASONS = {
     ReturnCode.EXECUTION_EXCEPTION: "its process failed: see its log (a full disk?)",
     ReturnCode.TASK_UNKNOWN: "it does not know this task: does it run this version?",
     ReturnCode.TASK_ABORTED: "its process was told to stop",
 }
-COMMAND_SECONDS = 60.0  # a server that moves large frames is slow to answer an admin
+COMMAND_SECONDS = 60.0  # a server that transfers large frames answers slowly
 # While NVFlare's server waits for the process of a job, it does nothing else.
 TELL_SECONDS = 5.0
-CHECK_PERIOD = 0.02  # seconds between two looks of NVFlare at its tasks
+CHECK_PERIOD = 0.02  # seconds between NVFlare's checks of its tasks
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.server")
 
 
@@ -68,8 +68,8 @@ class FlareExchange:
     """The replies of one exchange as they arrive; NVFlare calls `receive` in threads.
 
     Attributes:
-        sites: The sites that were asked.
-        new: Replies that were not taken yet.
+        sites: The sites that received the request.
+        new: Replies not yet returned by `take`.
         answered: The sites that have replied.
         failed: The sites that cannot reply, each with the reason.
         changed: Guards the attributes and is notified of each reply.
@@ -98,7 +98,7 @@ class FlareExchange:
                 code = str(result.get_return_code())
                 reason = result.get_header(REASON) or REASONS.get(code, code)
                 self.failed[site] = clean(reason)  # the site may send anything
-            client_task.result = None  # otherwise the frame would be held twice
+            client_task.result = None  # otherwise the frame would be in memory twice
             self.changed.notify_all()
 
     def missing(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class FlareTransport:
         controller: The controller of the job.
         fl_ctx: NVFlare's context of the job.
         stop: NVFlare's signal that the job should end.
-        setup: What the server's side of the job starts from.
+        setup: Start-up data of the server's side of the job.
 
     Attributes:
         failed: The sites that could not reply in the last exchange, each with the
@@ -158,13 +158,13 @@ class FlareTransport:
     ) -> Iterator[tuple[str, bytes]]:
         """Send each site its frame, and yield (site, reply) as replies arrive.
 
-        The exchange ends when each site has answered, has failed or is lost. It ends
-        earlier when one of the two times is over. Later replies are dropped. The caller
-        decides whether enough sites have answered.
+        The exchange ends when each site has answered, has failed or is lost, or earlier
+        when one of the two times is over. Later replies are dropped. The caller decides
+        whether enough sites have answered.
 
         Args:
-            frames: The frame for each site. Where sites receive equal frames, pass the
-                same object, so that it is held once.
+            frames: The frame for each site. If sites receive equal frames, pass the
+                same object, so that it is in memory once.
             timeout: Maximum duration of the exchange, in seconds.
             grace: Seconds that the other sites get once `enough` sites have answered.
             enough: Number of replies that suffice.
@@ -202,8 +202,8 @@ class FlareTransport:
             groups.setdefault(id(frame), []).append(site)
         tasks = []
         for sites in groups.values():
-            # NVFlare makes a deep copy of a task's data for the first site; immutable
-            # bytes are shared.
+            # NVFlare deep-copies a task's data for the first site; immutable bytes are
+            # shared.
             data = Shareable({FRAME: bytes(frames[sites[0]])})
             task = Task(
                 TASK, data, timeout=timeout, result_received_cb=exchange.receive
@@ -238,8 +238,8 @@ class FlareTransport:
     def is_lost(self, site: str) -> bool:
         """Return whether a site takes no part in this submission.
 
-        It never did, or it has been silent for too long. A site that comes back has to
-        wait for the next submission.
+        It has never taken part, or has been silent for too long. A site that comes back
+        has to wait for the next submission.
         """
         return self._controller.silence(site) > LOST_SECONDS
 
@@ -255,8 +255,8 @@ class FlareTransport:
         """
         self.lines.append(dict(line))
         if len(self.lines) == 1:
-            # Note early that this submission makes progress: the server's watch counts
-            # the submissions that make none.
+            # Record early that this submission makes progress, because the server's
+            # watch counts the submissions that make none.
             launch.write_outcome(self._setup, "running", 1)
 
     def answer_command(
@@ -287,33 +287,33 @@ class FednotesController(Controller):
     """The server's job process: runs the server function that its operator chose.
 
     Args:
-        task_check_period: Seconds between two looks of NVFlare at its tasks.
+        task_check_period: Seconds between NVFlare's checks of its tasks.
     """
 
     def __init__(self, task_check_period: float = CHECK_PERIOD) -> None:
         super().__init__(task_check_period=task_check_period)
-        # Site -> time of its last sign of life.
+        # Site -> time of its last heartbeat.
         self._contacts: dict[str, float] = {}
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
-        """Set the communicator, and note each sign of life that it receives."""
+        """Set the communicator, and record each heartbeat that it receives."""
         super().set_communicator(communicator)
         # NVFlare 2.9.0 sets `task_check_period`, but its communicator reads this name.
         communicator._task_check_period = self._task_check_period
         original = communicator.client_is_active
 
         def note_contact(client_name: str, reason: str, fl_ctx: FLContext) -> None:
-            # NVFlare calls this for every request and heartbeat. Its own rule calls a
-            # site dead only after more than a minute.
+            # NVFlare calls this for every request and heartbeat. It considers a site
+            # dead only after more than a minute.
             self._contacts[client_name] = time.monotonic()
             original(client_name, reason, fl_ctx)
 
         communicator.client_is_active = note_contact
 
     def silence(self, site: str) -> float:
-        """Return the seconds since a site's last sign of life.
+        """Return the seconds since a site's last heartbeat.
 
-        It is infinite for a site that is not in this submission.
+        The result is infinite for a site that is not in this submission.
         """
         return time.monotonic() - self._contacts.get(site, -math.inf)
 
@@ -322,7 +322,7 @@ class FednotesController(Controller):
         fl_ctx: FLContext,  # noqa: ARG002 - NVFlare's signature
     ) -> None:
         """Close NVFlare's audit; `control_flow` does everything else."""
-        # It writes two lines for each frame, and its file has no limit.
+        # The audit writes two lines for each frame, and its file has no size limit.
         AuditService.close()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -354,7 +354,7 @@ class FednotesController(Controller):
         transport = FlareTransport(self, fl_ctx, abort_signal, setup)
         for topic in (PROGRESS, PAUSE):
             self._engine.register_app_command(topic, transport.answer_command)
-        # The sites to which the job was deployed have some time to begin.
+        # The sites to which the job was deployed get some time to begin.
         now = time.monotonic()
         for client in self._engine.get_clients():
             self._contacts[client.name] = now
@@ -380,7 +380,8 @@ def _run_server_main(setup: Setup, transport: FlareTransport) -> tuple[str, bool
     """Run the server function that the operator chose.
 
     Returns:
-        The problem that ended it, or "", and whether another submission may help.
+        The problem that ended the function, or "", and whether another submission may
+        help.
     """
     try:
         with launch.hold_state(setup.state):
@@ -430,12 +431,12 @@ class Admin:
         return self._ask(lambda session: list(session.list_jobs(detailed=True)))
 
     def sites(self, within: float = math.inf) -> tuple[str, ...]:
-        """Return the sites that gave the server a sign of life lately.
+        """Return the sites that recently sent the server a heartbeat.
 
-        NVFlare itself calls a site connected for a minute after its last sign of life.
+        NVFlare itself considers a site connected for a minute after its last heartbeat.
 
         Args:
-            within: Maximum age of the last sign of life, in seconds, by this machine's
+            within: Maximum age of the last heartbeat, in seconds, by this machine's
                 clock.
         """
         after = time.time() - within
@@ -474,7 +475,7 @@ class Admin:
             if cause == "JobNotRunning":
                 return None
             # NVFlare raises NoConnection for a late reply too. If the connection is
-            # really lost, the next command will fail.
+            # actually lost, the next command will fail.
             is_late = cause in ("NoReply", "NoConnection")
             if not is_late and "no app command" not in str(error):
                 raise
@@ -491,7 +492,7 @@ class Admin:
 
         Args:
             job_id: The job.
-            out: Where to put the folder.
+            out: Parent of the new folder.
         """
         folder = self._ask(
             lambda session: session.download_job_result(job_id, str(out))
@@ -499,7 +500,7 @@ class Admin:
         return Path(folder) / "workspace"
 
     def _ask(self, command: Callable[[Any], T]) -> T:
-        """Give the server a command, with errors in the words of this package."""
+        """Send the server a command, with errors in the words of this package."""
         from nvflare.fuel.flare_api import api_spec
 
         try:
@@ -516,8 +517,8 @@ class Admin:
 def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     """Open a session with the server, with the certificate of a kit.
 
-    There is no password and no prompt. What NVFlare prints about the connection is
-    dropped; problems are raised as errors.
+    There is no password and no prompt. NVFlare's output about the connection is
+    discarded; problems are raised as errors.
 
     Args:
         kit: The kit's folder.

@@ -42,9 +42,9 @@ from fednotes.engines.launch import Host
 MAIN = "fednotes.apps.deployment.site:site_main"
 # A site that refused a job is asked again, because it may have been approved since.
 RETRY_SECONDS = 10.0
-# Lines of the ledger that a process writes without a host: of one reason, and in all.
-# A server that asks again and again would fill the disk otherwise, and a reason that is
-# said again reveals nothing more.
+# Maximum number of ledger lines that a process writes without a host: for one reason,
+# and in total. Otherwise a server that keeps asking would fill the disk. A repeated
+# reason reveals nothing more.
 SAME_REASON_LINES = 20
 REASON_LINES = 1000
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.site")
@@ -60,7 +60,7 @@ class FednotesExecutor(Executor):
         self._held = ExitStack()  # holds the run's state as long as the host lives
         self._refusal = ""  # why the host did not start
         self._retry_at = 0.0
-        self._kit: Path | None = None  # its ledger records what leaves
+        self._kit: Path | None = None  # the kit whose ledger records what leaves
         self._site = "-"
         self._run = "-"
         self._reasons: Counter[str] = Counter()  # hashes of recorded reasons
@@ -104,8 +104,8 @@ class FednotesExecutor(Executor):
     def _record_reason(self, reason: str) -> dict[str, str]:
         """Record why there is no reply, and return the headers that say it.
 
-        A reason that the ledger does not have does not leave: there are no headers. One
-        that it has often enough leaves without another line.
+        A reason that the ledger cannot record does not leave: there are no headers. A
+            reason that it has recorded often enough leaves without another line.
         """
         raw = reason.encode()
         digest = hashlib.sha256(raw).hexdigest()
@@ -130,7 +130,7 @@ class FednotesExecutor(Executor):
             ledger = ledger_of(self._kit)
             is_full = self._reasons.total() >= REASON_LINES
             if is_full or self._reasons[digest] >= SAME_REASON_LINES:
-                ledger.head()  # of an edited ledger it is not known what it has
+                ledger.head()  # raises for an edited ledger, whose content is unknown
             else:
                 ledger.append(entry)
                 self._reasons[digest] += 1
@@ -143,7 +143,7 @@ class FednotesExecutor(Executor):
         """Start the host of the job.
 
         Raises:
-            FednotesError: The job is not signed, not approved, or impossible here.
+            FednotesError: The job is not signed, not approved, or cannot run here.
         """
         workspace = fl_ctx.get_workspace()
         app = Path(workspace.get_app_dir(fl_ctx.get_job_id()))

@@ -4,13 +4,13 @@
     KIT/startup/trust.pem     the newest trust list
 
 A trust list holds the authority's root, the bridges to it, and a numbered list of the
-revoked certificates. A bridge is a certificate of a new root's key that the root before
-it signed; it ends with the replaced root. With a bridge, a kit that knows only the old
-root accepts certificates of the new one.
+revoked certificates. A bridge is a certificate for a new root's key, signed by the
+previous root; it expires with the replaced root. With a bridge, a kit that knows only
+the old root accepts certificates of the new one.
 
 The root signs each trust list, and each list has a higher number than the one before.
-It therefore does not matter who delivers a list. The server and the sites give each
-other what the other lacks, and a participant that is offline installs it from a file.
+It therefore does not matter who delivers a list. The server and the sites send each
+other newer lists, and an offline participant installs a list from a file.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ T = TypeVar("T")
 ROOTS_FILE = "rootCA.pem"
 TRUST_FILE = "trust.pem"
 REMEDY = "ask for a new kit"
-CLOCK_TOLERANCE = timedelta(minutes=5)  # by which the clocks of machines may differ
-# Maximum size of a trust list, which holds some 800 revoked certificates. A list must
+CLOCK_TOLERANCE = timedelta(minutes=5)  # maximum difference of machines' clocks
+# Maximum size of a trust list, enough for some 800 revoked certificates. A list must
 # fit into the header of a message.
 MAX_BYTES = 48_000
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateProblem:
-    """Why a certificate is not accepted; as text, the end of "the certificate …".
+    """Why a certificate is not accepted; its text completes "the certificate …".
 
     Attributes:
-        kind: Whether no trusted root signed it, its time has not come or is over, or
+        kind: Whether no trusted root signed it, it is not yet valid or has expired, or
             the authority withdrew it.
         text: The problem.
     """
@@ -62,7 +62,7 @@ class CertificateProblem:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Certificates and a revocation list, which a kit trusts or a file holds.
+    """Certificates and a revocation list that a kit trusts or a file contains.
 
     Attributes:
         roots: The roots, the newest last.
@@ -98,10 +98,10 @@ class Trust:
     def parse(data: bytes) -> Trust:
         """Return the certificates and the revocation list in a PEM file.
 
-        Nothing is verified: anybody can have written the file.
+        Nothing is verified, because anybody may have written the file.
 
         Raises:
-            RefusedError: It holds anything else, or is too long.
+            RefusedError: The file contains anything else, or is too long.
         """
         if len(data) > MAX_BYTES:
             raise RefusedError(
@@ -134,7 +134,7 @@ class Trust:
         return encode_pem((*self.roots, *self.bridges, *revocations))
 
     def expiry_of_root(self, root: x509.Certificate) -> datetime:
-        """Return when a root ends: by its own dates, or because it was replaced."""
+        """Return when a root expires, by its own dates or because it was replaced."""
         ends = [
             bridge.not_valid_after_utc
             for bridge in self.bridges
@@ -143,11 +143,11 @@ class Trust:
         return min([root.not_valid_after_utc, *ends])
 
     def has_expired(self, root: x509.Certificate) -> bool:
-        """Return whether a root has ended, even if this machine's clock is fast."""
+        """Return whether a root has expired, even if this machine's clock is fast."""
         return datetime.now(UTC) - CLOCK_TOLERANCE > self.expiry_of_root(root)
 
     def expiry_of(self, certificate: x509.Certificate) -> datetime:
-        """Return when a certificate ends, by its own dates or with its root."""
+        """Return when a certificate expires, by its own dates or with its root."""
         ends = [
             self.expiry_of_root(root)
             for root in self.roots
@@ -160,8 +160,8 @@ class Trust:
     ) -> CertificateProblem | None:
         """Return why the authority withdrew a certificate; None if it did not.
 
-        It may have revoked the certificate, or replaced the root that signed it. TLS
-        checks neither.
+        The authority may have revoked the certificate, or replaced the root that signed
+        it. TLS checks neither.
         """
         if self.revocations is not None:
             revoked = self.revocations.get_revoked_certificate_by_serial_number(
@@ -240,7 +240,7 @@ def install_trust(kit: Path, data: bytes) -> bool:
         return False
 
     roots = known.roots if root in known.roots else (*known.roots, root)
-    # In this order, an installation that was interrupted can be repeated.
+    # In this order, an interrupted installation can be repeated.
     for startup in _startup_folders(kit):
         write_text(startup / ROOTS_FILE, encode_pem(roots).decode())
         write_text(startup / TRUST_FILE, new.encode().decode())
@@ -278,7 +278,7 @@ def _require_signed(new: Trust, known: Trust) -> x509.Certificate:
 
 
 def drop_expired_roots(kit: Path) -> None:
-    """Remove roots that have ended from a kit, before a process reads them.
+    """Remove expired roots from a kit, before a process reads them.
 
     One root always remains.
     """
@@ -299,7 +299,7 @@ def _startup_folders(kit: Path) -> list[Path]:
 
 
 def load_kit_file(path: Path, load: Callable[[bytes], T]) -> T:
-    """Read a file of a kit and return what `load` makes of it.
+    """Read a file of a kit and return the result of `load`.
 
     Raises:
         ConfigError: The file is missing, or `load` does not accept it.
@@ -320,8 +320,8 @@ def load_kit_file(path: Path, load: Callable[[bytes], T]) -> T:
 def read_bounded_file(path: Path) -> bytes:
     """Read a file that an authority or a kit wrote.
 
-    At most one byte more than `MAX_BYTES` is read, so that whoever parses it refuses a
-    longer file.
+    At most one byte more than `MAX_BYTES` is read, so that the parser refuses a longer
+    file.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -333,7 +333,7 @@ def read_bounded_file(path: Path) -> bytes:
 def encode_pem(
     parts: Iterable[x509.Certificate | x509.CertificateRevocationList],
 ) -> bytes:
-    """Return certificates and lists one after the other, as in a PEM file."""
+    """Return certificates and lists as the content of a PEM file."""
     return b"".join(part.public_bytes(Encoding.PEM) for part in parts)
 
 
@@ -384,7 +384,7 @@ def _number_of(revocations: x509.CertificateRevocationList) -> int:
     """Return the number of a revocation list.
 
     Raises:
-        x509.ExtensionNotFound: It has none.
+        x509.ExtensionNotFound: The list has no number.
     """
     extension = revocations.extensions.get_extension_for_class(x509.CRLNumber)
     return int(extension.value.crl_number)

@@ -1,4 +1,4 @@
-"""The server's watch: resumes runs that stopped, and pauses runs for sites that return.
+"""The server's watch resumes runs that stopped, and pauses runs for sites that return.
 
 The watch looks every few seconds, in the server's main process:
 
@@ -9,13 +9,13 @@ The watch looks every few seconds, in the server's main process:
     a person aborted a submission                      the run is over, and its outcome
                                                        says so
 
-A run that was resubmitted resumes from its checkpoint, without any action of a person.
-The job keeps the admin's signature, which each site checks. The watch is a part of the
-server's process because only this process knows which run stopped and which site can
-take part again; systemd and containers only restart the process itself.
+A resubmitted run resumes from its checkpoint, without any action by a person. The job
+keeps the admin's signature, which each site checks. The watch is a part of the server's
+process because only this process knows which run stopped and which site can take part
+again; systemd and containers only restart the process itself.
 
-A run that waits says in its outcome what it waits for. If a run waits for nothing, the
-server itself has a fault, and the outcome and the log say so.
+The outcome of a waiting run says what it waits for. If a run waits although nothing is
+in its way, the server itself has a fault, and the outcome and the log say so.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from fednotes.engines.launch import OUTCOME_FILE, read_outcome
 
 LOOK_SECONDS = 5.0
 # Maximum seconds between two submissions. The first wait is LOOK_SECONDS, and each
-# further one is twice as long.
+# further wait is twice as long.
 LONGEST_WAIT = 300.0
-RECENT_SECONDS = 15.0  # a site that is up gives a sign of life every 5 s
+RECENT_SECONDS = 15.0  # a site that is up sends a heartbeat every 5 s
 PATIENCE_SECONDS = 20.0  # how long a run waits for absent sites before it resumes
 ATTEMPTS = 8  # submissions in a row that may end without a committed round
 # How long a run may wait while no run is in progress and all its sites are connected.
@@ -51,7 +51,7 @@ logger = logging.getLogger("fednotes.watch")
 
 
 class ServerJobs:
-    """The server's jobs and sites, as the watch sees them in the server's process.
+    """The server's jobs and sites, as seen by the watch in the server's process.
 
     Args:
         engine: NVFlare's engine of the server.
@@ -72,7 +72,7 @@ class ServerJobs:
             return [dict(job.meta) for job in self._store.get_all_jobs(context)]
 
     def sites(self) -> frozenset[str]:
-        """Return the sites that gave the server a sign of life lately."""
+        """Return the sites that recently sent the server a heartbeat."""
         after = time.time() - RECENT_SECONDS
         clients = self._engine.get_clients()
         return frozenset(
@@ -123,16 +123,16 @@ def choose_step(
 
     Args:
         status: NVFlare's status of the run's newest submission.
-        outcome: What the submission itself wrote last.
+        outcome: The last outcome that the submission recorded.
         alive: Whether the submission has a process.
-        back: Sites that could take part and do not.
+        back: Sites that could take part but do not.
     """
     if status == ABORTED or outcome.get("status") == "done":
-        # NVFlare may still call a run RUNNING that is done.
+        # NVFlare may still report RUNNING for a run that is done.
         return "done"
     if status == "RUNNING":
         if not alive:
-            # The server was killed; NVFlare still calls the job RUNNING.
+            # The server was killed; NVFlare still reports RUNNING for the job.
             return "resubmit"
         return "pause" if back else "wait"
     if not status.startswith("FINISHED"):
@@ -143,7 +143,7 @@ def choose_step(
 
 @dataclass(slots=True)
 class WatchedRun:
-    """What the watch remembers of one run.
+    """What the watch remembers about one run.
 
     Attributes:
         step: The step that was chosen at the last look. A step is taken only if two
@@ -155,8 +155,8 @@ class WatchedRun:
         next_submission: The earliest time of the next submission, in seconds.
         job_id: Id of the newest submission.
         logged: The last line about the run in the log.
-        waits_since: Since when the run has waited although nothing is in its way, in
-            seconds; None if something is.
+        waits_since: Time since which the run has waited although nothing is in its way,
+            in seconds; None if something is.
     """
 
     step: Step = "wait"
@@ -177,7 +177,7 @@ class Watch:
     Attributes:
         state: The folder of the runs' states.
         now: Returns a time in seconds; tests replace it.
-        runs: What the watch remembers of each run, by the run's name.
+        runs: What the watch remembers about each run, by the run's name.
     """
 
     state: Path
@@ -185,7 +185,7 @@ class Watch:
     runs: dict[str, WatchedRun] = field(default_factory=dict)
 
     def look(self, server: ServerJobs) -> dict[str, Step]:
-        """Look at every run once, and take the steps that are due.
+        """Examine every run once, and take the steps that are due.
 
         Args:
             server: The server's jobs and sites.
@@ -221,7 +221,7 @@ class Watch:
     def _end_aborted(
         self, server: ServerJobs, run: str, *, job: Mapping[str, Any], job_id: str
     ) -> None:
-        """End a run that a person aborted, also a submission that came just then.
+        """End a run that a person aborted, with any submission that arrived just then.
 
         Args:
             server: The server's jobs and sites.
@@ -245,7 +245,7 @@ class Watch:
         in_progress: Sequence[str],
         connected: frozenset[str],
     ) -> None:
-        """Write to the outcome of a run that has not begun what it waits for."""
+        """Record in the outcome of a run that has not begun what it waits for."""
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
         absent = ", ".join(sorted(_sites_of(job) - connected))
@@ -282,7 +282,7 @@ class Watch:
         job: Mapping[str, Any],
         connected: frozenset[str],
     ) -> Step:
-        """Take the next step for a run, if the last look chose the same one."""
+        """Take the next step for a run, if the last look chose the same step."""
         watched = self.runs.setdefault(run, WatchedRun())
         job_id = str(job["job_id"])
         status = str(job["status"])

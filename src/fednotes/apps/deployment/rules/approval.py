@@ -1,14 +1,13 @@
 """The jobs that a site approved, by the fingerprint of their table, and by whom.
 
 A job is a table of JSON values and nothing else: no code comes over the wire, and a
-table that holds anything but such values has no fingerprint. A site keeps its
-decisions, with the tables that they are about, in one file that only its owner can
-read:
+    table with any other value has no fingerprint. A site keeps its decisions, with the
+    tables that they concern, in one file that only its owner can read:
 
     <folder>/approvals.json   every decision in order, and each table once
 
-If a site asks for more than one person, each has an Ed25519 key in a file of their own,
-and the site's rules list the public keys:
+If a site requires more than one person, each has an Ed25519 key in a separate file, and
+the site's rules list the public keys:
 
     [policy]
     approvals = 2
@@ -16,8 +15,8 @@ and the site's rules list the public keys:
 
 A signature covers the site, the job's fingerprint, the decision, the time, the account
 that made it and the person's name, so it is valid for nothing else. It shows that two
-people looked at the job. It does not protect against whoever may write the site's
-rules: they can list other keys there.
+people looked at the job. It does not protect against people who can write to the site's
+rules, because they can list other keys there.
 """
 
 from __future__ import annotations
@@ -70,7 +69,8 @@ class Quorum:
         site: The site.
         needed: Number of people who must approve.
         people: Name of each person who may approve to their public key (32 bytes in
-            base64). If it is empty, whoever runs the command approves, without a key.
+            base64). If it is empty, the person who runs the command approves, without a
+            key.
 
     Raises:
         ConfigError: No decision could fulfil these rules.
@@ -160,7 +160,7 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
         passphrase: Encrypts the file; "" leaves it plain.
 
     Returns:
-        The public key, as the site's rules list it.
+        The public key, as listed in the site's rules.
 
     Raises:
         ConfigError: The file exists, or no list of approvers can hold the name.
@@ -228,7 +228,7 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
 
 
 def public_key_text(key: Ed25519PrivateKey) -> str:
-    """Return the public part of a key, as the site's rules list it."""
+    """Return the public part of a key, as listed in the site's rules."""
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
@@ -251,13 +251,13 @@ class Approval:
     Attributes:
         fingerprint: The job's fingerprint.
         decision: `approved` or `rejected`.
-        by: The account that made it.
+        by: The account that made the decision.
         when: The time in UTC, as ISO text.
         table: The job.
         person: Who approved with a key of their own; "" for nobody.
         signature: Their signature, in hexadecimal.
-        ledger: Hash of the last line that the site's ledger had at that time; "" if it
-            had none, or is not known.
+        ledger: Hash of the last line in the site's ledger at that time; "" if there was
+            none, or it is not known.
     """
 
     fingerprint: str
@@ -282,7 +282,7 @@ class Approval:
         )
 
     def entry(self) -> dict[str, str]:
-        """Return the decision as the file has it; tables are stored separately."""
+        """Return the decision as stored in the file; tables are stored separately."""
         names = ["fingerprint", "decision", "by", "when", "ledger"]
         if self.signature:
             names += ["person", "signature"]
@@ -295,7 +295,7 @@ class Standing:
 
     Attributes:
         settled: The decision that settled it; None while too few have approved.
-        people: Those who have approved since, of those who must.
+        people: The required people who have approved since.
     """
 
     settled: Approval | None = None
@@ -310,7 +310,7 @@ class Standing:
         people = self.people | {decision.person}
         if len(people) >= quorum.needed:
             return Standing(decision)
-        # An approval stays valid while people approve once more; a rejection does not.
+        # An approval stays valid while people approve again; a rejection does not.
         is_rejected = self.settled is not None and self.settled.decision == "rejected"
         return Standing(None if is_rejected else self.settled, people)
 
@@ -318,12 +318,12 @@ class Standing:
 class Approvals:
     """The decisions of one site.
 
-    Who approves twice counts once, and a rejection takes back every approval before it.
-    Methods raise ConfigError if the file cannot be read or was edited by hand: a site
-    that does not know what it approved approves nothing.
+    A person who approves twice counts once, and a rejection withdraws every approval
+    before it. Methods raise ConfigError if the file cannot be read or was edited by
+    hand: a site that does not know what it approved approves nothing.
 
     Args:
-        folder: The folder of the file; it is made when the first decision is written.
+        folder: The folder of the file; it is created with the first decision.
         quorum: How many people must approve, and by which keys.
     """
 
@@ -340,7 +340,7 @@ class Approvals:
         signer: Signer | None = None,
         ledger: str = "",
     ) -> str:
-        """Approve or reject a job, or take an approval back.
+        """Approve or reject a job, or withdraw an approval.
 
         Args:
             decision: The decision.
@@ -374,7 +374,7 @@ class Approvals:
 
         with on_disk(self.path, FednotesError, "; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Without a lock, one of two decisions at a time would be lost.
+            # Without a lock, one of two simultaneous decisions would be lost.
             with locked_file(self.path.with_name(f".{self.path.name}.lock")):
                 self._write((*self.decisions(), approval))
         return key
@@ -389,12 +389,12 @@ class Approvals:
         replace_file(self.path, text.encode(), mode=0o600)
 
     def status(self, table: Table) -> Status:
-        """Return how a job stands.
+        """Return the status of a job.
 
         Returns:
-            `approved` or `rejected`; `waiting` if some of those who must have approved
-            it; `changed` if nothing was decided on exactly this table, but another one
-            of the same name was approved; `unknown` otherwise.
+            `approved` or `rejected`; `waiting` if some of the required people have
+            approved it; `changed` if nothing was decided on exactly this table, but
+            another table of the same name was approved; `unknown` otherwise.
         """
         standing = self.standing(table)
         if standing.settled is not None:
@@ -411,8 +411,8 @@ class Approvals:
     def approved_after(self, table: Table) -> str:
         """Return the hash of the ledger's last line when a job was last approved.
 
-        No clock can move it. It is "" for a job that is not approved, or if the ledger
-        was empty.
+        The hash does not depend on any clock. It is "" if the job is not approved or
+        the ledger was empty.
         """
         settled = self.standing(table).settled
         if settled is None or settled.decision != "approved":
@@ -436,8 +436,8 @@ class Approvals:
     def approved(self) -> tuple[Approval, ...]:
         """Return the newest approval of each job ever approved here, newest first.
 
-        A job whose approval was taken back may have had its sums before that, so it
-        counts too.
+        A job whose approval was withdrawn may have received sums before that, so it is
+        included.
         """
         newest: dict[str, Approval] = {}
         for decision in reversed(self.decisions()):
@@ -496,15 +496,14 @@ class Approvals:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a job differs from an earlier one in whose notes are summed.
+    """How the notes that a job sums differ from those of an earlier job.
 
-    Whoever writes both jobs can subtract their sums. What remains are the sites that
+    The author of both jobs can subtract their sums. What remains are the sites that
     only one of the jobs has, and the notes that a site reads for only one of them.
 
     Attributes:
         sites: The sites that only one of the two jobs has, sorted.
-        notes: How the two jobs differ about the notes of this site, a line for each
-            key.
+        notes: How the two jobs differ in the notes of this site, one line per key.
     """
 
     sites: tuple[str, ...]
@@ -514,8 +513,8 @@ class Comparison:
         """Return what a person should know before approving the later job.
 
         Args:
-            least: The least number of sites that the difference of two sums may cover,
-                as for any sum.
+            least: The minimum number of sites that the difference of two sums may
+                cover, as for any sum.
         """
         warnings = []
         if 0 < len(self.sites) < least:
@@ -546,7 +545,7 @@ def compare(earlier: Table, later: Table, site: str) -> Comparison:
         site: The name of the site that reads this.
 
     Raises:
-        RefusedError: A table holds what no job does.
+        RefusedError: A table contains values that no job has.
     """
     earlier_sites = set(map(str, earlier.get("sites", ())))
     later_sites = set(map(str, later.get("sites", ())))
@@ -555,9 +554,9 @@ def compare(earlier: Table, later: Table, site: str) -> Comparison:
 
 
 def _selection(table: Table, site: str) -> dict[str, Any]:
-    """Return what a job says of the notes that a site reads.
+    """Return what a job says about the notes that a site reads.
 
-    This is the site's table, and the seed by which notes are split and left out.
+    This is the site's table, and the seed for splitting and subsampling notes.
     """
     job = table.get("job")
     job = job if isinstance(job, Mapping) else {}

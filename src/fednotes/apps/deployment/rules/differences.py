@@ -1,17 +1,17 @@
 """Refuse a job whose training examples differ by few from those of an earlier job.
 
-Whoever writes two jobs can subtract their sums (docs/privacy.md, "Two jobs"). What is
-left reveals most if few examples differ. A site with `[policy] min_difference = N`
-therefore remembers the training examples of each run that it joins, and refuses a run
-whose examples differ from those of an earlier run by at least one and fewer than N.
+The author of two jobs can subtract their sums (docs/privacy.md, "Two jobs"). The
+difference reveals most if few examples differ. A site with `[policy] min_difference =
+N` therefore remembers the training examples of each run that it joins, and refuses a
+run whose examples differ from those of an earlier run by at least one and fewer than N.
 
     KIT/rules/examples/record.json   the runs, with a digest of each example
     KIT/rules/examples/secret.key    the secret that the digests are keyed with
 
-A digest is 16 bytes of an HMAC-SHA256. Without the secret the record tells how many
+A digest is 16 bytes of an HMAC-SHA256. Without the secret, the record reveals how many
 examples there were and which runs shared some, but no text can be compared with it. The
-record ends with a code of its own, so that edits are noticed. Both files are made
-together; if one is missing or damaged, the site joins no run.
+record ends with an authentication code, so that edits are noticed. Both files are
+created together; if one is missing or damaged, the site joins no run.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ RECORD = "record.json"
 SECRET = "secret.key"
 DIGEST_BYTES = 16
 _KEY_BYTES = 32
-_MAX_BYTES = bounds.FILE // 2  # of the record, well below what is read of a file
-_SHOWN = 12  # characters of a job's fingerprint, for people
+_MAX_BYTES = bounds.FILE // 2  # of the record, well below the limit of readable files
+_SHOWN = 12  # characters of a job's fingerprint to display
 
 Views = Mapping[str, Iterable[bytes]]
 
@@ -96,7 +96,7 @@ class _Record(BaseModel):
     sets: dict[str, str] = {}
 
     def code(self, secret: bytes) -> str:
-        """Return the code that shows whether the record is as it was written."""
+        """Return the code that shows whether the record is unchanged."""
         text = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
         return hmac.new(secret, text.encode(), "sha256").hexdigest()
 
@@ -114,7 +114,7 @@ class ExampleRecord:
     def join(
         self, joining: JoinedRun, read: Callable[[], Views], policy: Policy
     ) -> None:
-        """Compare a run's training examples with earlier runs, then remember them.
+        """Compare a run's training examples with earlier runs, then record them.
 
         A run is not compared with itself, so a site that resumes one joins it again.
         With `min_difference = 0` nothing is read, compared or written.
@@ -122,16 +122,15 @@ class ExampleRecord:
         Args:
             joining: The run that the site is about to join.
             read: Returns the training examples as bytes, in one or several views. A
-                view leaves something out of the examples, such as labels; runs are
-                compared in each view that both have. An example that occurs twice
-                counts twice.
+                view omits a part of the examples, such as labels; runs are compared in
+                each view that both have. An example that occurs twice counts twice.
             policy: The site's rules.
 
         Raises:
             PolicyRefusal: The examples differ from those of an earlier run by at least
-                one and fewer than `min_difference`. Nothing is remembered then.
+                one and fewer than `min_difference`. In this case, nothing is recorded.
             ConfigError: The record or its secret is missing or damaged, or the record
-                would be too large. No run may be joined then.
+                would be too large. In this case, no run may be joined.
             FednotesError: The record cannot be written.
         """
         if not policy.min_difference:
@@ -196,7 +195,7 @@ class ExampleRecord:
         secret: bytes,
         record: _Record,
     ) -> None:
-        """Add a run to the record, unless it is there with the same examples."""
+        """Add a run to the record, unless the record has it with the same examples."""
         entry = _Entry(
             run=joining.run, job=joining.job, sites=sorted(joining.sites), views={}
         )
@@ -223,15 +222,15 @@ class ExampleRecord:
 
 
 def digests(secret: bytes, view: str, examples: Iterable[bytes]) -> frozenset[bytes]:
-    """Return a keyed digest of each example; a repeated example has different digests.
+    """Return a keyed digest of each example; repeated examples get different digests.
 
     Args:
         secret: The secret of the site's record.
-        view: The name of the view that the examples are of.
+        view: The name of the examples' view.
         examples: The examples as bytes, in any order.
 
     Returns:
-        As many digests as there are examples, each of `DIGEST_BYTES` bytes.
+        One digest of `DIGEST_BYTES` bytes per example.
     """
     view_key = hmac.digest(secret, view.encode(), "sha256")
     occurrences: Counter[bytes] = Counter()
@@ -251,10 +250,10 @@ def _require_apart(
     record: _Record,
     policy: Policy,
 ) -> None:
-    """Check that examples are those of an earlier run, or differ by enough.
+    """Check that examples equal those of an earlier run, or differ in enough of them.
 
     Raises:
-        PolicyRefusal: They differ by too few.
+        PolicyRefusal: They differ in too few examples.
     """
     name_of_job = (
         f"an earlier job ({earlier.job[:_SHOWN]}, run {clean(earlier.run, NAME)})"

@@ -1,15 +1,16 @@
-"""A site's rules at work: approvals, policy and ledger around every message of a run.
+"""Enforce a site's rules: approvals, policy and ledger for every message of a run.
 
 The kit's folder `rules` holds the approvals, the job that waits for one, and the ledger
 (`ledger.jsonl`). All of them are read again for each message, so a person's decision
-has effect at once.
+takes effect immediately.
 
 `rules/privacy.json` records how much of the site's privacy budget all jobs have spent.
-An answer is recorded there before it leaves, so what is not there has not left. The
-answer's line in the ledger says it too: if an older copy of the record is put back, it
-is made whole from the ledger. An answer that is sent again, or made again with the same
-noise, is the same answer and costs nothing. Any other counts, whatever round the server
-claims. ε and δ of different jobs add up (basic composition).
+An answer is recorded there before it leaves, so no answer has left without a record.
+The answer's line in the ledger records the same facts, so if an older copy of the
+record is restored, it is completed from the ledger. An answer that is sent again, or
+recomputed with the same noise, is the same answer and costs nothing. Any other answer
+counts, whatever round the server claims. ε and δ of different jobs add up (basic
+composition).
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ NOT_APPROVED = "has not approved this job"
 APPROVED_OTHER_FORM = "has approved another form of this job"
 UNAPPROVED = (NOT_APPROVED, APPROVED_OTHER_FORM)
 
-SHOWN = 12  # characters of a fingerprint, for people
+SHOWN = 12  # characters of a fingerprint to display
 SERVER = "server"  # the only receiver
 WORDS = "words"  # name of a masked update among the tensors of a reply
-MAX_CLOCK_LAG = timedelta(minutes=5)  # by which a clock may be behind the ledger
-# Updates above `max_rounds` of a task that trains nothing: a calibration asks up to 100
-# questions about one model, after the last round.
+MAX_CLOCK_LAG = timedelta(minutes=5)  # how far a clock may lag behind the ledger
+# Number of updates above `max_rounds` for a task that trains nothing: after the last
+# round, a calibration asks up to 100 questions about one model.
 SPARE = 100
 # The part of `max_stored_bytes` that is reserved for the ledger, so that a site can
 # still say why it refuses; and the part of it that one line may take.
@@ -92,7 +93,7 @@ LEDGER_BYTES = 2**20
 LINE_BYTES = 2**16
 SHORT = 16  # characters of an answer's hash in the record of the privacy budget
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
-# Counts of training behind an update, as a line of the ledger has them.
+# Names of the counts of training behind an update, in a line of the ledger.
 COVERED = ("tokens", "steps", "patients")
 logger = logging.getLogger(__name__)
 # Returns the tokens, steps and patients behind an update of a task.
@@ -102,7 +103,7 @@ Subject = Callable[[str], str]
 
 
 class NotApproved(RefusedError):
-    """Nobody at the site has approved the job; the server may ask again."""
+    """The job has not been approved at the site; the server may ask again."""
 
     later = True
 
@@ -111,7 +112,7 @@ class Withheld(RefusedError):
     """Something at the site is damaged or wrong, so nothing may leave.
 
     Attributes:
-        public: What the server may be told.
+        public: The message for the server.
         later: Whether the server may ask again.
     """
 
@@ -122,7 +123,7 @@ class Withheld(RefusedError):
 
 
 class NoRoom(RefusedError):
-    """All room for a run is taken, so not even a refusal can be recorded, and leave."""
+    """A run's space is used up, so not even a refusal can be recorded and sent."""
 
 
 def now() -> datetime:
@@ -143,10 +144,10 @@ def open_approvals(kit: Path, quorum: Quorum | None = None) -> Approvals:
 def require_approved(
     kit: Path, site: str, table: Mapping[str, Any], policy: Policy
 ) -> None:
-    """Raise NotApproved unless as many people approved a job as the policy asks for.
+    """Raise NotApproved unless enough people have approved a job.
 
-    A job that nobody has decided on is stored where `fednotes site approve` finds it.
-    The message names no folder of the site.
+    A job without a decision is stored where `fednotes site approve` finds it. The
+    message names no folder of the site.
     """
     approvals = open_approvals(kit, policy.quorum(site))
     key = table_fingerprint(table)
@@ -179,7 +180,7 @@ def _pending_path(kit: Path) -> Path:
 
 
 def read_pending_job(kit: Path) -> dict[str, Any] | None:
-    """Return the job that was asked for last and waits for a decision.
+    """Return the job that was requested last and waits for a decision.
 
     Returns:
         A table with `fingerprint`, `when` and `table`; None if no job waits.
@@ -202,10 +203,10 @@ def read_pending_job(kit: Path) -> dict[str, Any] | None:
 
 
 def find_job(kit: Path, prefix: str) -> tuple[str, dict[str, Any]]:
-    """Return a job that this site was asked about, by a prefix of its fingerprint.
+    """Return a job that this site was asked to run, by a prefix of its fingerprint.
 
     Returns:
-        The whole fingerprint, and the job.
+        The complete fingerprint, and the job.
 
     Raises:
         ConfigError: No job has this prefix, or more than one has it.
@@ -263,7 +264,7 @@ def settle_job(
 
 
 def job_name(table: Mapping[str, Any]) -> str:
-    """Return a job's name, cleaned; whoever wrote the job chose it."""
+    """Return a job's name, sanitised because the job's author chose it."""
     return clean(table.get("name", ""), NAME)
 
 
@@ -277,7 +278,8 @@ class _SentUpdate:
         round: The round, as the server numbers it.
         tensors: Facts of its tensors.
         covered: Known counts of training behind it.
-        answered: What `max_rounds` counts; None if there is no update, or an empty one.
+        answered: The pair that `max_rounds` counts; None without an update, or for an
+            empty one.
     """
 
     number: int
@@ -302,8 +304,8 @@ class Spent(BaseModel):
     Attributes:
         epsilon: Its ε.
         delta: Its δ.
-        answers: Short hashes of the different answers that left.
-        counts: Short hashes of the different answers with counts.
+        answers: Short hashes of the distinct answers that left.
+        counts: Short hashes of the distinct answers with counts.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -316,12 +318,12 @@ class Spent(BaseModel):
 
 @dataclass(frozen=True)
 class Budget:
-    """One job's part in a site's privacy budget.
+    """One job's share of a site's privacy budget.
 
     Attributes:
         path: The file that records what jobs have spent.
         job: The job's fingerprint.
-        promise: What the job promises; None if it promises nothing.
+        promise: The job's privacy guarantee; None if it has none.
     """
 
     path: Path
@@ -400,7 +402,8 @@ class Budget:
             noted: What jobs have spent by the ledger.
 
         Raises:
-            PolicyRefusal: It does not, or the job promises less than the policy asks.
+            PolicyRefusal: It does not, or the job promises less than the policy
+                requires.
             ConfigError: The record is damaged.
         """
         if self.promise and policy.epsilon_unit:
@@ -422,7 +425,7 @@ class Budget:
             f"{policy.max_epsilon:g}",
         )
         if self.promise is None:
-            return  # the line above has raised
+            return  # unreachable: the line above raises
         spent = read_spent(self.path)
         _make_whole(spent, noted or {})
         others = sum(job.epsilon for key, job in spent.items() if key != self.job)
@@ -466,7 +469,7 @@ def read_spent(path: Path) -> dict[str, Spent]:
 
     Raises:
         ConfigError: The file is damaged, or it is missing although noisy answers are in
-            the ledger beside it. Nothing may leave then.
+            the ledger beside it. In this case, nothing may leave.
     """
     try:
         table: Mapping[str, Any] = read_json(path)
@@ -482,7 +485,7 @@ def read_spent(path: Path) -> dict[str, Spent]:
 
 
 def _has_noisy_answers(ledger: Path) -> bool:
-    """Return whether answers with noise have left, by the ledger."""
+    """Return whether the ledger records answers with noise."""
     with suppress(FileNotFoundError), open(ledger, "rb", opener=open_regular) as file:
         updates = (
             line for line in map(parsed, file) if line and line.get("refusal") is False
@@ -495,7 +498,7 @@ def _has_noisy_answers(ledger: Path) -> bool:
 
 
 class SiteGuard:
-    """The rules of one run at one site, which the site's host asks.
+    """The rules of one run at one site, which the site's host consults.
 
     The facts of an update are known when it is made. They are kept in memory until a
     secure sum masks it; if its reply is sent again, they come from the ledger.
@@ -509,11 +512,11 @@ class SiteGuard:
         site: The site's name.
         run: The run's name.
         table: The job as it was approved.
-        policy: Reads the policy anew.
+        policy: Reads the current policy.
         secure: Whether sums are masked.
-        threshold: Least number of sites with which a sum is opened.
-        promise: The job's promise of differential privacy, if it makes one.
-        folders: Where the site stores what belongs to the run.
+        threshold: Minimum number of sites with which a sum is opened.
+        promise: The job's guarantee of differential privacy, if it has one.
+        folders: The folders in which the site stores the run's files.
     """
 
     def __init__(  # noqa: PLR0913 - a run, its job and the ways to ask for its rules
@@ -582,7 +585,7 @@ class SiteGuard:
         """Check how many patients later updates will cover, before the site joins.
 
         Args:
-            planned: What the site's own data tell of these updates.
+            planned: The updates' coverage as computed from the site's own data.
 
         Raises:
             PolicyRefusal: One of them would cover fewer patients than `min_patients`.
@@ -602,7 +605,7 @@ class SiteGuard:
                 them.
 
         Raises:
-            PolicyRefusal: They differ from those of an earlier job by too few.
+            PolicyRefusal: Too few examples differ from those of an earlier job.
             Withheld: The record of earlier jobs is missing, damaged or full.
             FednotesError: The record cannot be written.
         """
@@ -615,7 +618,7 @@ class SiteGuard:
         """Check whether a request may be served.
 
         Raises:
-            NotApproved: The job is not approved any more.
+            NotApproved: The job is no longer approved.
             PolicyRefusal: A rule forbids the request.
         """
         policy = self._read_policy()
@@ -640,13 +643,13 @@ class SiteGuard:
         )
 
     def require_room(self, more: int) -> None:
-        """Check whether the site may store more for the run, before it does.
+        """Check whether the site may store more data for the run, before it does.
 
         Args:
-            more: The number of bytes.
+            more: Number of further bytes.
 
         Raises:
-            PolicyRefusal: It would store more than `max_stored_bytes`.
+            PolicyRefusal: The site would store more than `max_stored_bytes`.
             Withheld: A file of the site cannot be read.
         """
         policy = self._read_policy()
@@ -655,7 +658,7 @@ class SiteGuard:
 
     def _require_room_for_line(self) -> None:
         """Raise NoRoom unless a line of the ledger may be written."""
-        with suppress(RefusedError):  # why it cannot be read is what is recorded
+        with suppress(RefusedError):  # the line will record why it cannot be read
             self._read_policy()
         policy = self._newest_policy
         if not policy.max_stored_bytes:
@@ -672,18 +675,18 @@ class SiteGuard:
         return lines + sum(map(disk_usage, self._folders))
 
     def refusing(self, request: Request, question: bytes, error: Exception) -> None:
-        """Check that a task may be refused after it has read the site's notes.
+        """Check that the site may still refuse a task that has read its notes.
 
         A server can choose parameters under which a task fails for some notes, so each
         such question counts as a round.
 
         Args:
             request: The request.
-            question: Digest of the question that stays without an answer.
-            error: Why it does.
+            question: Digest of the question that goes unanswered.
+            error: Why the task is refused.
 
         Raises:
-            PolicyRefusal: All rounds are used up. An answer would be refused alike.
+            PolicyRefusal: All rounds are used up. An answer would be refused as well.
             Withheld: A file of the site cannot be read.
         """
         if isinstance(error, PolicyRefusal) and error.rule == "max_rounds":
@@ -716,7 +719,7 @@ class SiteGuard:
         Args:
             request: The request that it answers.
             reply: The message.
-            update: The update, if it was made just now.
+            update: The update, if it was just computed.
             reason: Why the reply is a refusal, in one word.
             question: Digest of the question that the update answers, or that is refused
                 after its task has read notes.
@@ -724,7 +727,7 @@ class SiteGuard:
         Raises:
             PolicyRefusal: A rule forbids the reply.
             NoRoom: The ledger's line would exceed `max_stored_bytes`.
-            RefusedError: It is not known what the reply holds.
+            RefusedError: The content of the reply is not known.
             Withheld: The ledger or another file of the site cannot be read or written.
         """
         if update is None:  # otherwise `require_room` was asked about the task
@@ -780,7 +783,7 @@ class SiteGuard:
             self._ledger.append(entry)
         except FednotesError as error:
             public = f"site {self._site!r} cannot note this message in its ledger"
-            # A full disk may be mended; an edited ledger or a bad name is not.
+            # A full disk can be fixed; an edited ledger or a bad name cannot.
             later = not isinstance(error, RefusedError)
             raise Withheld(str(error), public, later=later) from error
 
@@ -822,7 +825,7 @@ class SiteGuard:
     def _note_update(
         self, request: Request, update: Update, question: bytes
     ) -> _SentUpdate:
-        """Return the facts of an update that was made just now, and keep them."""
+        """Return the facts of an update that was just computed, and keep them."""
         tensors = describe(update.tensors)
         digest = hash_of_update(update, tensors)
         answered = None
@@ -842,10 +845,10 @@ class SiteGuard:
     def _recall_update(
         self, request: Request, sent: Reply, sha256: str
     ) -> _SentUpdate | None:
-        """Return the earlier update that a reply is about; None if it is about none.
+        """Return the earlier update that a reply contains; None if it contains none.
 
         Raises:
-            RefusedError: That is not known any more.
+            RefusedError: The update is no longer known.
         """
         is_of_engine = request.task.startswith(OURS)
         is_masked = WORDS in sent.attached.tensors
@@ -862,7 +865,7 @@ class SiteGuard:
         return newest
 
     def _look_up_update(self, request: Request, sha256: str) -> _SentUpdate:
-        """Return what the ledger says of a reply that was sent before."""
+        """Return what the ledger says about a reply that was sent before."""
         self._read_past(self._read_policy())
         line = self._past.answers.get(sha256)
         if line is None:
@@ -884,11 +887,11 @@ class SiteGuard:
     ) -> int:
         """Return how many updates of a task have left under the newest approval.
 
-        The number is in rounds' worth of updates and includes this one. The server's
-        claim about the round does not matter: the same answer to the same question
-        counts once, and another question counts even if its answer is the same
-        (`AnsweredQuestion`). A task that trains nothing has `SPARE` updates more. If
-        its updates are about models, each different model counts as a round as well.
+        The number is comparable with `max_rounds` and includes this update. The round
+        that the server claims does not matter: the same answer to the same question
+        counts once, and a different question counts even if its answer is the same
+        (`AnsweredQuestion`). A task that trains nothing has `SPARE` further updates. If
+        its updates are about models, each distinct model counts as a round as well.
 
         Args:
             update: The update that is about to leave.
@@ -907,7 +910,7 @@ class SiteGuard:
         return max(len(models) + len(refused), number - SPARE)
 
     def _count_refusal(self, about: _SentUpdate, question: str, policy: Policy) -> int:
-        """Return what `_count_updates` would if a question that is refused had left.
+        """Return what `_count_updates` would if a refused question had been answered.
 
         Args:
             about: The task.
@@ -928,12 +931,12 @@ class SiteGuard:
     def _refused_questions(
         self, task: str, updates: Collection[AnsweredQuestion], *more: str
     ) -> set[str]:
-        """Return the questions of a task that were refused, and never answered."""
+        """Return the questions of a task that were refused and never answered."""
         refused = self._past.refused.get(task, set()).union(more)
         return refused.difference(update.question for update in updates)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
-        """Raise Withheld if the clock was set back; `hours` would mean nothing then."""
+        """Raise Withheld if the clock was set back, which makes `hours` meaningless."""
         self._read_past(policy)
         if self._past.newest and stamp(time + MAX_CLOCK_LAG) < self._past.newest:
             raise Withheld(
@@ -968,7 +971,7 @@ class SiteGuard:
             ) from error
 
     def _read_policy(self) -> Policy:
-        """Return the present policy."""
+        """Return the current policy."""
         with self._withheld():
             self._newest_policy = self._policy()
         return self._newest_policy

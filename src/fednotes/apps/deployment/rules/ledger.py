@@ -1,25 +1,25 @@
-"""A record of what left a site, in a file that shows when it was changed.
+"""A record of what left a site, in a tamper-evident file.
 
     <path>        one line of JSON for each message, with the hash of the line before
     <path>.head   the number of lines, their bytes, and the hash of the last one
 
-A line tells which message left, its tensors' names, shapes, norms and hashes, how much
-training is behind them, its size, its hash and its receiver. It never holds a value, a
-metric or text. For a masked message the tensors are those behind the masks. The line is
-on disk before `append` returns, so call `append` first and send afterwards: what is not
-in the ledger has not left.
+A line describes a message that left: the names, shapes, norms and hashes of its
+    tensors, how much training is behind them, its size, its hash and its receiver. It
+    never contains a value, a metric or text. For a masked message, the tensors are
+    those before masking. The line is on disk before `append` returns, so call `append`
+    first and send afterwards: then nothing has left that is not in the ledger.
 
 The chain of hashes reveals a line that was altered, inserted, removed or moved. The
-head reveals a tail that was cut off. `verify` names the line. Whoever may write both
-files can still write a new history: note `Ledger.head()` elsewhere from time to time,
-and pass it to `verify`. The whole file stays at the site, because the hash of a message
-that holds a few counts can be guessed. A refusal that a job's process repeats word for
-word has at most 20 lines.
+head reveals a tail that was cut off. `verify` names the line. Anyone with write access
+to both files can still forge a complete history: record `Ledger.head()` elsewhere from
+time to time, and pass it to `verify`. The file stays at the site, because a message
+with a few counts can be guessed from its hash. A refusal that a job's process repeats
+verbatim has at most 20 lines.
 
 An append writes the head twice: before the line it announces the line's hash, and after
-it the line counts. A process that is killed in between leaves a piece of a line, or a
-whole line that the head announces. The next append mends both, and its line says so
-("mended").
+it the line counts. A process that is killed in between leaves a partial line, or a
+complete line that the head only announces. The next append repairs both, and its line
+says so ("mended").
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from fednotes.core.update import Tensors, Update
 
 LEDGER = "ledger.jsonl"
 FIRST = "0" * 64  # the hash before the first line
-# All heads have the same length, so that a head is written in place, in one piece.
+# All heads have the same length, so one can be overwritten in place by a single write.
 _HEAD_BYTES = 320
-# Without blanks: a name, not a sentence.
+# No spaces are allowed, so a name cannot be a sentence.
 _NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TAIL_BYTES = len(f',"hash":"{FIRST}"}}\n')
-# The newest messages with an answer; a server repeats no older request.
+# Number of newest answers to remember; a server repeats no older request.
 KEPT = 8
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n', re.DOTALL)
 
@@ -73,8 +73,9 @@ class TensorFacts:
         name: Its name.
         shape: Its shape.
         dtype: Its type.
-        norm: Its Euclidean norm; None for noise or bytes (their norm says nothing), for
-            a norm that is not finite, and for a single number (it would be the value).
+        norm: Its Euclidean norm; None for noise or bytes (the norm is meaningless), for
+            a norm that is not finite, and for a single number (the norm would be the
+            value).
         sha256: Hash of its bytes, before they were masked.
     """
 
@@ -109,18 +110,18 @@ class Entry:
         task: The task that the message answers.
         receiver: Who receives it.
         tensors: The tensors in it.
-        bytes: Size of the whole message.
-        sha256: Hash of the whole message.
+        bytes: Size of the complete message.
+        sha256: Hash of the complete message.
         masked: Whether it is a summand of a secure sum.
         job: The approved job's fingerprint.
         refusal: Whether it refuses the request.
-        reason: Why, in one word; "" if that is not known.
-        question: Digest of what the site was asked (`engines.history.Trail`); "" if the
-            message has no update. A refusal has it if its task had read notes.
+        reason: The reason for the refusal, in one word; "" if not known.
+        question: Digest of the question (`engines.history.Trail`); "" if the message
+            has no update. A refusal has a question if its task had read notes.
         update: Hash of the update: its tensors, its weight and its counts; "" if there
-            is none. `max_rounds` counts different pairs of question and update.
+            is none. `max_rounds` counts distinct pairs of question and update.
         model: Digest of the model that the update is about, if `max_rounds` counts such
-            models; else "".
+            models; otherwise "".
         tokens: Tokens of training behind the update; None if not known.
         steps: Steps of training behind it; None if not known.
         patients: Patients behind it; None if not known.
@@ -150,7 +151,7 @@ class Entry:
 
 
 class _ShownLine(BaseModel):
-    """What `show` needs of a line; see `Entry`. Somebody may have edited the file."""
+    """The fields of a line that `show` needs; see `Entry`. The file may be edited."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -229,12 +230,12 @@ def hash_of_update(update: Update, tensors: Iterable[TensorFacts]) -> str:
 
 
 def plain(name: str) -> str:
-    """Return a name as the ledger takes it; "-" for one that could be text."""
+    """Return a name as the ledger accepts it; "-" for a name that could be text."""
     return name if _NAME.fullmatch(name) else "-"
 
 
 def stamp(time: datetime) -> str:
-    """Return a time as a line has it; a later time is a greater text."""
+    """Return a time as in a line; texts sort like their times."""
     text = time.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
@@ -265,9 +266,9 @@ class Ledger:
 
         Raises:
             RefusedError: The ledger was edited, so that it does not end as its head
-                says, or a name of the entry could be text. Nothing was written, and the
+                says, or a name in the entry could be text. Nothing was written, and the
                 message must not leave.
-            FednotesError: The disk refuses; likewise.
+            FednotesError: The disk refuses. The message must not leave.
         """
         facts = _checked(entry)
         disk_errors = on_disk(self.path, FednotesError, "; the message did not leave")
@@ -286,7 +287,7 @@ class Ledger:
                 _write(file, before.bytes, line)
                 _write(head_file, 0, encode_head(after), wait=False)
             except OSError:
-                with suppress(OSError):  # a full disk: return to what was there
+                with suppress(OSError):  # on a full disk, restore the previous content
                     file.truncate(before.bytes)
                     _write(head_file, 0, encode_head(before))
                 raise
@@ -306,7 +307,7 @@ class Ledger:
 
     @contextmanager
     def _locked_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        """Lock both files; create them, readable for their owner only, if absent."""
+        """Lock both files; create missing ones, readable only by their owner."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
             locked_file(head_path(self.path)) as head_file,
@@ -317,10 +318,11 @@ class Ledger:
     def _end(
         self, file: IO[bytes], head_file: IO[bytes]
     ) -> tuple[Head, dict[str, str]]:
-        """Return where the next line goes, and what it says of an interrupted append.
+        """Return the offset of the next line, and its remark on an interrupted append.
 
-        The second value is `{"mended": "cut"}` if a killed process left a piece of a
-        line, and `{"mended": "whole"}` if it left a line that the head only announces.
+        The second value is `{"mended": "cut"}` if a killed process left a partial line,
+        and `{"mended": "whole"}` if it left a complete line that the head only
+        announces.
         """
         raw = head_file.read(_HEAD_BYTES + 1)
         size = os.fstat(file.fileno()).st_size
@@ -359,18 +361,18 @@ class Ledger:
 
 
 def head_path(path: Path) -> Path:
-    """Return the path of the file that says where a ledger ends."""
+    """Return the path of a ledger's head file."""
     return path.with_name(f"{path.name}.head")
 
 
 def encode_head(head: Head) -> bytes:
-    """Return a head as its file has it."""
+    """Return the content of a head file."""
     text = json.dumps(asdict(head), separators=(",", ":"))
     return text.encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
 
 
 def decode_head(raw: bytes) -> Head | None:
-    """Return the head in the bytes of its file; None if a byte of it is wrong."""
+    """Return the head in the bytes of its file; None if any byte is wrong."""
     try:
         head = Head(**parse_json(raw))
         has_numbers = type(head.lines) is int and type(head.bytes) is int
@@ -393,11 +395,11 @@ def show(
     Args:
         path: The ledger.
         run: Only lines of this run.
-        first: Only rounds from this one on.
-        last: Only rounds up to this one.
+        first: First round to yield.
+        last: Last round to yield.
 
     Raises:
-        DataError: A line is not one of a ledger; the message has its number.
+        DataError: A line is invalid; the message has its number.
     """
     with _readable(path), open(path, "rb", opener=open_regular) as file:
         for number, raw in enumerate(file, start=1):
@@ -440,23 +442,23 @@ def parsed(raw: bytes) -> dict[str, Any] | None:
 def own_hash(raw: bytes) -> str:
     """Return the hash that a line must carry; "" if it is not a line.
 
-    It is the hash of everything that stands before it.
+    It is the hash of everything before it.
     """
     match = _LINE.fullmatch(raw)
     return hashlib.sha256(match[1]).hexdigest() if match else ""
 
 
 def written_hash(raw: bytes) -> str:
-    """Return the hash that a whole line carries."""
+    """Return the hash that a complete line carries."""
     return raw[-67:-3].decode("ascii", "replace")
 
 
 class AnsweredQuestion(NamedTuple):
     """A question to a site and its answer, which `max_rounds` counts together.
 
-    The question counts, because a server may ask about any number of models to which
-    the answer is the same, and learns something of each. The answer counts, because the
-    same question has another answer in another run, by other random draws.
+    The question matters, because a server may ask about any number of models that have
+    the same answer, and learns something about each. The answer matters, because the
+    same question has a different answer in another run, due to different random draws.
 
     Attributes:
         question: Digest of the question; "" if an earlier version answered it.
@@ -472,14 +474,14 @@ class AnsweredQuestion(NamedTuple):
 class Past:
     """The lines of one job.
 
-    Whether a line is as it was written is for `verify` to check.
+    `verify` checks whether the lines are unchanged; this class does not.
 
     Attributes:
-        newest: The latest time stamp of the lines that count; "" for none.
-        updates: Task to the different updates that left (`update_of`).
+        newest: The latest timestamp of the lines that count; "" for none.
+        updates: Task to the distinct updates that left (`update_of`).
         refused: Task to the questions that were refused after the task had read notes.
-        models: Task to the different models that these are about.
-        answers: Hash of each of the newest messages to its line.
+        models: Task to the distinct models that these updates are about.
+        answers: Hashes of the newest messages to their lines.
 
     Args:
         path: The ledger.
@@ -498,7 +500,7 @@ class Past:
         self._since = ""
 
     def read(self, since: str = "") -> None:
-        """Read the whole lines that were appended since the last call.
+        """Read the complete lines that were appended since the last call.
 
         Args:
             since: Hash of a line; only lines after it count. All lines count if there
@@ -613,7 +615,7 @@ class SpentLines:
 
 
 class RunLines:
-    """The lines of one run, of which only the size is known.
+    """The size of the lines of one run.
 
     Args:
         path: The ledger.
@@ -627,7 +629,7 @@ class RunLines:
         self._size = 0
 
     def size(self) -> int:
-        """Return the bytes of all lines of the run.
+        """Return the total size in bytes of the run's lines.
 
         Raises:
             OSError: The ledger cannot be read.
@@ -643,7 +645,7 @@ class RunLines:
 
 
 def _lines_after(path: Path, offset: int) -> Iterator[bytes]:
-    """Yield the whole lines of a ledger from an offset on."""
+    """Yield the complete lines of a ledger from an offset on."""
     with open(path, "rb", opener=open_regular) as file:
         file.seek(offset)
         for raw in file:
@@ -655,7 +657,7 @@ def _lines_after(path: Path, offset: int) -> Iterator[bytes]:
 def tensors_of(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
     """Return the facts of the tensors behind a line's update, in the method's order.
 
-    A masked message has one tensor more, the masked words, which is the last one.
+    A masked message has a further, last tensor with the masked words.
     """
     tensors = tuple(
         TensorFacts(**{**tensor, "shape": tuple(tensor["shape"])})
@@ -665,10 +667,10 @@ def tensors_of(line: Mapping[str, Any]) -> tuple[TensorFacts, ...]:
 
 
 def update_of(line: Mapping[str, Any]) -> AnsweredQuestion:
-    """Return what `max_rounds` counts of a line with an update.
+    """Return the pair that `max_rounds` counts for a line with an update.
 
-    Earlier versions recorded no question. Of an update about a model, they recorded
-    that model in place of the update, and told updates apart by their first tensor.
+    Earlier versions recorded no question. For an update about a model, they recorded
+    the model instead of the update, and distinguished updates by their first tensor.
     """
     update = line["update"]
     if "question" in line:
@@ -683,14 +685,14 @@ def _checked(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON values.
 
     Raises:
-        RefusedError: A name could be something else.
+        RefusedError: A name could be text.
     """
     names = [(key, getattr(entry, key)) for key in ("run", "task", "receiver", "job")]
     for number, facts in enumerate(entry.tensors, start=1):
         names.append((f"name of tensor {number}", facts.name))
         names.append((f"dtype of tensor {number}", facts.dtype))
     for what, name in names:
-        if not _NAME.fullmatch(name):  # not shown, because it may be text of a note
+        if not _NAME.fullmatch(name):  # not shown, because it may be note text
             raise RefusedError(
                 f"the {what} is not a plain name (ASCII letters, digits, . _ - / "
                 ": @ [ ] = , +, at most 256): the ledger takes no text, and the "
@@ -704,7 +706,7 @@ def _checked(entry: Entry) -> dict[str, Any]:
 
 
 def _write(file: IO[bytes], place: int, raw: bytes, *, wait: bool = True) -> None:
-    """Write bytes at a place.
+    """Write bytes at an offset.
 
     Args:
         file: The file.
@@ -728,7 +730,7 @@ def _write(file: IO[bytes], place: int, raw: bytes, *, wait: bool = True) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that no append wrote.
+    """A fault that no append can have caused.
 
     Attributes:
         line: The line's number, from 1; 0 is the head file.
@@ -747,7 +749,7 @@ class LedgerReport:
         path: The ledger.
         lines: Number of lines in the file.
         faults: What is wrong.
-        notes: What a killed process explains.
+        notes: Irregularities that a killed process explains.
         head: The ledger's end, by its head file; None if that is missing or damaged.
     """
 
@@ -763,7 +765,7 @@ class LedgerReport:
         return not self.faults
 
     def __str__(self) -> str:
-        """Return a line for each fault and note, or one that all is well."""
+        """Return a line for each fault and note, or one line if all is well."""
         lines = []
         for fault in self.faults:
             where = head_path(self.path)
@@ -780,14 +782,14 @@ class LedgerReport:
 
 
 def verify(path: Path, noted: Head | None = None) -> LedgerReport:
-    """Read a whole ledger and check it.
+    """Read and check a complete ledger.
 
-    If a process appends at the same time, its line may look like a cut one.
+    If a process appends at the same time, its line may look truncated.
 
     Args:
         path: The ledger.
-        noted: An end that was noted elsewhere. It reveals a history that somebody wrote
-            anew together with its head.
+        noted: An end that was noted elsewhere. It reveals a history that was forged
+            together with its head.
 
     Raises:
         DataError: The file cannot be read.
@@ -805,7 +807,7 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
 
 
 def noted_end(text: str) -> Head:
-    """Return a ledger's end from what a person noted, LINES:HASH.
+    """Return a ledger's end from a person's note, LINES:HASH.
 
     Raises:
         ConfigError: The text is something else.
@@ -823,7 +825,7 @@ def noted_end(text: str) -> Head:
 def judge(
     path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None
 ) -> LedgerReport:
-    """Check lines that were read already, as `verify` does.
+    """Check lines that are already in memory, as `verify` does.
 
     Args:
         path: The ledger, for messages.
@@ -859,16 +861,16 @@ def judge(
 
 
 class _Reading:
-    """The lines that were read so far.
+    """The lines read so far.
 
-    What is wrong with their numbers can only be told when all lines are known.
+    Faults in their numbers can only be determined once all lines are known.
 
     Attributes:
         lines: Number of whole lines.
         size: Their bytes.
         remainder: The bytes after the last whole line.
         end: The highest number of a line.
-        hash: The hash of that line.
+        hash: The hash of this line.
         noted_hash: The hash of the line whose number was noted.
         faults: What is wrong with single lines.
 
@@ -885,7 +887,7 @@ class _Reading:
         self.noted_hash = ""
         self.faults: list[Fault] = []
         self._noted_number = noted_number
-        # The hashes that the next line may name as the one before.
+        # The hashes that the next line may name as the previous line's.
         self._before: tuple[str, ...] = (FIRST,)
         self._due = 1  # the next line's number
         # (line, the number that was due there, the number that it has)
@@ -893,7 +895,7 @@ class _Reading:
         self._places: dict[int, int] = {}  # number -> line
 
     def add(self, raw: bytes) -> None:
-        """Add the next line of the file; the last one may be cut."""
+        """Add the next line of the file; the last one may be truncated."""
         if not raw.endswith(b"\n"):
             self.remainder = raw
             return
@@ -907,7 +909,7 @@ class _Reading:
             self.faults.append(
                 Fault(self.lines, "altered: its hash does not match its content")
             )
-            # One of the two hashes was the right one.
+            # One of the two hashes is the right one.
             self._before = (digest, written) if digest else ()
             number = self._due
         else:
@@ -959,7 +961,7 @@ class _Reading:
         return Fault(0, "is missing") if self.lines else None
 
     def _compare_cut(self, head: Head) -> Fault | None:
-        """Return the fault of a file that ends before its head says so."""
+        """Return the fault of a file that ends earlier than its head says."""
         if self.end < head.lines and not self.remainder:
             missing = head.lines - self.end
             more = f"{missing} more {'was' if missing == 1 else 'were'} written"
@@ -973,12 +975,12 @@ class _Reading:
 
         Args:
             head: The head.
-            has_faults: Whether lines are wrong already. The number of bytes and the
-                last hash say nothing new then.
+            has_faults: Whether lines have faults. If so, a wrong number of bytes or
+                last hash adds nothing.
 
         Returns:
-            A note on what a killed process explains, or "", and a fault that nothing
-            explains, or None.
+            A note on an irregularity that a killed process explains, or ""; and an
+            unexplained fault, or None.
         """
         cut = self._compare_cut(head)
         if cut is not None:
