@@ -1,26 +1,26 @@
-"""What is trained beside a frozen transformer: prompts, and low-rank changes.
+"""Trainable additions to a frozen transformer: prompts and low-rank changes.
 
-Prompts are trainable keys and values beside those that a frozen transformer computes
-(Chen et al. 2022, LightNER; Wang et al. 2023, Appendix B). All layers share one array
-q. Two matrices of each layer make its keys and values from q (`Prompts`, Eq. 15). Each
-self-attention sees them beside the keys and values of the text (`prompt_attention`,
-Eq. 14), whatever the mask hides of the text; no position moves. With any Hugging Face
-model:
+Prompts are trainable keys and values in addition to those that a frozen transformer
+computes (Chen et al. 2022, LightNER; Wang et al. 2023, Appendix B). All layers share
+one array q. Each layer maps q to its keys and values by two matrices (`Prompts`, Eq.
+15). Each self-attention attends to them and to the keys and values of the text
+(`prompt_attention`, Eq. 14), regardless of the text's mask; positions do not shift.
+With any Hugging Face model:
 
     attentions = install(model)       # once; the self-attentions, bottom to top
     prompts = Prompts(len(attentions), heads, width)
     model(ids, mask, prompts=joined(attentions, prompts()))
 
-The keyword argument reaches every attention with the call. Nothing is kept between
-calls, and without the argument an installed model gives exactly the numbers that it
-gave before. (A prefix in a `DynamicCache`, the usual way, moves a decoder's positions
-and does not work for an encoder.)
+The keyword argument is passed to every attention. No state is kept between calls, and
+without the argument an installed model computes exactly the same numbers as before.
+(The usual way, a prefix in a `DynamicCache`, shifts a decoder's positions and does not
+work for an encoder.)
 
 LoRA makes low-rank changes of a frozen model's weights (Hu et al. 2021). Each chosen
-linear map becomes W + (scale / rank) · B A. B starts as zero, so the first step is the
-frozen model's, bit for bit. W itself never changes: the change is added to the map's
-output while `applied` is open, so models that share one frozen encoder do not affect
-each other.
+linear map becomes W + (scale / rank) · B A. B starts at zero, so the model initially
+equals the frozen one, bit for bit. W itself never changes: the change is added to the
+map's output while `applied` is open, so models that share a frozen encoder do not
+affect each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.core.tensors import seeded
 
-# The names by which architectures call the maps of queries and values.
+# The names of the maps of queries and values in several architectures.
 CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
 # The name of `prompt_attention` in the registry of the Hugging Face library.
 NAME = "fednotes_prompts"
@@ -48,11 +48,11 @@ KeyValues = tuple[Tensor, Tensor]
 
 
 class Prompts(nn.Module):
-    """q and the projections that make each layer's keys and values from it.
+    """The array q and the projections of q to each layer's keys and values.
 
     The parameters are q (count, width), w1 (layers, width, hidden) and w2 (layers,
-    hidden, 2 * width). There are no biases, as Eq. 15 has none. q starts from N(0, 1),
-    w1 and w2 uniform as in `nn.Linear`, from the seed alone.
+    hidden, 2 * width). There are no biases, as Eq. 15 has none. q is initialised from
+    N(0, 1), w1 and w2 uniformly as in `nn.Linear`, all derived only from the seed.
 
     Args:
         num_layers: Number of attentions.
@@ -94,7 +94,7 @@ class Prompts(nn.Module):
             self.w2 = nn.Parameter(_uniform(num_layers, hidden, 2 * width))
 
     def forward(self) -> list[KeyValues]:
-        """Return keys and values of each layer, (heads, count, width / heads) each."""
+        """Return keys and values of each layer, each (heads, count, width / heads)."""
         both = (
             torch.tanh(self.q @ self.w1) @ self.w2
         )  # (layers, count, 2 width) [tagsets eq 15]
@@ -110,14 +110,14 @@ class Prompts(nn.Module):
     def pull(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return gradients of q from gradients of its keys and values.
 
-        It does so for many losses at once.
+        It handles many losses at once.
 
         Args:
             gradients: The gradients of keys, values, keys, … of each layer in turn,
-                (batch, heads, count, d_head) each.
+                each (batch, heads, count, d_head).
 
         Returns:
-            (batch, count, width): row b is the vector-Jacobian product of the rows b.
+            (batch, count, width): row b is the vector-Jacobian product of rows b.
         """
         size = len(gradients[0])
         flat = [part.transpose(-3, -2).flatten(-2).flatten(0, 1) for part in gradients]
@@ -139,9 +139,9 @@ def joined(
 def install(model: Any) -> list[nn.Module]:
     """Make a loaded Hugging Face model accept prompts; return its self-attentions.
 
-    The self-attentions are in order, bottom to top. In an encoder-decoder those of the
-    encoder come first, then those of the decoder, without cross-attentions. The model's
-    attention implementation changes, its parameters do not.
+    The self-attentions are ordered from bottom to top. In an encoder-decoder, those of
+    the encoder come before those of the decoder; cross-attentions are excluded. The
+    model's attention implementation changes, but its parameters do not.
 
     Raises:
         ModelError: The model does not take its attention from the library's registry,
@@ -187,20 +187,20 @@ def prompt_attention(  # noqa: PLR0913 - the library's interface
 ) -> tuple[Tensor, None]:
     """Compute dot-product attention over [K; Φ_K] and [V; Φ_V] (row concatenation).
 
-    Eq. 14 divides the scores by d. That is a misprint for √d_head, by which the frozen
-    model divided in its own training, and by which LightNER and this function divide.
+    Eq. 14 divides the scores by d. That is a misprint for √d_head, which the frozen
+    model used in its own training, and which LightNER and this function use.
 
     Args:
         module: The attention.
         query: (batch, heads, queries, d_head).
         key: (batch, heads, keys, d_head).
         value: (batch, heads, keys, d_head).
-        attention_mask: bool, True where a query may look, which broadcasts to (batch,
+        attention_mask: bool, True where a query may attend, which broadcasts to (batch,
             heads, queries, keys); or None.
         dropout: Dropout rate of the weights.
         scaling: Factor of the scores; None is 1 / √d_head.
-        prompts: The prompts, from `joined`. Without prompts for `module` this is the
-            library's own attention, unchanged.
+        prompts: The prompts, from `joined`. Without prompts for `module`, this is the
+            library's own attention.
         **options: Passed to the library's attention.
 
     Returns:
@@ -238,9 +238,9 @@ def prompt_attention(  # noqa: PLR0913 - the library's interface
 def _explicit_mask(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> Tensor | None:
-    """Return the mask, written out where the library leaves it to the kernel.
+    """Return the mask, made explicit if the library leaves it to the kernel.
 
-    Such a mask is causal and aligned to the right.
+    An implicit mask is causal and right-aligned.
     """
     if mask is not None:
         return mask
@@ -262,13 +262,13 @@ def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
 class LoRA(nn.Module):
     """Low-rank changes of some linear maps of an encoder.
 
-    The parameters are down (A) and up (B). If all maps have one size, they are (maps,
-    rank, inputs) and (maps, outputs, rank); otherwise they stand side by side, (rank,
-    Σ inputs) and (Σ outputs, rank). Initial values depend on the seed and the layer's
-    name alone.
+    The parameters are down (A) and up (B). If all maps have the same size, they are
+    (maps, rank, inputs) and (maps, outputs, rank); otherwise they are concatenated,
+    (rank, Σ inputs) and (Σ outputs, rank). Initial values depend only on the seed and
+    the layer's name.
 
     Args:
-        maps: The maps that are changed; see `targets`.
+        maps: The maps to change; see `targets`.
         rank: The rank of the changes.
         alpha: The scale of the changes times the rank.
         seed: The seed of the initial values.
@@ -313,10 +313,9 @@ class LoRA(nn.Module):
 
     @contextmanager
     def applied(self, maps: Sequence[nn.Linear]) -> Iterator[None]:
-        """Make maps, in the order of `targets`, compute with their changes.
+        """Apply the changes to maps, in the order of `targets`, in the context.
 
-        Open it for one forward pass at a time, because it changes what shared modules
-        compute.
+        Open it for one forward pass at a time, because it affects shared modules.
         """
         with ExitStack() as stack:
             for linear, (down, up) in zip(maps, self._pairs(), strict=True):
@@ -326,7 +325,7 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def merge(self, maps: Sequence[nn.Linear]) -> None:
-        """Add the changes to the maps' own weights permanently."""
+        """Add the changes permanently to the maps' weights."""
         for linear, (down, up) in zip(maps, self._pairs(), strict=True):
             linear.weight += self.scale * up @ down
 
@@ -337,13 +336,13 @@ def targets(
     *,
     other: str = 'set [model] maps = "all"',
 ) -> list[nn.Linear]:
-    """Return the linear maps that low-rank changes change, bottom to top.
+    """Return the linear maps for low-rank changes, bottom to top.
 
     Args:
         model: The encoder.
         which: "attention", the queries and values; "all", every map of the stacked
             layers.
-        other: The remedy in the message if an encoder has stacked layers, but no
+        other: The remedy in the message if an encoder has stacked layers but no maps of
             queries and values.
 
     Raises:

@@ -36,19 +36,19 @@ from fednotes.encoders.reading import Pieces, reading_version, split_passages
 
 # The files of a tokenizer; a directory has at least one of them.
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
-_TEXTS_PER_CALL = 512  # of the tokenizer
+_TEXTS_PER_CALL = 512  # texts in one call of the tokenizer
 
 
 @dataclass(frozen=True, eq=False)
 class BartBackbone:
-    """A BART directory, as the pointer model uses it.
+    """A BART directory in the form that the pointer model uses.
 
     Attributes:
-        model: A `BartModel`, frozen, in evaluation mode, that takes prompts. It is
-            never run itself: each model runs a `view` of it.
+        model: A frozen `BartModel` in evaluation mode that accepts prompts. It is never
+            run itself: each model runs a `view` of it.
         tokenizer: Its tokenizer.
-        frame: What the encoder reads at once.
-        steps: The largest number of targets that the decoder can write.
+        frame: The window of sub-words that the encoder reads at once.
+        steps: The maximum number of targets that the decoder can write.
         marks: Ids of the decoder's start, of the end and of padding.
         fingerprint: SHA-256 over the directory.
     """
@@ -69,7 +69,7 @@ class BartBackbone:
         return Pieces.join(parts)
 
     def view(self, dropout: float) -> Any:
-        """Return separate modules on the shared weights, in evaluation mode.
+        """Return separate modules with the shared weights, in evaluation mode.
 
         Args:
             dropout: Their dropout rate in training mode.
@@ -89,7 +89,7 @@ class BartBackbone:
 def load_backbone(path: str | Path, device: str | torch.device = "cpu") -> BartBackbone:
     """Return the backbone of a Hugging Face BART directory.
 
-    It is loaded once for each process and device, so simulated sites share it. Only
+    It is loaded once per process and device, so simulated sites share it. Only
     safetensors are read, and nothing is downloaded.
 
     Args:
@@ -155,7 +155,7 @@ def _marks_of(directory: Path, config: Any) -> tuple[int, int, int]:
     """Return the ids of the decoder's start, of the end and of padding.
 
     Raises:
-        ModelError: One of them is missing or not in the vocabulary.
+        ModelError: An id is missing or not in the vocabulary.
     """
     begin = config.decoder_start_token_id
     if begin is None:
@@ -170,8 +170,8 @@ def _marks_of(directory: Path, config: Any) -> tuple[int, int, int]:
 def set_layer_norm_eps(model: Any) -> None:
     """Set the epsilon of every LayerNorm to "layer_norm_eps" of config.json.
 
-    Directories of tools/graft.py have this setting; a published BART does not, and
-    nothing changes.
+    Directories from tools/graft.py have this setting. Without it, as in a published
+    BART, nothing changes.
     """
     eps = getattr(model.config, "layer_norm_eps", None)
     if eps is None:
@@ -182,7 +182,7 @@ def set_layer_norm_eps(model: Any) -> None:
 
 
 def cache_keyword(decoder: nn.Module) -> str:
-    """Return the name by which a BART decoder takes and returns its keys and values.
+    """Return the name of a BART decoder's argument for cached keys and values.
 
     transformers 5.24 renamed `past_key_values` to `cache`.
     """
@@ -191,9 +191,9 @@ def cache_keyword(decoder: nn.Module) -> str:
 
 
 def words_of(label: str) -> str:
-    """Return a type's name as lower-case words, split at "_" and capitals.
+    """Split a type's name at "_" and capitals into lower-case words.
 
-    "ADR" stays one word.
+    "ADR" remains one word.
     """
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+", label)
     return " ".join(parts).lower() or label
@@ -202,15 +202,15 @@ def words_of(label: str) -> str:
 def fixed_rows(
     backbone: BartBackbone, types: Sequence[str], label_words: Mapping[str, str]
 ) -> Tensor:
-    """Return (3 + types, width), copies of the embeddings of the marks and the types.
+    """Return copies of the embeddings of marks and types, (3 + types, width).
 
     The marks are BEGIN, END and PAD. A type's row is the mean over the sub-words of its
-    words, as they stand within a text.
+    words, tokenised as within a text.
 
     Args:
         backbone: The backbone.
         types: The types.
-        label_words: Words for a type in place of its own name.
+        label_words: Words for a type in place of its name.
 
     Raises:
         ConfigError: Words belong to no type, have no sub-words, or are the same for two
@@ -243,7 +243,7 @@ def fixed_rows(
 
 
 def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
-    """Return the sub-words of words within a text, with a blank before the first."""
+    """Return the sub-words of words as within a text, after a blank."""
     words = text.split()
     if not words:
         return []
@@ -252,7 +252,7 @@ def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
 
 
 def own_cross_attentions(view: Any) -> list[nn.Module]:
-    """Give a view's cross-attentions parameters of their own; return them."""
+    """Give a view's cross-attentions their own parameters; return the modules."""
     attentions = [layer.encoder_attn for layer in view.decoder.layers]
     for attention in attentions:
         for module in attention.modules():

@@ -10,7 +10,8 @@
 
 The sizes are in the options file; the published ones are in parentheses. Every sentence
 starts from a zero state. The published program carries the state from one batch to the
-next, so that a note's vectors depend on other notes. Datasets of the weights file:
+next, which makes a note's vectors depend on other notes. The weights file has these
+datasets:
 
     char_embed (261, 16) │ CNN/W_cnn_i (1, width, 16, filters), b_cnn_i
     CNN_high_k/W_carry, b_carry, W_transform, b_transform │ CNN_proj/W_proj, b_proj
@@ -38,7 +39,7 @@ from fednotes.data.text import Passage
 from fednotes.encoders.encoder import length_batches, to_half
 from fednotes.encoders.pretrained import fingerprint
 
-# Byte values take 0-255. In memory every id is one higher, and 0 is "no word at all".
+# Byte values are 0-255. In memory every id is one higher, and 0 means "no word".
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 256, 257, 258, 259, 260
 CHARACTERS = 261
 
@@ -53,10 +54,10 @@ ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 def find_files(directory: Path) -> tuple[Path, Path] | None:
-    """Return the options and the weights file of a directory; None if it has neither.
+    """Return a directory's options and weights files; None if it has neither.
 
     Raises:
-        ModelError: One of the two is missing, or there are several.
+        ModelError: One of the two is missing or not unique.
     """
     options = sorted(directory.glob("*options.json"))
     weights = sorted(directory.glob("*weights.hdf5")) or sorted(
@@ -75,8 +76,8 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
 def character_ids(word: str | int, length: int = 50) -> np.ndarray:
     """Return (length,) int64, the character ids of a word plus 1.
 
-    The UTF-8 bytes stand between the begin and the end of the word; they are cut to
-    `length`, and padding follows.
+    The UTF-8 bytes, cut to fit, stand between the markers of the word's start and end.
+    Padding follows.
 
     Args:
         word: A word, or one of BEGIN_SENTENCE and END_SENTENCE.
@@ -127,8 +128,8 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
     """Open an HDF5 file.
 
     Yields:
-        A function read(name, *shape) that returns a dataset as a tensor, after a check
-        of its shape and numbers. None in the shape allows any size.
+        A function read(name, *shape) that checks a dataset's shape and numbers and
+        returns it as a tensor. None in the shape allows any size.
     """
     with needs("h5py", "elmo"):
         import h5py
@@ -142,8 +143,8 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
             f"{path}: not a readable HDF5 file; download it again"
         ) from error
 
-    # A small file may say that a dataset has any size, or that it is in another file.
-    numbers_left = path.stat().st_size  # each takes a byte or more
+    # A small file may claim that a dataset has any size or is in another file.
+    numbers_left = path.stat().st_size  # each takes at least a byte
 
     def read(name: str, *shape: int | None) -> Tensor:
         nonlocal numbers_left
@@ -181,7 +182,7 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
 
 
 class _Cell:
-    """One LSTM layer of one direction; its input has the size of the state."""
+    """One LSTM layer in one direction, whose input has the size of the state."""
 
     def __init__(self, read: Read, config: _Config, way: int, layer: int) -> None:
         name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
@@ -198,7 +199,7 @@ class _Cell:
     def run(self, words: Tensor) -> Tensor:
         """Return states (batch, length, state) of inputs (batch, length, state)."""
         batch, length, _ = words.shape
-        # One product for all inputs; only the recurrent half needs the step before.
+        # One product for all inputs; only the recurrent half needs the previous step.
         gates = (words.flatten(0, 1) @ self.inputs + self.bias).view(batch, length, -1)
         state = words.new_zeros(batch, self.recurrent.shape[0])
         memory = words.new_zeros(batch, self.recurrent.shape[1] // 4)
@@ -220,7 +221,7 @@ class _Cell:
 
 
 def _read_filters(read: Read, config: _Config) -> list[tuple[Tensor, Tensor]]:
-    """Return weights (filters, embedding, width) and bias of each width."""
+    """Return weights, (filters, embedding, width), and bias of each width."""
     filters = []
     for i, (width, count) in enumerate(config.filters):
         weight = read(f"CNN/W_cnn_{i}", 1, width, config.embedding, count)[0]
@@ -232,15 +233,15 @@ def _read_filters(read: Read, config: _Config) -> list[tuple[Tensor, Tensor]]:
 class Elmo:
     """The frozen bidirectional language model; see `features.FrozenEncoder`.
 
-    `encode` returns all its layers.
+    `encode` returns all of its layers.
 
     Args:
         options: The published options file.
         weights: The published weights file.
-        dtype: The type of the computation.
+        dtype: The dtype of the computation.
 
     Raises:
-        ModelError: A file is damaged, or the two do not fit.
+        ModelError: A file is damaged, or the two files do not match.
         MissingExtra: The package h5py is missing.
     """
 
@@ -279,19 +280,19 @@ class Elmo:
                 [_Cell(read, config, way, layer) for layer in range(config.layers)]
                 for way in range(2)
             ]
-        # Computed now, because the files may change later.
+        # Computed now because the files may change later.
         self.fingerprint = fingerprint((options, weights), kind="elmo", version=1)
 
     def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
         """Return (words of all sentences, layers, 2 * state) float16.
 
-        ELMo reads the words alone, not what stands between them.
+        ELMo reads only the words, not the text between them.
         """
         return to_half(self.hidden(sentences), self._source)
 
     @torch.inference_mode()
     def hidden(self, sentences: Sequence[Passage]) -> Tensor:
-        """Return the vectors as `encode` does, but in the type of the computation."""
+        """Return the same vectors as `encode`, in the dtype of the computation."""
         ids: dict[str | int, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
         rows = [
             [ids.setdefault(word, len(ids)) for word in each.forms]
@@ -316,7 +317,7 @@ class Elmo:
         return out
 
     def _embed(self, words: list[str | int]) -> Tensor:
-        """Return (words, state), what the CNN computes from the words' characters."""
+        """Return the CNN's vectors of words from their characters, (words, state)."""
         parts = []
         for first in range(0, len(words), WORDS):
             ids = np.stack(
@@ -349,12 +350,12 @@ class Elmo:
     def _contextual(self, vectors: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
         """Return (batch, length, layers, 2 * state).
 
-        The backward direction reads each sentence reversed within its own length, so
-        in both directions padding comes last and changes nothing.
+        The backward direction reads each sentence reversed within its length, so
+        padding comes last in both directions and has no effect.
 
         Args:
             vectors: (unique words, state).
-            index: (batch, length) numbers of the words in `vectors`.
+            index: (batch, length) indices of the words in `vectors`.
             sizes: (batch,) number of words of each sentence.
         """
         positions = torch.arange(index.shape[1])

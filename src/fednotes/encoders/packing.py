@@ -1,16 +1,16 @@
-"""Training sequences of a language model, and what it has to predict of them.
+"""Training sequences of a language model, and their prediction targets.
 
-Sequences are made as in the original BERT (Devlin et al. 2018, A.2). The model predicts
-masked tokens (BERT) or infilled spans (BART).
+Sequences are built as in the original BERT (Devlin et al. 2018, A.2). The model
+predicts masked tokens (BERT) or infilled spans (BART).
 
-    pairs     [CLS] A [SEP] B [SEP]; B follows A, or in half of the pairs comes from
-              another place
+    pairs     [CLS] A [SEP] B [SEP]; B follows A in half of the pairs, and otherwise
+              comes from elsewhere
     full      [CLS] S [SEP] S [SEP] …; sentences in order until the sequence is full
 
-A plan says which stretches of the corpus make up each sequence. It has four numbers for
-a pair, so a corpus of any size can be planned; `gather` then makes a batch. A plan
-depends on the corpus, the seed and the epoch alone, masks on the batch and the
-generator.
+A plan lists the stretches of the corpus that make up each sequence. It needs four
+numbers for a pair, so a corpus of any size can be planned; `gather` then builds a
+batch. A plan depends only on the corpus, the seed and the epoch; masks depend on the
+batch and the generator.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.encoders.token_cache import Tokens
 
-# The fraction of documents whose pairs are short on purpose, as in the original.
+# The fraction of documents whose pairs are deliberately short, as in the original.
 SHORT = 0.1
-# Tries to find another document than that of A, as in the original.
+# Attempts to draw a document other than A's, as in the original.
 _TRIES = 10
-# The label of positions that add nothing to the loss.
+# The label of positions without a loss.
 IGNORED = -100
-# The fractions of chosen tokens that become [MASK] and a random word; others stay.
+# The fractions of chosen tokens replaced by [MASK] and by a random word.
 MASKED, RANDOM = 0.8, 0.1
-# A sorting key above every random one.
+# A sort key greater than any random key.
 _NO_WORD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """Ids that are not words.
+    """Ids of special tokens, which are not words.
 
     Attributes:
         cls: The id of [CLS].
@@ -57,13 +57,13 @@ class Specials:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """All of them, each once, in order."""
+        """All special ids, sorted, without duplicates."""
         return tuple(sorted({self.cls, self.sep, self.mask, self.pad, *self.others}))
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which tokens make up each sequence.
+    """The tokens that make up each sequence.
 
     Attributes:
         stretches: (stretches, 2) int64, start and end in the corpus's ids; [SEP]
@@ -89,8 +89,8 @@ class Sequences:
         ids: (batch, longest) int64.
         segments: (batch, longest) int64, 1 in B, else 0.
         lengths: (batch,) int64, number of tokens before the padding.
-        random_next: (batch,) int64, 1 where B is random, BERT's label of next-sentence
-            prediction; None without pairs.
+        random_next: (batch,) int64, 1 where B is random (BERT's label for next-sentence
+            prediction); None without pairs.
     """
 
     ids: np.ndarray
@@ -125,7 +125,7 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
 
     Args:
         tokens: The corpus.
-        length: The largest number of tokens in a sequence, special ones included.
+        length: The maximum number of tokens in a sequence, including special ones.
         seed: The run's seed.
         epoch: The number of the epoch.
 
@@ -169,17 +169,18 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
 def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     """Plan pairs for next-sentence prediction (`create_pretraining_data.py` of BERT).
 
-    Sentences of a document are taken up to a target length. The target is drawn once
-    for each document: a tenth of the documents gets a shorter one for all of its pairs.
-    A is a random number of these sentences. With probability 1/2, or if there is only
-    one sentence, B comes from a random place of another document; otherwise it is the
-    remaining sentences. A pair that is too long loses tokens of its longer half at
-    either end. In one point this differs from the original: sentences longer than half
-    a sequence are cut first, where the original would discard most of them.
+    Sentences of a document are collected up to a target length. The target is drawn
+        once per document: a tenth of the documents get a shorter one for all of their
+        pairs. A consists of a random number of these sentences. With probability 1/2,
+        or if there is only one sentence, B comes from a random position in another
+        document; otherwise it consists of the remaining sentences. A pair that is too
+        long loses tokens at either end of its longer half. Unlike in the original,
+        sentences longer than half a sequence are first cut; the original would discard
+        most of them.
 
     Args:
         tokens: The corpus.
-        length: The largest number of tokens in a pair, special ones included.
+        length: The maximum number of tokens in a pair, including special ones.
         seed: The run's seed.
         epoch: The number of the epoch.
 
@@ -217,14 +218,14 @@ def _document_pairs(
     """Yield one document's pairs.
 
     Args:
-        document: The number of the document.
+        document: The index of the document.
         cuts: Bounds of sentences in the ids.
         docs: Bounds of documents in the sentences.
-        room: The largest number of tokens in a pair, without special ones.
+        room: The maximum number of tokens in a pair, without special ones.
         rng: The generator.
 
     Yields:
-        Start and end of A and of B in the ids; and whether B is random.
+        Start and end of A and of B in the ids, and whether B is random.
     """
     at, last = docs[document], docs[document + 1]
     target = int(rng.integers(2, room + 1)) if rng.random() < SHORT else room
@@ -251,7 +252,7 @@ def _elsewhere(
     target: int,
     rng: np.random.Generator,
 ) -> tuple[int, int]:
-    """Return start and end of sentences from a random place of another document.
+    """Return start and end of sentences at a random position of another document.
 
     They have about `target` tokens.
     """
@@ -270,10 +271,11 @@ def _elsewhere(
 def _shorten(
     a: tuple[int, int], b: tuple[int, int], room: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Cut both halves so that they fit together.
+    """Cut both halves so that the pair fits.
 
-    The original removes token by token from the longer half, at a random end. This is
-    the same in closed form: the number of tokens removed at the front is binomial.
+    The original removes tokens one by one from a random end of the longer half. This is
+        equivalent in closed form: the number of tokens removed at the front is
+        binomial.
     """
     na, nb = a[1] - a[0], b[1] - b[0]
     if na + nb > room:
@@ -289,7 +291,7 @@ def _shorten(
 def gather(
     tokens: Tokens, plan: Plan, rows: np.ndarray, specials: Specials
 ) -> Sequences:
-    """Return the sequences `rows` of a plan, padded to the longest of them."""
+    """Return the sequences `rows` of a plan, padded to the longest one."""
     parts: list[np.ndarray] = []
     for row in np.asarray(rows).tolist():
         ids = [np.array([specials.cls], np.int64)]
@@ -313,7 +315,7 @@ def gather(
     return Sequences(both[0], both[1], lengths, labels)
 
 
-# ---- what is to be predicted ---------------------------------------------------------
+# ---- prediction targets --------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,8 +324,8 @@ class Masked:
 
     Attributes:
         inputs: (batch, tokens) int64 ids that the model reads.
-        labels: (batch, tokens) int64, the token's own id where it is to be predicted,
-            -100 elsewhere.
+        labels: (batch, tokens) int64, the original id where it is to be predicted, -100
+            elsewhere.
     """
 
     inputs: np.ndarray
@@ -331,7 +333,7 @@ class Masked:
 
     @property
     def positions(self) -> np.ndarray:
-        """(predictions,) int64, flat positions of what is to be predicted, in order."""
+        """(predictions,) int64, flat positions of the predicted tokens, ascending."""
         return np.flatnonzero(self.labels != IGNORED)
 
 
@@ -345,22 +347,22 @@ def mask(
     max_predictions: int | None = None,
     continues: np.ndarray | None = None,
 ) -> Masked:
-    """Mask tokens as BERT's masked language model does, but never a special token.
+    """Mask tokens as in BERT's masked language model, but never special tokens.
 
-    Of each row's n tokens (special ones counted, as in the original), round(n · rate)
-    are chosen without replacement, at least one. Of these 80 % become [MASK], 10 % a
-    random word, and 10 % stay.
+    Of each row's n tokens (including special ones, as in the original), round(n ·
+    rate), but at least one, are chosen without replacement. Of these, 80 % become
+    [MASK], 10 % become a random word, and 10 % stay.
 
     Args:
         ids: (batch, tokens), padded.
         specials: The ids that are not words.
         vocabulary: Number of ids.
         rng: The generator.
-        rate: Fraction of the tokens that are chosen.
-        max_predictions: The largest number of chosen tokens in a row.
-        continues: (vocabulary,) bool, whether a token continues the word before it. If
-            given, whole words are chosen: in random order, each that still fits into
-            the number.
+        rate: Fraction of tokens to choose.
+        max_predictions: The maximum number of chosen tokens in a row.
+        continues: (vocabulary,) bool, whether a token continues the preceding word. If
+            given, whole words are chosen in random order, skipping those that exceed
+            the remaining number.
 
     Raises:
         ConfigError: The rate is not a fraction.
@@ -400,7 +402,7 @@ def _words_of(specials: Specials, vocabulary: int) -> np.ndarray:
 def _choose_tokens(
     words: np.ndarray, wanted: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Choose `wanted` words of each row, each as likely as the others.
+    """Choose `wanted` words of each row uniformly at random.
 
     Args:
         words: (batch, tokens) bool, whether a token is a word.
@@ -422,16 +424,15 @@ def _choose_words(
     wanted: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Choose whole words of each row in random order, each that fits into `wanted`.
+    """Choose whole words of each row in random order, up to `wanted` tokens.
 
-    A word is a token and the continuations after it. The first token of a stretch
-    begins a word even if it is a continuation, because a long sentence may be cut
-    inside a word.
+    A word is a token and its continuations. The first token of a stretch begins a word
+    even if it is a continuation, because a long sentence may be cut inside a word.
 
     Args:
         words: (batch, tokens) bool, whether a token is a word.
-        continues: (batch, tokens) bool, whether it continues the word before it.
-        wanted: (batch,) the largest number of tokens.
+        continues: (batch, tokens) bool, whether it continues the preceding word.
+        wanted: (batch,) the maximum number of tokens.
         rng: The generator.
 
     Returns:
@@ -469,11 +470,11 @@ def denoise(
     rate: float = 0.3,
     mean: float = 3.0,
 ) -> Masked:
-    """Replace spans by one [MASK] each, as BART's text infilling (Lewis et al. 2019).
+    """Replace spans by one [MASK] each, as in BART's infilling (Lewis et al. 2019).
 
-    Of each row's n words, round(n · rate), at least one, are in spans of Poisson(mean)
-    words; an empty span inserts a [MASK]. Special tokens stay, and a span that reaches
-    over one becomes a [MASK] on either side of it.
+    Of each row's n words, round(n · rate), but at least one, are in spans of
+    Poisson(mean) words; an empty span inserts a [MASK]. Special tokens stay, and a span
+    across a special token becomes a [MASK] on either side of it.
 
     Args:
         ids: (batch, tokens), padded.
@@ -483,8 +484,8 @@ def denoise(
         mean: Mean number of words in a span.
 
     Returns:
-        `inputs` are padded to the longest row, and never longer than `ids`. `labels`
-        are all of `ids`, -100 in the padding.
+        `inputs` are padded to the longest row and never longer than `ids`. `labels`
+        equal `ids`, with -100 at padding.
 
     Raises:
         ConfigError: The rate is not a fraction, or the mean is not positive.
@@ -513,13 +514,13 @@ def _infill(
     rate: float,
     mean: float,
 ) -> np.ndarray:
-    """Return one row without padding, infilled; it does not become longer."""
+    """Infill a row without padding; it does not become longer."""
     places = np.flatnonzero(~np.isin(row, specials.all))
     if not len(places):
         return row
     lengths = _span_lengths(max(1, round(len(places) * rate)), mean, rng)
     covered = int(lengths.sum())
-    # Every word that stays is one unit, and so is every span; spans may lie anywhere.
+    # Every remaining word is one unit, and so is every span; spans may be anywhere.
     units = np.ones(len(places) - covered + len(lengths), np.int64)
     spans = np.sort(rng.choice(len(units), len(lengths), replace=False))
     units[spans] = lengths
@@ -538,12 +539,12 @@ def _infill(
     begins = in_span & (span_of[:-1] != np.append(-1, span_of[:-2]))
     replaced = np.where(in_span, np.where(begins, specials.mask, IGNORED), row)
 
-    # No more [MASK]s are inserted than tokens were removed.
+    # At most as many [MASK]s are inserted as tokens were removed.
     room = len(row) - int((replaced != IGNORED).sum())
     after = np.cumsum(inserted)
     inserted = np.minimum(after, room) - np.minimum(after - inserted, room)
     out = np.repeat(np.append(replaced, IGNORED), 1 + inserted)
-    # Of a repeated token, all copies but the last become the [MASK]s before it.
+    # All copies of a repeated token except the last become the [MASK]s before it.
     last = np.cumsum(1 + inserted) - 1
     copies = np.ones(len(out), bool)
     copies[last] = False
@@ -552,7 +553,7 @@ def _infill(
 
 
 def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> np.ndarray:
-    """Return Poisson lengths whose sum is exactly `budget`; the last one is cut."""
+    """Return Poisson lengths that sum to exactly `budget`, cutting the last one."""
     lengths = np.empty(0, np.int64)
     while lengths.sum() < budget:
         lengths = np.append(lengths, rng.poisson(mean, max(4, int(budget / mean) + 1)))

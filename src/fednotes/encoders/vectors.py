@@ -1,8 +1,8 @@
 """Public word vectors from a GloVe or word2vec file.
 
-A process reads a file once, and all its taggers share it. The table is frozen; it is
-not part of a tagger's state and never leaves the site. Nothing here reads a site's
-text.
+A process reads a file once, and all its taggers share the table. The table is frozen;
+it is not part of a tagger's state and never leaves the site. This module does not read
+a site's text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fednotes.core.errors import ModelError
 from fednotes.core.parsing import open_regular
 from fednotes.encoders.pretrained import file_sha256
 
-_NUMBER = re.compile(b"[0-9]{1,12}")  # of words or of columns
+_NUMBER = re.compile(b"[0-9]{1,12}")  # a number of words or of columns
 _NOT_FINITE = "a column is not a finite number"
 
 
@@ -47,9 +47,9 @@ class WordVectors:
         return int(self.table.shape[1])
 
     def rows(self, forms: Sequence[str]) -> np.ndarray:
-        """Return (forms,) int64, the row of each form.
+        """Return the row of each form, (forms,) int64.
 
-        It is that of the form as written, else of the lower-cased form, else 0.
+        The form is looked up as written, then in lower case; unknown forms have row 0.
         """
         index = self.index
         rows = (index.get(form) or index.get(form.lower(), 0) for form in forms)
@@ -65,18 +65,19 @@ def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
     """Read a text file of word vectors: `word number number …`, one word a line.
 
     An optional first line `count dimension` (word2vec) is skipped. If a word occurs
-    twice, its first line counts. A file named .bin is in word2vec's binary format: that
-    first line, then for each word its letters, a space and little-endian float32
-    numbers. The result is cached by path, time of change and `max_words`.
+    twice, its first line is used. A file with the suffix .bin is in word2vec's binary
+    format: the first line as above, then for each word its letters, a space and
+    little-endian float32 numbers. The result is cached by path, modification time, size
+    and `max_words`.
 
     Args:
         path: The file.
-        max_words: The largest number of words to read; 0 reads all.
+        max_words: The maximum number of words to read; 0 reads all.
 
     Raises:
-        ModelError: The file is missing or empty, or a line has another number of
-            columns than the first or a column that is not a finite number. The message
-            names path and line or word.
+        ModelError: The file is missing or empty, or a line has a different number of
+            columns than the first line or a column that is not a finite number. The
+            message names the path and the line or word.
     """
     file = Path(path).expanduser().resolve()
     try:
@@ -129,11 +130,11 @@ def _load_text(path: Path, max_words: int) -> WordVectors:
 
 
 def _layout_of(path: Path, head: list[bytes]) -> tuple[int, int]:
-    """Return the number of columns, and the number of lines before the first word.
+    """Return the number of columns, and of lines before the first word.
 
     Args:
         path: The file, for messages.
-        head: Its first two lines.
+        head: The file's first two lines.
     """
     columns = head[0].split() if head else []
     if not columns and len(head) < 2:
@@ -145,7 +146,7 @@ def _layout_of(path: Path, head: list[bytes]) -> tuple[int, int]:
     is_count_and_dim = len(columns) == 2 and all(map(_NUMBER.fullmatch, columns))
     if is_count_and_dim and len(head) > 1 and len(head[1].split()) > 2:
         dim = int(columns[1])
-        if dim > len(head[1]):  # each number takes a byte or more
+        if dim > len(head[1]):  # each number takes at least a byte
             raise _bad_line(
                 f"{path}:2", f"fewer than {dim} numbers after the word", dim
             )
@@ -154,7 +155,7 @@ def _layout_of(path: Path, head: list[bytes]) -> tuple[int, int]:
 
 
 def _parse_line(place: str, line: bytes, dim: int) -> tuple[str, np.ndarray]:
-    """Return a line's word and its numbers (dim,).
+    """Return a line's word and its numbers, (dim,).
 
     The line is split from the right, because some published files have words with
     spaces.
@@ -198,7 +199,7 @@ def _load_binary(path: Path, max_words: int) -> WordVectors:
             )
         count, dim = (int(part) for part in head)
         rows = min(count, max_words) if max_words else count
-        # A word has at least one letter, and a space after it.
+        # A word has at least one letter and is followed by a space.
         min_size = stream.tell() + rows * (4 * dim + 2)
         if min_size > path.stat().st_size:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Corpora as models read them, and the mini-batches of those whose output is a CRF."""
+"""Corpora in the form that models read, and mini-batches for models with a CRF."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from fednotes.encoders.reading import Pieces, split_passages
 from fednotes.taggers.crf import Counts
 from fednotes.taggers.partial import Soft, allowed_tags, require_types, retag
 
-# The most words and sentences that the tokenizer gets in one call.
+# The maximum number of words and sentences in one call of the tokenizer.
 TOKENIZER_WORDS, TOKENIZER_SENTENCES = 131072, 512
-# Tokens in one batch of a light tagger's prediction, which has no padding.
+# Tokens per batch in prediction with a light tagger, which has no padding.
 PREDICT_TOKENS = 4096
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedCorpus:
-    """A corpus as a model reads it. It belongs to its site, like the documents.
+    """A corpus in the form that a model reads. It stays at its site.
 
     Attributes:
         encoded: The tokens and tags, flat over the corpus.
-        known: The types that the site annotates itself. Spans of other types were
-            added by a model.
+        known: The types that the site annotates. Spans of other types were added by a
+            model.
         lengths: (sentences,) the number of tokens or sub-words, for batches of similar
             length.
-        soft: What a teacher expects of the other types; None if their spans are the
+        soft: A teacher's posterior of the other types; None if their spans are the
             target.
     """
 
@@ -48,17 +48,17 @@ class PreparedCorpus:
 
     @property
     def sentences(self) -> int:
-        """Number of sentences (or pieces of sentences too long for the model)."""
+        """Number of sentences, or pieces of sentences too long for the model."""
         return len(self.lengths)
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """The documents, in their order."""
+        """The documents in corpus order."""
         return self.encoded.documents
 
     @property
     def complete(self) -> bool:
-        """Whether every type of the tag set is known: no token has a choice."""
+        """Whether every type of the tag set is known, so that no token is ambiguous."""
         return self.known.issuperset(self.encoded.tagset.types)
 
     def annotated(self, documents: Sequence[Document], known: Collection[str]) -> Self:
@@ -75,9 +75,9 @@ class PreparedCorpus:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaggerCorpus(PreparedCorpus):
-    """A corpus as a light tagger reads it.
+    """A corpus in the form that a light tagger reads.
 
-    What the tagger's configuration does not use is None.
+    Inputs that the tagger's configuration does not use are None.
 
     Attributes:
         word: (forms,) rows of the table of word vectors.
@@ -115,7 +115,7 @@ class EncoderCorpus(PreparedCorpus):
         pooling: str = "mean",
         progress: Progress | None = None,
     ) -> EncoderCorpus:
-        """Split a corpus into sub-words; every type is known.
+        """Split a corpus into sub-words, with every type known.
 
         Args:
             encoded: The corpus.
@@ -146,14 +146,14 @@ class EncoderCorpus(PreparedCorpus):
 
 
 def _end_of_call(bounds: np.ndarray, start: int) -> int:
-    """Return the sentence before which a call of the tokenizer ends; at least one."""
+    """Return the end of a tokenizer call, as the sentence after its last one."""
     max_words = bounds[start] + TOKENIZER_WORDS
     fitting = int(np.searchsorted(bounds, max_words, side="right")) - 1
     return min(max(fitting, start + 1), start + TOKENIZER_SENTENCES)
 
 
 def require_sentences(indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the numbers of a mini-batch's sentences as an array.
+    """Return the sentence indices of a mini-batch as a nonempty array.
 
     Raises:
         TrainingError: There are none.
@@ -166,14 +166,15 @@ def require_sentences(indices: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some sentences of a corpus, padded.
+    """A padded batch of sentences from a corpus.
 
     Attributes:
         corpus: The corpus.
-        request_order: (batch,) rows that put the sentences into the order in which they
-            were requested.
-        rows: (batch,) numbers of the sentences in the corpus.
-        tokens: (batch, steps) tokens of the corpus; at padding the sentence's first.
+        request_order: (batch,) indices that restore the order in which sentences were
+            requested.
+        rows: (batch,) indices of the sentences in the corpus.
+        tokens: (batch, steps) indices of the corpus's tokens; padding repeats the
+            sentence's first token.
         inside: (batch, steps) bool, False at padding.
         lengths: (batch,) number of tokens.
         tags: (batch, steps), 0 at padding.
@@ -199,10 +200,10 @@ class Batch:
 
         Args:
             corpus: The corpus.
-            chosen: Numbers of the sentences.
+            chosen: Indices of the sentences.
             device: The device for lengths and tags.
-            order: (batch,) positions in `chosen`, in the order in which the sentences
-                are to stand; None leaves them as they are.
+            order: (batch,) positions in `chosen`, in the order of the batch; None keeps
+                the order of `chosen`.
         """
         if order is None:
             order = np.arange(len(chosen))
@@ -232,8 +233,8 @@ class Batch:
     def targets(self) -> tuple[Tensor, Tensor | None, Tensor, Counts | None]:
         """Return tags, allowed tags, lengths and posterior, for `partial.split_loss`.
 
-        Allowed tags are None where every type is known, and the posterior is None where
-        the target is hard.
+        Allowed tags are None if every type is known, and the posterior is None if the
+        target is hard.
         """
         if self.corpus.complete:
             return self.tags, None, self.lengths, None
@@ -251,7 +252,7 @@ class Batch:
 
 
 def by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield sentence numbers, by length, in batches of about PREDICT_TOKENS tokens."""
+    """Yield sentence indices by length, in batches of about PREDICT_TOKENS tokens."""
     if not len(lengths):
         return
     order = np.argsort(lengths, kind="stable")
@@ -260,7 +261,7 @@ def by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def hash_forms(forms: Sequence[str], buckets: int) -> np.ndarray:
-    """Return (forms,), the bucket of each lower-cased form.
+    """Return the hash bucket of each lower-cased form, (forms,).
 
     The hash is CRC-32, which is the same on every machine.
     """

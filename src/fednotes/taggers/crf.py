@@ -7,7 +7,7 @@ Lafferty, McCallum and Pereira 2001:
     p(y)     = exp(score(y)) / Z,  Z = Σ_y exp(score(y)) over the allowed y
 
 The loss is -log p(gold). Its gradient is the difference between expected and observed
-counts, which one forward-backward pass gives without autograd:
+counts, which one forward-backward pass computes without autograd:
 
     d loss / d emission[t, j]    = p(y_t = j) - [gold_t = j]
     d loss / d transitions[i, j] = Σ_t p(y_t = i, y_t+1 = j)
@@ -17,11 +17,11 @@ The gold sequence may be replaced by
 
     a set of sequences           its Σ exp(score) replaces exp(score(gold)), and its
                                  posterior replaces the observed counts
-    a distribution over          given by its expected counts, in which the score is
-    sequences                    linear
+    a distribution over          specified by its expected counts, in which the score
+    sequences                    is linear
 
-On a CPU the recursions are compiled (`crf_kernels.py`, one thread); other devices use
-`TorchOps`.
+On a CPU the recursions are compiled (`crf_kernels.py`, single-threaded); other devices
+use `TorchOps`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Target = Tensor | Counts
 
 
 class Scores(NamedTuple):
-    """The parameters of a CRF in working precision, -inf where forbidden.
+    """The parameters of a CRF in working precision, with -inf where forbidden.
 
     Attributes:
         start: (tags,).
@@ -72,13 +72,13 @@ class Recursions(Protocol):
         *,
         with_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log Z and, if asked for, the expected counts.
+        """Return log Z and, with `with_counts`, the expected counts.
 
         Returns:
-            log Z (batch,), which is -inf where no sequence is allowed and NaN where an
-            emission is NaN or +inf; posteriors (batch, tokens, tags), 0 behind a
-            sentence's end; expected transitions (batch, tags, tags). The last two are
-            empty without `with_counts`.
+            log Z (batch,), -inf if no sequence is allowed and NaN if an emission is NaN
+            or +inf; posteriors (batch, tokens, tags), 0 after a sentence's end;
+            expected transitions (batch, tags, tags). The last two are empty without
+            `with_counts`.
         """
 
     def path_score(
@@ -103,7 +103,7 @@ class Recursions(Protocol):
 
         Args:
             unary: (batch, tokens, tags) gradients of each sentence's loss.
-            pairs: (batch, tags, tags) likewise.
+            pairs: (batch, tags, tags) gradients of transitions.
             lengths: (batch,).
             weights: (batch,) the weight of each sentence's loss.
         """
@@ -114,7 +114,7 @@ class Recursions(Protocol):
         """Return the tags with the highest score.
 
         Returns:
-            (batch, tokens) tags, 0 behind a sentence's end; and the first sentence for
+            (batch, tokens) tags, 0 after a sentence's end; and the first sentence for
             which no sequence is allowed or an emission is not finite, or -1.
         """
 
@@ -123,21 +123,23 @@ class CRF(nn.Module):
     """A linear-chain CRF over `num_tags` tags.
 
     Emissions are (batch, tokens, tags) natural-log scores, float32 or float64; lengths
-    are (batch,) integers from 1 to tokens. What lies behind a sentence's end is never
+    are (batch,) integers from 1 to tokens. Values after a sentence's end are never
     used. Everything is computed in float64 (float32 on devices without it) and returned
     in the type of the emissions. An emission that is NaN or +inf gives NaN in its
     sentence.
 
-    What is forbidden has probability 0 and gradient 0, exactly. The masks follow from
-    the tag set (see `data.tags.allowed_transitions`) and are not part of the state
-    dict.
+    Forbidden tags and transitions have probability and gradient exactly 0. The masks
+    are derived from the tag set (see `data.tags.allowed_transitions`) and are not part
+    of the state dict.
 
     Args:
         num_tags: Number of tags.
         start_mask: (tags,) bool, True where a sentence may start with the tag; None
             allows everything.
-        transition_mask: (tags, tags) [from, to] bool, likewise.
-        end_mask: (tags,) bool, likewise.
+        transition_mask: (tags, tags) [from, to] bool, True where a transition is
+            allowed; None allows everything.
+        end_mask: (tags,) bool, True where a sentence may end with the tag; None allows
+            everything.
 
     Raises:
         ModelError: Shapes disagree, or the constraints leave no sequence.
@@ -180,7 +182,7 @@ class CRF(nn.Module):
         """Return (batch,), the negative log likelihood of `tags` (batch, tokens).
 
         Raises:
-            ModelError: A tag does not exist or is forbidden where it stands.
+            ModelError: A tag does not exist or is forbidden at its position.
         """
         return self._losses(emissions, [tags.long()], lengths)[0]
 
@@ -190,13 +192,14 @@ class CRF(nn.Module):
         """Return the loss of a target in two parts, each (batch,).
 
         The first part is -log p(any sequence within `allowed`) (Tsuboi et al. 2008),
-        the second -log p(target | within `allowed`). Their sum is `loss`. For expected
-        counts it is E[-log p(y)], which distillation minimises (Wang et al. 2020b).
+        and the second is -log p(target | within `allowed`). Their sum is `loss`. For
+        expected counts it is E[-log p(y)], which distillation minimises (Wang et al.
+        2020b).
 
         Args:
             emissions: (batch, tokens, tags).
             target: Tags (batch, tokens), or expected counts: the `posterior` of another
-                CRF, which gets no gradient.
+                CRF, which receives no gradient.
             allowed: (batch, tokens, tags) bool, the tags that each token may have.
             lengths: (batch,).
         """
@@ -208,7 +211,7 @@ class CRF(nn.Module):
     def posterior(
         self, emissions: Tensor, lengths: Tensor, allowed: Tensor | None = None
     ) -> Counts:
-        """Return the expected counts, without gradient, in the emissions' type.
+        """Return the expected counts in the emissions' dtype, without gradient.
 
         Args:
             emissions: (batch, tokens, tags).
@@ -216,8 +219,8 @@ class CRF(nn.Module):
             allowed: (batch, tokens, tags) bool, the tags that each token may have.
 
         Returns:
-            p(tag at token) (batch, tokens, tags), 0 behind the end; and
-            Σ_t p(i at t, j at t + 1) (batch, tags, tags) [from, to].
+            p(tag at token) (batch, tokens, tags), 0 after the end; and Σ_t p(i at t, j
+            at t + 1) (batch, tags, tags) [from, to].
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
         if allowed is not None:
@@ -232,12 +235,12 @@ class CRF(nn.Module):
     ) -> Tensor:
         """Return (queries,) float64, p(any sequence within `allowed`).
 
-        It is 0 where `allowed` has no sequence.
+        It is 0 if `allowed` contains no sequence.
 
         Args:
             emissions: (batch, tokens, tags).
             lengths: (batch,).
-            rows: (queries,) the sentence that each query is about.
+            rows: (queries,) the sentence of each query.
             allowed: (queries, tokens, tags) bool, the tags that each token may have.
         """
         sentences, position = rows.to(emissions.device).unique(return_inverse=True)
@@ -254,10 +257,10 @@ class CRF(nn.Module):
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:
-        """Return (batch, tokens) int64, the most probable tags; 0 behind the end.
+        """Return (batch, tokens) int64, the most probable tags; 0 after the end.
 
         Raises:
-            ModelError: Emissions are not finite, or shapes disagree, or no sequence is
+            ModelError: Emissions are not finite, shapes disagree, or no sequence is
                 allowed.
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
@@ -272,7 +275,7 @@ class CRF(nn.Module):
     def _losses(
         self, emissions: Tensor, targets: Sequence[_Target], lengths: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return -log p(target | the target before it) for nested targets.
+        """Return -log p(target | preceding target) for nested targets.
 
         The first target is conditioned on all sequences.
         """
@@ -292,7 +295,7 @@ class CRF(nn.Module):
         return cast(tuple[Tensor, ...], _Loss.apply(*parameters, problem))
 
     def _checked_target(self, target: _Target, x: Tensor, lengths: Tensor) -> _Target:
-        """Return a target on the emissions' device, after a check of its shape."""
+        """Check a target's shape, and return it on the emissions' device."""
         if isinstance(target, Tensor):
             is_lattice = target.dtype == torch.bool
             _require_shape(target, x.shape if is_lattice else x.shape[:2])
@@ -310,7 +313,7 @@ class CRF(nn.Module):
         """Return masked scores, emissions in float64, lengths, and the recursions.
 
         Raises:
-            ModelError: Shapes or lengths would read out of bounds.
+            ModelError: Shapes or lengths would cause reads out of bounds.
         """
         if emissions.dim() != 3 or emissions.shape[2] != self.num_tags:
             raise ModelError(
@@ -358,7 +361,7 @@ def _masked(parameter: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tenso
 
 @dataclass(frozen=True, eq=False)
 class _LossProblem:
-    """What `_Loss` computes with, in working precision and without gradients."""
+    """The inputs of `_Loss`, in working precision and without gradients."""
 
     emissions: Tensor
     targets: Sequence[_Target]
@@ -371,7 +374,7 @@ class _LossProblem:
 class _Loss(torch.autograd.Function):
     """The losses of nested targets.
 
-    The forward pass computes the gradients too: both come from the same messages.
+    The forward pass also computes the gradients, which use the same messages.
     """
 
     @staticmethod
@@ -385,17 +388,17 @@ class _Loss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """Return one loss (batch,) for each target.
 
-        The first four arguments tell autograd where gradients go; their values are in
-        `problem`.
+        The first four arguments register the parameters with autograd; their values are
+        in `problem`.
         """
         ops, x, lengths = problem.ops, problem.emissions, problem.lengths
         scores, with_counts = problem.scores, problem.needs_gradient
         losses: list[Tensor] = []
-        # The gradients of each loss: of emissions, then of transitions.
+        # For each loss, the gradients of emissions and of transitions.
         gradients: list[Tensor] = []
 
-        # `outer` is log Σ exp(score) of the target before, `unary` and `pairs` are its
-        # expected counts.
+        # `outer` is log Σ exp(score) of the preceding target; `unary` and `pairs` are
+        # its expected counts.
         outer, unary, pairs = _partition(
             ops, x, lengths, scores, with_counts=with_counts
         )
@@ -458,7 +461,7 @@ def _expected_score(
     """Return E[score(y)] (batch,) from expected counts; a count of 0 adds 0.
 
     Raises:
-        ModelError: A tag or transition is expected that is forbidden.
+        ModelError: A forbidden tag or transition has a nonzero count.
     """
 
     def product(count: Tensor, score: Tensor) -> Tensor:
@@ -491,7 +494,7 @@ def _partition(
     *,
     with_counts: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `Recursions.partition`, but raise ModelError where no sequence is allowed."""
+    """Call `ops.partition`; raise ModelError if no sequence is allowed."""
     log_z, unary, pairs = ops.partition(x, lengths, scores, with_counts=with_counts)
     is_impossible = log_z == -torch.inf
     if bool(is_impossible.any()):
@@ -542,8 +545,8 @@ _PAIR_BUDGET = 1 << 24
 class TorchOps:
     """The recursions for every device; see `Recursions`.
 
-    They run in log-space over all sentences at once. Forward and backward messages are
-    one scan over two stacked batches.
+    They run in log space over all sentences at once. Forward and backward messages are
+    computed in one scan over two stacked batches.
     """
 
     def partition(
@@ -561,7 +564,7 @@ class TorchOps:
         is_broken = ~(x < torch.inf).flatten(1).all(1)
         x = x.masked_fill(is_broken[:, None, None], 0.0)
 
-        # Without counts one scan forward is enough.
+        # Without counts, one forward scan suffices.
         mirror = _mirror(lengths, x)
         runs, first, matrix = x[None], start[None, None], transitions[None, None]
         if with_counts:
@@ -589,7 +592,7 @@ class TorchOps:
     ) -> tuple[Tensor, tuple[int, int]]:
         """As `Recursions.path_score`; sums run left to right.
 
-        Padding therefore changes no bit.
+        Padding therefore does not change any bit of the result.
         """
         start, transitions, end = scores
         inside = _inside(lengths, tags.shape[1])
@@ -658,7 +661,7 @@ class TorchOps:
 
 
 def _inside(lengths: Tensor, tokens: int) -> Tensor:
-    """Return (batch, tokens) bool, False behind a sentence's end."""
+    """Return (batch, tokens) bool, False after a sentence's end."""
     return torch.arange(tokens, device=lengths.device) < lengths[:, None]
 
 
@@ -675,10 +678,10 @@ def _last(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
-    """Run the forward algorithm: return what arrives at each position.
+    """Run the forward algorithm; return the message arriving at each position.
 
-    That is the log-sum over all paths to a position, before its emission. Backward
-    messages are the same of reversed sentences.
+    A message is the log-sum over all paths to a position, before its emission. Backward
+    messages are the forward messages of reversed sentences.
 
     Args:
         emissions: (runs, batch, tokens, tags).
@@ -697,7 +700,7 @@ def _pair_counts(
 ) -> Tensor:
     """Return Σ_t exp(before[t, i] + transitions[i, j] + after[t + 1, j]).
 
-    Blocks of positions bound the memory.
+    Positions are processed in blocks to limit memory.
     """
     batch, tokens, tags = before.shape
     total = before.new_zeros(batch, tags, tags)

@@ -1,23 +1,23 @@
-"""The CRF's recursions on a CPU: tensors in, tensors out, compiled kernels between.
+"""The CRF's recursions on a CPU, as compiled kernels with tensor interfaces.
 
-The functions are those of `crf.Recursions`; emissions and scores are float64. Sentences
-are computed one after the other in one thread. A sentence's result therefore does not
-depend on its neighbours, on padding or on thread settings, bit for bit.
+The functions implement `crf.Recursions`; emissions and scores are float64. Sentences
+are processed one after the other in one thread. Therefore no bit of a sentence's result
+depends on other sentences, on padding or on thread settings.
 
 log Z and the posteriors come from the scaled forward-backward algorithm (Rabiner 1989,
-V.A) in exp-space, which needs one `exp` for each emission. It is used for a sentence
-only where it provably loses nothing: every factor and every scaled message is either a
+V.A) in exp space, which needs one `exp` per emission. It is used for a sentence only if
+it provably loses no precision: every factor and every scaled message is either a
 structural zero (forbidden) or so far above the smallest double that no product can
 underflow. Relative to the maximum:
 
     message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150
 
-Otherwise (with emissions some 230 apart, for example) the sentence is computed again in
-log-space.
+Otherwise (for example, with emissions some 230 apart) the sentence is recomputed in log
+space.
 
-Arguments of the kernels: emissions (batch, tokens, tags), lengths (batch,), start and
-end (1, tags), transitions (tags, tags) [from, to]. In the scaled part, the last axis of
-arrays is padded with zeros to `columns`, so that loops run in vector lanes.
+Arguments of the kernels are emissions (batch, tokens, tags), lengths (batch,), start
+and end (1, tags), transitions (tags, tags) [from, to]. In the scaled algorithm, the
+last axis of arrays is padded with zeros to `columns`, so that loops vectorise.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -39,7 +39,7 @@ from fednotes.taggers.crf import Scores
 def partition(
     emissions: Tensor, lengths: Tensor, scores: Scores, *, with_counts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `crf.Recursions.partition`."""
+    """Implement `crf.Recursions.partition`."""
     batch, tokens, tags = emissions.shape
     log_z = _empty(batch)
     unary = _empty(0, 0, 0)
@@ -55,7 +55,7 @@ def partition(
 def path_score(
     emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
 ) -> tuple[Tensor, tuple[int, int]]:
-    """As `crf.Recursions.path_score`."""
+    """Implement `crf.Recursions.path_score`."""
     score = _empty(len(emissions))
     arrays = _arrays(emissions, lengths, scores)
     first_wrong = _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
@@ -63,7 +63,7 @@ def path_score(
 
 
 def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
-    """As `crf.Recursions.subtract_path`."""
+    """Implement `crf.Recursions.subtract_path`."""
     _subtract_path(
         unary.numpy(),
         pairs.numpy(),
@@ -75,7 +75,7 @@ def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -
 def weigh(
     unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `crf.Recursions.weigh`."""
+    """Implement `crf.Recursions.weigh`."""
     tags = unary.shape[2]
     outputs = torch.empty_like(unary), _empty(tags), _empty(tags, tags), _empty(tags)
     inputs = unary, pairs, lengths.contiguous(), weights.to(torch.float64).contiguous()
@@ -84,7 +84,7 @@ def weigh(
 
 
 def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
-    """As `crf.Recursions.viterbi`."""
+    """Implement `crf.Recursions.viterbi`."""
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
     failed = _viterbi(*_arrays(emissions, lengths, scores), best.numpy())
     return best, failed
@@ -106,7 +106,7 @@ def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
 _SMALLEST_MESSAGE = 1e-100
 _SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
 _SMALLEST_EMISSION = -345.0  # natural logarithm of 1e-150
-# The directions of `_pass`, and what `_exp` needs.
+# The directions of `_pass`, and the constants of `_exp`.
 _FORWARD, _BACKWARD = True, False
 _LOG2E = 1.4426950408889634
 _LN2_HIGH = 6.93147180369123816490e-01
@@ -121,8 +121,9 @@ def _exp(x, scale, bits, count):
     """Set x[:count] to exp(x), for x in [-345, 0] or -inf.
 
     exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17).
-    Written out so that LLVM vectorises it; one call of the C library for each number
-    would take half of all time. `scale` is scratch, and `bits` its int64 view.
+    It is written out so that LLVM vectorises it; calling the C library for each number
+    would take half of the total time. `scale` is scratch space, and `bits` is its int64
+    view.
     """
     for k in range(count):
         scale[k] = x[k] * _LOG2E + _ROUND
@@ -154,7 +155,7 @@ def _exp(x, scale, bits, count):
 def _multiply(source, s, matrix, target, t):
     """Set target[t] to source[s] @ matrix.
 
-    Rows come in fours, so that the sums stay in registers.
+    Rows are processed in fours, so that the sums stay in registers.
     """
     rows, columns = matrix.shape
     for i in range(0, rows, 4):
@@ -189,7 +190,7 @@ def _dot(left, right, t):
 
 @part
 def _lost(messages, length):
-    """Count the messages that are neither a structural zero nor safely above 0."""
+    """Count messages that are neither structural zeros nor safely above 0."""
     count = 0
     flat = messages.reshape(messages.size)
     for k in range(length * messages.shape[1]):
@@ -234,7 +235,7 @@ def _load(emissions, n, length, factors, scratch, bits):
         for j in range(tags, columns):
             factors[t, j] = -np.inf
     flat = factors.reshape(factors.size)
-    for k in range(length * columns):  # a NaN or an infinity is unsafe too
+    for k in range(length * columns):  # NaN and infinity are unsafe too
         unsafe += not ((flat[k] >= _SMALLEST_EMISSION) | (flat[k] == -np.inf))
     if unsafe == 0:
         _exp(flat, scratch, bits, length * columns)
@@ -246,8 +247,8 @@ def _pass(length, forward, first, matrix, factors, arriving, leaving):
     """Compute the messages along a sentence, or from its end (transposed matrix).
 
     arriving[t] = leaving[t before] @ matrix and leaving[t] = arriving[t] * factors[t],
-    scaled to sum to 1 at every fourth position. Returns the logarithm of what was
-    scaled away; NaN if a message may have lost digits.
+    scaled to sum to 1 at every fourth position. Returns the logarithm of the total
+    scale, or NaN if a message may have lost digits.
     """
     columns = leaving.shape[1]
     log_scale, product = 0.0, 1.0
@@ -267,7 +268,7 @@ def _pass(length, forward, first, matrix, factors, arriving, leaving):
             for j in range(columns):
                 leaving[t, j] /= total
             product *= total
-            if product < 1e-100 or product > 1e100:  # one logarithm for many steps
+            if product < 1e-100 or product > 1e100:  # take one logarithm for many steps
                 log_scale += math.log(product)
                 product = 1.0
     if _lost(leaving, length) > 0:
@@ -281,9 +282,9 @@ def _posteriors(  # noqa: C901, PLR0913 - loops that numba compiles
 ):
     """Set unary[n] to the posteriors, and pairs[n] to Σ_t p(y_t = i, y_t+1 = j).
 
-    alpha are the messages that leave forward, beta and after those that arrive and
-    leave backward. Each position is normalised by itself, so the scales of the messages
-    do not matter.
+    alpha are the forward messages that leave a position; beta and after are the
+    backward messages that arrive and leave. Each position is normalised separately, so
+    the scales of the messages do not matter.
     """
     tags, columns = pairs.shape[1], sums.shape[1]
     for t in range(length):
@@ -292,7 +293,7 @@ def _posteriors(  # noqa: C901, PLR0913 - loops that numba compiles
             alpha[t, j] *= scale
         for j in range(tags):
             unary[n, t, j] = alpha[t, j] * beta[t, j]
-    for t in range(length - 1, length + 3):  # the last block of four reaches so far
+    for t in range(length - 1, length + 3):  # read by the last block of four
         for j in range(columns):
             alpha[t, j] = 0.0
             after[t + 1, j] = 0.0
@@ -313,7 +314,7 @@ def _posteriors(  # noqa: C901, PLR0913 - loops that numba compiles
 
 @part
 def _log_sum(left, t, right, i):
-    """Return log Σ_j exp(left[t, j] + right[i, j]), -inf where all are."""
+    """Return log Σ_j exp(left[t, j] + right[i, j]), -inf if all terms are."""
     tags, top, total = right.shape[1], -np.inf, 0.0
     for j in range(tags):
         top = max(top, left[t, j] + right[i, j])
@@ -379,9 +380,9 @@ def _partition(  # noqa: PLR0913 - the arrays of a compiled kernel
 ):
     """Set log_z (batch,) to log Z and, with `gradient`, the expected counts.
 
-    unary (batch, tokens, tags) are the posteriors, 0 behind a sentence's end, and pairs
-    (batch, tags, tags) the expected transitions. log_z is -inf where no sequence is
-    allowed, NaN where an emission is NaN or +inf.
+    unary (batch, tokens, tags) are the posteriors, 0 after a sentence's end, and pairs
+    (batch, tags, tags) are the expected transitions. log_z is -inf if no sequence is
+    allowed and NaN if an emission is NaN or +inf.
     """
     batch, tokens, tags = emissions.shape
     rows, columns = (tags + 3) // 4 * 4, (tags + 7) // 8 * 8
@@ -490,9 +491,9 @@ def _viterbi(  # noqa: C901, PLR0912 - loops that numba compiles
 ):
     """Set best (batch, tokens) to the tags with the highest score.
 
-    Of equal scores the lower tag wins; tags are 0 behind a sentence's end. Returns the
-    first sentence for which nothing is allowed or an emission is not finite, or -1. The
-    forward pass keeps the maxima only; the way back finds the predecessors again.
+    Ties go to the lower tag; tags are 0 after a sentence's end. Returns the first
+    sentence for which no sequence is allowed or an emission is not finite, or -1. The
+    forward pass stores only the maxima; the backward pass recomputes the predecessors.
     """
     batch, tokens, tags = emissions.shape
     score = np.empty((tokens, tags))

@@ -1,20 +1,20 @@
 """A frozen encoder, tuned by LoRA or prompts, with a CRF on top.
 
 Any Hugging Face encoder reads the text. A word's vector is the mean of its sub-words'
-states above one layer; a projection and a CRF predict its tag. The CRF's parameters are
-trained and sent, and with
+states above a chosen layer; a projection and a CRF predict its tag. The CRF's
+parameters are trained and sent, and in addition with
 
     tuning = "lora"      low-rank changes of the query and value projections
                          (Hu et al. 2021)
     tuning = "prompts"   keys and values beside those of the text (LightNER; Wang et al.
                          2023, Eq. 14)
-    tuning = "none"      nothing else. A `Tagger` with `contextual` computes the same
-                         features once, and is then much faster
+    tuning = "none"      nothing. A `Tagger` with `contextual` computes the same
+                         features only once and is much faster
 
-The encoder is not part of the model. All models of a process that ask for the same
-directory, depth and device share one `Backbone`, so the weights are in memory once. The
-transfer parameter is the projection's weight: its gradient follows from the gradient of
-the emissions, without a backward pass through the encoder.
+The encoder is not part of the model. All models of a process with the same directory,
+depth and device share one `Backbone`, so the weights are in memory only once. The
+transfer parameter is the projection's weight, whose gradient is computed from the
+gradient of the emissions, without a backward pass through the encoder.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class EncoderTaggerConfig(ModelConfig):
 
     @property
     def has_frozen_encoder(self) -> bool:
-        """True: tuning adds parameters and leaves the encoder's as they are."""
+        """True, because tuning adds parameters and does not change the encoder's."""
         return True
 
     @property
@@ -117,11 +117,11 @@ class Backbone:
         directory: The directory that it was read from.
         model: The encoder.
         tokenizer: Its tokenizer.
-        frame: What it reads at once.
+        frame: The window of sub-words that it reads at once.
         layers: The number of layers that are run.
         width: The number of columns of a state.
-        is_cut: Whether the model has no layer above `layers`, so that its last state is
-            the wanted one.
+        is_cut: Whether the layers above `layers` were removed, so that the last state
+            is the one to use.
         device: The device of the encoder.
         fingerprint: SHA-256 over the directory.
     """
@@ -155,13 +155,13 @@ class Backbone:
         Args:
             ids: (windows, longest) ids.
             mask: (windows, longest) bool, False at padding.
-            all_layers: Whether to return the states above the layers below too.
+            all_layers: Whether to also return the states above all lower layers.
             around: A context to open for the forward pass.
             **options: Passed to the model, such as prompts.
 
         Returns:
-            States (windows, longest, width) above layer `layers`, alone or after those
-            above each layer below it.
+            States (windows, longest, width) above layer `layers`, preceded by those
+            above each lower layer if `all_layers`.
         """
         needs_hidden = all_layers or not self.is_cut
         with around or nullcontext():
@@ -181,7 +181,7 @@ class Backbone:
 def open_backbone(
     spec: str, layer: int = 0, device: str | torch.device = "cpu"
 ) -> Backbone:
-    """Return an encoder up to a layer; it is loaded once for each process.
+    """Return an encoder up to a layer, loading it once per process.
 
     Args:
         spec: "minilm" or a Hugging Face directory.
@@ -238,7 +238,7 @@ def _open(
 
 @torch.no_grad()
 def _cut(backbone: Backbone, states: tuple[Tensor, ...]) -> Backbone:
-    """Remove the layers above the wanted one, if the model then gives the same states.
+    """Remove the layers above the last one used, if this keeps the states.
 
     Args:
         backbone: The encoder with all layers.
@@ -262,7 +262,7 @@ def _cut(backbone: Backbone, states: tuple[Tensor, ...]) -> Backbone:
 
 
 def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
-    """Return whether a cut encoder still runs and gives this state."""
+    """Return whether a cut encoder still runs and computes this state."""
     ids, mask = backbone.frame.padding_row(backbone.device)
     try:
         return torch.equal(backbone.states(ids, mask)[0], wanted)
@@ -322,7 +322,7 @@ class EncoderTagger(TaggingModel):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The number of columns of each layer of `Losses.hidden`: all that are run."""
+        """The columns of each layer of `Losses.hidden`, for all layers that are run."""
         return (self.backbone.width,) * self.backbone.layers
 
     @property
@@ -333,7 +333,7 @@ class EncoderTagger(TaggingModel):
     def _encode(
         self, documents: tuple[Document, ...], options: PrepareOptions
     ) -> EncoderCorpus:
-        """Encode documents; nothing is cached, because tuning changes the states."""
+        """Encode documents without a cache, because tuning changes the states."""
         encoded = encode_corpus(
             documents, self.tagset, max_tokens=self.config.max_tokens
         )
@@ -355,7 +355,7 @@ class EncoderTagger(TaggingModel):
     def _word_vectors(
         self, corpus: EncoderCorpus, batch: Batch, *, all_layers: bool
     ) -> list[Tensor]:
-        """Return words' vectors (sentences, steps, width) above the last layer, or all.
+        """Return word vectors, (sentences, steps, width), above the last or all layers.
 
         A vector is the mean of the word's sub-words; zero at padding and for a word
         without sub-words.
@@ -390,7 +390,7 @@ class EncoderTagger(TaggingModel):
     def _run(
         self, ids: Tensor, mask: Tensor, *, all_layers: bool
     ) -> tuple[Tensor, ...]:
-        """Run the frozen encoder with what tunes it; see `Backbone.states`."""
+        """Run the frozen encoder with its tuning; see `Backbone.states`."""
         options: dict[str, Any] = {}
         if self.lora is not None:
             options["around"] = self.lora.applied(_maps(self.backbone))
@@ -409,7 +409,7 @@ def build_encoder_tagger(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> EncoderTagger:
-    """Return a new model around the process's one copy of the encoder.
+    """Return a new model that uses the process's shared copy of the encoder.
 
     Raises:
         ConfigError: There is no such layer, or the encoder cannot be tuned in this way;

@@ -1,14 +1,13 @@
-"""The layers of a tagger, on flat batches without padding.
+"""The layers of a tagger, which read flat batches without padding.
 
 A batch of sentences is one matrix of tokens, (tokens, features), in the order of a
 packed sequence: sentences by decreasing length, then all first tokens, all second
-tokens, and so on. At step t, the first `sizes[t]` rows of the step belong to the
-sentences that still run. No layer ever sees padding, so results do not depend on it and
-nothing is computed for it.
+tokens, and so on. Step t has `sizes[t]` rows, one for each sentence that is longer than
+t. No layer reads padding, so results do not depend on it and no time is spent on it.
 
-A layer that reads word representations takes a list of parts, (tokens, d_1),
-(tokens, d_2), …, and reads them as their concatenation. In this way a frozen part (word
-vectors, contextual features) needs no gradient.
+A layer on word representations takes a list of parts, (tokens, d_1), (tokens, d_2), …,
+and treats them as their concatenation. Frozen parts (word vectors, contextual features)
+then need no gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -31,8 +30,9 @@ from fednotes.core.types import TagSet
 from fednotes.data.tags import allowed_transitions
 from fednotes.taggers.crf import CRF
 
-# The fixed character inventory. Ids: 0 padding, 1 any other character, 2 begin of a
-# word, 3 end of a word, then these in order. Every saved model depends on the order.
+# The fixed character inventory. Ids: 0 padding, 1 any other character, 2 start of a
+# word, 3 end of a word, then these characters in order. Every saved model depends on
+# the order.
 CHARACTERS = (
     "".join(map(chr, range(33, 127)))
     + "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝßàáâãäåæçèéêëìíîïñòóôõöøùúûüýÿŒœŠšŽž"
@@ -45,13 +45,13 @@ INVENTORY = FIRST + len(CHARACTERS)
 
 
 def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the character ids of word forms, between a begin and an end marker.
+    """Return the character ids of word forms, between a start and an end marker.
 
-    A word longer than `size - 2` characters loses its middle, because the two ends of a
-    drug's or finding's name tell the most.
+    A word longer than `size - 2` characters loses its middle, because both ends of the
+    name of a drug or finding are the most informative parts.
 
     Returns:
-        (forms, size) uint8 ids, 0 behind the end marker, and (forms,) uint8 lengths.
+        (forms, size) uint8 ids, 0 after the end marker, and (forms,) uint8 lengths.
     """
     table = np.zeros((len(forms), size), np.uint8)
     lengths = np.zeros(len(forms), np.uint8)
@@ -68,17 +68,17 @@ def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayout:
-    """Where the tokens of one batch stand; it follows from the sentences' lengths.
+    """The positions of one batch's tokens, derived from sentence lengths.
 
     Attributes:
         order: (sentences,) the batch's sentences by decreasing length.
-        sizes: Number of sentences that run at each step, never increasing; the sum is
-            the number of tokens.
+        sizes: Number of sentences still running at each step, non-increasing; the sum
+            is the number of tokens.
         step: (tokens,) each token's position in its sentence.
         row: (tokens,) each token's sentence, as a position in `order`.
-        place: (steps, sentences) each token's row; -1 where a sentence has ended.
-        reverse: (tokens,) the row of the token that mirrors it in its sentence. Applied
-            twice, it changes nothing.
+        place: (steps, sentences) each token's row; -1 after a sentence's end.
+        reverse: (tokens,) for each token, the row of its mirror image in the sentence.
+            Applying it twice restores the order.
         device: The device for the indices.
     """
 
@@ -116,9 +116,9 @@ class PackedLayout:
         return len(self.step)
 
     def shifted(self, offset: int) -> Tensor:
-        """Return (tokens,), the row of the token `offset` steps later.
+        """Return the row of the token `offset` steps after each token, (tokens,).
 
-        Outside the sentence it is `tokens`.
+        The row is `tokens` outside the sentence.
         """
         steps = self.place.shape[0]
         target = self.step + offset
@@ -134,14 +134,14 @@ class PackedLayout:
 
 
 def with_zero(x: Tensor) -> Tensor:
-    """Return x (rows, …) with one row of zeros after the last."""
+    """Append a row of zeros to x, (rows, …)."""
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
 
 class _Reorder(torch.autograd.Function):
-    """x[index], where applying index twice changes nothing.
+    """x[index] for an index that is its own inverse.
 
-    The gradient is then a gather too, and not a slower scatter.
+    The gradient is then also a gather instead of a slower scatter.
     """
 
     @staticmethod
@@ -156,7 +156,7 @@ class _Reorder(torch.autograd.Function):
 
 
 class _ShiftedSum(torch.autograd.Function):
-    """Σ_k y[neighbour_k, k] (tokens, filters) of y (tokens, width, filters).
+    """Σ_k y[neighbour_k, k], (tokens, filters), of y, (tokens, width, filters).
 
     Neighbours outside the sentence are zero.
     """
@@ -198,9 +198,9 @@ class Characters(nn.Module):
     """Character CNN with max-pooling: word → (filters,), ReLU.
 
     The convolution of an embedding is a sum of look-ups: with E (inventory, dim) and
-    kernel W_k (dim, filters) at offset k, position p gives Σ_k (E W_k)[character p+k].
-    The products E W_k (inventory, width, filters) are computed once for a batch; a word
-    then needs additions only.
+    kernel W_k (dim, filters) at offset k, the result at position p is Σ_k (E
+    W_k)[character p+k]. The products E W_k (inventory, width, filters) are computed
+    once per batch; a word then needs only additions.
     """
 
     def __init__(self, dim: int, filters: int, width: int) -> None:
@@ -231,7 +231,7 @@ class Characters(nn.Module):
         return F.relu(pooled + self.bias)
 
     def _convolved(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
-        """Compute the same by torch operations, for every device and type."""
+        """Compute the same with torch operations, for all devices and dtypes."""
         width, size = len(self.weight), characters.shape[1]
         device = self.weight.device
         # (words, size)
@@ -274,8 +274,8 @@ class _CharMax(torch.autograd.Function):
 class WordCNN(nn.Module):
     """Parallel convolutions of several widths over the words, ReLU, concatenated.
 
-    Zeros stand before the first and after the last word of a sentence. A filter of even
-    width reaches one word farther forward than back.
+    Sentences are padded with zeros. A filter of even width reaches one word farther
+    forward than back.
     """
 
     def __init__(self, inputs: int, filters: int, widths: Sequence[int]) -> None:
@@ -317,8 +317,8 @@ class WordCNN(nn.Module):
 class BiLSTM(nn.Module):
     """Stacked bidirectional LSTM (Hochreiter and Schmidhuber 1997).
 
-    The gates are i, f, g, o as in torch.nn.LSTM, with one bias. The parameters of the
-    two directions are stacked: [0] forward, [1] back.
+    The gates are i, f, g, o as in torch.nn.LSTM, with a single bias. The parameters of
+        both directions are stacked: [0] forward, [1] backward.
     """
 
     def __init__(self, inputs: int, units: int, layers: int) -> None:
@@ -332,7 +332,7 @@ class BiLSTM(nn.Module):
             nn.init.uniform_(into, -bound, bound)
             across = torch.stack([_orthogonal_gates(units) for _ in range(2)])
             bias = torch.zeros(2, 4 * units)
-            # The cell remembers at first (Jozefowicz et al. 2015).
+            # The forget gates start open (Jozefowicz et al. 2015).
             bias[:, units : 2 * units] = 1.0
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(into))
             self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(across))
@@ -373,7 +373,7 @@ class Words(nn.Module):
     """Trainable word tables: pretrained vectors, hashed words, or both.
 
     Args:
-        table: Pretrained vectors (words, dim), which are copied; None for none.
+        table: Pretrained vectors (words, dim) to copy; None for none.
         buckets: Number of rows of the hashed word table; 0 for none.
         dim: Number of columns of the hashed word table.
     """
@@ -389,8 +389,8 @@ class Words(nn.Module):
 class ContextMix(nn.Module):
     """Scalar mix over the layers of contextual features, and a projection.
 
-    The mix is Eq. 1 of Peters et al. 2018. With one layer there is nothing to mix, and
-    with `project` = 0 no projection.
+    The mix is Eq. 1 of Peters et al. 2018. With one layer nothing is mixed, and with
+    `project` = 0 nothing is projected.
     """
 
     def __init__(self, layers: int, dim: int, project: int) -> None:
@@ -471,11 +471,10 @@ def _char_scatter(grad, best, characters, lengths, out):
 
 
 # ---- the recurrence of a bidirectional LSTM, with its analytic gradient --------------
-#
-# The two directions run side by side on the same packed rows (the backward one on
-# mirrored sentences), so every step is dense. The gradient of the recurrent weights is
-# one product over all tokens at the end, instead of one for each step. On other devices
-# than a CPU, torch operations compute the same.
+# Both directions run on the same packed rows (the backward one on mirrored sentences),
+# so every step is dense. The gradient of the recurrent weights is one product over all
+# tokens at the end instead of one per step. On devices other than a CPU, torch
+# operations compute the same.
 
 
 def bilstm(
@@ -484,11 +483,11 @@ def bilstm(
     """Return the hidden states of both directions, each (tokens, units).
 
     Args:
-        ahead: (tokens, 4 · units) the input's part of the gates i, f, g, o, with bias,
-            in packed order.
+        ahead: (tokens, 4 · units) the input's contribution to the gates i, f, g, o,
+            with bias, in packed order.
         back: The same for the backward direction, on mirrored sentences.
         across: (2, 4 · units, units) recurrent weights of both directions.
-        sizes: Number of sentences that run at each step.
+        sizes: Number of sentences still running at each step.
     """
     if ahead.device.type == "cpu" and ahead.dtype == torch.float32:
         outputs = _Recurrence.apply(ahead, back, across, tuple(sizes))
@@ -497,7 +496,7 @@ def bilstm(
 
 
 def _recur(gates: Tensor, across: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Compute the recurrence by torch operations, for every device and type."""
+    """Compute the recurrence with torch operations, for all devices and dtypes."""
     hidden = gates.new_zeros(sizes[0], across.shape[1])
     cell = hidden
     outputs = []
@@ -562,7 +561,7 @@ class _Recurrence(torch.autograd.Function):
         for d, (act, grad) in enumerate(zip((act0, act1), grads, strict=True)):
             out = outputs[d]
             weights = across[d].contiguous()
-            flowing = torch.zeros(sizes[0], units)  # ∂L/∂h from the step after
+            flowing = torch.zeros(sizes[0], units)  # ∂L/∂h from the next step
             arrays = (
                 act.numpy(),
                 cells[d].numpy(),
@@ -591,7 +590,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _previous_rows(sizes: Sequence[int]) -> Tensor:
-    """Return the row one step earlier, for all tokens but the first of a sentence."""
+    """Return the previous row of each token except the first of a sentence."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     rows = [np.arange(size) + starts[t] for t, size in enumerate(sizes[1:])]
     return torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, np.int64))

@@ -1,14 +1,14 @@
-"""The interface of models that find mentions, and what models that tag words share.
+"""The interface of models that find mentions, and the base of models that tag words.
 
-    Model           everything that a method may ask of a model, whatever its kind
+    Model           the interface between methods and models of any kind
     TaggingModel    a model that predicts a tag for each word: it needs an encoding of
                     texts and a reading of a batch, and inherits losses, gradients,
                     soft targets and prediction
     CrfReading      the reading of a batch by a model with a CRF on top; `WordReading`
-                    (`word_reading.py`) is the one by a model without
+                    (`word_reading.py`) is the one for models without a CRF
 
 A kind of model is one file of this folder: its specification, a `Model`, and a constant
-`KIND` that names both. Nothing elsewhere lists it: `[model] kind = "some-kind"` is
+`KIND` that names both. No list elsewhere names it: `[model] kind = "some-kind"` is
 found in the module `some_kind`.
 """
 
@@ -49,12 +49,12 @@ _MAX_BLOCK_SIZE = 1 << 22
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a job's [model] table says of a model that finds mentions.
+    """The settings of a mention model in a job's [model] table.
 
     Attributes:
-        softens: Whether the model can train on a posterior in place of a best guess;
-            not a key.
-        encodes: Whether the model is a pre-trained encoder that is trained; not a key.
+        softens: Whether the model can train on a posterior instead of a single best
+            annotation; not a key.
+        encodes: Whether the model is a trainable pre-trained encoder; not a key.
     """
 
     softens: ClassVar[bool] = True
@@ -64,27 +64,27 @@ class ModelConfig:
         self,
         types: Collection[str],  # noqa: ARG002 - kinds with settings per type use it
     ) -> ModelConfig:
-        """Return the configuration of a model that has these entity types alone."""
+        """Return the configuration of a model with only these entity types."""
         return self
 
     @property
     def has_frozen_encoder(self) -> bool:
-        """Whether the model reads the states of an encoder that is not trained."""
+        """Whether the model reads the states of a frozen encoder."""
         return False
 
     @property
     def trains_word_embeddings(self) -> bool:
-        """Whether updates have a row for each sub-word of the vocabulary."""
+        """Whether updates contain a row for each sub-word of the vocabulary."""
         return False
 
     @property
     def unit(self) -> Unit:
-        """What the model reads together."""
+        """The stretch of text that the model reads at once."""
         return "sentence"
 
     @property
     def max_unit_words(self) -> int | None:
-        """The number of words at which a unit is cut; None if it never is."""
+        """The maximum number of words in a unit; None if units are never cut."""
         return None
 
     if TYPE_CHECKING:
@@ -100,9 +100,9 @@ class Kind:
 
     Attributes:
         config: The class of its specification.
-        build: Makes a model of a specification, a tag set, a seed and a device.
-        read: Makes a specification of a TOML table and the name by which messages call
-            the table; None if the table's keys are the fields of `config`.
+        build: Builds a model from a specification, a tag set, a seed and a device.
+        read: Builds a specification from a TOML table and the name of the table in
+            messages; None if the table's keys are the fields of `config`.
     """
 
     config: type[Any]
@@ -114,16 +114,15 @@ class Kind:
 class Losses:
     """The losses of some sentences, divided by the origin of their targets.
 
-    The last four are for adversarial methods, and empty unless a caller asks for them
-    with `states=True`.
+    The last four are for adversarial methods and are empty without `states=True`.
 
     Attributes:
-        source: (sentences,) loss of the annotation that the site made itself.
+        source: (sentences,) loss of the site's own annotation.
         target: (sentences,) loss of the annotation that was added for types that the
             site does not annotate; zeros where nothing was added.
         hidden: (sentences, width) for each layer that represents text, the mean over
             a sentence.
-        outputs: (steps, width) states right below the output scores, one for each
+        outputs: (steps, width) states directly below the output scores, one for each
             predicted target.
         pseudo: (steps,) bool, whether a step predicts an added target.
         score: Maps states (steps, width) to unnormalised scores (steps, candidates),
@@ -142,9 +141,9 @@ class PrepareOptions(NamedTuple):
     """The options of `Model.prepare`.
 
     Attributes:
-        cache: Folder for what can be computed once and kept.
+        cache: Folder for results that are computed once and cached.
         progress: Is called with the number of units done and their total.
-        has_gold: Whether the documents have the annotation to train on.
+        has_gold: Whether the documents have annotation for training.
     """
 
     cache: Path | None
@@ -153,26 +152,26 @@ class PrepareOptions(NamedTuple):
 
 
 class Reading(Protocol):
-    """What a model that tags words computes for a batch of sentences."""
+    """The outputs of a model that tags words, for a batch of sentences."""
 
     @property
     def tokens(self) -> np.ndarray:
-        """(words,) the corpus's tokens that were read, in the order of `best_tags`."""
+        """(words,) indices of the corpus's tokens that were read, as in `best_tags`."""
 
     def best_tags(self) -> np.ndarray:
-        """Return (words,), the tags to predict."""
+        """Return (words,), the predicted tags."""
 
     def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
         """Return (spans,), the probability of exactly these words with this type.
 
         Args:
             spans: (spans, 4) the position of the sentence in the batch, the span's
-                first word in it, the word after its last one, and the index of its
-                type; -1 means that none of these words is in a mention.
+                first word in the sentence, the word after its last one, and the index
+                of its type; type -1 means that none of these words is in a mention.
         """
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the probabilities of tags, given the tags that each word may have.
+        """Return probabilities of tags, conditioned on each word's allowed tags.
 
         Returns:
             (words, tags) marginals, and (sentences, tags, tags) expected transitions.
@@ -189,17 +188,17 @@ class Model(nn.Module, ABC):
     """A model that finds mentions of the entity types of one tag set.
 
     Attributes:
-        config: The specification that it was built from.
-        tagset: Its tag set; it predicts the types of this tag set.
-        batch_listeners: Callbacks that see each batch before the model reads it.
-        transfer: Name of the small trainable parameter whose gradients tell how well
-            one loss serves another.
-        reads: The class of the corpora that `prepare` makes. Every method refuses
-            another model's corpus.
+        config: The specification from which it was built.
+        tagset: The tag set whose types it predicts.
+        batch_listeners: Callbacks that receive each batch before the model reads it.
+        transfer: Name of the small trainable parameter whose gradients show how well
+            training on one loss also reduces another.
+        reads: The class of the corpora that `prepare` returns. Every method refuses a
+            corpus of another class.
         encoder_key: The key of the specification that names a frozen encoder; "" if
             there is none.
-        confidence_meaning: What the confidence of a predicted span is, in words. The
-            readings have such texts: `CrfReading.confidence_meaning` and
+        confidence_meaning: A description of a predicted span's confidence. The readings
+            define such texts: `CrfReading.confidence_meaning` and
             `WordReading.confidence_meaning`.
     """
 
@@ -220,13 +219,13 @@ class Model(nn.Module, ABC):
         self.tagset = tagset
         self.batch_listeners = BatchListeners()
 
-    # ---- what each kind of model defines ----
+    # ---- defined by each kind of model ----
 
     @abstractmethod
     def _encode(
         self, documents: tuple[Document, ...], options: PrepareOptions
     ) -> PreparedCorpus:
-        """Encode documents for `prepare`; every type is known."""
+        """Encode documents for `prepare`, with every type known."""
 
     @abstractmethod
     def _predict(self, corpus: Any, *, with_confidence: bool) -> tuple[Document, ...]:
@@ -242,14 +241,14 @@ class Model(nn.Module, ABC):
     ) -> Losses:
         """Return the losses of some sentences by the origin of their targets.
 
-        Where every type is known, `source` is the ordinary loss and `target` exactly 0,
-        without a gradient. In training mode, dropout draws from torch's global
-        generator and from nothing else.
+        If every type is known, `source` is the ordinary loss and `target` is exactly 0,
+        without a gradient. In training mode, dropout draws only from torch's global
+        generator.
 
         Args:
-            corpus: A corpus that such a model prepared.
-            indices: Numbers of the sentences; the losses are in their order.
-            states: Whether to add what adversarial methods need.
+            corpus: A corpus prepared by a model of this kind.
+            indices: Indices of the sentences, in the order of the losses.
+            states: Whether to add the states that adversarial methods need.
 
         Raises:
             TrainingError: There are no sentences.
@@ -274,13 +273,13 @@ class Model(nn.Module, ABC):
     ) -> PreparedCorpus:
         """Return the corpus with this model's posterior as the target, without dropout.
 
-        The posterior is conditioned on the spans of the known types. Where every type
-        is known, nothing is left to guess and the annotation stays the target.
+        The posterior is conditioned on the spans of the known types. If every type is
+        known, the annotation remains the target.
 
         Args:
-            corpus: A corpus that such a model prepared.
-            rows: Numbers of the sentences to compute it for; the others get zeros.
-                None computes it for all.
+            corpus: A corpus prepared by a model of this kind.
+            rows: Indices of the sentences to compute it for; others get zeros. None
+                computes it for all.
 
         Raises:
             ConfigError: The specification has `softens` = False.
@@ -295,16 +294,16 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def alternatives(self, document: Document, span: Span) -> dict[str, float]:
-        """Return how probable the words of a span are as a mention of each type.
+        """Return the probability that a span's words are a mention, by type.
 
-        "O" has the probability that none of these words is in any mention. What remains
-        to 1 belongs to spans with other boundaries.
+        "O" has the probability that none of these words is in any mention. The
+        remaining probability belongs to spans with other boundaries.
 
         Raises:
-            DataError: The model reads no word there, or reads the words separately.
+            DataError: The span has no word, or its words are in two sentences.
         """
 
-    # ---- what is the same for all kinds ----
+    # ---- the same for all kinds ----
 
     @property
     def device(self) -> torch.device:
@@ -315,7 +314,7 @@ class Model(nn.Module, ABC):
     def widths(self) -> tuple[int, ...]:
         """The number of columns of each layer of `Losses.hidden`.
 
-        A kind without such layers, as here, cannot be trained by the method
+        A kind without such layers, the default, cannot be trained by the method
         "adversarial".
         """
         return ()
@@ -331,11 +330,11 @@ class Model(nn.Module, ABC):
         return ""
 
     def count_frozen(self) -> int:
-        """Return how many numbers of its backbone and tables are never trained."""
+        """Return the number of frozen numbers in its backbone and tables."""
         return 0
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return all parameters that training changes and sends, sorted by name."""
+        """Return all parameters that are trained and sent, sorted by name."""
         named = sorted(self.named_parameters(), key=lambda pair: pair[0])
         return {name: parameter for name, parameter in named if parameter.requires_grad}
 
@@ -347,16 +346,16 @@ class Model(nn.Module, ABC):
         *,
         gold: bool = True,
     ) -> PreparedCorpus:
-        """Encode documents and look up all that training does not change.
+        """Encode documents, and compute everything that training does not change.
 
         Every type of the tag set counts as annotated; see `annotate`.
 
         Args:
             documents: Texts with their annotation.
-            cache: Folder for what can be computed once and kept.
+            cache: Folder for results that are computed once and cached.
             progress: Is called meanwhile with the number of units done and their total.
-            gold: False removes the annotation first, so that no boundary of a sentence
-                depends on it.
+            gold: False removes the annotation first, so that sentence boundaries do not
+                depend on it.
 
         Raises:
             DataError: A label is not in the tag set.
@@ -387,7 +386,7 @@ class Model(nn.Module, ABC):
         """Return the same texts with the spans of `documents` as their annotation.
 
         Args:
-            corpus: A corpus that such a model prepared.
+            corpus: A corpus prepared by a model of this kind.
             documents: The same texts, in the same order.
             known: The types that the site annotates itself.
         """
@@ -401,14 +400,14 @@ class Model(nn.Module, ABC):
         *,
         confidence: bool = False,
     ) -> tuple[Document, ...]:
-        """Return documents with predicted spans in place of their own.
+        """Return the documents with predicted spans in place of their annotation.
 
-        The annotation of documents is not used. Dropout is off.
+        The documents' annotation is not used. Dropout is off.
 
         Args:
-            documents: Documents, or a corpus that such a model prepared.
-            confidence: Whether spans get a confidence; `confidence_meaning` explains
-                it.
+            documents: Documents, or a corpus prepared by a model of this kind.
+            confidence: Whether spans get a confidence, as `confidence_meaning`
+                describes it.
         """
         if isinstance(documents, Sequence):
             corpus = self.prepare(documents, gold=False)
@@ -419,7 +418,7 @@ class Model(nn.Module, ABC):
 
 
 class SavesItself(ABC):
-    """Mixin of models that are saved together with all that is frozen."""
+    """Mixin for models that are saved with all their frozen parts."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -436,28 +435,28 @@ class TaggingModel(Model):
     def _read(
         self, corpus: Any, chosen: np.ndarray, *, all_layers: bool = False
     ) -> Reading:
-        """Compute what the model says of some sentences.
+        """Run the model on some sentences.
 
         Args:
             corpus: A corpus of the class `reads`.
-            chosen: Numbers of the sentences, at least one.
+            chosen: Indices of the sentences, at least one.
             all_layers: Whether to keep the states that `Losses.hidden` needs.
 
         Returns:
-            A `CrfReading` of a model with a CRF on top. A `WordReading`
-            (`word_reading.py`) where the words' tags are independent given the text,
-            as with a softmax.
+            A `CrfReading` for a model with a CRF on top; a `WordReading`
+            (`word_reading.py`) if the words' tags are independent given the text, as
+            with a softmax.
         """
 
     def _read_batch(
         self, corpus: Any, chosen: np.ndarray, *, all_layers: bool = False
     ) -> Any:
-        """Announce a batch to `batch_listeners`, then read it; arguments of `_read`."""
+        """Announce a batch to `batch_listeners`, then run `_read`."""
         self.batch_listeners.announce(self, corpus, chosen)
         return self._read(corpus, chosen, all_layers=all_layers)
 
     def _length_groups(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
-        """Group sentences of similar length, as many as one batch without gradients."""
+        """Group sentences of similar length into batches without gradients."""
         return length_batches(lengths.tolist(), MAX_SUBWORDS, MAX_SENTENCES)
 
     def losses(
@@ -545,7 +544,7 @@ class TaggingModel(Model):
 
     def _predict(self, corpus: Any, *, with_confidence: bool) -> tuple[Document, ...]:
         encoded: Encoded = corpus.encoded
-        # Words that the model does not read stay O.
+        # Words that the model does not read remain O.
         ids = np.zeros(len(encoded.form), np.int64)
         # (tokens,), at the first token of each predicted span
         confidences = np.full(len(ids), np.nan) if with_confidence else None
@@ -562,12 +561,12 @@ class TaggingModel(Model):
     def _tagged_spans(
         self, encoded: Encoded, ids: np.ndarray, chosen: np.ndarray
     ) -> np.ndarray:
-        """Return the spans that tags make, as `Reading.span_probabilities` takes them.
+        """Return the spans encoded by tags, in the form of `span_probabilities`.
 
         Args:
             encoded: The corpus.
             ids: (tokens,) tags of the corpus's tokens.
-            chosen: Numbers of the sentences to look at.
+            chosen: Indices of the sentences to search.
         """
         rows: list[tuple[int, int, int, int]] = []
         for row, sentence in enumerate(chosen):
@@ -581,7 +580,7 @@ class TaggingModel(Model):
 def _sentence_of(
     encoded: Encoded, document: Document, span: Span
 ) -> tuple[int, int, int]:
-    """Return the sentence of a span's words, its first word there, and the one after.
+    """Return a span's sentence, first word, and the word after its last one.
 
     Raises:
         DataError: There are no words, or they are in two sentences.
@@ -605,7 +604,7 @@ def _sentence_of(
 
 @dataclass(frozen=True, eq=False)
 class CrfReading:
-    """What a model with a CRF on top computes for a batch; a `Reading`.
+    """The `Reading` of a model with a CRF on top.
 
     Attributes:
         output: The projection to tags, and the CRF.
@@ -613,9 +612,9 @@ class CrfReading:
         features: The projection's input, (batch, steps, width), or (tokens, width) if
             `feature_rows` is given.
         layers: Like `features`, one for each layer of `Losses.hidden`, zero at padding.
-        feature_rows: (batch, steps) the row of `features` that belongs to each token;
-            the number of tokens at padding. None if `features` is padded.
-        confidence_meaning: What `span_probabilities` returns, for
+        feature_rows: (batch, steps) each token's row of `features`, or the number of
+            tokens at padding. None if `features` is padded.
+        confidence_meaning: Describes `span_probabilities`, for
             `Model.confidence_meaning`.
     """
 
@@ -650,7 +649,7 @@ class CrfReading:
         return ids.cpu().numpy()[self.batch.inside]
 
     def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading`: the sum over all tag sequences that have the span."""
+        """As `Reading.span_probabilities`, summed over all sequences with the span."""
         crf = self.output.crf
         batch = self.batch
         emissions = self.emissions()
@@ -668,10 +667,10 @@ class CrfReading:
         return np.concatenate(probabilities)
 
     def _tags_making(self, spans: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the tags with which a sentence has exactly one of the spans there.
+        """Return the tags allowed if a sentence contains exactly a given span.
 
         Args:
-            spans: (spans, 4), as `Reading.span_probabilities` takes them.
+            spans: (spans, 4), as in `Reading.span_probabilities`.
             shape: (steps, tags).
 
         Returns:
@@ -680,7 +679,8 @@ class CrfReading:
         tagset = self.batch.corpus.encoded.tagset
         allowed = np.ones((len(spans), *shape), dtype=bool)
         for row, (_, first, last, kind) in zip(allowed, spans.tolist(), strict=True):
-            # One row for the word before the span, one for each word, one behind it.
+            # One row for the word before the span, one per word, one for the word after
+            # it.
             wanted = span_tag_mask(tagset, kind, last - first)
             if first == 0:
                 wanted = wanted[1:]
@@ -736,7 +736,7 @@ class CrfReading:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch dropout off in the context, and restore the module's mode after it."""
+    """Disable dropout in the context, and restore the module's mode afterwards."""
     training = module.training
     module.eval()
     try:

@@ -1,38 +1,36 @@
-r"""Losses on text whose annotation covers some types only, by the origin of targets.
+r"""Losses on partially annotated text, split by the origin of targets.
 
-A site annotates the types T_k of the tag set T itself ("known"). For the other types a
-teacher, the global model, has added what it predicts. A token inside a known mention
-has exactly its tag; any other token may be O or have any tag of the types T\k. The tag
-sequences within these sets, A(x), are all that agree with the site's annotation. One of
-them is the pseudo-complete sequence ŷ:
+A site annotates the types T_k of the tag set T ("known"). For the other types, a
+teacher (the global model) has added its predictions. A token inside a known mention has
+exactly its tag; any other token may be O or have any tag of the types T\k. The tag
+sequences within these sets, A(x), are exactly those that agree with the site's
+annotation. One of them is the pseudo-complete sequence ŷ:
 
     source = -log p(A(x) | x)      = log Z - log Z_A        the site's annotation
-    target = -log p(ŷ | A(x), x)   = log Z_A - score(ŷ)     what was added, given this
+    target = -log p(ŷ | A(x), x)   = log Z_A - score(ŷ)     the additions, given this
     source + target = -log p(ŷ | x)                         the ordinary loss
 
-Z_A sums exp(score) over A(x) alone. The source part is thus the loss of partial
+Z_A sums exp(score) only over A(x). The source part is thus the loss of partial
 annotation (Tsuboi et al. 2008). Greenberg et al. 2018 and Beryozkin et al. 2019 train
-named entity recognisers on heterogeneous tag sets with it alone, and so does this
-project where nothing is distilled. The scheme's constraints hold within A(x): a B-
-opens each added mention.
+named entity recognisers on heterogeneous tag sets with this loss alone, as does this
+project without distillation. The scheme's constraints hold within A(x): a B- opens each
+added mention.
 
 With soft targets, the teacher's posterior over A(x) replaces the one sequence ŷ:
 
     q(y) = p_teacher(y | x, A(x))
     target = log Z_A - E_q[score(y)] = KL(q || p(· | A)) + H(q)
 
-The score is linear in the tags and transitions that it counts, so q's expected counts,
-from one forward-backward pass of the teacher over A(x), give E_q[score] exactly. (In
-Wang et al. 2020b a student matches the k best sequences or the tokens' marginals,
-whatever the text's own annotation says.) This is one step of EM: q is the E step, and
-training on it the M step. A student that equals its teacher therefore has (Fisher's
-identity)
+The score is linear in the counts of tags and transitions, so q's expected counts, from
+one forward-backward pass of the teacher over A(x), give E_q[score] exactly. (In Wang et
+al. 2020b a student matches the k best sequences or the tokens' marginals, regardless of
+the text's own annotation.) This is one step of EM: q is the E step, and training on it
+the M step. A student that equals its teacher therefore has (Fisher's identity)
 
     ∇ E_q[-log p(y)] = ∇ -log p(A(x))        the gradient of source; that of target is 0
 
-Where words are independent given the text (a softmax in place of the CRF), every sum
-over sequences is a product over words, and the same losses have a closed form for each
-word:
+If words are independent given the text (a softmax in place of the CRF), every sum over
+sequences is a product over words, and the losses have a closed form for each word:
 
     source = -log p(A)
     target = -log p(ŷ) / p(A)
@@ -59,7 +57,7 @@ from fednotes.taggers.crf import CRF, Counts
 
 @dataclass(frozen=True, eq=False)
 class Soft:
-    """A teacher's posterior over a corpus, given its annotation; it stays at its site.
+    """A teacher's posterior over a corpus given its annotation; it stays at the site.
 
     Attributes:
         unary: (tokens, tags) float32 probabilities, flat over the corpus.
@@ -70,14 +68,14 @@ class Soft:
     pairs: np.ndarray
 
 
-# ---- what a token may be -------------------------------------------------------------
+# ---- the tags that a token may have --------------------------------------------------
 
 
 def require_types(known: Collection[str], tagset: TagSet) -> frozenset[str]:
-    """Return the types `known` as a set.
+    """Return the known types as a set.
 
     Raises:
-        ConfigError: One is not in the tag set; the message has the nearest type.
+        ConfigError: A type is not in the tag set; the message suggests the nearest one.
     """
     for name in sorted(set(known) - set(tagset.types)):
         raise ConfigError(
@@ -88,14 +86,14 @@ def require_types(known: Collection[str], tagset: TagSet) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _known_tags(tagset: TagSet, known: frozenset[str]) -> np.ndarray:
-    """Return (tags,) bool, the tags of known types; O is not one of them."""
+    """Return whether each tag is of a known type, (tags,) bool; O is not."""
     width = len(tagset.prefixes)
     is_known_type = np.array([name in known for name in tagset.types], dtype=bool)
     return np.concatenate([[False], np.repeat(is_known_type, width)])
 
 
 def added_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
-    """Return whether each tag is of a type that is not known, in the shape of `tags`.
+    """Return whether each tag is of an unknown type, in the shape of `tags`.
 
     Raises:
         ConfigError: A known type is not in the tag set.
@@ -108,9 +106,9 @@ def added_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
 def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
     """Return the tags that each token may have, given annotation of the known types.
 
-    A token with a tag of a known type may have this tag alone. Any other token may have
+    A token with a tag of a known type may have only this tag. Any other token may have
     O and all tags of the other types. The sequence `tags` is always allowed, and so is
-    the one with O in place of all tags of other types.
+    the sequence with O in place of all tags of other types.
 
     Args:
         tags: (…) tag ids; any at padding.
@@ -130,7 +128,7 @@ def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor
 
 
 def _has_no_choice(allowed: Tensor) -> bool:
-    """Return whether every token may have one tag alone."""
+    """Return whether every token may have only one tag."""
     return bool((allowed.sum(-1) == 1).all())
 
 
@@ -145,20 +143,19 @@ def split_loss(
     lengths: Tensor,
     soft: Counts | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the source and target loss of each sentence, (batch,) both.
+    """Return the source and target loss of each sentence, (batch,) each.
 
-    Where no token has a choice, source is the ordinary loss and target exactly 0,
-    without a gradient.
+    If every token has only one allowed tag, source is the ordinary loss and target is
+    exactly 0, without a gradient.
 
     Args:
         crf: The CRF.
         emissions: (batch, tokens, tags).
         tags: (batch, tokens), of known and added mentions.
-        allowed: (batch, tokens, tags) from `allowed_tags`; None where every type is
-            known.
+        allowed: (batch, tokens, tags) from `allowed_tags`; None if every type is known.
         lengths: (batch,).
-        soft: A posterior to learn in place of the added mentions in `tags`; see
-            `CRF.posterior`.
+        soft: A posterior to use as the target in place of the added mentions in `tags`;
+            see `CRF.posterior`.
     """
     if allowed is None or _has_no_choice(allowed):
         source = crf.loss(emissions, tags, lengths)
@@ -178,14 +175,14 @@ def transfer_gradients(
     """Return gradients of both losses with respect to `project.weight`.
 
     The emissions are project(features). With δ = ∂ loss / ∂ emissions, which
-    forward-backward gives for all sentences at once, a sentence's gradient is
-    Σ_t δ_t ⊗ features_t. Nothing below the projection is differentiated, and no `.grad`
+    forward-backward computes for all sentences at once, a sentence's gradient is Σ_t
+    δ_t ⊗ features_t. Nothing below the projection is differentiated, and no `.grad`
     changes.
 
     Args:
         crf: The CRF.
         project: The projection to tags.
-        features: (batch, tokens, width), finite at padding too.
+        features: (batch, tokens, width), finite even at padding.
         tags: As in `split_loss`.
         allowed: As in `split_loss`.
         lengths: As in `split_loss`.
@@ -193,7 +190,7 @@ def transfer_gradients(
 
     Returns:
         (batch, tags · width) for each sentence's source loss, and (tags · width,) for
-        the sum of the target losses; rows are like `weight.flatten()`.
+        the sum of the target losses; rows are laid out as `weight.flatten()`.
     """
     inputs = features.detach()
     ones = lengths.new_ones(len(features), dtype=features.dtype)
@@ -222,16 +219,16 @@ def word_losses(
     allowed: Tensor | None = None,
     soft: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the source and target loss of each word, (words,) both.
+    """Return the source and target loss of each word, (words,) each.
 
-    They are float32 at least. Where no word has a choice, the target is exactly 0 and
-    has no gradient.
+    They are at least float32. If every word has only one allowed tag, the target is
+    exactly 0 and has no gradient.
 
     Args:
         logits: (words, tags).
         tags: (words,).
-        allowed: (words, tags) bool, which includes each word's tag; None where every
-            type is known.
+        allowed: (words, tags) bool, including each word's tag; None if every type is
+            known.
         soft: (words, tags) probabilities, 0 where not allowed.
     """
     scores = _at_least_float32(logits)
@@ -255,8 +252,8 @@ def word_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return gradients of both losses with respect to the logits, (words, tags) each.
 
-    With p the probabilities, p_A those within the allowed tags and q the target (the
-    tag itself where no soft target is given), they are p - p_A and p_A - q. The
+    Let p be the probabilities, p_A those within the allowed tags, and q the target (the
+    tag itself without a soft target). The gradients are p - p_A and p_A - q. The
     arguments are those of `word_losses`.
     """
     scores = _at_least_float32(logits)
@@ -278,11 +275,11 @@ def word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:
-    """Return logits in float32 or more: half precision has too few digits for a sum."""
+    """Return logits in at least float32; half precision is too coarse for sums."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
-# ---- new mentions on old tokens ------------------------------------------------------
+# ---- new mentions on existing tokens -------------------------------------------------
 
 
 def retag(
@@ -291,8 +288,8 @@ def retag(
     """Return the same tokens with the mentions of `documents`.
 
     A span that crosses the end of a sentence (or of a piece of one) ends there. A
-    mention of a type that is not in `known` is dropped if it overlaps a mention of a
-    known type: what was added never changes what the site annotated itself.
+    mention of an unknown type is dropped if it overlaps a known mention, so that
+    additions never change the site's own annotation.
 
     Args:
         encoded: The corpus.
@@ -329,7 +326,7 @@ def retag(
 
 
 def _count_covered(tokens: int, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Return (tokens + 1,), how many tokens before each one are in some span.
+    """Return the number of covered tokens before each token, (tokens + 1,).
 
     Args:
         tokens: Number of tokens.
@@ -362,10 +359,10 @@ def require_same_texts(encoded: Encoded, documents: tuple[Document, ...]) -> Non
 def _flat_spans(
     documents: tuple[Document, ...], known: frozenset[str]
 ) -> tuple[list[Span], np.ndarray]:
-    """Return continuous spans, and the number of each span's document.
+    """Return continuous spans, and the index of each span's document.
 
-    No two known spans overlap, and no two others. The two groups are flattened apart,
-    so that a long added mention does not displace a known one.
+    No two known spans overlap, and no two added ones. The two groups are flattened
+    separately, so that a long added mention does not displace a known one.
     """
     spans: list[Span] = []
     owners: list[int] = []
@@ -384,13 +381,13 @@ def _token_ranges(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each span's first token, the token after its last one, and its sentence.
 
-    Tokens are counted through the corpus. To find them at once, characters are counted
-    through all documents, one after the other.
+    Tokens are numbered across the corpus. Characters are numbered across all documents,
+    so that one search finds the tokens of all spans.
 
     Args:
         encoded: The corpus.
         spans: The spans.
-        owners: (spans,) the number of each span's document.
+        owners: (spans,) the index of each span's document.
     """
     sizes = [len(document.text) + 1 for document in encoded.documents]
     base = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each document

@@ -1,27 +1,27 @@
-"""Entities as a sequence of ids, the grammar of these sequences, and their repair.
+"""Entities as sequences of ids, the grammar of these sequences, and their repair.
 
 Wang et al. 2023, section 3.1: the entities of a sentence are written one after the
 other as [start, end, type] (Eq. 2), followed by an end token. A sentence without
-entities is the end token alone, in training and in prediction. The ids, for T types and
-a sentence of n sub-words:
+entities is only the end token, in training and in prediction. For T types and a
+sentence of n sub-words, the ids are:
 
-    0            BEGIN   what the decoder reads first; never written
-    1            END     behind the last entity
-    2            PAD     behind END in a batch; never written
+    0            BEGIN   the decoder's first input; never written
+    1            END     after the last entity
+    2            PAD     after END in a batch; never written
     3 ... 2+T    the types, in the tag set's order
     3+T + p      the sentence's sub-word p = 0 ... n-1
 
 A span's end is its last sub-word, inclusive: [0, 1, Drug] is the drug that the first
 two sub-words name ("Clozapine", Figure 2). Positions count the text's sub-words,
-without the begin mark that a tokenizer puts before them (LightNER counts it, so its p
-is one higher).
+without the start mark that a tokenizer adds (LightNER counts it, so its p is one
+higher).
 
-Entities have one order: by start, then the longer first, then by type as in the tag
-set. Eq. 5 writes a site's own annotation first and the pseudo-annotation after it. By
-that rule the same annotation would be a different sequence at each site, because sites
-annotate different types, and the sites would train the shared decoder against each
-other. A fixed order also makes the grammar strict: entities only increase, so decoding
-ends and repeats nothing.
+Entities have a fixed order: by start, then longer ones first, then by type as in the
+tag set. Eq. 5 writes a site's own annotation first and the pseudo-annotation after it.
+With that rule, the same annotation would be a different sequence at each site, because
+sites annotate different types, and the sites would train the shared decoder against
+each other. A fixed order also makes the grammar strict: entities only increase, so
+decoding ends and never repeats an entity.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def first_position(types: int) -> int:
 
 
 def in_order(entities: np.ndarray) -> np.ndarray:
-    """Return entities in the order of the target, each once.
+    """Return the distinct entities in the order of the target.
 
     Args:
         entities: (entities, 3) start, end (inclusive), type.
@@ -80,17 +80,17 @@ def encode_entities(entities: np.ndarray, types: int) -> np.ndarray:
 
 
 def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
-    """Return the entities that any sequence of ids contains.
+    """Return the valid entities in an arbitrary sequence of ids.
 
-    As the paper says of "Drug, Drug" (Figure 2), a type that no span precedes is
-    discarded. So are a type behind one position or more than two, a span that ends
-    before it starts or outside the sentence, and an unfinished entity. What follows END
-    is ignored.
+    As in the paper's example "Drug, Drug" (Figure 2), a type without a preceding span
+    is discarded. So are a type after one position or more than two, a span that ends
+    before it starts or outside the sentence, and an unfinished entity. Everything after
+    END is ignored.
 
     Args:
-        ids: The ids that a decoder wrote.
+        ids: The decoded ids.
         types: Number of types.
-        length: Number of the sentence's sub-words.
+        length: Number of sub-words in the sentence.
 
     Returns:
         (entities, 3) start, end (inclusive), type, in the order of the target.
@@ -114,20 +114,21 @@ def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """Which ids may come next, for a batch of sentences that are decoded in step.
+    """The ids that may come next, for a batch of sentences decoded in lockstep.
 
-    A sentence is decoded as start → end ≥ start → type → start or END, and each entity
-    follows the one before it in the target's order. All sentences of a batch are at the
-    same of the three, so no step loops over sentences or sub-words.
+    A sentence is decoded as start → end ≥ start → type → start or END, and entities
+    follow each other in the target's order. All sentences of a batch are at the same
+    one of the three stages, so no step loops over sentences or sub-words.
 
     Attributes:
         types: Number of types.
-        starts: (batch, sub-words) bool, where a word begins; spans start only there.
-        ends: (batch, sub-words) bool, where a word ends; spans end only there.
-        max_entities: (batch,) the largest number of entities of each sentence.
-        last: (batch, 3) the entity before; -1 if there is none.
-        span: (batch, 0 to 2) what is chosen of the present entity.
-        count: The number of entities that each sentence has.
+        starts: (batch, sub-words) bool, True where a word begins; spans start only
+            there.
+        ends: (batch, sub-words) bool, True where a word ends; spans end only there.
+        max_entities: (batch,) the maximum number of entities of each sentence.
+        last: (batch, 3) the previous entity; -1 if there is none.
+        span: (batch, 0 to 2) the positions chosen so far for the current entity.
+        count: The number of complete entities of each sentence.
     """
 
     types: int
@@ -142,10 +143,11 @@ class Grammar:
     def begin(
         cls, types: int, starts: Tensor, ends: Tensor, max_entities: int
     ) -> Grammar:
-        """Return the grammar before anything is decoded.
+        """Return the grammar at the start of decoding.
 
-        No sentence gets more than `max_entities` entities, nor more than it has words.
-        Without this bound, an untrained model would write as many as there is room for.
+        A sentence gets at most `max_entities` entities and at most as many as it has
+        words. Without this bound, an untrained model would fill all available
+        positions.
         """
         last = torch.full((len(starts), 3), -1, device=starts.device)
         return cls(
@@ -158,7 +160,7 @@ class Grammar:
         )
 
     def allowed(self) -> Tensor:
-        """Return (batch, 3 + types + sub-words) bool, which ids may come next.
+        """Return whether each id may come next, (batch, 3 + types + sub-words) bool.
 
         At least one is allowed for each sentence.
         """
@@ -176,7 +178,7 @@ class Grammar:
         return out
 
     def _allowed_starts(self) -> Tensor:
-        """Return (batch, sub-words) bool, where the next entity may start."""
+        """Return where the next entity may start, (batch, sub-words) bool."""
         position = torch.arange(self.starts.shape[1], device=self.starts.device)
         last_start = self.last[:, :1]
         starts_again = (position == last_start) & self._has_room()[:, None]
@@ -185,23 +187,24 @@ class Grammar:
         return self.starts & follows & is_within_limit
 
     def _allowed_ends(self) -> Tensor:
-        """Return (batch, sub-words) bool, where the present entity may end."""
+        """Return where the current entity may end, (batch, sub-words) bool."""
         position = torch.arange(self.starts.shape[1], device=self.starts.device)
         last_start, last_end, last_type = self.last.unsqueeze(-1).unbind(1)
         start = self.span[:, :1]
-        # With the start of the entity before, it must be shorter, or of a later type.
+        # With the same start as the previous entity, it must be shorter or of a later
+        # type.
         has_later_type = last_type < self.types - 1
         follows = (position < last_end) | ((position == last_end) & has_later_type)
         return self.ends & (position >= start) & ((start > last_start) | follows)
 
     def _allowed_types(self) -> Tensor:
-        """Return (batch, types) bool, which type the present entity may have."""
+        """Return which types the current entity may have, (batch, types) bool."""
         is_same_span = (self.span == self.last[:, :2]).all(dim=1, keepdim=True)
         every_type = torch.arange(self.types, device=self.span.device)
         return ~is_same_span | (every_type > self.last[:, 2:])
 
     def _has_room(self) -> Tensor:
-        """Return (batch,) whether another entity can start where the last one did."""
+        """Return whether another entity can start where the last one did, (batch,)."""
         start, end, kind = self.last.unbind(1)
         position = torch.arange(self.starts.shape[1], device=self.starts.device)
         ends_before = (
@@ -235,7 +238,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class PointerLimits:
-    """The largest numbers of sub-words and entities of one sentence, at least 1."""
+    """The maximum numbers of sub-words and entities in a sentence, at least 1."""
 
     subwords: int
     entities: int
@@ -243,21 +246,21 @@ class PointerLimits:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PointerCorpus(PreparedCorpus):
-    """A corpus as sub-words, words on them, and entities on those.
+    """A corpus as sub-words, words and entities.
 
     Sentences that are too long for the model are cut into pieces, between words and
     never inside an annotated entity; `encoded` counts pieces as sentences. Words
-    without sub-words are left out. The tags of `encoded` mean nothing. Nested and
-    adjacent entities are all there; a discontinuous one is its whole stretch.
+    without sub-words are left out. The tags of `encoded` are unused. Nested and
+    adjacent entities are kept; a discontinuous one becomes its whole stretch.
 
     Attributes:
         limits: The model's limits.
         ids: (sub-words,) flat over the corpus.
         bounds: (sentences + 1,) sentence s has the sub-words bounds[s]:bounds[s + 1].
-        first: (words,) a word's first sub-word, counted in its sentence. Neighbours may
-            share a sub-word (`encoders/reading.py`); an entity that begins there has
-            all of them.
-        last: (words,) a word's last sub-word, likewise.
+        first: (words,) a word's first sub-word, relative to its sentence. Neighbouring
+            words may share a sub-word (`encoders/reading.py`); an entity that begins
+            there includes all of them.
+        last: (words,) a word's last sub-word, relative to its sentence.
         entities: (entities, 3) first and last sub-word, and type.
         entity_bounds: (sentences + 1,) sentence s has the entities
             entity_bounds[s]:entity_bounds[s + 1], in the target's order.
@@ -272,14 +275,13 @@ class PointerCorpus(PreparedCorpus):
     entity_bounds: np.ndarray
 
     def spans(self, sentence: int, entities: np.ndarray) -> list[Span]:
-        """Return the spans, in whole words, of some entities (n, 3) of one sentence."""
+        """Return one sentence's entities, (n, 3), as spans of whole words."""
         encoded = self.encoded
         words = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
         first, last = self.first[words], self.last[words]
         offsets = encoded.offsets[words]
-        # Find the word in which a position lies. Words that begin with the same
-        # sub-word, or end with the same one, cannot be distinguished: an entity has all
-        # of them.
+        # Find the word that contains a position. Words that begin or end with the same
+        # sub-word cannot be distinguished, so an entity includes all of them.
         begin = np.searchsorted(first, entities[:, 0], side="right") - 1
         start = np.searchsorted(first, first[np.maximum(begin, 0)], side="left")
         stop = np.searchsorted(last, entities[:, 1], side="left")
@@ -291,9 +293,9 @@ class PointerCorpus(PreparedCorpus):
     def annotated(
         self, documents: Sequence[Document], known: Collection[str]
     ) -> PointerCorpus:
-        """As `PreparedCorpus.annotated`; sentences stay cut where they were.
+        """As `PreparedCorpus.annotated`, with sentences cut at the same places.
 
-        A span over such a cut keeps its first part.
+        A span that crosses such a cut keeps its first part.
         """
         annotated = tuple(documents)
         encoded = self.encoded
@@ -318,10 +320,10 @@ def encode_pointers(
     split: SplitPassages,
     limits: PointerLimits,
 ) -> PointerCorpus:
-    """Encode documents as sub-words and entities; every type is known.
+    """Encode documents as sub-words and entities, with every type known.
 
-    Of an entity that alone exceeds a limit, the first piece is kept; of a word that
-    does, its first sub-words.
+    If a single entity exceeds a limit, its first piece is kept; if a single word does,
+    its first sub-words are kept.
 
     Args:
         documents: Texts with their annotation.
@@ -339,7 +341,7 @@ def encode_pointers(
     first, last = pieces.first[has_subwords], pieces.last[has_subwords]
     offsets = all_words.offsets[has_subwords].astype(np.int64)
 
-    # Sentences, counted in words with sub-words; those without any disappear.
+    # Sentences in units of words with sub-words; sentences without any are dropped.
     words_before = np.concatenate([[0], np.cumsum(has_subwords)])[all_words.bounds]
     is_filled = np.diff(words_before) > 0
     bounds = np.unique(words_before)
@@ -351,7 +353,7 @@ def encode_pointers(
         documents, tagset, offsets, _document_bounds(len(documents), document, bounds)
     )
 
-    # A piece begins with the first word's first sub-word, or with its sentence.
+    # A piece begins at its first word's first sub-word or at the start of its sentence.
     begin = first.copy()
     begin[bounds[:-1]] = sentence_start
     end = np.concatenate([[0], last + 1])
@@ -387,7 +389,7 @@ def encode_pointers(
 
 
 def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
-    """Raise DataError for an unknown label, also of a span that flattening removes."""
+    """Raise DataError for an unknown label, also in spans that flattening removes."""
     labels = {span.label for document in documents for span in document.spans}
     for label in sorted(labels - set(tagset.types)):
         raise DataError(
@@ -399,7 +401,7 @@ def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
 def _document_bounds(
     documents: int, owner: np.ndarray, bounds: np.ndarray
 ) -> np.ndarray:
-    """Return (documents + 1,), where each document's words begin.
+    """Return the index of each document's first word, (documents + 1,).
 
     Args:
         documents: Number of documents.
@@ -415,7 +417,7 @@ def _entities_on_words(
     offsets: np.ndarray,
     bounds: np.ndarray,
 ) -> np.ndarray:
-    """Return (entities, 3), the first word, last word and type of spans.
+    """Return spans as first word, last word and type, (entities, 3).
 
     Spans that cover no word are left out.
 
@@ -470,14 +472,14 @@ def _cut(
     entities: np.ndarray,
     limits: PointerLimits,
 ) -> np.ndarray:
-    """Return (pieces + 1,), the words at which pieces within the limits begin.
+    """Return the first words of pieces that respect the limits, (pieces + 1,).
 
     A sub-word that two words share is read on both sides of a cut between them.
 
     Args:
         bounds: (sentences + 1,) in words.
         begin: (words,) the first sub-word of a piece that begins with the word.
-        end: (words + 1,) the sub-word behind a piece that ends before the word.
+        end: (words + 1,) the sub-word after a piece that ends before the word.
         entities: (entities, 3) first word, last word and type.
         limits: The limits.
     """
@@ -542,11 +544,11 @@ class _Cutter:
         reach = max(start + 1, min(fits, end))
         options = np.flatnonzero(self.may_cut[start + 1 : reach + 1]) + start + 1
         if not len(options):
-            # One entity is longer than a piece may be.
+            # A single entity is longer than a piece may be.
             return reach
 
         max_entities = self.entities_before[start] + self.limits.entities
         few = np.searchsorted(self.entities_before, max_entities, side="right") - 1
         within = options[options <= few]
-        # No option has few enough entities if more lie in each other than fit.
+        # If too many entities are nested, no option is within the limit.
         return int(within[-1] if len(within) else options[0])

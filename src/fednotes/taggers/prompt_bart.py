@@ -1,15 +1,15 @@
-"""A pointer network on a frozen BART, tuned by prompts: the model of Wang et al. 2023.
+"""The model of Wang et al. 2023: a pointer network on a frozen BART with prompts.
 
 It is LightNER (Chen et al. 2022) on any Hugging Face BART directory. The encoder reads
 a sentence. The decoder writes each entity as [start, end, type] (`taggers/pointer.py`
-defines the ids), and then an end token. At every step the ids are scored against the
+defines the ids), followed by an end token. At every step the ids are scored against the
 decoder's state: the end token and the types by their embeddings, and a position by
-(encoder output + token embedding) / 2. Begin and padding are masked. A type's embedding
-is the mean over the sub-words of its words; it is in a buffer of this model, so the
-backbone's table of embeddings is never written.
+(encoder output + token embedding) / 2. The ids of begin and padding are masked. A
+type's embedding is the mean over the sub-words of its words; it is stored in a buffer
+of this model, so the backbone's embeddings are never changed.
 
-Eq. 3 is the cross-entropy of these scores. In training every id of the sentence
-competes; in decoding the grammar excludes some.
+Eq. 3 is the cross-entropy of these scores. In training, all ids of the sentence
+compete; in decoding, the grammar excludes some.
 
 The loss by origin (Eqs. 6 to 9): all three targets of an entity belong to the source if
 the site annotates its type, and otherwise to the target. The end token belongs to the
@@ -66,7 +66,7 @@ from fednotes.taggers.pointer import (
     repair,
 )
 
-# The largest batch of prediction: sub-words with padding, and sentences.
+# The largest batch in prediction: sub-words with padding, and sentences.
 PREDICT_SUBWORDS, PREDICT_SENTENCES = 4096, 64
 PromptMap = Mapping[nn.Module, KeyValues]
 
@@ -114,7 +114,7 @@ class PromptBartConfig(ModelConfig):
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Some sentences as the encoder reads them.
+    """A batch of sentences in the form that the encoder reads.
 
     Attributes:
         ids: (batch, longest) ids with marks and padding; see `Frame.rows`.
@@ -154,7 +154,7 @@ class Sources:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What the decoder is to write for some sentences, padded behind.
+    """The decoder's targets for some sentences, padded at the end.
 
     Attributes:
         ids: (batch, steps) with END, then PAD.
@@ -209,10 +209,10 @@ class Memory:
     Attributes:
         states: (batch, longest, width) the encoder's output.
         mask: (batch, longest) bool, False at padding.
-        inputs: (batch, ids, width) what the decoder reads for each id.
-        outputs: (batch, ids, width) what its states are compared with.
-        open: (batch, ids) bool, the ids that can be a target at all.
-        layers: The states of the encoder's layers, if they were asked for.
+        inputs: (batch, ids, width) the decoder's input vector for each id.
+        outputs: (batch, ids, width) the vectors with which its states are compared.
+        open: (batch, ids) bool, the ids that can be targets.
+        layers: The states of the encoder's layers; empty unless requested.
     """
 
     states: Tensor
@@ -271,7 +271,7 @@ class Memory:
         return self.inputs.gather(1, ids.unsqueeze(-1).expand(-1, -1, width))
 
     def scores(self, states: Tensor) -> Tensor:
-        """Return (batch, steps, ids) scores, -inf where an id is impossible.
+        """Return scores, (batch, steps, ids), -inf where an id is impossible.
 
         Args:
             states: (batch, steps, width) the decoder's states.
@@ -280,7 +280,7 @@ class Memory:
         return raw.masked_fill(~self.open.unsqueeze(1), -torch.inf)
 
     def rows(self, index: Tensor) -> Memory:
-        """Return some sentences, without the states of layers."""
+        """Return a subset of the sentences, without the layers' states."""
         return Memory(
             states=self.states[index],
             mask=self.mask[index],
@@ -293,9 +293,9 @@ class Memory:
 def teacher_forced(
     bart: Any, memory: Memory, targets: Targets, prompts: PromptMap | None
 ) -> Tensor:
-    """Return the decoder's states, each step given the true targets before it.
+    """Return the decoder's states, given the true targets before each step.
 
-    Padding stands behind the targets, where a causal decoder does not look.
+    Padding follows the targets, where a causal decoder does not attend.
 
     Returns:
         (batch, steps, width).
@@ -313,7 +313,7 @@ def teacher_forced(
 
 
 class Stepper:
-    """Runs the decoder step by step; keys and values of earlier steps are cached."""
+    """Run the decoder step by step, with cached keys and values of earlier steps."""
 
     def __init__(self, bart: Any, memory: Memory, prompts: PromptMap | None) -> None:
         self.memory = memory
@@ -323,7 +323,7 @@ class Stepper:
         self._cache_keyword = cache_keyword(bart.decoder)
 
     def step(self, ids: Tensor) -> Tensor:
-        """Return (batch, ids) scores of what follows the (batch,) ids just written."""
+        """Return scores of the next ids, (batch, ids), after the ids (batch,)."""
         result = self._bart.decoder(
             inputs_embeds=self.memory.read(ids[:, None]),
             encoder_hidden_states=self.memory.states,
@@ -337,7 +337,7 @@ class Stepper:
         return self.memory.scores(result.last_hidden_state)[:, 0]
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with these sentences alone."""
+        """Continue with only these sentences."""
         self.memory = self.memory.rows(rows)
         if self._cache is not None:
             self._cache.batch_select_indices(rows)
@@ -365,7 +365,7 @@ def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.nda
         chosen = scores.argmax(dim=-1)  # [tagsets eq 4]
         probability = scores.softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
         goes_on = chosen != END
-        # END stands in the place of a start alone, so all sentences stay in step.
+        # END can occur only in place of a start, so all sentences stay in lockstep.
         if not bool(goes_on.all()):
             rows = goes_on.nonzero().squeeze(1)
             if not len(rows):
@@ -386,7 +386,7 @@ def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.nda
 def word_edges(
     corpus: PointerCorpus, chosen: np.ndarray, longest: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return where words begin and where they end, (batch, longest) bool each."""
+    """Return where words begin and where they end, each (batch, longest) bool."""
     counts = corpus.encoded.lengths[chosen]
     row = np.repeat(np.arange(len(chosen)), counts)
     skipped = np.repeat(
@@ -402,11 +402,11 @@ def word_edges(
 
 @dataclass(frozen=True, eq=False)
 class FrozenBart:
-    """The frozen part of a model. It is not a module: it is not saved and not sent.
+    """The frozen part of a model. It is not a module, so it is not saved or sent.
 
     Attributes:
-        backbone: What all models of a process share.
-        view: This model's modules on the shared weights.
+        backbone: The weights that all models of a process share.
+        view: This model's modules, which use the shared weights.
         attentions: The self-attentions of the view that take prompts.
     """
 
@@ -458,7 +458,7 @@ class PromptBart(Model):
         self.train(self.training)
 
     def count_frozen(self) -> int:
-        """Return the number of the backbone's parameters without those trained here."""
+        """Return the number of the backbone's parameters that are not trained."""
         total = sum(p.numel() for p in self.frozen.backbone.model.parameters())
         tuned = sum(
             p.numel()
@@ -504,7 +504,7 @@ class PromptBart(Model):
     def _encode(
         self, documents: tuple[Document, ...], options: PrepareOptions
     ) -> PointerCorpus:
-        """Encode documents; nothing is cached."""
+        """Encode documents without a cache."""
         corpus = encode_pointers(
             documents, self.tagset, self.frozen.backbone.split, self.limits
         )
@@ -517,7 +517,7 @@ class PromptBart(Model):
         corpus: PreparedCorpus,  # noqa: ARG002 - refused
         rows: np.ndarray | None = None,  # noqa: ARG002
     ) -> NoReturn:
-        """Raise ConfigError: a pointer model has no posterior that can be summed."""
+        """Raise ConfigError, because a pointer model has no tractable posterior."""
         raise ConfigError(
             'soft distillation needs a model with a CRF: set kind = "tagger" or '
             '"encoder-tagger", or switch it off'
@@ -528,7 +528,7 @@ class PromptBart(Model):
         corpus: PreparedCorpus,  # noqa: ARG002 - refused
         rows: np.ndarray,  # noqa: ARG002
     ) -> NoReturn:
-        """Raise ModelError: a pointer model predicts spans, not tags."""
+        """Raise ModelError, because a pointer model predicts spans, not tags."""
         raise ModelError(
             "a pointer network predicts spans and not a tag for each word: use a "
             "tagger or a token classifier"
@@ -539,7 +539,7 @@ class PromptBart(Model):
         document: Document,  # noqa: ARG002 - refused
         span: Span,  # noqa: ARG002
     ) -> NoReturn:
-        """Raise ModelError: a pointer network scores only what it writes itself."""
+        """Raise ModelError, because a pointer network scores only its own output."""
         raise ModelError(
             "a pointer network writes its mentions one after the other and has no "
             "score of what it did not write: explain with a tagger or a token "
@@ -555,9 +555,9 @@ class PromptBart(Model):
     ) -> Losses:
         """As `Model.losses`: sums of each sentence's cross-entropies, by origin.
 
-        `hidden` is each encoder layer's output, the mean over the sentence's sub-words.
-        `outputs` are the decoder's last states, a sentence's steps together. The
-        candidates of `score` are the ids of `pointer.py`.
+        `hidden` is each encoder layer's output, averaged over the sentence's sub-words.
+        `outputs` are the decoder's last states, grouped by sentence. The candidates of
+        `score` are the ids of `pointer.py`.
         """
         prepared = self.require_corpus(corpus)
         chosen = require_sentences(indices)
@@ -571,7 +571,7 @@ class PromptBart(Model):
         *,
         states: bool = False,
     ) -> Losses:
-        """Compute `losses` with these prompts, a pair for each attention."""
+        """Compute `losses` with these prompts, one pair per attention."""
         view = self.frozen.view
         prompts = joined(self.frozen.attentions, pairs)
         sources = Sources.of(corpus, chosen, self.frozen.backbone, self.device)
@@ -615,10 +615,10 @@ class PromptBart(Model):
     ) -> tuple[Tensor, Tensor]:
         """As `Model.gradients`; the size is N_q · d.
 
-        Each sentence gets its own copy of every layer's prompt keys and values, behind
+        Each sentence gets its own copy of every layer's prompt keys and values, after
         the projections. One backward pass through the backbone gives the gradient with
-        respect to each copy, and one vector-Jacobian product takes these to q. The
-        target needs a second pass.
+        respect to each copy, and one vector-Jacobian product maps these to q. The
+        target loss needs a second pass.
         """
         prepared = self.require_corpus(corpus)
         chosen = require_sentences(indices)
@@ -656,8 +656,8 @@ class PromptBart(Model):
             ):
                 spans = self._spans(corpus, sentence, ids)
                 if with_confidence:
-                    # The grammar leaves nothing to repair: each entity has three ids,
-                    # and they are in the order of the spans.
+                    # Under the grammar, no repair is needed: each entity has three ids,
+                    # in the order of the spans.
                     confidences = each[: len(ids)].reshape(-1, 3).prod(1).tolist()
                     spans = [
                         replace(span, confidence=confidence)
@@ -672,7 +672,7 @@ class PromptBart(Model):
     def _spans(
         self, corpus: PointerCorpus, sentence: int, ids: np.ndarray
     ) -> list[Span]:
-        """Return the spans that the ids of one sentence write."""
+        """Return the spans that the ids of one sentence encode."""
         length = int(corpus.lengths[sentence])
         entities = repair(ids.tolist(), len(self.tagset.types), length)
         return corpus.spans(sentence, entities) if len(entities) else []

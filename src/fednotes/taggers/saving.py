@@ -1,18 +1,18 @@
-"""Any kind of model from one TOML table, and as a folder.
+"""Building any kind of model from a TOML table, and saving and loading it.
 
 A kind is a module of this folder with the constant `KIND` (see `model.py`):
-"encoder-tagger" is found in `encoder_tagger`. Other packages add kinds by entry points
-(`core/plugins.py`).
+"encoder-tagger" is found in `encoder_tagger`. Other packages add kinds through entry
+points (`core/plugins.py`).
 
-A folder holds `model.json` (the description) and `model.safetensors` (what was
-trained); the two files of a light tagger are called `tagger.json` and
-`tagger.safetensors`. A folder is replaced completely or not at all. What is frozen
-(word vectors, encoders, backbones) is not copied into it: the folder names the place
-and the SHA-256 of the content, and loading compares the two.
+A folder holds `model.json` (the description) and `model.safetensors` (the trained
+parameters); the two files of a light tagger are called `tagger.json` and
+`tagger.safetensors`. A folder is replaced completely or not at all. Frozen parts (word
+vectors, encoders, backbones) are not copied into it. The folder records their path and
+the SHA-256 of their content, which loading checks.
 
 A token classifier is fine-tuned as a whole and therefore saved as a plain Hugging Face
-directory, which other programs read too. Such a directory of another program is loaded
-in the same way.
+directory, which other programs can read. Such a directory from another program is
+loaded in the same way.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from fednotes.taggers.model import Kind, Model, ModelConfig, SavesItself
 
 FORMAT = 1
 DEFAULT = "tagger"
-# The names of a folder's two files: those of the default kind, and of all others.
+# The file names in a folder, without suffix: of the default kind, and of all others.
 STEMS = (DEFAULT, "model")
 
 
-# ---- by kind -------------------------------------------------------------------------
+# ---- kinds of models -----------------------------------------------------------------
 
 
 def kinds() -> list[str]:
-    """Return the names of all kinds: the default, then others, then plug-ins."""
+    """Return the names of all kinds: the default, other built-in kinds, plug-ins."""
     built_in = _built_in_kinds()
     return [*built_in, *sorted(plugins.added("taggers", built_in))]
 
@@ -77,10 +77,10 @@ def _built_in_kinds() -> list[str]:
 
 
 def _find_kind(name: str) -> Kind | None:
-    """Return the kind of this name, or None if there is none.
+    """Return the kind with this name, or None if there is none.
 
     Raises:
-        ConfigError: A package registers the kind under another name than its own.
+        ConfigError: A package registers a kind under a name other than the kind's own.
     """
     built_in = _built_in_kind(name)
     if built_in is not None:
@@ -100,7 +100,7 @@ def _find_kind(name: str) -> Kind | None:
 
 
 def _built_in_kind(name: str) -> Kind | None:
-    """Return the kind of this name in this folder, or None if there is none."""
+    """Return the built-in kind with this name, or None if there is none."""
     module = f"{__package__}.{name.replace('-', '_')}"
     if "." in name or "_" in name or find_spec(module) is None:
         return None
@@ -121,15 +121,15 @@ def model_class(kind: str) -> type[ModelConfig]:
 
 
 def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
-    """Return the specification of a TOML table; its key `kind` names the kind.
+    """Read a model's specification from a TOML table with the key `kind`.
 
     Args:
         table: The table. Without `kind` it describes a light tagger.
-        where: The name by which messages call the table; "" if the caller adds it.
+        where: The name of the table in messages; "" if the caller adds it.
 
     Raises:
-        ConfigError: The kind or a key is unknown (the message has the nearest name), or
-            a value is of the wrong type or impossible.
+        ConfigError: The kind or a key is unknown (the message suggests the nearest
+            name), or a value has the wrong type or is impossible.
     """
     name = table.get("kind", DEFAULT)
     entry = _find_kind(name) if isinstance(name, str) else None
@@ -152,7 +152,7 @@ def build_model(
     """Return a new model.
 
     With the same seed, all parameters that do not depend on the tag set start with the
-    same values. The global random state does not change.
+    same values. The global random state is not changed.
 
     Raises:
         ConfigError: The tag set has no types, or there is no such device.
@@ -164,7 +164,7 @@ def build_model(
     return entry.build(config, tagset, seed, device)
 
 
-# ---- as a folder ---------------------------------------------------------------------
+# ---- saved models --------------------------------------------------------------------
 
 
 def save_model(model: Model, directory: str | Path) -> None:
@@ -173,7 +173,7 @@ def save_model(model: Model, directory: str | Path) -> None:
     An earlier model in the folder stays until the new one is complete.
 
     Raises:
-        ModelError: A parameter is not finite, or the folder holds something else.
+        ModelError: A parameter is not finite, or the folder has other content.
         FednotesError: The disk is full or not writable.
     """
     path = Path(directory)
@@ -200,7 +200,7 @@ def save_model(model: Model, directory: str | Path) -> None:
 
 
 def _require_replaceable(path: Path) -> None:
-    """Raise ModelError if a path holds anything but a model of this package."""
+    """Raise ModelError if a path holds anything except a model of this package."""
     if not path.exists() or _is_described(path) or _is_saved_by_us(path):
         return
     if path.is_file() or any(path.iterdir()):
@@ -208,7 +208,7 @@ def _require_replaceable(path: Path) -> None:
 
 
 def _fill(folder: Path, content: SavesItself | Mapping[str, bytes]) -> None:
-    """Write files, or a model that saves itself, and sync them to the disk."""
+    """Write files, or a model that saves itself, and sync them to disk."""
     if isinstance(content, SavesItself):
         content.save(folder)
     else:
@@ -225,7 +225,7 @@ def _is_described(path: Path) -> bool:
 
 
 def is_model(path: Path) -> bool:
-    """Return whether a folder holds a model that `load_model` may open."""
+    """Return whether a folder may hold a model that `load_model` can open."""
     return _is_described(path) or (path / "config.json").is_file()
 
 
@@ -246,20 +246,19 @@ def load_model(
 ) -> Model:
     """Read a model of any kind, in evaluation mode.
 
-    A token classifier of another program is read too.
+    It can be a token classifier from another program.
 
     Args:
         directory: The model's folder.
         device: The device for the model.
-        backbone: Where the frozen encoder or encoder-decoder is on this machine, if it
-            is not where it was when the model was saved. The content must be the same.
-            A model without one ignores it.
-        word_vectors: Where the vector file is, likewise.
+        backbone: Path of the frozen encoder or encoder-decoder on this machine, if it
+            has moved since the model was saved. The content must be the same. Models
+            without a frozen encoder ignore it.
+        word_vectors: Path of the vector file, if it has moved.
 
     Raises:
-        ModelError: The folder, vectors or backbone are missing, damaged or not those
-            that the model was trained with; the format is later; or weights are not
-            finite.
+        ModelError: The folder, vectors or backbone are missing, damaged or not those of
+            training; the format is newer; or weights are not finite.
         MissingExtra: A package is missing.
         ConfigError: There is no such device.
     """
@@ -291,7 +290,7 @@ def load_model(
 def _with_places(
     config: ModelConfig, backbone: str | None, word_vectors: str | Path | None
 ) -> ModelConfig:
-    """Return a specification with places on this machine, if it has such keys."""
+    """Return a specification with this machine's paths, for the keys that it has."""
     places: dict[str, str | Path | None] = dict.fromkeys(encoder_keys(config), backbone)
     places["word_vectors"] = word_vectors
     changed: dict[str, Any] = {
@@ -315,18 +314,18 @@ def _build_described(
     tensors: Mapping[str, Tensor],
     device: str | torch.device,
 ) -> Model:
-    """Build the model that a folder describes, within the memory that it can need.
+    """Build the model that a folder describes, within a memory limit.
 
     Args:
         path: The folder.
-        file: Its description.
+        file: The model's description.
         config: The specification.
         tagset: The tag set.
         tensors: The saved parameters.
         device: The device for the model.
 
     Raises:
-        ModelError: No such model can be built.
+        ModelError: The described model cannot be built.
     """
     size = sum(tensor.numel() for tensor in tensors.values())
     try:
@@ -347,7 +346,7 @@ def _build_described(
 
 
 def _describe(model: Model) -> dict[str, Any]:
-    """Return the description of a model: all but the tensors, as JSON."""
+    """Return the description of a model, everything except the tensors, as JSON."""
     config = model.config
     table: dict[str, Any] = {}
     for field in fields(config):
@@ -382,20 +381,20 @@ def _describe(model: Model) -> dict[str, Any]:
 
 
 def _word_vectors_of(model: Model) -> WordVectors | None:
-    """Return the word vectors that a model reads."""
+    """Return the word vectors that a model reads; None if there are none."""
     vectors = getattr(model, "vectors", None)
     return vectors if isinstance(vectors, WordVectors) else None
 
 
 def _backbone_key(kind: str) -> str:
-    """Return the key of a description under which the frozen encoder stands."""
+    """Return the key of the frozen encoder in a description."""
     return "contextual" if kind == DEFAULT else "backbone"
 
 
 def _absolute_place(spec: str) -> str:
-    """Return a directory's absolute path, with its options behind "#".
+    """Return a directory's absolute path, with its options after "#".
 
-    A name such as "minilm" stays a name.
+    A name such as "minilm" is returned unchanged.
     """
     if Path(spec).is_dir():
         return str(Path(spec).resolve())
@@ -454,7 +453,7 @@ def _read_specification(
 
 
 def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the saved parameters, after a check of their SHA-256."""
+    """Check the SHA-256 of the saved parameters, and return them."""
     file = description.with_suffix(".safetensors")
     with readable(file, ModelError):
         data = read_regular(file)
@@ -481,7 +480,7 @@ def _require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _require_same_tables(path: Path, facts: dict[str, Any], model: Model) -> None:
-    """Raise ModelError if word vectors or encoder are not those of the training."""
+    """Raise ModelError if word vectors or the encoder are not those of training."""
     vectors = _word_vectors_of(model)
     if vectors is not None:
         trained = _subtable(facts, "word_vectors")
@@ -498,7 +497,7 @@ def _require_same_tables(path: Path, facts: dict[str, Any], model: Model) -> Non
         return
     place = getattr(model.config, model.encoder_key)
     if "reading" not in trained:
-        # A version wrote it whose fingerprints do not include the reading.
+        # An earlier version wrote it, whose fingerprints do not include the reading.
         raise MovedError(
             f"{path}: trained with another encoder than {place!r}, or by an earlier "
             "version of fednotes, which passed words to the encoder's tokenizer one by "
@@ -521,7 +520,7 @@ def _subtable(facts: dict[str, Any], name: str) -> dict[str, Any]:
 def _require_same_shapes(
     description: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> None:
-    """Raise ModelError if saved parameters are not those that a model has."""
+    """Raise ModelError if saved parameters do not match those of the model."""
     file = description.with_suffix(".safetensors")
     differing = sorted(saved.keys() ^ wanted.keys())
     if differing:

@@ -1,11 +1,11 @@
-"""Light sequence taggers, composed of layers by a short specification.
+"""Light sequence taggers, composed of layers according to a specification.
 
 From bottom to top: words, characters and context represent a word; cnn and lstm model
 its surroundings; crf decodes (FedNER, section 3.1). Every parameter's name begins with
-the name of its layer, so a method can say which layers are private.
+the name of its layer, so a method can name the layers that are private.
 
 Frozen tables (word vectors, contextual features) are shared by all taggers of a
-process. They are not part of a tagger's state and never leave the site.
+process. They are not part of a tagger's state, and they never leave the site.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class TaggerConfig(ModelConfig):
             )
 
 
-# The taggers of FedNER's Table 2. None of them names a file: a job adds word_vectors
-# and, for elmoner, contextual.
+# The taggers of FedNER's Table 2. They name no files: a job adds word_vectors and, for
+# elmoner, contextual.
 PRESETS: dict[str, TaggerConfig] = {
     # Collobert et al. 2011
     "cnn-crf": TaggerConfig("cnn-crf", characters=False, lstm_units=0),
@@ -180,17 +180,17 @@ PRESETS: dict[str, TaggerConfig] = {
 
 
 def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfig:
-    """Return the specification of a TOML table.
+    """Read a light tagger's specification from a TOML table.
 
-    The key `tagger` names the preset to start from; the other keys change it.
+    The key `tagger` names the preset to start from; other keys override it.
 
     Args:
         table: The table.
-        where: The name by which messages call the table; "" if the caller adds it.
+        where: The name of the table in messages; "" if the caller adds it.
 
     Raises:
-        ConfigError: A key or the preset is unknown (the message has the nearest name),
-            or a value is of the wrong type or impossible.
+        ConfigError: A key or the preset is unknown (the message suggests the nearest
+            name), or a value has the wrong type or is impossible.
     """
     name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
@@ -204,14 +204,14 @@ def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfi
 class Tagger(TaggingModel):
     """A light tagger for one tag set; see `build_tagger`.
 
-    Its transfer parameter is the last layer's weight. It is small (as many columns as
-    the BiLSTM has outputs), all types share it, every loss reaches the layers below
-    through it, and its gradients for each sentence need no backward pass.
+    Its transfer parameter is the last layer's weight. It is small (with one column per
+    output of the BiLSTM), all types share it, every loss reaches the lower layers
+    through it, and its per-sentence gradients need no backward pass.
 
     Attributes:
-        layers: Names of its layers, bottom to top, frozen ones included.
+        layers: Names of its layers, bottom to top, including frozen ones.
         vectors: The word vectors, or None.
-        encoder: The encoder that made the contextual features, or None.
+        encoder: The encoder of the contextual features, or None.
     """
 
     transfer = "crf.project.weight"
@@ -245,7 +245,7 @@ class Tagger(TaggingModel):
             self.crf = CrfOutput(size, tagset)
 
     def _build_inputs(self, seed: int) -> int:
-        """Make the layers that represent a word; return the representation's width."""
+        """Build the layers that represent a word; return the representation's width."""
         config = self.config
         size = 0
         trained_table = None
@@ -276,9 +276,9 @@ class Tagger(TaggingModel):
         return size
 
     def count_frozen(self) -> int:
-        """Return how many numbers of the word vectors are never trained.
+        """Return the number of frozen numbers in the word vectors.
 
-        The encoder is not counted, because it only made features.
+        The encoder is not counted, because only its features are used.
         """
         if self.vectors is None or self.config.train_words:
             return 0
@@ -302,7 +302,7 @@ class Tagger(TaggingModel):
 
     @property
     def backbone_fingerprint(self) -> str:
-        """The fingerprint of the encoder that made the features."""
+        """The fingerprint of the encoder of the features; "" without one."""
         return "" if self.encoder is None else self.encoder.fingerprint
 
     @property
@@ -344,7 +344,7 @@ class Tagger(TaggingModel):
     def word_rows(
         self, corpus: PreparedCorpus, indices: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return which rows of trainable word tables some sentences read.
+        """Return the rows of trainable word tables that some sentences read.
 
         Returns:
             (tokens,) rows with repetitions, by the name of the table's parameter.
@@ -396,7 +396,7 @@ class Tagger(TaggingModel):
         *,
         all_layers: bool = False,  # noqa: ARG002 - the layers cost nothing to keep
     ) -> CrfReading:
-        """As `TaggingModel._read`; the layers of `widths` are taken before dropout."""
+        """As `TaggingModel._read`; `Losses.hidden` has the layers before dropout."""
         layout, batch, tokens = self._lay_out(corpus, chosen)
         rate = self.config.dropout
         layers: list[Tensor] = []
@@ -440,18 +440,18 @@ class Tagger(TaggingModel):
     def _spell(
         self, form: np.ndarray, characters: np.ndarray, lengths: np.ndarray
     ) -> Tensor:
-        """Return (tokens, filters), what the characters say of each token.
+        """Return the character features of each token, (tokens, filters).
 
         Args:
-            form: (tokens,) numbers of the tokens' forms.
+            form: (tokens,) indices of the tokens' forms.
             characters: (forms, size) character ids.
             lengths: (forms,) number of characters.
         """
         unique, first, position = np.unique(
             form, return_index=True, return_inverse=True
         )
-        # In the order of these tokens. The corpus's order of forms depends on the
-        # site's other notes, and sums would round differently.
+        # Keep the order of these tokens: the corpus's order of forms depends on the
+        # site's other notes, so sums would round differently.
         order = np.argsort(first)
         unique = unique[order]
         position = np.argsort(order)[position]
@@ -463,7 +463,7 @@ class Tagger(TaggingModel):
 def build_tagger(
     config: TaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> Tagger:
-    """Return a new tagger; a layer's initial values depend on (seed, layer) alone.
+    """Return a new tagger; a layer's initial values depend only on (seed, layer).
 
     Raises:
         ConfigError: No layer represents a word; or as `build_model`.

@@ -3,14 +3,14 @@
 As in Devlin et al. 2018, section 5.3, a linear classifier reads a word's tag from the
 state above the word's first sub-word; the other sub-words have no target. Words are
 independent given the text, so the loss is the sum of the words' cross-entropies
-(`partial.py`), also for text that annotates some types only.
+(`partial.py`), also for partially annotated text.
 
 The model is the library's own `…ForTokenClassification` and is run as the library runs
 it, so a saved model gives the same logits there. Its parts become parts of this module:
-"classifier.weight", "encoder.<name in the encoder>". The first word of a parameter's
-name is therefore what a job may keep private. What is trained:
+"classifier.weight", "encoder.<name in the encoder>". A job can keep parts private by
+the first word of a parameter's name. The trained parts are:
 
-    train = "encoder"   all but the table of word embeddings, whose changes reveal a
+    train = "encoder"   everything except the word embeddings, whose changes reveal a
                         site's words
     train = "all"       everything, as Liu and Miller 2020 did
     train = "top"       the uppermost layers and the classifier
@@ -18,8 +18,8 @@ name is therefore what a job may keep private. What is trained:
                         saved model has the changes in its weights
 
 With context = "document" a whole document is one unit of training and prediction. A
-unit that does not fit the model's positions is read in overlapping windows, and each
-word is taken from the window in which it lies deepest.
+unit that exceeds the model's positions is read in overlapping windows, and each word is
+taken from the window in which it is farthest from the edges.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ from fednotes.taggers.model import (
 from fednotes.taggers.word_reading import WordReading
 
 AUTO = "AutoModelForTokenClassification"
-# The bias of a tag that a foreign model lacks: it is never predicted.
+# The bias of tags that a foreign model lacks, so that they are never predicted.
 NEVER = -100.0
 
 
@@ -128,17 +128,17 @@ class TokenClassifierConfig(ModelConfig):
 
     @property
     def trains_word_embeddings(self) -> bool:
-        """Whether everything is trained, and so the word embeddings, too."""
+        """Whether everything is trained, including the word embeddings."""
         return self.train == "all"
 
     @property
     def unit(self) -> Unit:
-        """What is read together: `context`."""
+        """The stretch of text that is read at once: `context`."""
         return self.context
 
     @property
     def max_unit_words(self) -> int:
-        """The number of words at which a unit is cut: `max_tokens`."""
+        """The maximum number of words in a unit: `max_tokens`."""
         return self.max_tokens
 
 
@@ -158,7 +158,7 @@ class TokenClassifier(TaggingModel, SavesItself):
 
     Attributes:
         tokenizer: The encoder's tokenizer.
-        changed_maps: The maps that low-rank changes change, in their order.
+        changed_maps: The linear maps with low-rank changes, in their order.
     """
 
     transfer = "classifier.weight"
@@ -178,7 +178,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         for name, child in model.named_children():
             is_encoder = name == model.base_model_prefix
             self.add_module("encoder" if is_encoder else name, child)
-        # In a tuple, because its parts would otherwise be parts of this module twice.
+        # The tuple keeps torch from registering the parts of this module twice.
         self._library = (model,)
 
         trained = trained_names(where, model, config.train, config.top)
@@ -196,7 +196,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         self._widths = self._try_widths()
 
     def _try_widths(self) -> tuple[int, ...]:
-        """Run one sub-word, and return the number of columns of each layer.
+        """Run one sub-word; return the number of columns of each layer.
 
         Raises:
             ModelError: The model does not run.
@@ -213,7 +213,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         return tuple(int(layer.shape[-1]) for layer in layers)
 
     def adapt(self, seed: int, name: str = "lora") -> None:
-        """Add low-rank changes that are trained, beside those of other names.
+        """Add trainable low-rank changes, beside any of other names.
 
         Args:
             seed: The seed of their initial values.
@@ -228,7 +228,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         self.add_module(name, changes.to(self.device))
 
     def with_classifier(self, classifier: nn.Linear) -> TokenClassifier:
-        """Return a copy of the model that has this classifier."""
+        """Return a copy of the model with this classifier."""
         copied = copy.deepcopy(self)
         copied.classifier = classifier
         copied.library.classifier = classifier
@@ -245,7 +245,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         return self._library[0]
 
     def count_frozen(self) -> int:
-        """Return how many numbers are never trained."""
+        """Return the number of frozen parameters."""
         return sum(p.numel() for p in self.parameters() if not p.requires_grad)
 
     @property
@@ -264,9 +264,9 @@ class TokenClassifier(TaggingModel, SavesItself):
     def _encode(
         self, documents: tuple[Document, ...], options: PrepareOptions
     ) -> EncoderCorpus:
-        """Encode documents; nothing is cached, because training changes the states.
+        """Encode documents without a cache, because training changes the states.
 
-        For training, long units are cut between entities. Without gold nothing is cut.
+        For training, long units are cut between entities. Without gold, nothing is cut.
         """
         config = self.config
         encoded = encode_corpus(
@@ -286,14 +286,14 @@ class TokenClassifier(TaggingModel, SavesItself):
     def tokens(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> int:
-        """Return how many words of some units have a target: the terms of the loss."""
+        """Return the number of words with a target in some units."""
         prepared: EncoderCorpus = self.require_corpus(corpus)
         return int(prepared.words[np.asarray(indices, np.int64)].sum())
 
     def _read(
         self, corpus: EncoderCorpus, chosen: np.ndarray, *, all_layers: bool = False
     ) -> WordReading:
-        """As `TaggingModel._read`; windows run in groups of similar length."""
+        """As `TaggingModel._read`, with windows in groups of similar length."""
         device = self.device
         starts = corpus.encoded.bounds[chosen]
         steps = int((corpus.encoded.bounds[chosen + 1] - starts).max())
@@ -341,7 +341,7 @@ class TokenClassifier(TaggingModel, SavesItself):
     def _run(
         self, ids: Tensor, mask: Tensor, at: Tensor, *, all_layers: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Run the library's model, but its classifier on some sub-words alone.
+        """Run the library's model, with its classifier only on some sub-words.
 
         Args:
             ids: (windows, longest) ids.
@@ -351,7 +351,7 @@ class TokenClassifier(TaggingModel, SavesItself):
 
         Returns:
             Logits (words, tags), the classifier's input (words, width), and the states
-            (words, width) above each layer if they were asked for.
+            (words, width) above each layer if `all_layers`.
         """
         inputs: list[Tensor] = []
 
@@ -384,7 +384,7 @@ class TokenClassifier(TaggingModel, SavesItself):
     def emissions(self, corpus: PreparedCorpus) -> np.ndarray:
         """Return (tokens, tags) float32, the logits of all words, without dropout.
 
-        Words that the model does not read have zeros, so O.
+        Words that the model does not read have zeros, which means O.
         """
         prepared: EncoderCorpus = self.require_corpus(corpus)
         shape = (len(prepared.encoded.form), len(self.tagset.tags))
@@ -398,7 +398,7 @@ class TokenClassifier(TaggingModel, SavesItself):
     def save(self, folder: Path) -> None:
         """Write a plain Hugging Face directory.
 
-        `config.json` has the settings of this package as "fednotes".
+        `config.json` stores the settings of this package under "fednotes".
         """
         model = self.library
         if self.changes:
@@ -423,12 +423,12 @@ def build_token_classifier(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> TokenClassifier:
-    """Return a new model of a directory's encoder.
+    """Return a new model built from a directory's encoder.
 
-    The classifier starts as the library's would: normal, with the standard deviation
-    `initializer_range` of the configuration, but drawn from the seed. For types that an
-    earlier classifier in the directory has, it starts as that classifier. Models of one
-    process share what they do not train.
+    The classifier is initialised as by the library, from a normal distribution with
+    standard deviation `initializer_range` of the configuration, but drawn from the
+    seed. Rows of types that an existing classifier in the directory has are copied from
+    it. Models of one process share their frozen parameters.
 
     Raises:
         ConfigError: The window or the number of layers is impossible; or as
@@ -440,7 +440,7 @@ def build_token_classifier(
     device_of(device)
     tokenizer, original, is_new = _open(path, tagset, config.dropout, stamp_of(path))
     trained = trained_names(config.encoder, original, config.train, config.top)
-    # Storage is shared, the parameter is not: changes of one model's flags stay there.
+    # The storage is shared, but not the parameters, so each model has its own flags.
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
         for name, parameter in original.named_parameters()
@@ -463,8 +463,8 @@ def open_token_classifier(
 ) -> TokenClassifier:
     """Return the token classifier of a Hugging Face directory, in evaluation mode.
 
-    The directory may come from another program. Its labels may stand in any order: the
-    classifier's rows are put into the order of the tag set.
+    The directory may come from another program. Its labels may have any order: the
+        classifier's rows are put into the order of the tag set.
 
     Raises:
         ModelError: The directory holds another kind of model, the weights are damaged,
@@ -509,7 +509,7 @@ def _open(
     dropout: float | None,
     stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
 ) -> tuple[Any, Any, Tensor]:
-    """Open an encoder to be fine-tuned.
+    """Open an encoder for fine-tuning.
 
     Returns:
         The tokenizer; the model, to be copied; and (tags,) bool, whether the tag's row
@@ -526,7 +526,7 @@ def _open(
 
 
 def _dropout_rates(path: Path, rate: float) -> dict[str, Any]:
-    """Return `rate` for every dropout rate that a configuration has."""
+    """Set every dropout rate of a configuration to `rate`."""
     return {
         name: rate
         for name, value in open_config(path).to_dict().items()
@@ -537,7 +537,7 @@ def _dropout_rates(path: Path, rate: float) -> dict[str, Any]:
 def _open_for_more_types(
     path: Path, tagset: TagSet, settings: Mapping[str, Any]
 ) -> tuple[Any, Any, tuple[int, ...]]:
-    """Open an earlier token classifier, to be trained for a tag set.
+    """Open an existing token classifier, to train it for a tag set.
 
     Returns:
         The tokenizer; the model, whose classifier has a row for each tag; and the row
@@ -554,7 +554,7 @@ def _open_for_more_types(
         for tag, row in zip(earlier.tags, earlier_rows, strict=True)
         if row >= 0
     }
-    # A type is continued only if all its tags, and O, have a row.
+    # A type is continued only if all its tags, including O, have a row.
     continued: set[str] = set()
     for label in tagset.types:
         tags = TagSet((label,), tagset.scheme).tags
@@ -581,7 +581,7 @@ def _open_untrained(
         num_labels=len(names),
         id2label=names,
         label2id={tag: row for row, tag in names.items()},
-        # The directory may have a classifier of something else.
+        # The directory may have a classifier of other labels.
         ignore_mismatched_sizes=True,
     )
     missing_encoder = [name for name in missing if not name.startswith("classifier.")]
@@ -602,7 +602,7 @@ def _open_trained(
         directory,
         AUTO,
         **settings,
-        # Such weights then count as missing, with a clearer message than the library's.
+        # Mismatched weights then count as missing, with a clearer message.
         ignore_mismatched_sizes=True,
     )
     require_complete(directory, missing)
@@ -615,7 +615,7 @@ def _open_trained(
 def earlier_types(encoder: str | Path) -> tuple[str, ...]:
     """Return the entity types of the token classifier in an encoder's directory.
 
-    There are none if the directory holds another model or does not exist.
+    It is empty if the directory holds another model or does not exist.
     """
     facts: dict[str, Any] = {}
     with suppress(FednotesError):
@@ -631,9 +631,9 @@ def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
     """Return the names of the parameters that are trained.
 
     Args:
-        where: The name by which messages call the model.
+        where: The name of the model in messages.
         model: The library's model.
-        train: What is trained; see `TokenClassifierConfig`.
+        train: The part to train; see `TokenClassifierConfig`.
         top: The number of layers that train = "top" trains.
 
     Raises:
@@ -653,18 +653,18 @@ def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
 
 
 def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -> None:
-    """Raise ModelError if a model was trained on another reading of text than today's.
+    """Raise ModelError if a model was trained with another reading of text.
 
-    Earlier versions gave words to the tokenizer one by one. With a byte-level or
+    Earlier versions passed words to the tokenizer one by one. With a byte-level or
     SentencePiece tokenizer the sub-words then differ from those of the text, and such a
-    model would silently find less. With WordPiece the two readings agree except for
-    words beside symbols ("37°C"), so these models are accepted.
+    model would silently find fewer mentions. With WordPiece the two readings agree
+    except for words beside symbols ("37°C"), so these models are accepted.
 
     Args:
         directory: The model's folder, for the message.
         tokenizer: Its tokenizer.
-        facts: What `config.json` says under "fednotes"; empty for models of other
-            programs, which read text like any other.
+        facts: The table "fednotes" in `config.json`; empty for models of other
+            programs, which read plain text.
     """
     if not facts or facts.get("reading") == READING or reads_words_alike(tokenizer):
         return
@@ -697,7 +697,7 @@ def require_classifier(where: str | Path, model: Any) -> None:
 def tagset_of(
     directory: Path, labels: Mapping[int, str], size: int
 ) -> tuple[TagSet, tuple[int, ...]]:
-    """Return the tag set that a model's labels write.
+    """Return the tag set that a model's labels encode.
 
     Args:
         directory: The model's folder, for messages.
@@ -715,7 +715,7 @@ def tagset_of(
     types: dict[str, None] = {}
     prefixes: set[str] = set()
     for row, label in sorted(labels.items()):
-        # A list, for example, cannot be a key.
+        # A label may be unhashable, such as a list.
         row_of[str(label)] = row
         if label == "O":
             continue
@@ -754,7 +754,7 @@ def _reorder_classifier(model: Any, tagset: TagSet, rows: tuple[int, ...]) -> No
     Args:
         model: The library's model.
         tagset: The tag set.
-        rows: The present row of each tag; -1 for a tag that the model lacks.
+        rows: The current row of each tag; -1 for a tag that the model lacks.
     """
     old: nn.Linear = model.classifier
     if rows != tuple(range(old.out_features)):
@@ -770,7 +770,7 @@ def _reorder_classifier(model: Any, tagset: TagSet, rows: tuple[int, ...]) -> No
 
 
 def _read_configuration(directory: Path) -> dict[str, Any]:
-    """Return what a directory's config.json says."""
+    """Return the content of a directory's config.json."""
     file = directory / "config.json"
     try:
         with readable(file, ModelError):

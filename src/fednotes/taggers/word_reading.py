@@ -1,8 +1,8 @@
-"""What a model computes whose words are independent given the text: a softmax on top.
+"""The reading of a batch by models whose words are independent given the text.
 
-The loss of a sentence is the sum of its words' cross-entropies (`partial.py`), also for
-text that annotates some types only. `CrfReading` (`model.py`) is the counterpart for
-models with a CRF on top.
+Such models have a softmax on top. The loss of a sentence is the sum of its words'
+cross-entropies (`partial.py`), also for partially annotated text. `CrfReading`
+(`model.py`) is the counterpart for models with a CRF on top.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from fednotes.taggers.partial import (
 
 @dataclass(frozen=True, eq=False)
 class WordReading:
-    """What a model without a CRF computes for the words of some units; a `Reading`.
+    """The `Reading` of a model without a CRF, for the words of some units.
 
-    A unit is a sentence or a document, as the corpus has it. Words are in reading
-    order: unit after unit, as `chosen` orders them.
+    A unit is a sentence or a document, depending on the corpus. Words are in reading
+    order, unit by unit in the order of `chosen`.
 
     Attributes:
         classifier: Maps states (words, width) to logits (words, tags).
         corpus: The corpus.
-        chosen: (units,) numbers of the units in the corpus.
+        chosen: (units,) indices of the units in the corpus.
         steps: The number of tokens of the longest unit.
-        tokens: (words,) the corpus's tokens that were read. A token that is not read
-            is O.
+        tokens: (words,) indices of the corpus's tokens that were read. Tokens that are
+            not read are O.
         place: (words,) positions in (units, steps), flattened.
         logits: (words, tags).
         states: (words, width), the classifier's input.
-        layers: (words, width) above each layer, if they were asked for.
-        confidence_meaning: What `span_probabilities` returns, for
+        layers: (words, width) states above each layer; empty unless requested.
+        confidence_meaning: Describes `span_probabilities`, for
             `Model.confidence_meaning`.
     """
 
@@ -70,7 +70,7 @@ class WordReading:
         return placed.view(units, self.steps, *values.shape[1:])
 
     def _targets(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return tags, allowed tags and soft targets, as `word_losses` takes them."""
+        """Return tags, allowed tags and soft targets for `word_losses`."""
         corpus = self.corpus
         device = self.logits.device
         tags = torch.from_numpy(corpus.encoded.tags[self.tokens]).to(device)
@@ -86,9 +86,10 @@ class WordReading:
         return self.logits.argmax(-1).cpu().numpy()
 
     def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading`: a product over the span's words and its two neighbours.
+        """As `Reading.span_probabilities`: a product over the span and its neighbours.
 
-        Words are independent, so this is the sum over all tag sequences with the span.
+        Because words are independent, this equals the sum over all tag sequences with
+        the span.
         """
         # (units, steps, tags)
         probabilities = self.padded(self.logits.float().softmax(-1))
@@ -114,7 +115,7 @@ class WordReading:
             kind: The index of its type, or -1 for no mention.
         """
         tagset = self.corpus.encoded.tagset
-        # One row for the word before the span, one for each word, one behind it.
+        # One row for the word before the span, one per word, one for the word after it.
         wanted = span_tag_mask(tagset, kind, last - first)
         before = max(first - 1, 0)
         part = table[before : last + 1]
@@ -122,7 +123,7 @@ class WordReading:
         each = (part * rows[: len(part)]).sum(-1)
 
         if kind >= 0:
-            # Without a word of this type before it, an I- or E- opens a span too; see
+            # Without a preceding word of this type, an I- or E- also opens a span; see
             # `find_spans`.
             width = len(tagset.prefixes)
             tags_of_type = 1 + kind * width + np.arange(width)
@@ -134,14 +135,14 @@ class WordReading:
         return float(each.prod())
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `Reading.posterior`; transitions are empty, as words are independent."""
+        """As `Reading.posterior`, with empty transitions, as words are independent."""
         _, allowed, _ = self._targets()
         assert allowed is not None
         within = word_posterior(self.logits, allowed).float().cpu().numpy()
         return within, np.zeros((len(self.chosen), 0, 0), np.float32)
 
     def losses(self, *, states: bool) -> Losses:
-        """As `Model.losses`: sums over words; each row of `outputs` is a word."""
+        """As `Model.losses`, summed over words; each row of `outputs` is a word."""
         corpus = self.corpus
         of_words = word_losses(self.logits, *self._targets())
         source, target = (self.padded(loss).sum(1) for loss in of_words)  # (units,)
@@ -163,8 +164,8 @@ class WordReading:
     def gradients(self) -> tuple[Tensor, Tensor]:
         """As `Model.gradients`.
 
-        A unit's gradient is Σ δ ⊗ h over its words: δ is the gradient of the logits, in
-        closed form, and h the classifier's input.
+        A unit's gradient is Σ δ ⊗ h over its words, where δ is the closed-form gradient
+        of the logits and h is the classifier's input.
         """
         source, target = word_gradients(self.logits, *self._targets())
         states = self.states.to(source.dtype)  # (words, width)

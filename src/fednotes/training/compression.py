@@ -1,14 +1,14 @@
-"""Updates made smaller that still add.
+"""Compressed updates that can still be summed.
 
-A server only ever sees a sum over sites, so sites must agree on a code before they
-send. Each site keeps its change, measures the mean square of each tensor, and reports
-these numbers. From their mean over sites follows one step size for each tensor. Sites
-round their changes to whole steps, and pack several of these numbers as digits into
-each integer of eight bytes, which is the size that a secure sum gives any number.
+A server only sees sums over sites, so sites must agree on a code before they send. Each
+site stores its change and reports the mean square of each tensor. The mean over sites
+gives one step size per tensor. Sites round their changes to whole steps and pack
+several of these integers as digits into each integer of eight bytes, the size of any
+number in a secure sum.
 
-Digits must not carry when sites are added: a site weighs its change before it rounds,
-so that the weights of K sites sum to K. What rounding left out is added to the site's
-next change: error feedback (Seide et al. 2014; Karimireddy et al. 2019).
+Digits must not carry when sites are summed. Therefore a site weights its change before
+rounding, with weights that sum to K over K sites. The rounding error is added to the
+site's next change: error feedback (Seide et al. 2014; Karimireddy et al. 2019).
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total
 
 Compression = Literal["none", "packed"]
-LEVELS = 12  # steps that a change of mean weight may have, in either direction
-# Standard deviations that these steps span; what lies beyond is sent the next time.
+LEVELS = 12  # maximum steps of a change of mean weight, in either direction
+# Standard deviations that these steps span; the excess is sent the next time.
 RANGE = 4.0
 EXACT = 2**52  # float64, in which sums are formed, is exact up to here
 WORD_BYTES = 8
 FLOAT_BYTES = 4
 
 
-# A cycle: sites measure, a code is agreed on, sites encode, the server decodes.
+# In a cycle, sites measure their changes and agree on a code. They encode, the server
+# decodes.
 
 
 def mean_squares(change: Tensors) -> dict[str, Tensor]:
@@ -54,10 +55,10 @@ def step_sizes(means: Tensors) -> dict[str, Tensor]:
 
 
 def require_step_sizes(steps: Tensors, change: Tensors) -> None:
-    """Check that `step_sizes` can have returned these steps for such a change.
+    """Check that `step_sizes` could have returned these steps for a change.
 
     Raises:
-        RefusedError: It cannot.
+        RefusedError: It could not.
     """
     for name in {**change, **steps}:
         if name not in change or name not in steps or not _is_step_size(steps[name]):
@@ -76,16 +77,17 @@ def _is_step_size(step: Tensor) -> bool:
 def encode(
     change: Tensors, steps: Tensors, part: float = 1.0, sites: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return a change in whole steps, and what of it is left for the next time.
+    """Return a change in whole steps, and the remainder for the next time.
 
     Args:
         change: The change, by name.
-        steps: What `step_sizes` returned.
+        steps: The result of `step_sizes`.
         part: The site's weight; the weights of all sites sum to `sites`.
         sites: Number of sites in the sum.
 
     Returns:
-        What is sent: (words,) int64. And what is left, float32 of the tensors' shapes.
+        The tensors to send, (words,) int64, and the remainder, float32 with the shapes
+        of the change.
     """
     sent, left = {}, {}
     for name, value in change.items():
@@ -99,18 +101,18 @@ def encode(
 
 
 def encoded_shapes(like: Tensors, sites: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what `encode` sends of changes of such tensors."""
+    """Return the shapes that `encode` sends for changes like these tensors."""
     _, digits = _digits_of_word(sites)
     return {name: (_words(value, digits),) for name, value in like.items()}
 
 
 def unpack_total(total: Total, like: Tensors, sites: int) -> Total:
-    """Return the sum of what sites sent, with its digits separated.
+    """Return the sum of encoded changes, with its digits separated.
 
     Args:
         total: The sum.
-        like: Tensors of the shapes of the change.
-        sites: Number of sites that the sum was encoded for.
+        like: Tensors with the shapes of the change.
+        sites: Number of sites for which the sum was encoded.
 
     Raises:
         TrainingError: Another site is in the sum, so digits may have carried.
@@ -129,11 +131,11 @@ def unpack_total(total: Total, like: Tensors, sites: int) -> Total:
 def decode(
     means: Tensors, steps: Tensors, like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the mean change, from the weighted means of what sites sent.
+    """Return the mean change, from the weighted means of encoded changes.
 
     Args:
         means: The means, by name.
-        steps: What `step_sizes` returned.
+        steps: The result of `step_sizes`.
         like: Tensors with the names of the change.
     """
     return {name: means[name] * steps[name] for name in like}
@@ -142,12 +144,12 @@ def decode(
 def count_bytes(
     tensors: Tensors, compression: Compression, sites: int
 ) -> tuple[int, int]:
-    """Return the bytes of a cycle that a site sends, and receives as a code.
+    """Return the bytes per cycle that a site sends, and receives as step sizes.
 
-    The parameters that it receives are not counted.
+    Received parameters are not counted.
 
     Args:
-        tensors: What sites share.
+        tensors: The shared parameters.
         compression: The code.
         sites: Number of sites.
     """
@@ -159,13 +161,13 @@ def count_bytes(
     return WORD_BYTES * words + steps, steps
 
 
-# Digits in words.
+# Packing of digits into words.
 
 
 def _digits_of_word(sites: int) -> tuple[int, int]:
-    """Return how many values a sum of digits can have, and the digits of a word.
+    """Return the base, the number of values of a summed digit, and digits per word.
 
-    Zero is in the middle of the values. A site's digit is at most `LEVELS` times its
+    Values are symmetric around zero. A site's digit is at most `LEVELS` times its
     weight, rounded up.
     """
     base = 2 * (LEVELS + 1) * sites + 1
@@ -176,12 +178,12 @@ def _digits_of_word(sites: int) -> tuple[int, int]:
 
 
 def _words(value: Tensor, digits: int) -> int:
-    """Return how many words a tensor's numbers take."""
+    """Return the number of words that a tensor takes."""
     return -(-value.numel() // digits)
 
 
 def _pack(levels: Tensor, sites: int) -> Tensor:
-    """Return (words,) int64: Σ level_j base^j of neighbours j, of levels (numbers,)."""
+    """Pack levels, (numbers,), into words Σ level_j base^j, (words,) int64."""
     base, digits = _digits_of_word(sites)
     padded = torch.nn.functional.pad(levels, (0, -len(levels) % digits))
     powers = torch.tensor([base**place for place in range(digits)])
@@ -189,7 +191,7 @@ def _pack(levels: Tensor, sites: int) -> Tensor:
 
 
 def _unpack(words: Tensor, numbers: int, sites: int) -> Tensor:
-    """Return the sums of digits, (numbers,) float64, of a sum of words, (words,)."""
+    """Unpack a sum of words, (words,), into sums of digits, (numbers,) float64."""
     base, digits = _digits_of_word(sites)
     left = words.round().long()
     by_place = []

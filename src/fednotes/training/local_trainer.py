@@ -1,7 +1,8 @@
-"""Local training in mini-batches: what a site does between two exchanges.
+"""Local training in mini-batches between two exchanges.
 
-AdamW (or another optimizer) with a learning rate that rises and falls over all of the
-site's steps, clipping, the term of FedProx, and lower precision where it is asked for.
+It uses AdamW (or another optimizer) with a learning rate that rises and falls over all
+of the site's steps, gradient clipping, the term of FedProx, and optionally lower
+precision.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fednotes.core.update import Tensors
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import Adam, finite
 
-# Low-rank changes, by the first word of a parameter's name.
+# First words of the names of low-rank parameters.
 CHANGES = ("lora", "private")
 Optimizer = Adam | RowAdam
 
@@ -33,15 +34,15 @@ class LocalSettings(Protocol):
 
     @property
     def lora_learning_rate(self) -> float:
-        """That of low-rank changes; 0 takes `learning_rate`."""
+        """Learning rate of low-rank changes; 0 takes `learning_rate`."""
 
     @property
     def warmup(self) -> float:
-        """The part of the steps over which the rate rises."""
+        """The fraction of steps over which the rate rises."""
 
     @property
     def decay(self) -> Literal["linear", "constant"]:
-        """The rate after the rise."""
+        """The schedule of the rate after the rise."""
 
     @property
     def weight_decay(self) -> float:
@@ -65,27 +66,27 @@ class Step(Protocol):
 
     @property
     def examples(self) -> int:
-        """Return how many words, masked tokens or patients it has."""
+        """The number of words, masked tokens or patients."""
 
     def loss(self, batch: Sequence[Any]) -> Tensor:
-        """Return what this part adds to the mean loss of all parts of its batch, ()."""
+        """Return this part's contribution to the mean loss of its batch, ()."""
 
 
 class LocalTrainer:
     """Takes the optimizer steps of one site.
 
     Args:
-        name: The site's name, which the dropout of its steps follows from.
-        settings: Learning rates, schedule, clipping, precision, FedProx.
-        parameters: Everything that is trained, by name.
-        draws: Where dropout comes from.
-        device: Where the model is.
-        optimizer: Of all parameters; AdamW if None.
-        warm_up: Names of the parameters that a warm-up trains by themselves.
-        warm_up_rate: Their constant learning rate in the warm-up.
+        name: The site's name, from which the dropout of its steps is derived.
+        settings: Learning rates, schedule, clipping, precision and FedProx.
+        parameters: All trained parameters by name.
+        draws: Source of the random dropout.
+        device: Device of the model.
+        optimizer: Optimizer of all parameters; None creates AdamW.
+        warm_up: Names of the only parameters that a warm-up trains.
+        warm_up_rate: The constant learning rate of the warm-up.
 
     Attributes:
-        steps_taken: Number of steps so far, those of the warm-up included.
+        steps_taken: Number of steps so far, including the warm-up.
         steps_in_warm_up: Number of steps so far in the warm-up.
     """
 
@@ -117,7 +118,7 @@ class LocalTrainer:
 
         Args:
             parts: The mini-batch.
-            planned: Number of steps that the schedule of the learning rate is for.
+            planned: Number of steps in the learning-rate schedule.
             start: The shared parameters at the cycle's start, by name, for FedProx.
 
         Returns:
@@ -129,7 +130,7 @@ class LocalTrainer:
         return loss
 
     def warm_up_step(self, parts: Sequence[Step], *, start: Tensors) -> float:
-        """Take a step of the warm-up's parameters; return the summed loss as `step`."""
+        """Take a step on the warm-up's parameters; return the summed loss."""
         loss = self._backward(parts, start, self._warm_up_optimizer)
         self._warm_up_optimizer.step()
         self.steps_taken += 1
@@ -139,7 +140,7 @@ class LocalTrainer:
     def _backward(
         self, parts: Sequence[Step], start: Tensors, optimizer: Optimizer
     ) -> float:
-        """Put the gradient into every `.grad`; return the loss summed over examples."""
+        """Compute the gradients; return the loss summed over examples."""
         seed = self._draws.seed_of("dropout", self._name, self.steps_taken)
         seed_torch(seed, self._device)
         mean_loss = 0.0
@@ -158,8 +159,8 @@ class LocalTrainer:
     def _pull(self, parameters: Mapping[str, Tensor], start: Tensors) -> None:
         """Add the gradient of μ/2 |w - w_t|², FedProx's term, over shared parameters.
 
-        The term is part of the objective that a site descends (Li et al. 2020), so it
-        is added before the gradient is clipped.
+        The term is part of a site's objective (Li et al. 2020), so it is added before
+        the gradient is clipped.
         """
         if not self._settings.proximal:
             return
@@ -170,7 +171,7 @@ class LocalTrainer:
                 parameter.grad.add_(pull, alpha=self._settings.proximal)
 
     def precision(self) -> AbstractContextManager[None]:
-        """Return a context in which matrix products have the precision of the job."""
+        """Return a context that sets the job's precision for matrix products."""
         wanted = self._settings.precision
         is_lower = wanted == "bfloat16" or (
             wanted == "auto" and has_bfloat16(self._device)
@@ -181,8 +182,7 @@ class LocalTrainer:
         """Return the rate of the next step: a linear rise, then a linear fall to zero.
 
         Args:
-            planned: Number of steps of the whole schedule; those of the warm-up do not
-                count.
+            planned: Number of steps in the whole schedule, excluding the warm-up.
         """
         settings = self._settings
         done = self.steps_taken - self.steps_in_warm_up
@@ -194,7 +194,7 @@ class LocalTrainer:
         left = (planned - done) / max(1.0, planned - rising)
         return settings.learning_rate * min(1.0, max(0.0, left))
 
-    # What a restart must not lose.
+    # State that must survive a restart.
 
     def state(self) -> dict[str, Tensor]:
         """Return the moments of both optimizers."""
@@ -203,7 +203,7 @@ class LocalTrainer:
     def restore(
         self, tensors: Tensors, steps_taken: int, steps_in_warm_up: int
     ) -> None:
-        """Go back to saved moments and numbers of steps."""
+        """Restore saved moments and numbers of steps."""
         self._optimizer.restore(tensors)
         self._warm_up_optimizer.restore(tensors, "first")
         self.steps_taken = steps_taken
@@ -213,7 +213,7 @@ class LocalTrainer:
 def _adamw(
     settings: LocalSettings, parameters: Mapping[str, torch.nn.Parameter]
 ) -> Adam:
-    """Return AdamW, with a learning rate of its own for low-rank changes."""
+    """Return AdamW with a separate learning rate for low-rank changes."""
     rate_of_changes = settings.lora_learning_rate or settings.learning_rate
     factor = rate_of_changes / settings.learning_rate
     return Adam(
@@ -225,7 +225,7 @@ def _adamw(
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return whether matrix products in bfloat16 are built in, and not emulated."""
+    """Return whether bfloat16 matrix products run natively, not emulated."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     get_capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6

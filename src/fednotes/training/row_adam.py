@@ -16,17 +16,17 @@ BETA1, BETA2 = 0.9, 0.999
 
 
 class RowAdam:
-    """Adam; of a parameter whose gradient is sparse, only the rows in it move.
+    """Adam; if a parameter's gradient is sparse, only the rows in it move.
 
     With dense gradients it is `torch.optim.Adam`, with sparse ones
-    `torch.optim.SparseAdam` (one count of steps for all rows). It is an `Optimizer`
-    with the names of Adam's state.
+    `torch.optim.SparseAdam` (one step count for all rows). It is an `Optimizer` whose
+    state has the names of `Adam`'s.
 
     Args:
-        parameters: What `step` changes in place, by name.
+        parameters: The parameters that `step` changes in place, by name.
         learning_rate: The learning rate.
         clip: Largest norm of all gradients together (`torch.nn.utils.clip_grad_norm_`
-            takes no sparse ones); 0 does not clip.
+            does not accept sparse ones); 0 does not clip.
         eps: ε of Adam.
     """
 
@@ -51,12 +51,12 @@ class RowAdam:
         *,
         rate: float | None = None,
     ) -> None:
-        """Take a step, and clear the gradients.
+        """Take a step and clear the gradients.
 
         Args:
-            gradients: The gradient of each parameter, by name; each parameter's own
-                `.grad` if not given.
-            rate: The learning rate of this step, if it is another.
+            gradients: The gradient of each parameter by name. By default each
+                parameter's `.grad`.
+            rate: The learning rate of this step; None takes the optimizer's.
         """
         moving: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
@@ -79,7 +79,7 @@ class RowAdam:
             self._move(name, gradient, factor, self._rate if rate is None else rate)
 
     def _clip_factor(self, gradients: Iterable[Tensor]) -> float:
-        """Return the factor by which the norm of all gradients is at most `clip`."""
+        """Return the factor that limits the norm of all gradients to `clip`."""
         if not self._clip:
             return 1.0
         values = [g.values() if g.is_sparse else g for g in gradients]
@@ -87,12 +87,12 @@ class RowAdam:
         return min(1.0, self._clip / (norm + 1e-6))
 
     def _move(self, name: str, gradient: Tensor, factor: float, rate: float) -> None:
-        """Move a parameter, or the rows of it that are in a sparse gradient.
+        """Move a parameter, or only the rows in its sparse gradient.
 
         Args:
             name: The parameter's name.
-            gradient: Its gradient.
-            factor: What the gradient is multiplied by, at most 1.
+            gradient: The parameter's gradient.
+            factor: Factor of the gradient, at most 1.
             rate: The learning rate.
         """
         parameter = self.parameters[name]
@@ -127,7 +127,7 @@ class RowAdam:
         parameter[rows] -= size * new_first / (new_second.sqrt() * root + eps)
 
     def state(self, prefix: str = "adam") -> dict[str, Tensor]:
-        """Return moments and step counts: `adam.exp_avg.<parameter>` and so on."""
+        """Return moments and step counts as `adam.exp_avg.<parameter>` and so on."""
         tensors: dict[str, Tensor] = {}
         for name, (first, second) in self._moments.items():
             tensors[f"{prefix}.step.{name}"] = torch.tensor(float(self._steps[name]))
@@ -136,7 +136,7 @@ class RowAdam:
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor], prefix: str = "adam") -> None:
-        """Take moments that `state` returned; parameters without any start afresh.
+        """Restore moments from `state`; parameters without moments start afresh.
 
         Raises:
             TrainingError: Moments do not match their parameter.
@@ -157,7 +157,7 @@ class RowAdam:
 
 
 def _fits_kernel(*values: Tensor) -> bool:
-    """Return whether tensors are float32 in one piece on the CPU."""
+    """Return whether tensors are contiguous float32 on the CPU."""
     return all(
         value.is_cpu and value.dtype == torch.float32 and value.is_contiguous()
         for value in values

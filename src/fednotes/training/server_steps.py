@@ -1,12 +1,12 @@
-"""What a server does with the sites' updates: one update of them all, and its own step.
+"""Aggregation of the sites' updates, and the server's step.
 
-Rules of aggregation that a few hostile sites cannot move far. x_1 … x_n are the sites'
-changes of what they received, and f of them are hostile. A rule gives each change a
-factor, or in every coordinate each of the n sorted numbers one; the update is the sum
-of the products.
+The robust rules of aggregation limit the influence of a few hostile sites. x_1 … x_n
+are the sites' changes of the parameters that they received, and f of them are hostile.
+A rule assigns a factor to each change, or to each of the n sorted numbers in every
+coordinate; the update is the sum of the products.
 
 "norm-bound": min(1, B / |x_k|) / n (Sun et al. 2019, "Can you really backdoor federated
-learning?"). B is the median of all |x_k| where none is given.
+learning?"). B defaults to the median of all |x_k|.
 
 "median": the middle of the sorted numbers. "trimmed-mean": the mean of all but the f
 smallest and f largest (Yin et al. 2018, "Byzantine-robust distributed learning",
@@ -16,12 +16,12 @@ Definitions 1 and 2).
 "multi-krum": the mean of the n − f best of these (Blanchard et al. 2017, section 4).
 
 "reference": TS_k |x_0| / |x_k| / Σ TS, with TS_k = max(0, cos(x_k, x_0)). x_0 is the
-change of a site that is trusted, and is not added itself (Cao et al. 2021, FLTrust).
+change of a trusted site and is not added itself (Cao et al. 2021, FLTrust).
 
-All rules count each site once. How many notes a site has is its own claim, so no rule
-depends on it.
+All rules count each site once. No rule depends on a site's number of notes, because the
+site could misreport it.
 
-A server's step takes the mean of the sites' parameters, or what a rule gives in its
+A server's step takes the mean of the sites' parameters, or a rule's result in its
 place:
 
     "average"    w + η Δ, with Δ = mean − w; FedAvg where η is 1 (McMahan et al. 2017)
@@ -58,7 +58,7 @@ TINY = 1e-100  # replaces a length of zero
 
 @checked(frozen=True)
 class Aggregation:
-    """How one update is made of the sites' updates.
+    """How the sites' updates are combined into one.
 
     Attributes:
         aggregation: "mean" is the mean weighted by the sites' sizes, a sum that hides
@@ -90,7 +90,7 @@ def by_each(config: Aggregation) -> bool:
 
 
 def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
-    """Return the settings for these sites.
+    """Return the settings with the number of these sites.
 
     Args:
         config: The settings.
@@ -98,7 +98,7 @@ def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
         **values: Further values to set.
 
     Raises:
-        ConfigError: The rule cannot be computed from these sites.
+        ConfigError: These sites are too few for the rule, or lack its reference.
     """
     if config.aggregation == "reference" and config.reference not in sites:
         raise ConfigError(
@@ -114,7 +114,7 @@ def for_names(config: C, sites: Sequence[str], **values: Any) -> C:
 
 
 def least_sites(config: Aggregation) -> int:
-    """Return the fewest sites that the rule can be computed from."""
+    """Return the minimum number of sites for the rule."""
     least: dict[Rule, int] = {
         "mean": 1,
         "norm-bound": 1,
@@ -128,7 +128,7 @@ def least_sites(config: Aggregation) -> int:
 
 
 def _describe_least(config: Aggregation, least: int) -> str:
-    """Return how many sites the rule needs, with the settings that it follows from."""
+    """Describe how many sites the rule needs, and the settings that require them."""
     settings = f'aggregation = "{config.aggregation}"'
     if config.aggregation not in ("median", "reference"):
         settings += f", hostile = {config.hostile}"
@@ -143,20 +143,21 @@ def gathered(
     start: Tensors,
     **options: Option,
 ) -> Total:
-    """Return the sum of what sites return; by a rule, a sum whose mean is its result.
+    """Return the sum of the sites' updates, or one whose mean is a rule's result.
 
-    Whole numbers are added, whatever the rule.
+    Integer tensors are summed under every rule.
 
     Args:
         federation: The sites.
         config: The rule.
-        task: The task of the sites.
-        tensors: What is sent to them.
-        start: What they were sent, as far as they return it changed.
+        task: The task that sites run.
+        tensors: The tensors to send to the sites.
+        start: Those sent tensors that sites return changed.
         **options: Options of the task.
 
     Raises:
-        TrainingError: Too few sites answer for the rule, or the reference does not.
+        TrainingError: Too few sites for the rule have trained, or the reference has
+            not.
     """
     if not by_each(config):
         return federation.sum(task, tensors, **options)
@@ -250,11 +251,11 @@ def _factors_of_sites(
 def middle(sites: int, cut: int) -> Tensor:
     """Return the factors of sorted numbers for a trimmed mean, (sites,).
 
-    Where all but one or two numbers are cut, it is the median.
+    If all but one or two numbers are cut, it is the median.
 
     Args:
-        sites: How many numbers there are.
-        cut: How many of the smallest, and of the largest, do not count.
+        sites: The number of numbers.
+        cut: How many of the smallest and of the largest numbers are dropped.
     """
     factors = torch.zeros(sites, dtype=torch.float64)
     factors[cut : sites - cut] = 1 / (sites - 2 * cut)  # [robust trimmed]
@@ -262,7 +263,7 @@ def middle(sites: int, cut: int) -> Tensor:
 
 
 def bounded(products: Tensor, bound: float = 0.0) -> Tensor:
-    """Return the factors that cut each change to a length, (sites,).
+    """Return the factors that limit each change to a length, (sites,).
 
     Args:
         products: Inner products of the changes, (sites, sites).
@@ -276,12 +277,12 @@ def bounded(products: Tensor, bound: float = 0.0) -> Tensor:
 
 
 def nearest_others(products: Tensor, hostile: int, chosen: int) -> Tensor:
-    """Return the factors of the changes that are nearest to n − f − 2 others, (sites,).
+    """Return the factors of the changes closest to n − f − 2 others, (sites,).
 
     Args:
         products: Inner products of the changes, (sites, sites).
         hostile: f, the assumed number of hostile sites.
-        chosen: How many changes are averaged.
+        chosen: Number of changes to average.
     """
     squares, sites = products.diagonal(), len(products)
     distances = squares[:, None] + squares - 2 * products  # [robust krum]
@@ -295,13 +296,14 @@ def nearest_others(products: Tensor, hostile: int, chosen: int) -> Tensor:
 
 
 def trusted(products: Tensor, reference: int) -> Tensor:
-    """Return the factors by the angle to a trusted change, (sites,).
+    """Return factors from the angles to a trusted change, (sites,).
 
-    All changes get its length. The factors are zero if no change is near it.
+    All changes are scaled to the trusted change's length. All factors are zero if no
+    change has a positive cosine with it.
 
     Args:
         products: Inner products of the changes, (sites, sites).
-        reference: The place of the trusted change.
+        reference: The index of the trusted change.
     """
     lengths = _lengths(products)
     scores = (products[reference] / lengths).clamp_min(0.0)  # [robust trust]
@@ -321,7 +323,7 @@ class Average:
         rate: η.
 
     Attributes:
-        moments: What the next step needs of earlier ones, by name; nothing here.
+        moments: State carried over to the next step, by name; empty here.
     """
 
     def __init__(self, rate: float = 1.0) -> None:
@@ -334,8 +336,8 @@ class Average:
         """Return the parameters that follow `weights`.
 
         Args:
-            weights: The parameters that sites began with.
-            mean: The mean of what they returned.
+            weights: The parameters from which sites started.
+            mean: The mean of the parameters that they returned.
         """
         return {
             name: self._move(name, weight, mean[name])
@@ -351,7 +353,7 @@ class Average:
 
 
 class Nesterov(Average):
-    """Momentum that looks ahead.
+    """Nesterov momentum.
 
     Args:
         rate: η.
@@ -377,7 +379,7 @@ class Adaptive(Average):
         rate: η.
         betas: β1 and β2.
         adaptivity: τ; second moments start at its square.
-        yogi: Whether second moments are Yogi's.
+        yogi: Whether to use Yogi's second moments.
     """
 
     def __init__(
@@ -416,10 +418,10 @@ def server_step(
     betas: tuple[float, ...],
     adaptivity: float,
 ) -> Average:
-    """Return a server's step by the settings of `Averaging`.
+    """Return the server's step for the settings of `Averaging`.
 
     Args:
-        kind: Which step.
+        kind: The kind of step.
         rate: η; 0 takes 1, and 1e-3 for "adam" and "yogi".
         momentum: μ of "nesterov".
         betas: β1 and β2 of "adam" and "yogi".

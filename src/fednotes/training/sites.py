@@ -1,4 +1,4 @@
-"""Optimizers, the choice of a model, and sites that find mentions."""
+"""Optimizers, model selection, and sites that train models to find mentions."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from fednotes.taggers.saving import build_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig, earlier_types
 
 T = TypeVar("T", bound=Tensor)
-# A mini-batch that grows by less, as by rounding, is not worth a warning.
+# Smaller growth of a mini-batch, such as by rounding, needs no warning.
 MUCH_LARGER = 1.25
 
 
 class Best:
-    """The best of models that are judged one after another; the larger score wins.
+    """The best of a sequence of models; a larger score is better.
 
     Args:
-        wanted: Whether the best model is the result. Its parameters are kept then.
-        later: When the later of two models with equal scores is the better one; with
-            "at zero", while no model has found anything yet.
-        lowest: A score below all that may come.
+        wanted: Whether the best model is the result, so that its parameters are kept.
+        later: When the later of two models with equal scores wins; "at zero" means only
+            while all scores are 0.
+        lowest: A score below all possible scores.
 
     Attributes:
         score: The best score so far.
-        waited: Number of judgements since the best one.
-        tensors: The parameters of the best model; empty if they are not wanted.
+        waited: Number of models scored since the best one.
+        tensors: The parameters of the best model; empty unless `wanted`.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Best:
         self._later = later
 
     def judge(self, score: float, tensors: Tensors) -> bool:
-        """Note the score of the present model; return whether it is kept as the best.
+        """Record the current model's score; return whether its parameters are kept.
 
         Args:
-            score: The present model's score.
-            tensors: Its parameters.
+            score: The current model's score.
+            tensors: The model's parameters.
         """
         wins_ties = self._later == "always" or (self._later == "at zero" and score == 0)
         is_better = score > self.score or (wins_ties and score == self.score)
@@ -86,16 +86,16 @@ class Best:
         return self.wanted
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and facts of a state."""
+        """Return the tensors and facts to save."""
         score = self.score if math.isfinite(self.score) else None
         return prefixed("best.", self.tensors), {"best": score, "waited": self.waited}
 
     def restore(self, state: State, like: Tensors) -> None:
-        """Go back to a saved state.
+        """Restore a saved state.
 
         Args:
             state: The state.
-            like: Parameters whose names and shapes saved ones must have.
+            like: Parameters with the names and shapes that saved ones must have.
         """
         self.tensors = unprefixed("best.", state.tensors)
         if self.tensors:
@@ -109,13 +109,13 @@ class Adam:
     """`torch.optim.Adam` over named tensors (Kingma and Ba 2015).
 
     Args:
-        parameters: What `step` changes in place, by name.
+        parameters: The parameters that `step` changes in place, by name.
         learning_rate: The learning rate.
         weight_decay: Decoupled weight decay (AdamW; Loshchilov and Hutter 2019) of all
-            parameters but biases and normalisation layers, which have one dimension, as
+            parameters except one-dimensional ones (biases and normalisation layers), as
             in BERT's optimizer.
-        factors: Factors of the learning rate by the first word of a parameter's name;
-            1 for all others.
+        factors: Learning-rate factors by the first word of a parameter's name; 1 for
+            all others.
     """
 
     moments: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
@@ -135,13 +135,13 @@ class Adam:
             factor = (factors or {}).get(layer, 1.0)
             by_factor.setdefault(factor, []).append(value)
         if not by_factor:
-            by_factor = {1.0: [torch.zeros(0)]}  # torch wants at least one parameter
+            by_factor = {1.0: [torch.zeros(0)]}  # torch needs at least one parameter
         self._optimizer = self._make_optimizer(by_factor, weight_decay)
 
     def _make_optimizer(
         self, by_factor: Mapping[float, list[Tensor]], weight_decay: float
     ) -> torch.optim.Optimizer:
-        """Return torch's optimizer of parameters by their factor of the rate."""
+        """Return torch's optimizer for parameters grouped by learning-rate factor."""
         if not weight_decay:
             groups: list[dict[str, Any]] = [
                 {"params": values, "factor": factor}
@@ -167,12 +167,12 @@ class Adam:
         *,
         rate: float | None = None,
     ) -> None:
-        """Take a step, and clear the gradients.
+        """Take a step and clear the gradients.
 
         Args:
-            gradients: The gradient of each parameter, by name; None for one that does
-                not move. Each parameter's own `.grad` if not given.
-            rate: The learning rate of this step, if it is another.
+            gradients: The gradient of each parameter by name, None for parameters that
+                do not move. By default each parameter's `.grad`.
+            rate: The learning rate of this step; None takes the optimizer's.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = group["factor"] * (self._rate if rate is None else rate)
@@ -183,7 +183,7 @@ class Adam:
         self._optimizer.zero_grad(set_to_none=True)
 
     def state(self, prefix: str = "adam") -> dict[str, Tensor]:
-        """Return moments and step counts: `adam.exp_avg.<parameter>` and so on."""
+        """Return moments and step counts as `adam.exp_avg.<parameter>` and so on."""
         return {
             f"{prefix}.{key}.{name}": value
             for name, parameter in self.parameters.items()
@@ -191,7 +191,7 @@ class Adam:
         }
 
     def restore(self, tensors: Tensors, prefix: str = "adam") -> None:
-        """Take moments that `state` returned; parameters without any start afresh.
+        """Restore moments from `state`; parameters without moments start afresh.
 
         Raises:
             TrainingError: Moments do not match their parameter.
@@ -224,7 +224,7 @@ class RMSprop(Adam):
     def _make_optimizer(
         self, by_factor: Mapping[float, list[Tensor]], weight_decay: float
     ) -> torch.optim.Optimizer:
-        """Return torch's optimizer of parameters by their factor of the rate."""
+        """Return torch's optimizer for parameters grouped by learning-rate factor."""
         del weight_decay
         groups = [
             {"params": values, "factor": factor} for factor, values in by_factor.items()
@@ -234,20 +234,20 @@ class RMSprop(Adam):
 
 
 class RoundServer:
-    """What a server keeps from round to round: what is shared, and the best of it.
+    """A server's state between rounds: the shared parameters and the best ones.
 
-    A subclass makes what else it keeps before it calls this `__init__`, which restores
-    `resumed`.
+    A subclass must create its other state before it calls this `__init__`, which
+    restores `resumed`.
 
     Args:
         config: The settings of the run.
-        shared: What sites share before training.
-        best: Which model is kept.
-        resumed: The state to go on from, if any.
+        shared: The shared parameters before training.
+        best: The rule by which a model is kept.
+        resumed: The state to resume from; None at the first start.
 
     Attributes:
-        round: Number of rounds that have ended.
-        metrics: Numbers of the last round, for people.
+        round: Number of completed rounds.
+        metrics: Scores and losses of the last round, for reports.
     """
 
     def __init__(
@@ -263,13 +263,13 @@ class RoundServer:
                 self._restore(resumed)
 
     def judge(self, total: Total) -> Any:
-        """Note the micro F1 over what the sites' validation data annotate."""
+        """Record the micro F1 over all sites' validation mentions."""
         f1 = judged_mentions(total.metrics)["valid_f1"]
         self.metrics["valid_f1"] = f1
         self.best.judge(f1, self.shared)
 
     def state(self) -> State:
-        """Return everything that the next round depends on."""
+        """Return all state that the next round depends on."""
         best, facts = self.best.state()
         return State(self.round, prefixed("shared.", self.shared) | best, facts)
 
@@ -280,15 +280,15 @@ class RoundServer:
 
 
 def agree_on_shares(federation: Federation) -> tuple[int, int]:
-    """Let every site learn Σ_j |S_j|, and so its part of a mini-batch.
+    """Send every site Σ_j |S_j|, from which it derives its part of a mini-batch.
 
     Returns:
-        Σ_j |S_j|, all sites' examples, and the sum of the parts, about the job's
-        batch_size.
+        Σ_j |S_j|, the number of examples of all sites, and the sum of the parts, which
+        is about the job's batch_size.
 
     Raises:
         ConfigError: No site has an example.
-        TrainingError: The sums are impossible, so some site's number is wrong.
+        TrainingError: A sum is impossible, so the number of some site is wrong.
     """
     examples = int(federation.sum("count").metric("examples"))
     if examples == 0:
@@ -308,21 +308,22 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
 
 
 def first_sum(known: int, examples: int, size: int) -> int:
-    """Return the number of examples of all sites by which a site divides mini-batches.
+    """Return the total number of examples that a site uses to divide mini-batches.
 
-    The server sends it. Were each number checked or used, the server could ask with one
-    number after another, and would learn from refusals how many examples a site has.
+    The server sends this number. If a site checked or used every number, the server
+    could try different numbers and infer the site's number of examples from its
+    replies.
 
     Args:
         known: The result of the first call in a run; 0 before it.
-        examples: What the server says.
-        size: The site's own number, which counts if the server's is smaller.
+        examples: The number that the server sent.
+        size: The site's number of examples, used if the server's number is smaller.
     """
     return known or max(examples, size)
 
 
 def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
-    """Return a site's part of a mini-batch of all sites: size / examples · batch.
+    """Return a site's part of a mini-batch over all sites: size / examples · batch.
 
     It is rounded to the nearest integer (a half up).
 
@@ -330,33 +331,33 @@ def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
         batch: Examples in a mini-batch of all sites together.
         size: Number of the site's examples.
         examples: Number of all sites' examples.
-        least: Smallest part.
+        least: Minimum part.
     """
     return max(least, (2 * size * batch + examples) // (2 * examples))  # [fedner batch]
 
 
 def least_part(batch: int, sites: int, size: int, wanted: int = 0) -> int:
-    """Return the fewest examples of a site in a mini-batch, whatever the others have.
+    """Return the minimum examples of a site in a mini-batch, whatever others have.
 
     Args:
         batch: Examples in a mini-batch of all sites together.
-        sites: Number of sites; 0 if it is not known.
+        sites: Number of sites; 0 if unknown.
         size: Number of the site's examples.
-        wanted: What the job asks for; 0 is a quarter of an equal share.
+        wanted: The job's minimum; 0 is a quarter of an equal share.
     """
     quarter = -(-batch // (4 * sites)) if sites else 1
     return max(1, min(wanted or quarter, size))
 
 
 def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
-    """Warn where the sites' parts add up to much more than the job's mini-batch.
+    """Warn if the sites' parts add up to much more than the job's mini-batch.
 
     Args:
         batch: `batch_size` of the job, in examples of all sites together.
-        shares: Each site's part of a mini-batch, in examples, as `part_of` gives it.
+        shares: Each site's part of a mini-batch, in examples, as `part_of` returns it.
 
     Returns:
-        One warning with the numbers and the reason, or none.
+        One warning with the numbers and the reason, or an empty tuple.
     """
     total = sum(shares)
     if total <= MUCH_LARGER * batch:
@@ -373,13 +374,13 @@ def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
 def finite(
     loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate"
 ) -> float:
-    """Return a loss, (), as a number.
+    """Return a loss, (), as a finite number.
 
     Args:
         loss: The loss.
         site: The site's name, for the message.
-        where: When it was computed, for the message.
-        remedy: What may help, for the message.
+        where: The step at which it was computed, for the message.
+        remedy: A likely remedy, for the message.
 
     Raises:
         LossError: The loss is not finite.
@@ -391,30 +392,30 @@ def finite(
 
 
 class MentionSite(MethodSite):
-    """A site that trains a model to find mentions, and judges it by its annotation.
+    """A site that trains a mention model and evaluates it against its annotation.
 
     Args:
         data: The site's documents.
         config: The settings of the run.
-        tags: What the model predicts.
-        directory: Where the finished model and its scores are written; None writes
-            nothing.
-        device: Where the model is.
+        tags: The tags that the model predicts.
+        directory: Folder for the finished model and its scores; if None, nothing is
+            written.
+        device: Device that holds the model.
         cache: Folder for frozen contextual features (`encoders/features.py`); None
             computes them in memory.
-        progress: Called with the features computed so far, and with all.
-        draws: Where everything random that shapes an update comes from; it follows from
-            the job's seed if None, as in a simulation.
-        count_step: Weights and counts leave the site as multiples of it; what is
-            trained, chosen and written here goes by exact numbers.
+        progress: Called with the number of features computed so far and the total.
+        draws: Source of all randomness in an update; derived from the job's seed if
+            None, as in a simulation.
+        count_step: Weights and counts leave the site as multiples of this number;
+            everything that stays at the site uses exact numbers.
 
     Attributes:
         with_scores: Whether scores are written beside each model.
-        tells_forms: Whether scores say which test mentions have a form that training
-            had.
+        tells_forms: Whether scores separate test mentions by whether they have a form
+            seen in training.
         shared: The parameters that leave the site.
-        private: The parameters that stay.
-        scores: The scores on the site's own test data, once it has finished.
+        private: The parameters that stay at the site.
+        scores: The scores on the site's test data, after "finish".
 
     Raises:
         ConfigError: The site has no training sentence.
@@ -461,24 +462,24 @@ class MentionSite(MethodSite):
         return self.data.id
 
     def described(self) -> str:
-        """Describe what is shared and what stays."""
+        """Describe how many parameters are shared and private."""
         shared = sum(parameter.numel() for parameter in self.shared.values())
         private = sum(parameter.numel() for parameter in self.private.values())
         return f"{shared:,} parameters are shared, {private:,} are private to each site"
 
     @staticmethod
     def judged_types(site: SiteData) -> tuple[str, ...]:
-        """Return the types that predictions on a site's test data are judged by."""
+        """Return the types by which predictions on a site's test data are scored."""
         return site.scored_types
 
     def counts(
         self, part: Literal["valid", "test"], seen: Collection[str] = ()
     ) -> SpanCounts:
-        """Return the right, wrong and missed mentions in a part of the data.
+        """Count the right, wrong and missed mentions in a part of the data.
 
         Args:
-            part: The part.
-            seen: Forms of mentions that training had.
+            part: The part of the data.
+            seen: Forms of mentions in the training data.
         """
         if part == "valid":
             documents, corpus = self.data.valid, self.valid_set
@@ -490,7 +491,7 @@ class MentionSite(MethodSite):
         return SpanCounts.of(documents, predicted, seen=frozenset(seen), types=types)
 
     def tested(self) -> Update:
-        """Test the present model and write it; return the counts."""
+        """Test and save the current model; return the counts."""
         counts = self._test_counts(self.data, self.test_set)
         self.scores = self._scores(counts)
         if self.directory is not None:
@@ -501,15 +502,15 @@ class MentionSite(MethodSite):
 
     @property
     def reported_examples(self) -> int:
-        """The number of training sentences as it leaves the site."""
+        """The number of training sentences, rounded as it leaves the site."""
         return round_count(self.num_examples, self.count_step)
 
     def report_counts(self, counts: SpanCounts) -> Update:
-        """Return counts of mentions as they leave the site."""
+        """Return counts of mentions, rounded as they leave the site."""
         return Update(metrics=round_counts(counts.to_metrics(), self.count_step))
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
-        """Return this model's scores on another site's test data, by its types."""
+        """Return this model's scores on another site's test data, for its types."""
         return self._scores(self._test_counts(site, site.test))
 
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
@@ -519,7 +520,7 @@ class MentionSite(MethodSite):
     def _test_counts(
         self, site: SiteData, corpus: PreparedCorpus | Sequence[Document]
     ) -> SpanCounts:
-        """Judge the present model on a site's test data, by document too."""
+        """Evaluate the current model on a site's test data, also by document."""
         predicted = self.model.predict(corpus)
         types = self.judged_types(site)
         self._by_document[site.id] = document_counts(site.test, predicted, types=types)
@@ -536,7 +537,7 @@ class MentionSite(MethodSite):
 
     @property
     def valid_score(self) -> float | None:
-        """Strict F1 of the present model on validation data; None without mentions."""
+        """Strict F1 of the current model on validation data; None without mentions."""
         return self.counts("valid").strict_f1
 
 
@@ -548,7 +549,7 @@ def judged_mentions(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def rising(places: Tensor, stop: int) -> bool:
-    """Return whether these are places before `stop`, each at most once and in order."""
+    """Return whether these are strictly ascending positions from 0 to `stop` - 1."""
     is_within = (places >= 0) & (places < stop)
     is_vector = places.dim() == 1
     return is_vector and bool(is_within.all()) and bool((places.diff() > 0).all())
@@ -560,11 +561,11 @@ def all_tags(sites: Sequence[SiteData]) -> TagSet:
 
 
 def begun_from(config: Any) -> tuple[str, ...]:
-    """Warn where models begin as an earlier classifier.
+    """Warn if models start from an already trained classifier.
 
     Args:
-        config: A method's settings. Where its `tags` are not known yet, the warning is
-            about all types of the earlier classifier.
+        config: A method's settings. If its `tags` are not known yet, the warning names
+            all types of the earlier classifier.
     """
     model = config.model
     if not isinstance(model, TokenClassifierConfig):
@@ -589,7 +590,7 @@ def begun_from(config: Any) -> tuple[str, ...]:
 def parted(
     parameters: Mapping[str, T], private: Collection[str]
 ) -> tuple[dict[str, T], dict[str, T]]:
-    """Return the parameters that are shared, and those of the private layers."""
+    """Return the shared parameters and those of the private layers."""
     shared: dict[str, T] = {}
     of_private: dict[str, T] = {}
     for name, parameter in parameters.items():
@@ -601,14 +602,14 @@ def parted(
 def save_global(
     model: ModelConfig, tags: TagSet, seed: int, final: State, folder: Path
 ) -> bool:
-    """Write the model of mentions that all sites end with; return True.
+    """Write the mention model that all sites end with; return True.
 
     Args:
         model: The model's settings.
-        tags: What it predicts.
+        tags: The tags that it predicts.
         seed: The job's seed.
-        final: The server's last state.
-        folder: Where the model is written.
+        final: The server's final state.
+        folder: Folder to which the model is written.
     """
     ended_model = build_model(model, tags, seed)
     parameters = ended_model.trainable()
@@ -618,7 +619,7 @@ def save_global(
 
 
 def ended(final: State, names: Collection[str]) -> dict[str, Tensor]:
-    """Return the parameters that a run ends with: those of the best model, if kept."""
+    """Return the final parameters of a run: the best model's if kept, else the last."""
     parameters = unprefixed("best.", final.tensors) or unprefixed(
         "shared.", final.tensors
     )

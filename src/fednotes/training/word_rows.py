@@ -1,22 +1,21 @@
-"""Tables with a row for each word travel as the rows that a round's mini-batches read.
+"""Exchange of only those rows of word tables that a round's mini-batches read.
 
 The gradient of a mini-batch is zero except in the rows of its words, and a site reads
 no other row. So the server sends, and the sites return, only the rows that any site's
 mini-batch has:
 
 1. Each site marks the rows of its next mini-batch with secret numbers (`make_marks`).
-2. The server finds the rows whose sum of marks is not zero (`find_marked`), and learns
-   nothing of whose they are.
-3. It sends these rows' numbers ("NAME.ids") and values (`select_rows`), and each site
-   returns their gradients.
+2. The server finds the rows whose sum of marks is not zero (`find_marked`), but does
+not learn which site reads a row. 3. It sends the indices ("NAME.ids") and values of
+   these rows (`select_rows`), and each site returns their gradients.
 
-The optimizer stays at the server, on whole tables and with zeros in all other rows, so
-its moments move rows that no batch has, and every number is that of an exchange of
-whole tables. Where all parameters are needed (evaluation, the end), whole tables are
-sent. A sum that lacks a site is followed by a sum of marks alone. A site may miss that
-too and still answer the round. It then reads rows as it had them last, and its gradient
-in rows that did not come is left out. So a server that leaves rows out learns less, and
-never who reads them.
+The optimizer stays at the server and steps whole tables, with zero gradients in all
+other rows. Its moments therefore also move rows that are in no batch, and all results
+equal those of exchanging whole tables. When all parameters are needed (for evaluation
+and at the end), whole tables are sent. If a site is missing from a sum, a separate sum
+of marks follows. A site may miss that sum too and still take part in the round. It then
+uses its latest values of rows that it did not receive, and omits their gradients. A
+server that omits rows therefore learns less, and never who reads them.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from fednotes.core.tensors import load_into, require_like, shapes_of
 from fednotes.core.update import Tensors
 from fednotes.training.sites import rising
 
-LEAST = 1024  # rows; a smaller table travels whole
+LEAST = 1024  # rows; smaller tables are sent whole
 IDS, MARKS = ".ids", ".marks"  # after a table's name
 Rows = Mapping[str, Tensor]  # table → (rows,) int64, ascending
 
 
 def find_tables(shared: Tensors) -> tuple[str, ...]:
-    """Return the word tables that are large enough to travel by rows."""
+    """Return the names of word tables large enough to be sent by rows."""
     return tuple(
         name
         for name, value in shared.items()
@@ -54,12 +53,12 @@ def mark_shapes(shared: Tensors, names: tuple[str, ...]) -> dict[str, tuple[int,
 def gradient_shapes(
     shared: Tensors, rows: Rows, names: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what a site returns from a round of gradients.
+    """Return the shapes of a site's update in a round of gradients.
 
     Args:
-        shared: All parameters that sites share.
-        rows: The rows of tables that were sent.
-        names: The tables that travel by rows.
+        shared: All shared parameters.
+        rows: The rows that were sent, by table.
+        names: The tables that are sent by rows.
     """
     sent = {name: (len(ids), *shared[name].shape[1:]) for name, ids in rows.items()}
     return shapes_of(shared) | sent | mark_shapes(shared, names)
@@ -70,17 +69,17 @@ def find_marked(total: Tensors, names: tuple[str, ...]) -> dict[str, Tensor]:
 
     Args:
         total: The sum of the sites' marks.
-        names: The tables that travel by rows.
+        names: The tables that are sent by rows.
     """
     return {name: torch.nonzero(total[name + MARKS]).flatten() for name in names}
 
 
 def select_rows(shared: Tensors, rows: Rows) -> dict[str, Tensor]:
-    """Return what the server sends: of tables some rows with their numbers.
+    """Return the tensors to send: of tables, only some rows and their indices.
 
     Args:
-        shared: All parameters that sites share.
-        rows: The rows of tables.
+        shared: All shared parameters.
+        rows: The rows to send, by table.
     """
     sent = {name: value for name, value in shared.items() if name not in rows}
     for name, ids in rows.items():
@@ -90,12 +89,12 @@ def select_rows(shared: Tensors, rows: Rows) -> dict[str, Tensor]:
 
 
 def fill_gradients(mean: Tensors, shared: Tensors, rows: Rows) -> dict[str, Tensor]:
-    """Return the mean gradient of all parameters, zero where no row was sent.
+    """Return the mean gradient of all parameters, zero in rows that were not sent.
 
     Args:
-        mean: What sites returned.
-        shared: All parameters that sites share.
-        rows: The rows of tables that were sent.
+        mean: The mean of the sites' updates.
+        shared: All shared parameters.
+        rows: The rows that were sent, by table.
     """
     gradients = {
         name: value for name, value in mean.items() if not name.endswith(MARKS)
@@ -110,18 +109,18 @@ def fill_gradients(mean: Tensors, shared: Tensors, rows: Rows) -> dict[str, Tens
 def load_rows(
     targets: Tensors, values: Tensors, names: tuple[str, ...]
 ) -> dict[str, Tensor]:
-    """Copy what `select_rows` returned into a site's parameters.
+    """Copy the result of `select_rows` into a site's parameters.
 
     Args:
         targets: The site's shared parameters.
-        values: What came.
-        names: The tables that travel by rows.
+        values: The received tensors.
+        names: The tables that are sent by rows.
 
     Returns:
-        The numbers of the rows that came, by table.
+        The indices of the received rows, by table.
 
     Raises:
-        TrainingError: Something does not match; nothing is copied then.
+        TrainingError: Names, shapes or indices do not match; nothing is copied.
     """
     rows = {name: values[name + IDS] for name in names if name + IDS in values}
     _require_rows(targets, values, rows, names)
@@ -136,7 +135,7 @@ def load_rows(
 def _require_rows(
     targets: Tensors, values: Tensors, rows: Rows, names: tuple[str, ...]
 ) -> None:
-    """Check the names, shapes and row numbers of what came."""
+    """Check the names, shapes and row indices of received tensors."""
     like = dict(targets)
     for name in names:
         ids, table = rows.get(name, torch.empty(0)), targets[name]
@@ -159,20 +158,20 @@ def make_marks(
     names: tuple[str, ...],
     rng: np.random.Generator,
 ) -> dict[str, Tensor]:
-    """Return secret numbers in the rows of a mini-batch, and 0 in all others.
+    """Return random marks in the rows of a mini-batch and 0 in all others.
 
-    They are integers, which an update's norm does not count. A site's weight multiplies
-    them in a sum. That numbers of several sites cancel there has a chance of about
-    2^-30 for each row.
+    Marks are integers, so they do not count in an update's norm. In a sum they are
+    multiplied by the site's weight. The probability that the marks of several sites
+    cancel is about 2^-30 per row.
 
     Args:
         read: The rows that the mini-batch reads, by table.
-        shared: All parameters that sites share.
-        names: The tables that travel by rows.
-        rng: Where the numbers come from.
+        shared: All shared parameters.
+        names: The tables that are sent by rows.
+        rng: Secret source of the marks.
 
     Returns:
-        (rows of the table,) int32, by "NAME.marks".
+        Marks by "NAME.marks", each (rows of the table,) int32.
     """
     marks = {}
     for name in names:
