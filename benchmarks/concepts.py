@@ -27,15 +27,15 @@ LONGEST = 6
 def vocabulary(size: int, rng: np.random.Generator) -> list[str]:
     """Made-up words, frequent ones first."""
     parts = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"]
-    made: dict[str, None] = {}
-    while len(made) < size:
-        made[
+    words: dict[str, None] = {}
+    while len(words) < size:
+        words[
             "".join(parts[i] for i in rng.integers(0, len(parts), rng.integers(2, 6)))
         ] = None
-    return list(made)
+    return list(words)
 
 
-def drawn(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
+def draw_words(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
     """Words by Zipf's law, roughly."""
     at = (len(words) ** rng.random(count) - 1).astype(np.int64)
     return [words[i] for i in at.tolist()]
@@ -43,23 +43,26 @@ def drawn(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
 
 def dictionary(terms: int, words: list[str], rng: np.random.Generator) -> Dictionary:
     """Distinct terms; four terms a concept."""
-    made: dict[str, None] = {}
-    while len(made) < terms:
-        pool = drawn(words, 400_000, rng)
+    phrases: dict[str, None] = {}
+    while len(phrases) < terms:
+        pool = draw_words(words, 400_000, rng)
         sizes = rng.integers(1, LONGEST + 1, len(pool) // LONGEST).tolist()
         for row, size in enumerate(sizes):
-            made[" ".join(pool[row * LONGEST : row * LONGEST + size])] = None
-    chosen = list(made)[:terms]
+            phrases[" ".join(pool[row * LONGEST : row * LONGEST + size])] = None
+    chosen = list(phrases)[:terms]
     return dictionary_of((f"C{at // 4:07}", term) for at, term in enumerate(chosen))
 
 
 def texts(characters: int, words: list[str], rng: np.random.Generator) -> list[str]:
     """Notes of about 2,000 characters; four words in five are in no term."""
-    other = [f"{word}x" for word in words]
+    unknown_words = [f"{word}x" for word in words]
     notes, total = [], 0
     while total < characters:
-        known, rest = drawn(words, 300, rng), drawn(other, 300, rng)
-        mixed = [known[i] if rng.random() < 0.2 else rest[i] for i in range(300)]
+        known, unknown = (
+            draw_words(words, 300, rng),
+            draw_words(unknown_words, 300, rng),
+        )
+        mixed = [known[i] if rng.random() < 0.2 else unknown[i] for i in range(300)]
         for at in range(9, 300, 12):
             mixed[at] += "."
         for at in range(4, 300, 40):
@@ -72,28 +75,28 @@ def texts(characters: int, words: list[str], rng: np.random.Generator) -> list[s
 class Plain:
     """Longest match by a dict of n-grams."""
 
-    def __init__(self, given: Dictionary) -> None:
+    def __init__(self, terms_given: Dictionary) -> None:
         self.terms: dict[str, set[int]] = {}
-        for at, term in enumerate(given.terms):
+        for at, term in enumerate(terms_given.terms):
             key = " ".join(map(singular, words_of(term)))
             if reason_not_matched(words_of(term)):
                 continue
-            self.terms.setdefault(key, set()).update(given.of(at))
+            self.terms.setdefault(key, set()).update(terms_given.of(at))
 
     def bag(self, notes: list[str]) -> list[int]:
-        found: list[int] = []
+        bag: list[int] = []
         for text in notes:
             words, at = list(map(singular, words_of(text))), 0
             while at < len(words):
                 for size in range(min(LONGEST, len(words) - at), 0, -1):
                     concepts = self.terms.get(" ".join(words[at : at + size]))
                     if concepts is not None:
-                        found.extend(sorted(concepts))
+                        bag.extend(sorted(concepts))
                         at += size
                         break
                 else:
                     at += 1
-        return found
+        return bag
 
 
 def peak() -> float:
@@ -108,13 +111,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = np.random.default_rng(0)
     words = vocabulary(200_000, rng)
-    given = dictionary(arguments.terms, words, rng)
+    known_terms = dictionary(arguments.terms, words, rng)
     notes = texts(arguments.characters, words, rng)
     characters = sum(map(len, notes))
     begin = time.perf_counter()
-    matcher = Matcher(given, "off")
+    matcher = Matcher(known_terms, "off")
     print(
-        f"{len(given.terms):,} terms built in {time.perf_counter() - begin:.1f} s",
+        f"{len(known_terms.terms):,} terms built in {time.perf_counter() - begin:.1f} s",
         flush=True,
     )
     print(f"peak memory with dictionary and texts {peak():.2f} GB")
@@ -133,7 +136,7 @@ def main() -> None:
             end="",
         )
         print(f"{len(bag):,} concepts ({share:.1f} in 1,000 characters)", flush=True)
-    plain = Plain(given)
+    plain = Plain(known_terms)
     begin = time.perf_counter()
     expected = plain.bag(notes)
     rate = characters / (time.perf_counter() - begin)

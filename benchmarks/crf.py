@@ -41,11 +41,11 @@ def in_turns(
     """Median seconds of each, timed alternately so that a busy machine slows down both."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
-        for function, taken in zip((first, second), seconds, strict=True):
+        for function, durations in zip((first, second), seconds, strict=True):
             begin = time.perf_counter()
             function()
-            taken.append(time.perf_counter() - begin)
-    return [statistics.median(taken) for taken in seconds]
+            durations.append(time.perf_counter() - begin)
+    return [statistics.median(durations) for durations in seconds]
 
 
 def compare(tokens: int, repeats: int) -> dict[str, tuple[float, float]]:

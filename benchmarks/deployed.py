@@ -115,8 +115,8 @@ def method(federation: Federation, nbytes: int, rounds: int, steps: int) -> list
 def memory(pid: int | str = "self") -> tuple[int, int]:
     """Bytes that a process holds, and the most that it held."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    found = {key: value for key, _, value in (line.partition(":") for line in lines)}
-    return tuple(int(found[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore
+    status = {key: value for key, _, value in (line.partition(":") for line in lines)}
+    return tuple(int(status[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore
 
 
 def forget_peak(pid: int | str = "self") -> None:
@@ -136,9 +136,9 @@ def server_main(setup: Setup, transport: Any) -> None:
     forget_peak()
     seconds = method(engine, case["nbytes"], case["rounds"], case["steps"])
     engine.end()
-    told = {"seconds": seconds, "memory": memory()[1] - before}
-    told |= {"frames": engine.bytes_up + engine.bytes_down}
-    (setup.state / "told.json").write_text(json.dumps(told))
+    report = {"seconds": seconds, "memory": memory()[1] - before}
+    report |= {"frames": engine.bytes_up + engine.bytes_down}
+    (setup.state / "told.json").write_text(json.dumps(report))
 
 
 class Measured:
@@ -181,29 +181,29 @@ class Relay:
         while True:
             near, _ = self._listener.accept()
             far = socket.create_connection(("localhost", self._to))
-            for one, other in ((near, far), (far, near)):
+            for source, target in ((near, far), (far, near)):
                 threading.Thread(
-                    target=self._pass, args=(one, other), daemon=True
+                    target=self._pass, args=(source, target), daemon=True
                 ).start()
 
-    def _pass(self, one: socket.socket, other: socket.socket) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
         try:
-            while data := one.recv(2**18):
+            while data := source.recv(2**18):
                 self.nbytes += len(data)
-                other.sendall(data)
+                target.sendall(data)
         except OSError:
             pass
-        one.close()
-        other.close()
+        source.close()
+        target.close()
 
 
 def start(kit: Path) -> None:
-    here = Path(__file__).resolve()
+    script = Path(__file__).resolve()
     variables = {
-        launch.SERVER_MAIN: f"{here.stem}:server_main",
-        launch.SITE_MAIN: f"{here.stem}:site_main",
+        launch.SERVER_MAIN: f"{script.stem}:server_main",
+        launch.SITE_MAIN: f"{script.stem}:site_main",
         UNWATCHED: "1",
-        "PYTHONPATH": os.pathsep.join([str(here.parent), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join([str(script.parent), *filter(None, sys.path)]),
     }
     processes.start(kit, variables)
 
@@ -269,15 +269,15 @@ def run(
         raise SystemExit(
             f"{name}: {done.stdout}{(kits['server'] / 'fednotes.log').read_text()}"
         )
-    told = [
+    reports = [
         json.loads((kits[w] / "state" / name / "told.json").read_text()) for w in pids
     ]
     peaks = [memory(pid or "self")[1] - before[who] for who, pid in pids.items()]
     return [
-        told[0]["seconds"],
-        told[0]["memory"],
+        reports[0]["seconds"],
+        reports[0]["memory"],
         peaks[0],
-        told[1]["memory"],
+        reports[1]["memory"],
         peaks[1],
     ]
 
@@ -286,7 +286,7 @@ def through(
     kits: Mapping[str, Path], port: int, sizes: Sequence[int]
 ) -> dict[int, float]:
     """Bytes on h1's connection over its tensors' bytes, with a relay before the server."""
-    relay, found = Relay(port), {}
+    relay, per_byte = Relay(port), {}
     processes.stop(kits["h1"], patience=5)
     path = kits["h1"] / "startup/fed_client.json"
     path.write_text(
@@ -299,8 +299,8 @@ def through(
             run_counted(kits, relay, nbytes, n, f"wire-{nbytes}-{n}")
             for n in (1, 1 + rounds)
         ]
-        found[nbytes] = (quiet[1] - quiet[0]) / (2 * rounds * nbytes)
-    return found
+        per_byte[nbytes] = (quiet[1] - quiet[0]) / (2 * rounds * nbytes)
+    return per_byte
 
 
 def run_counted(
@@ -359,11 +359,11 @@ def table(kits: Mapping[str, Path], sizes: Sequence[int], exchanges: int) -> Non
         seconds, *peaks = run(kits, f"size-{nbytes}", nbytes, exchanges + 1, 0)
         base = kits["server"].parents[1]
         direct = statistics.median(handed_over(base, nbytes, exchanges + 1, 0)[1:])
-        here = statistics.median(alone(nbytes, exchanges + 1, 0)[1:])
-        job, parent, site, own = (peak / 1e6 for peak in peaks)
+        in_process = statistics.median(alone(nbytes, exchanges + 1, 0)[1:])
+        job, parent, site, own_peak = (peak / 1e6 for peak in peaks)
         print(
             f"{nbytes / 1e6:>10g}{statistics.median(seconds[1:]):>12.3f}{seconds[0]:>8.2f}"
-            f"{direct:>12.3f}{here:>12.4f}{job:>14.0f}{parent:>10.0f}{site:>12.0f}{own:>10.0f}",
+            f"{direct:>12.3f}{in_process:>12.4f}{job:>14.0f}{parent:>10.0f}{site:>12.0f}{own_peak:>10.0f}",
             flush=True,
         )
 

@@ -93,7 +93,7 @@ class ByHand:
         self.adam = torch.optim.Adam(private, lr=config.learning_rate, fused=True)
         self.step = 0
         self.batches: list[np.ndarray] = []
-        self.kept: list[Tensor] = []
+        self.saved: list[Tensor] = []
 
     def gradients(self, shared: list[Tensor], share: int) -> float:
         """One mini-batch: gradients into `.grad` of the shared parameters, a private
@@ -103,8 +103,8 @@ class ByHand:
             rng = rng_of(self.config.seed, "order", self.id, epoch)
             self.batches = buckets(self.corpus.lengths, share, rng)
         with torch.no_grad():
-            for mine, new in zip(self.shared, shared, strict=True):
-                mine.copy_(new)
+            for mine, received in zip(self.shared, shared, strict=True):
+                mine.copy_(received)
         torch.manual_seed(seed_of(self.config.seed, "dropout", self.id, self.step))
         self.tagger.train()
         loss = self.tagger.loss(self.corpus, self.batches[position])
@@ -117,9 +117,9 @@ class ByHand:
     def keep(self, shared: list[Tensor]) -> None:
         """The tagger after an epoch, as one that is kept for its validation F1."""
         with torch.no_grad():
-            for mine, new in zip(self.shared, shared, strict=True):
-                mine.copy_(new)
-        self.kept = [p.detach().clone() for p in self.tagger.parameters()]
+            for mine, received in zip(self.shared, shared, strict=True):
+                mine.copy_(received)
+        self.saved = [p.detach().clone() for p in self.tagger.parameters()]
 
 
 def by_hand(sites: list[ByHand], config: fedner.Config) -> Iterator[list[Tensor]]:
@@ -171,8 +171,8 @@ def compare(config: fedner.Config, data: list[SiteData]) -> tuple[float, float]:
     state = fedner.train(InProcess(members, observer=round_by_hand), config)
     ours = time.process_time() - begin - theirs
 
-    for mine, other in zip(state.tensors.values(), shared, strict=False):
-        torch.testing.assert_close(mine, other, rtol=0, atol=5e-3)
+    for mine, reference in zip(state.tensors.values(), shared, strict=False):
+        torch.testing.assert_close(mine, reference, rtol=0, atol=5e-3)
     return ours, theirs
 
 
@@ -180,8 +180,10 @@ def sites(sentences: int) -> list[SiteData]:
     """Three sites without held-out data."""
     root = os.environ.get("FEDNOTES_CORPORA")
     if not root:
-        made = generate(num_sites=3, sentences_per_site=sentences, seed=1)
-        return [SiteData(s.data.id, s.data.tags, s.data.train, (), ()) for s in made]
+        generated = generate(num_sites=3, sentences_per_site=sentences, seed=1)
+        return [
+            SiteData(s.data.id, s.data.tags, s.data.train, (), ()) for s in generated
+        ]
     files = ("psytar/train.txt", "bc5cdr/train.tsv", "ncbi_disease/train.tsv")
     corpora = {
         file: sentence_documents(read(Path(root) / file))[:sentences] for file in files

@@ -52,7 +52,7 @@ def program(folder: Path) -> Any:
     return finder
 
 
-def found(finder: Any, documents: Sequence[Document]) -> list[Document]:
+def annotate_all(finder: Any, documents: Sequence[Document]) -> list[Document]:
     """The documents with what the program finds."""
     return [
         replace(
@@ -77,7 +77,9 @@ def piped(folder: Path, how: str) -> Callable[[str], list[tuple[int, int, str]]]
     return lambda text: [(e["start"], e["end"], e["entity_group"]) for e in pipe(text)]
 
 
-def told(name: str, documents: Sequence[Document], work: Callable[[], Any]) -> float:
+def report_speed(
+    name: str, documents: Sequence[Document], work: Callable[[], Any]
+) -> float:
     """Sentences a second."""
     sentences = sum(len(split_sentences(document)) for document in documents)
     work()
@@ -96,36 +98,37 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--model", type=Path)
     options.add_argument("--notes", type=Path)
-    given = options.parse_args()
+    arguments = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if given.model and given.notes:
-            documents = read(given.notes, guess_format(given.notes))
+        if arguments.model and arguments.notes:
+            documents = read(arguments.notes, guess_format(arguments.notes))
         else:
             site = generate(num_sites=1, sentences_per_site=400, seed=1)[0].data
-            documents, given.model = site.train, folder / "model"
+            documents, arguments.model = site.train, folder / "model"
             save_model(
-                build_model(TaggerConfig(hashed_words=4096), site.tags, 1), given.model
+                build_model(TaggerConfig(hashed_words=4096), site.tags, 1),
+                arguments.model,
             )
-        model = load_model(given.model)
-        plain = told("predict", documents, lambda: model.predict(documents))
+        model = load_model(arguments.model)
+        plain = report_speed("predict", documents, lambda: model.predict(documents))
         for int8 in (False, True):
             out = folder / f"int8-{int8}"
-            export(given.model, "onnx", out, int8=int8)
+            export(arguments.model, "onnx", out, int8=int8)
             size, finder = (out / "model.onnx").stat().st_size / 1e6, program(out)
             label = f"onnx{' int8' if int8 else ''}, {size:.1f} MB"
-            speed = told(
-                label, documents, lambda finder=finder: found(finder, documents)
+            speed = report_speed(
+                label, documents, lambda finder=finder: annotate_all(finder, documents)
             )
         if isinstance(model, TokenClassifier):
-            export(given.model, "hf", folder / "hf")
+            export(arguments.model, "hf", folder / "hf")
             for how in ("first", "simple"):
                 pipe = piped(folder / "hf", how)
-                told(
+                report_speed(
                     f"pipeline {how}",
                     documents,
-                    lambda pipe=pipe: found(pipe, documents),
+                    lambda pipe=pipe: annotate_all(pipe, documents),
                 )
     print(f"ratio={speed / plain:.2f}")
 

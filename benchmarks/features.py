@@ -159,14 +159,14 @@ def main() -> None:
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--elmo", action="store_true")
     parser.add_argument("--sentences", type=int, default=None)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     with scratch() as path:
         folder = str(path)
-        spec, sentences = given.encoder, given.sentences or 512
-        if given.elmo:
+        spec, sentences = arguments.encoder, arguments.sentences or 512
+        if arguments.elmo:
             write_elmo(Path(folder))
-            spec, sentences = folder, given.sentences or 128
+            spec, sentences = folder, arguments.sentences or 128
         encoder = load_encoder(spec)
         passages, bounds = corpus(sentences)
         tokens = int(bounds[-1])

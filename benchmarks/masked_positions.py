@@ -61,11 +61,11 @@ def main() -> None:
     )
     parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--repeats", type=int, default=7)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = LanguageModelConfig(encoder=given.encoder, train=given.train)
+    config = LanguageModelConfig(encoder=arguments.encoder, train=arguments.train)
     model = build_language_model(config, seed=0)
-    sequences, masked = batch(model, given.rows, given.tokens)
+    sequences, masked = batch(model, arguments.rows, arguments.tokens)
     inputs, labels = torch.from_numpy(masked.inputs), torch.from_numpy(masked.labels)
 
     def chosen() -> Tensor:
@@ -82,17 +82,17 @@ def main() -> None:
     model.train()
 
     def step(loss: Callable[[], Tensor]) -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=given.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=arguments.bfloat16):
             value = loss()
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
 
     slow, fast = best_seconds(
-        [lambda: step(everywhere), lambda: step(chosen)], given.repeats
+        [lambda: step(everywhere), lambda: step(chosen)], arguments.repeats
     )
     print(
-        f"everywhere        {1000 * slow:8.0f} ms a step of {given.rows} x {given.tokens} tokens"
+        f"everywhere        {1000 * slow:8.0f} ms a step of {arguments.rows} x {arguments.tokens} tokens"
     )
     print(
         f"masked positions  {1000 * fast:8.0f} ms; the loss differs by {difference:.1e}"

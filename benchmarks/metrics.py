@@ -53,14 +53,14 @@ def documents(tags: Tags) -> list[Document]:
 
 def spans(tags: Sequence[str]) -> tuple[Span, ...]:
     """The mentions of one sentence; an I- that continues nothing begins one."""
-    found, begin, kind = [], 0, ""
+    runs, begin, kind = [], 0, ""
     for i, tag in enumerate([*tags, "O"]):
         if kind and tag != f"I-{kind}":
-            found.append(Span(5 * begin, 5 * i - 1, kind))
+            runs.append(Span(5 * begin, 5 * i - 1, kind))
             kind = ""
         if not kind and tag != "O":
             begin, kind = i, tag[2:]
-    return tuple(found)
+    return tuple(runs)
 
 
 def timed(run: Callable[[], Any], repeats: int) -> tuple[float, Any]:
@@ -78,20 +78,22 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=100_000)
     gold_tags, predicted_tags = random_tags(parser.parse_args().sentences)
     gold, predicted = documents(gold_tags), documents(predicted_tags)
-    seen = forms_of(gold[: len(gold) // 2])
+    training_forms = forms_of(gold[: len(gold) // 2])
     conversion, _ = timed(lambda: (documents(gold_tags), documents(predicted_tags)), 1)
-    ours, counts = timed(lambda: SpanCounts.of(gold, predicted, seen).scores(), 3)
+    ours, counts = timed(
+        lambda: SpanCounts.of(gold, predicted, training_forms).scores(), 3
+    )
     reference, (_, _, f1, _) = timed(
         lambda: precision_recall_fscore_support(
             gold_tags, predicted_tags, average=None
         ),
         1,
     )
-    own = [
+    our_f1 = [
         counts["by_type"][name]["strict"]["f1"] for name in sorted(counts["by_type"])
     ]
-    if not np.allclose(own, f1, atol=1e-12):
-        raise SystemExit(f"scores differ: {own} and {f1}")
+    if not np.allclose(our_f1, f1, atol=1e-12):
+        raise SystemExit(f"scores differ: {our_f1} and {f1}")
     mentions = sum(len(d.spans) for d in gold + predicted)
     print(
         f"{len(gold)} sentences, {mentions} mentions, strict F1 {counts['strict']['f1']:.4f}"

@@ -75,7 +75,7 @@ def build(folder: Path, width: int, decoder: int, vocabulary: int) -> PromptBart
 
 def documents(rng: np.random.Generator) -> list[Document]:
     """One sentence each; every third has no entity."""
-    made = []
+    notes = []
     for number in range(SENTENCES):
         words = rng.choice(WORDS[5:], rng.integers(6, 31)).tolist()
         at = np.cumsum([0, *(len(word) + 1 for word in words)])
@@ -86,8 +86,8 @@ def documents(rng: np.random.Generator) -> list[Document]:
             Span(int(at[i]), int(at[i + 1 + i % 2]) - 1, str(rng.choice(TAGS.types)))
             for i in sorted(first.tolist())
         ]
-        made.append(Document(str(number), " ".join(words), tuple(spans)))
-    return made
+        notes.append(Document(str(number), " ".join(words), tuple(spans)))
+    return notes
 
 
 def loop(
@@ -98,10 +98,10 @@ def loop(
     rows, total = [], q.new_zeros(q.numel())
     for sentence in batch:
         losses = model.losses(corpus, [sentence])
-        some = bool(losses.target.detach().any())
-        (source,) = torch.autograd.grad(losses.source.sum(), q, retain_graph=some)
+        has_target = bool(losses.target.detach().any())
+        (source,) = torch.autograd.grad(losses.source.sum(), q, retain_graph=has_target)
         rows.append(source.flatten())
-        if some:
+        if has_target:
             total = total + torch.autograd.grad(losses.target.sum(), q)[0].flatten()
     return torch.stack(rows), total
 
@@ -112,11 +112,11 @@ def in_turns(
     """Median seconds of each, timed alternately so that a busy machine slows down both."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
-        for function, taken in zip((first, second), seconds, strict=True):
+        for function, durations in zip((first, second), seconds, strict=True):
             begin = time.perf_counter()
             function()
-            taken.append(time.perf_counter() - begin)
-    return [statistics.median(taken) for taken in seconds]
+            durations.append(time.perf_counter() - begin)
+    return [statistics.median(durations) for durations in seconds]
 
 
 def compare(name: str, model: PromptBart, repeats: int) -> float:
@@ -140,14 +140,14 @@ def compare(name: str, model: PromptBart, repeats: int) -> float:
         )
     model.frozen = shared
     model.float()
-    one, many = in_turns(
+    together, one_by_one = in_turns(
         lambda: [model.gradients(corpus, batch) for batch in batches],
         lambda: [loop(model, corpus, batch) for batch in batches],
         repeats,
     )
-    milliseconds = [taken * 1e3 / BATCHES for taken in (one, many)]
+    milliseconds = [duration * 1e3 / BATCHES for duration in (together, one_by_one)]
     print("{}: a batch {:.0f} ms, loop {:.0f} ms".format(name, *milliseconds))
-    return many / one
+    return one_by_one / together
 
 
 def main() -> None:

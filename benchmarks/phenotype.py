@@ -94,11 +94,11 @@ class Padded(nn.Module):
         self.hidden = nn.Linear(width, dan.config.hidden)
         self.output = nn.Linear(dan.config.hidden, dan.outputs)
         with torch.no_grad():
-            own, wanted = self.state_dict(), dan.trainable()
-            own["embedding.weight"][:vocabulary] = wanted["embedding"]
+            parameters, dan_parameters = self.state_dict(), dan.trainable()
+            parameters["embedding.weight"][:vocabulary] = dan_parameters["embedding"]
             for name in ("hidden", "output"):
-                own[f"{name}.weight"].copy_(wanted[f"{name}_weight"])
-                own[f"{name}.bias"].copy_(wanted[f"{name}_bias"])
+                parameters[f"{name}.weight"].copy_(dan_parameters[f"{name}_weight"])
+                parameters[f"{name}.bias"].copy_(dan_parameters[f"{name}_bias"])
 
     def forward(self, concepts: Tensor, mask: Tensor) -> Tensor:
         """(patients, longest), (patients, longest) → (patients, outputs)."""
@@ -144,20 +144,24 @@ def padded_epoch(
     return {"seconds": seconds, "loss": first, "steps": len(chosen), "all": len(every)}
 
 
-def measure(given: argparse.Namespace) -> None:
+def measure(arguments: argparse.Namespace) -> None:
     """One implementation in this process; prints a line of JSON."""
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(arguments.threads)
     sites = generate(
-        given.patients, 10, 174, given.vocabulary, mean_concepts=given.concepts
+        arguments.patients,
+        10,
+        174,
+        arguments.vocabulary,
+        mean_concepts=arguments.concepts,
     )
     entries = sum(len(site.bags.concepts) for site in sites)
     before = peak()
-    dan = Dan(DanConfig(updates=given.updates), given.vocabulary, 174)
-    if given.only == "padded":
-        found = padded_epoch(sites, dan, given.batch, given.steps)
+    dan = Dan(DanConfig(updates=arguments.updates), arguments.vocabulary, 174)
+    if arguments.only == "padded":
+        epoch = padded_epoch(sites, dan, arguments.batch, arguments.steps)
     else:
-        found = flat_epoch(sites, dan, given.batch)
-    print(json.dumps(found | {"peak": peak(), "before": before, "entries": entries}))
+        epoch = flat_epoch(sites, dan, arguments.batch)
+    print(json.dumps(epoch | {"peak": peak(), "before": before, "entries": entries}))
 
 
 def peak() -> float:
@@ -181,9 +185,9 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=("flat", "padded"), help="one of the two, as JSON"
     )
-    given = parser.parse_args()
-    if given.only:
-        measure(given)
+    arguments = parser.parse_args()
+    if arguments.only:
+        measure(arguments)
         return
     results = {}
     for name in ("flat", "padded"):
@@ -199,8 +203,8 @@ def main() -> None:
             f"the first losses differ: {flat['loss']} and {padded['loss']}"
         )
     print(
-        f"{given.patients} patients, {flat['entries'] / 1e6:.1f} million concepts of "
-        f"{given.vocabulary}, batches of {given.batch}, {given.threads} threads"
+        f"{arguments.patients} patients, {flat['entries'] / 1e6:.1f} million concepts of "
+        f"{arguments.vocabulary}, batches of {arguments.batch}, {arguments.threads} threads"
     )
     print(
         f"fednotes  {flat['seconds']:8.1f} s an epoch over 10 sites, peak {flat['peak']:.2f} GB "

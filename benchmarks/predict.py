@@ -69,14 +69,17 @@ def corpus(train: int) -> tuple[str, dict[str, tuple[Document, ...]]]:
     else:
         data = generate(num_sites=1, sentences_per_site=train, seed=1)[0].data
         parts = {"train": data.train, "valid": data.valid, "test": data.test}
-        parts = {part: sentence_documents(found) for part, found in parts.items()}
+        parts = {
+            part: sentence_documents(documents) for part, documents in parts.items()
+        }
         name = "generated"
     parts = {
-        part: tuple(d for d in found if d.text.strip()) for part, found in parts.items()
+        part: tuple(d for d in documents if d.text.strip())
+        for part, documents in parts.items()
     }
-    random.Random(1).shuffle(kept := list(parts["train"]))
+    random.Random(1).shuffle(shuffled := list(parts["train"]))
     return name, parts | {
-        "train": tuple(kept[:train]),
+        "train": tuple(shuffled[:train]),
         "valid": parts["valid"][: train // 5],
     }
 
@@ -133,9 +136,9 @@ def spacy_model(train: Sequence[Document], valid: Sequence[Document]) -> Any:
     return nlp.from_bytes(best[1])
 
 
-def f1(gold: Sequence[Document], found: Iterable[Sequence[Span]]) -> float:
+def f1(gold: Sequence[Document], predicted_spans: Iterable[Sequence[Span]]) -> float:
     """Strict, in percent."""
-    pairs = zip(gold, found, strict=True)
+    pairs = zip(gold, predicted_spans, strict=True)
     predicted = [
         replace(document, spans=tuple(sorted(spans))) for document, spans in pairs
     ]
@@ -150,9 +153,9 @@ def main() -> int:
     parser.add_argument(
         "--no-encoder", action="store_true", help="the light tagger and spaCy alone"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    name, parts = corpus(given.train)
+    name, parts = corpus(arguments.train)
     gold = parts["test"]
     texts = [document.text for document in gold]
     few = min(ONE_BY_ONE, len(texts))
@@ -168,7 +171,10 @@ def main() -> int:
             jsonl.write(documents, Path(files[part]))
         light = trained(LIGHT, files, path / "light")
         runs["tagger, model.stream"] = ours(light), len(texts)
-        runs["tagger, one at a time"] = (lambda t: [light(one).spans for one in t]), few
+        runs["tagger, one at a time"] = (
+            (lambda t: [light(note).spans for note in t]),
+            few,
+        )
         print(f"tagger: {size(light.model):,} parameters")
         if (nlp := spacy_model(parts["train"], parts["valid"])) is None:
             print("spaCy is left out: pip install 'fednotes[spacy]'")
@@ -184,11 +190,11 @@ def main() -> int:
                 if node.has_param(key)
             )
             print(f"spaCy: {weights:,} parameters")
-        if not given.no_encoder:
+        if not arguments.no_encoder:
             classifier = trained(ENCODER, files, path / "encoder")
             runs["token classifier, model.stream"] = ours(classifier), len(texts)
             runs["token classifier, one at a time"] = (
-                (lambda t: [classifier(one).spans for one in t]),
+                (lambda t: [classifier(note).spans for note in t]),
                 few,
             )
             for batch in (1, 32):
@@ -196,14 +202,14 @@ def main() -> int:
                     (in_pipeline(classifier, path / f"hf{batch}", batch)),
                     (few if batch == 1 else len(texts)),
                 )
-        rates = measured(runs, texts, given.repeats)
+        rates = measured(runs, texts, arguments.repeats)
         print(f"{'':53} sentences/s  strict F1 of the first {few}")
         for label, (find, _) in runs.items():
             score = f1(gold[:few], find(texts[:few]))
             print(f"{label:53} {rates[label]:11.0f}  {score:9.1f}")
     ratio = rates["tagger, model.stream"] / rates["tagger, one at a time"]
     print(f"predict ratio={ratio:.1f} against one-at-a-time")
-    return 0 if ratio >= given.floor else 1
+    return 0 if ratio >= arguments.floor else 1
 
 
 def ours(model: fn.MentionModel) -> Found:
@@ -233,14 +239,14 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
         "token-classification", str(folder / "hf"), aggregation_strategy="first"
     )
 
-    def found(texts: Sequence[str]) -> list[list[Span]]:
+    def find_spans(texts: Sequence[str]) -> list[list[Span]]:
         with warnings.catch_warnings(action="ignore"):
             rows = find(list(texts), batch_size=batch)
         return [
             [Span(r["start"], r["end"], r["entity_group"]) for r in row] for row in rows
         ]
 
-    return found
+    return find_spans
 
 
 def measured(
@@ -255,7 +261,7 @@ def measured(
             list(find(texts[:count]))
             if repeat:  # the first warms up
                 rates[label].append(count / (time.perf_counter() - begun))
-    return {label: statistics.median(found) for label, found in rates.items()}
+    return {label: statistics.median(durations) for label, durations in rates.items()}
 
 
 if __name__ == "__main__":

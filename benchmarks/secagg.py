@@ -71,25 +71,25 @@ def exchange(
     limits: dict[str, int],
 ) -> tuple[Total, dict[str, float], float, int]:
     """Total, seconds of each site, seconds of the server, bytes that one site sent."""
-    clocks, own = {name: Clock() for name in updates}, Clock()
-    boxes, number = own(server.now.boxes), server.number
+    clocks, server_clock = {name: Clock() for name in updates}, Clock()
+    boxes, number = server_clock(server.now.boxes), server.number
     sent = 0
     for name, update in updates.items():
         masked = clocks[name](
             sites[name].masked, number, boxes[name], update, limits=limits
         )
         sent = size(masked)
-        own(server.add_masked, masked)
+        server_clock(server.add_masked, masked)
         del masked
-    requests, keys = own(server.requests)
+    requests, keys = server_clock(server.requests)
     for name, request in requests.items():
         answer = clocks[name](sites[name].unmask, number, request, keys)
-        own(server.add_unmask, answer)
-    total = own(server.total)
+        server_clock(server.add_unmask, answer)
+    total = server_clock(server.total)
     return (
         total,
         {name: c.seconds for name, c in clocks.items()},
-        own.seconds,
+        server_clock.seconds,
         sent + size(answer),
     )
 
@@ -138,19 +138,25 @@ def main() -> None:
     server = ServerChain(parties, b"benchmark")
     start(server, sites)
     limits = limits_after(plain)
-    for label, given in [("first", {}), ("fault-free", limits), ("fault-free", limits)]:
-        total, each, own, sent = exchange(server, sites, updates, given)
+    for label, limits_given in [
+        ("first", {}),
+        ("fault-free", limits),
+        ("fault-free", limits),
+    ]:
+        total, each, server_seconds, sent = exchange(
+            server, sites, updates, limits_given
+        )
         worst = check(total, plain, list(updates.values()))
         print(
-            f"{label}: slowest site {max(each.values()):.2f} s, server {own:.2f} s, "
+            f"{label}: slowest site {max(each.values()):.2f} s, server {server_seconds:.2f} s, "
             f"{sent / 1e6:.1f} MB up a site, largest error {worst:.0e} of the largest sum"
         )
-    kept = {name: updates[name] for name in names[arguments.dropped :]}
-    total, each, own, _ = exchange(server, sites, kept, limits)
-    check(total, Total.of(kept.values()), list(kept.values()))
+    present = {name: updates[name] for name in names[arguments.dropped :]}
+    total, each, server_seconds, _ = exchange(server, sites, present, limits)
+    check(total, Total.of(present.values()), list(present.values()))
     print(
         f"{arguments.dropped} dropped out: slowest site {max(each.values()):.2f} s, "
-        f"server {own:.2f} s"
+        f"server {server_seconds:.2f} s"
     )
     print(f"secagg ratio={sent / before:.3f} against plain")
 

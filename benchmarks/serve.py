@@ -63,8 +63,8 @@ class Told:
         codes = ", ".join(
             f"{code}: {number:,}" for code, number in sorted(self.codes.items())
         )
-        own = 1000 * self.cpu / self.codes["200"]
-        times = f"{1000 * cuts[49]:>10.1f}{1000 * cuts[98]:>10.1f}{own:>10.1f}"
+        cpu_time = 1000 * self.cpu / self.codes["200"]
+        times = f"{1000 * cuts[49]:>10.1f}{1000 * cuts[98]:>10.1f}{cpu_time:>10.1f}"
         return f"{name:>14}{self.rate:>10.1f}{times}   {codes}"
 
 
@@ -89,7 +89,7 @@ def served(model: Path) -> Iterator[tuple[str, int]]:
             process.terminate()
 
 
-async def ask(address: str, note: str, told: Told) -> None:
+async def ask(address: str, note: str, totals: Told) -> None:
     """A request over a connection of its own: a library's pool would take more than the
     server."""
     host, _, port = address.removeprefix("http://").partition(":")
@@ -105,42 +105,42 @@ async def ask(address: str, note: str, told: Told) -> None:
             answer = await reader.read()
             writer.close()
     except OSError as error:  # of which TimeoutError is one
-        told.codes[type(error).__name__] += 1
+        totals.codes[type(error).__name__] += 1
         return
     code = (
         answer[9:12].decode()
         if b'"results":' in answer or answer[9:12] != b"200"
         else "cut off"
     )
-    told.codes[code] += 1
+    totals.codes[code] += 1
     if code == "200":
-        told.seconds.append(time.perf_counter() - begin)
+        totals.seconds.append(time.perf_counter() - begin)
 
 
 async def by_turns(address: str, clients: int, seconds: float) -> Told:
     """Each asks again once it is answered."""
-    told, texts, begin = Told(), cycle(notes()), time.perf_counter()
+    totals, texts, begin = Told(), cycle(notes()), time.perf_counter()
 
-    async def one() -> None:
+    async def send_notes() -> None:
         while time.perf_counter() - begin < seconds:
-            await ask(address, next(texts), told)
+            await ask(address, next(texts), totals)
 
-    await asyncio.gather(*(one() for _ in range(clients)))
-    told.took = time.perf_counter() - begin
-    return told
+    await asyncio.gather(*(send_notes() for _ in range(clients)))
+    totals.took = time.perf_counter() - begin
+    return totals
 
 
 async def flood(address: str, rate: float, seconds: float) -> tuple[Told, int]:
     """Requests at a rate, whoever is answered; and how many were sent."""
-    told, texts, begin = Told(), cycle(notes()), time.perf_counter()
+    totals, texts, begin = Told(), cycle(notes()), time.perf_counter()
     asking = []
     while (passed := time.perf_counter() - begin) < seconds:
         while len(asking) < passed * rate:
-            asking.append(asyncio.create_task(ask(address, next(texts), told)))
+            asking.append(asyncio.create_task(ask(address, next(texts), totals)))
         await asyncio.sleep(0.001)
     await asyncio.gather(*asking)
-    told.took = time.perf_counter() - begin
-    return told, len(asking)
+    totals.took = time.perf_counter() - begin
+    return totals, len(asking)
 
 
 def busy(pid: int) -> float:

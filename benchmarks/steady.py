@@ -64,12 +64,12 @@ class Watched:
 
 def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[float]]:
     """Seconds of each answer, by site, the smallest site first."""
-    made = generate(num_sites=3, sentences_per_site=max(SIZES), seed=seed)
+    generated = generate(num_sites=3, sentences_per_site=max(SIZES), seed=seed)
     data = [
         SiteData(
             s.data.id, s.data.tags, sentence_documents(s.data.train)[:size], (), ()
         )
-        for s, size in zip(made, SIZES, strict=True)
+        for s, size in zip(generated, SIZES, strict=True)
     ]
     names = tuple(site.id for site in data)
     config = fedner.Config(
@@ -118,13 +118,13 @@ def main() -> None:
         right, totals = 0, []
         for seed in range(options.runs):
             with tempfile.TemporaryDirectory() as folder:
-                found = run(options.rounds, seed, steady, Path(folder))
-            middle = [statistics.median(seconds) for seconds in found.values()]
+                durations = run(options.rounds, seed, steady, Path(folder))
+            middle = [statistics.median(seconds) for seconds in durations.values()]
             right += middle == sorted(middle)
-            totals.append(sum(map(sum, found.values())) / options.rounds)
-            shown = ", ".join(f"{1000 * mean:.1f}" for mean in middle)
+            totals.append(sum(map(sum, durations.values())) / options.rounds)
+            listing = ", ".join(f"{1000 * mean:.1f}" for mean in middle)
             print(
-                f"steady={steady} seed {seed}: median ms of {SIZES}: {shown}",
+                f"steady={steady} seed {seed}: median ms of {SIZES}: {listing}",
                 flush=True,
             )
         took[steady] = statistics.median(totals)

@@ -63,12 +63,17 @@ def main() -> None:
         ends, sizes = [], []
         for name, least in (("whole tables", WORDS + 9), ("rows", word_rows.LEAST)):
             word_rows.LEAST = least
-            seen: list[RoundResult] = []
+            round_results: list[RoundResult] = []
             members = [fedner.Site(site, config) for site in data]
             ends.append(
-                fedner.train(InProcess(members, observer=seen.append), config).tensors
+                fedner.train(
+                    InProcess(members, observer=round_results.append), config
+                ).tensors
             )
-            first, last = seen[0], seen[-2]  # the last round evaluates
+            first, last = (
+                round_results[0],
+                round_results[-2],
+            )  # the last round evaluates
             each = (last.round - first.round) * len(data)
             up = (last.bytes_up - first.bytes_up) / each
             down = (last.bytes_down - first.bytes_down) / each

@@ -15,7 +15,7 @@ import torch
 from scratch import ended_with_us
 from tiny_models import save_bart, save_bert
 
-Give = Callable[..., tuple[int, str, str]]
+RunCli = Callable[..., tuple[int, str, str]]
 
 # Helpers that need an application lie with its tests, and are deleted with them.
 sys.path[:0] = sorted(map(str, Path(__file__).parent.glob("apps/*/helpers")))
@@ -102,11 +102,13 @@ def one_process(instant_disk: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    """Give a command in this process: exit code, stdout, stderr."""
+def run_cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> RunCli:
+    """RunCli a command in this process: exit code, stdout, stderr."""
     from fednotes.cli import app  # once COLUMNS is gone
 
-    def given(*arguments: object) -> tuple[int, str, str]:
+    def run_command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
         capsys.readouterr()
         code = 0
@@ -116,7 +118,7 @@ def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             code = int(stopped.code or 0)
         return (code, *capsys.readouterr())
 
-    return given
+    return run_command
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fn.RunResult]:
     folder = tmp_path_factory.mktemp("api")
     table = TABLE | {"conditions": ["alone", "federated"], "synthetic": {"sites": 2}}
     job = fn.job(table, seed=5, synthetic={"sentences": 30}, training={"epochs": 1})
-    told = lambda part, result: ROUNDS.append((part, result.round))  # noqa: E731
-    result = fn.simulate(job, folder / "run", progress=told)
+    note_round = lambda part, result: ROUNDS.append((part, result.round))  # noqa: E731
+    result = fn.simulate(job, folder / "run", progress=note_round)
     return folder, result
 
 
@@ -48,7 +48,7 @@ def sure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         model.losses(notes, range(len(DOCUMENTS))).source.mean().backward()
         adam.step()
     save_model(model.eval(), folder / "model")
-    rng, made = np.random.default_rng(2), []
+    rng, documents = np.random.default_rng(2), []
     for number in range(60):
         words = rng.choice(WORDS[:5], 8).tolist()
         ends = np.cumsum([len(word) + 1 for word in words])
@@ -57,8 +57,8 @@ def sure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             for w, e in zip(words, ends, strict=True)
             if w in LABELS and rng.random() < 0.67
         ]
-        made.append(fn.Document(str(number), " ".join(words), tuple(spans)))
-    jsonl.write(made, folder / "notes.jsonl")
+        documents.append(fn.Document(str(number), " ".join(words), tuple(spans)))
+    jsonl.write(documents, folder / "notes.jsonl")
     return folder / "model", folder / "notes.jsonl"
 
 
@@ -152,12 +152,12 @@ def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
     place, notes = sure
     model = fn.load(place)
     assert isinstance(model, fn.MentionModel)
-    found = fn.evaluate(model, notes)
-    said = CliRunner().invoke(app, ["evaluate", str(place), str(notes), "--json"])
-    assert json.loads(said.stdout) == json.loads(json.dumps(found.to_dict()))
-    assert 0.6 < found.scores["strict"]["precision"] < 0.75
-    assert fn.evaluate(model, fn.read(notes)) == found
-    assert fn.evaluate(sure[0], notes) == found
+    evaluation = fn.evaluate(model, notes)
+    command = CliRunner().invoke(app, ["evaluate", str(place), str(notes), "--json"])
+    assert json.loads(command.stdout) == json.loads(json.dumps(evaluation.to_dict()))
+    assert 0.6 < evaluation.scores["strict"]["precision"] < 0.75
+    assert fn.evaluate(model, fn.read(notes)) == evaluation
+    assert fn.evaluate(sure[0], notes) == evaluation
     with pytest.raises(ConfigError, match="expected a model's folder, not NoneType"):
         fn.evaluate(None, notes)
     assert repr(model) == f"<MentionModel tagger: {[*model.types]}>"
@@ -197,11 +197,11 @@ def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None
     ]
     calls += [(fn.compare, None), (fn.write_report, None)]
     calls += [(fn.convert, None, "out", "jsonl"), (fn.convert, "in", None, "jsonl")]
-    for call, *given in [*calls, (fn.evaluate, sure[0], 5)]:
+    for call, *arguments in [*calls, (fn.evaluate, sure[0], 5)]:
         with pytest.raises(
             FednotesError, match=r"^expected (a|annotated) .*, not (int|NoneType)"
         ):
-            call(*given)
+            call(*arguments)
 
 
 def test_what_is_none_of_the_known_is_refused_in_one_line(
@@ -242,8 +242,8 @@ def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -
     page = fn.write_report(str(place), tmp_path / "page.html")
     assert page.read_text() == fn.write_report(place).read_text()
     assert fn.write_report(place) == place / "report.html"
-    said = CliRunner().invoke(app, ["report", str(place)])
-    assert said.stdout == f"report: {place / 'report.html'}\n"
+    command = CliRunner().invoke(app, ["report", str(place)])
+    assert command.stdout == f"report: {place / 'report.html'}\n"
     assert fednotes.report.html.write_report(place) == place / "report.html"
 
 
@@ -276,11 +276,11 @@ def test_calibrated_by_notes_of_ones_own(
         == "a.gif: a picture is a file that ends in .png, .svg, .pdf"
     )
     assert not (place / "calibration.json").exists()
-    said = runner.invoke(app, [*call, str(tmp_path / "a.svg")])
-    assert said.exit_code == 0, said.output
+    command = runner.invoke(app, [*call, str(tmp_path / "a.svg")])
+    assert command.exit_code == 0, command.output
     assert (tmp_path / "a.svg").read_text().count("ECE") == 2
-    assert "after, by cross-validation" in said.stdout
-    assert "calibration.json" in said.stdout.replace("\n", "")
+    assert "after, by cross-validation" in command.stdout
+    assert "calibration.json" in command.stdout.replace("\n", "")
     model = fn.load(place)
     assert isinstance(model, fn.MentionModel)
     assert model.calibration is not None
@@ -289,19 +289,21 @@ def test_calibrated_by_notes_of_ones_own(
     assert after.ece < 0.1 < 0.2 < before.ece
     assert after.log_loss < before.log_loss
     texts = [d.text for d in fn.read(notes)[:30]]
-    old = np.array([s.confidence for d in raw(texts) for s in d.spans])
-    new = np.array([s.confidence for d in model(texts) for s in d.spans])
-    order = np.argsort(old, kind="stable")
-    assert (np.diff(new[order]) >= 0).all()
-    assert (new[old > 0.9] < 0.9).all()
-    told = runner.invoke(app, ["predict", str(place), "--text", texts[0]])
-    assert [s["confidence"] for s in json.loads(told.stdout)["spans"]] == pytest.approx(
-        [s.confidence for s in model(texts[0]).spans], abs=1e-6
+    raw_confidences = np.array([s.confidence for d in raw(texts) for s in d.spans])
+    calibrated_confidences = np.array(
+        [s.confidence for d in model(texts) for s in d.spans]
     )
-    shown = runner.invoke(
+    order = np.argsort(raw_confidences, kind="stable")
+    assert (np.diff(calibrated_confidences[order]) >= 0).all()
+    assert (calibrated_confidences[raw_confidences > 0.9] < 0.9).all()
+    prediction = runner.invoke(app, ["predict", str(place), "--text", texts[0]])
+    assert [
+        s["confidence"] for s in json.loads(prediction.stdout)["spans"]
+    ] == pytest.approx([s.confidence for s in model(texts[0]).spans], abs=1e-6)
+    check = runner.invoke(
         app, ["calibrate", str(place), str(notes), "--check", "--json"]
     )
-    assert json.loads(shown.stdout)["ece"] == pytest.approx(after.ece)
+    assert json.loads(check.stdout)["ece"] == pytest.approx(after.ece)
     again = fn.calibrate(place, notes)
     assert again.before == before
     assert again.calibration == model.calibration
@@ -319,8 +321,12 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     corpus(tmp_path / "a.conll", "ADR", "pain")
     (tmp_path / "note.txt").write_text("No pain.")
     documents = fn.read(tmp_path / "a.conll")
-    made = fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
-    assert (made.documents, made.lost, made.problems.number) == (len(documents), {}, 0)
+    conversion = fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
+    assert (conversion.documents, conversion.lost, conversion.problems.number) == (
+        len(documents),
+        {},
+        0,
+    )
     assert fn.read(tmp_path / "a.xml", "bioc") == documents
     with pytest.raises(fn.FednotesError, match="already exists"):
         fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
@@ -346,7 +352,7 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "expected"),
+    ("name", "arguments", "expected"),
     [
         ("compare", (None,), "a run's folder, not NoneType"),
         ("compare", (5, "run"), "a run's folder, not int"),
@@ -363,7 +369,7 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_wrong_arguments_say_what_was_expected(
-    name: str, given: tuple[Any, ...], expected: str
+    name: str, arguments: tuple[Any, ...], expected: str
 ) -> None:
     with pytest.raises(fn.FednotesError, match=f"expected {expected}"):
-        getattr(fn, name)(*given)
+        getattr(fn, name)(*arguments)

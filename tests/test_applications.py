@@ -91,8 +91,8 @@ def unguarded(body: Sequence[ast.AST], present: set[str]) -> Iterator[tuple[int,
 
 def foreign(source: str, path: Path) -> list[str]:
     """The places where a module names an application that it is no part of."""
-    found = unguarded(ast.parse(source).body, {owner_of(path)})
-    return [f"{path.name}:{line}: {name}" for line, name in found]
+    references = unguarded(ast.parse(source).body, {owner_of(path)})
+    return [f"{path.name}:{line}: {name}" for line, name in references]
 
 
 def test_the_applications_were_found() -> None:
@@ -102,24 +102,24 @@ def test_the_applications_were_found() -> None:
 
 
 def test_no_module_names_an_application_that_it_is_no_part_of() -> None:
-    found = [
+    problems = [
         problem
         for path in sorted((SRC / "fednotes").rglob("*.py"))
         for problem in foreign(path.read_text("utf-8"), path)
     ]
-    assert not found, f"register it by an entry point (core/plugins.py): {found}"
+    assert not problems, f"register it by an entry point (core/plugins.py): {problems}"
 
 
 def test_no_test_needs_an_application_that_may_be_deleted() -> None:
-    found = [
+    problems = [
         problem
         for path in sorted(TESTS.rglob("*.py"))
         if path != Path(__file__)
         for problem in foreign(path.read_text("utf-8"), path)
     ]
-    assert not found, (
+    assert not problems, (
         "move it to tests/apps/NAME, or put needs_app(NAME) of tests/helpers/"
-        f"applications.py above it: {found}"
+        f"applications.py above it: {problems}"
     )
 
 

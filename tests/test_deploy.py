@@ -27,19 +27,19 @@ def test_a_command_is_found() -> None:
 
 @each_unit
 def test_a_unit_is_closed_and_restarts_what_failed(path: Path) -> None:
-    found = service(path)
-    assert found["User"] not in ("", "root")
-    assert found["ProtectSystem"] == "strict"
+    settings = service(path)
+    assert settings["User"] not in ("", "root")
+    assert settings["ProtectSystem"] == "strict"
     for name in ("NoNewPrivileges", "PrivateTmp", "ProtectHome", "RestrictSUIDSGID"):
-        assert found[name] == "yes"
-    assert found["CapabilityBoundingSet"] == ""
-    assert found["UMask"] == "0077"
-    assert found["Restart"] == "on-failure"
-    assert found["RestartPreventExitStatus"] == "2"
+        assert settings[name] == "yes"
+    assert settings["CapabilityBoundingSet"] == ""
+    assert settings["UMask"] == "0077"
+    assert settings["Restart"] == "on-failure"
+    assert settings["RestartPreventExitStatus"] == "2"
     # the process ends its jobs itself; what is left is killed
-    assert found["KillMode"] == "mixed"
+    assert settings["KillMode"] == "mixed"
     # a kit's processes speak by a socket
-    assert "AF_UNIX" in found["RestrictAddressFamilies"]
+    assert "AF_UNIX" in settings["RestrictAddressFamilies"]
 
 
 @each_unit
@@ -55,8 +55,8 @@ def test_systemd_takes_a_unit(tmp_path: Path, path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    said = [line for line in done.stderr.splitlines() if path.name in line]
-    assert (done.returncode, said) == (0, [])
+    complaints = [line for line in done.stderr.splitlines() if path.name in line]
+    assert (done.returncode, complaints) == (0, [])
 
 
 def test_a_container_is_nobodys_root_and_holds_what_there_is() -> None:

@@ -146,23 +146,23 @@ def _model_with_a_pipe(folder: Path) -> None:
 def _encoder_with_a_pipe(
     name: str, open_it: Callable[[Path], object]
 ) -> Callable[[Path], object]:
-    def read(folder: Path) -> None:
+    def open_folder(folder: Path) -> None:
         save_encoder(folder / "encoder", words=["a"])
         (folder / "encoder" / name).unlink(missing_ok=True)
         os.mkfifo(folder / "encoder" / name)
         open_it(folder / "encoder")
 
-    return read
+    return open_folder
 
 
 def _of_a_pipe(
     name: str, open_it: Callable[[Path], object]
 ) -> Callable[[Path], object]:
-    def read(folder: Path) -> None:
+    def open_folder(folder: Path) -> None:
         os.mkfifo(folder / name)
         open_it(folder / name)
 
-    return read
+    return open_folder
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

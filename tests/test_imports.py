@@ -58,23 +58,23 @@ def within(target: str, modules: tuple[str, ...] | frozenset[str]) -> bool:
 
 def forbidden(source: str, path: Path) -> list[str]:
     """Pickles, the network, and code run from data."""
-    found = []
+    problems = []
     for item in imports(source, path):
         if within(item.target, PICKLES):
-            found.append(
+            problems.append(
                 f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)"
             )
         local = path == CARRIER / "gate.py" and within(item.target, LOCAL)
         if within(item.target, NETWORK) and not local:
-            found.append(
+            problems.append(
                 f"{path.name}:{item.line}: {item.target}: no network in this package"
             )
         if within(item.target, CALLS):
-            found.append(
+            problems.append(
                 f"{path.name}:{item.line}: {item.target} runs what a file says"
             )
         if within(item.target, ("nvflare",)) and not path.is_relative_to(CARRIER):
-            found.append(
+            problems.append(
                 f"{path.name}:{item.line}: only apps/deployment/nvflare/ imports nvflare"
             )
     for node in ast.walk(ast.parse(source)):
@@ -82,19 +82,21 @@ def forbidden(source: str, path: Path) -> list[str]:
             continue
         name = dotted(node.func)
         if name in CALLS:
-            found.append(f"{path.name}:{node.lineno}: {name}() runs what a file says")
+            problems.append(
+                f"{path.name}:{node.lineno}: {name}() runs what a file says"
+            )
         for keyword in node.keywords:
             value = keyword.value
             if keyword.arg == "allow_pickle" and not (
                 isinstance(value, ast.Constant) and value.value is False
             ):
-                found.append(f"{path.name}:{node.lineno}: allow_pickle: no pickles")
-    return found
+                problems.append(f"{path.name}:{node.lineno}: allow_pickle: no pickles")
+    return problems
 
 
 def beyond_base(source: str, path: Path) -> list[str]:
     """Packages outside the base install, but extras inside functions."""
-    found = []
+    problems = []
     for item in imports(source, path):
         top = item.target.split(".")[0]
         if top in BASE | {"fednotes"} or top in sys.stdlib_module_names:
@@ -108,10 +110,10 @@ def beyond_base(source: str, path: Path) -> list[str]:
             if top in EXTRAS
             else "not a dependency"
         )
-        found.append(
+        problems.append(
             f"{path.name}:{item.line}: {top} is not in the base install: {remedy}"
         )
-    return found
+    return problems
 
 
 each_file = pytest.mark.parametrize("path", FILES, ids=module_name)

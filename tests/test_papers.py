@@ -49,9 +49,9 @@ def test_no_marker_is_listed_twice() -> None:
 def test_functions_carry_their_marker(row: Row) -> None:
     assert row.functions, f"docs/papers.md: {row.marker} names no function"
     for function in row.functions:
-        found = source_of(function)
-        assert found, f"docs/papers.md: {row.marker}: no file in src holds {function}"
-        path, names = found
+        source = source_of(function)
+        assert source, f"docs/papers.md: {row.marker}: no file in src holds {function}"
+        path, names = source
         assert names, (
             f"docs/papers.md: {row.marker}: {function} is a module, not a function"
         )
@@ -132,30 +132,30 @@ def test_a_marker_outside_the_functions_of_its_row_is_found(tmp_path: Path) -> N
             ("tests/test_toy.py::test_step",),
         ),
     ]
-    found = find_markers_outside(table, tmp_path)
-    assert found == [
+    problems = find_markers_outside(table, tmp_path)
+    assert problems == [
         f"{Path('src/fednotes/toy.py')}:{line}: [fedner eq 2]" for line in (1, 8, 12)
     ]
 
 
 def test_rows_of_a_deleted_application_are_left_out(tmp_path: Path) -> None:
     """Of "here", a row stays; of "gone", its functions and its tests go."""
-    here = tmp_path / "src" / "fednotes" / "apps" / "here"
-    here.mkdir(parents=True)
-    (here / "__init__.py").touch()
-    (here.parent / "gone" / "__pycache__").mkdir(parents=True)
+    present_app = tmp_path / "src" / "fednotes" / "apps" / "here"
+    present_app.mkdir(parents=True)
+    (present_app / "__init__.py").touch()
+    (present_app.parent / "gone" / "__pycache__").mkdir(parents=True)
     core, test = "fednotes.toy.mean", "tests/test_toy.py::test_mean"
     apps = "fednotes.apps"
-    gone, test_gone = f"{apps}.gone.f", "tests/apps/gone/test_a.py::test_f"
-    left = Row("[fedner eq 2]", (core,), (test,))
+    deleted, test_gone = f"{apps}.gone.f", "tests/apps/gone/test_a.py::test_f"
+    remaining = Row("[fedner eq 2]", (core,), (test,))
     stays = Row("[fedner eq 3]", (f"{apps}.here.f",), ("tests/apps/here/a::b",))
     table = [
-        Row("[fedner eq 2]", (core, gone), (test, test_gone)),
+        Row("[fedner eq 2]", (core, deleted), (test, test_gone)),
         stays,
-        Row("[fedner eq 4]", (gone,), (test,)),
+        Row("[fedner eq 4]", (deleted,), (test,)),
         Row("[fedner eq 5]", (core,), (test_gone,)),
     ]
-    assert without_deleted_apps(table, tmp_path) == [left, stays]
+    assert without_deleted_apps(table, tmp_path) == [remaining, stays]
 
 
 def test_a_marker_of_a_paper_without_rows_is_found() -> None:

@@ -122,8 +122,8 @@ def test_a_function_of_a_package_is_part_of_the_python_api(
 def test_a_job_file_of_a_package_is_found_by_its_name(
     environment: dict[str, str],
 ) -> None:
-    shown = run_python(environment, "-m", "fednotes", "job", "show", "acme/small")
-    assert 'title = "A small job of Acme"' in shown
+    output = run_python(environment, "-m", "fednotes", "job", "show", "acme/small")
+    assert 'title = "A small job of Acme"' in output
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,10 @@ def answers(
     """What the Python API finds of the package, in one process."""
     notes = tmp_path_factory.mktemp("loud") / "notes.txt"
     notes.write_text("SHOUTED\nno PAIN today\n")
-    found: dict[str, Any] = json.loads(run_python(environment, "-c", API, notes))
-    return found
+    answers_of_api: dict[str, Any] = json.loads(
+        run_python(environment, "-c", API, notes)
+    )
+    return answers_of_api
 
 
 def test_a_format_of_a_package_is_recognised_and_read(answers: dict[str, Any]) -> None:
@@ -147,10 +149,10 @@ def test_a_tagger_of_a_package_is_trained_saved_and_loaded(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shown = run_python(environment, "-c", SIMULATE, run)
+    output = run_python(environment, "-c", SIMULATE, run)
     model = next(run.rglob("model.json"))
     assert json.loads(model.read_text())["kind"] == "capitals"
-    assert shown.count("'") == 6  # three sites
+    assert output.count("'") == 6  # three sites
     predicted = run_python(
         environment,
         "-m",
@@ -179,12 +181,12 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "fednotes", *words]
         return subprocess.run(command, capture_output=True, text=True, env=broken)
 
-    shown = done("--help")
-    assert shown.returncode == 0
-    assert "simulate" in shown.stdout
-    for told in (shown, done("greet")):
-        assert "the package 'acme-notes' cannot be loaded" in told.stderr
-        assert "out of order" in told.stderr
+    help_run = done("--help")
+    assert help_run.returncode == 0
+    assert "simulate" in help_run.stdout
+    for completed in (help_run, done("greet")):
+        assert "the package 'acme-notes' cannot be loaded" in completed.stderr
+        assert "out of order" in completed.stderr
     assert done("greet").returncode == 2
     version = done("--version")
     assert version.stdout.startswith("fednotes ")
@@ -232,8 +234,10 @@ def test_contributing_shows_a_whole_package_and_an_entry_of_every_group() -> Non
     tables = [
         tomllib.loads(t) for t in re.findall(r"```toml\n(.+?)```", page, re.DOTALL)
     ]
-    whole = next(table for table in tables if "build-system" in table)
-    assert {"name", "version", "dependencies", "entry-points"} <= set(whole["project"])
+    project_table = next(table for table in tables if "build-system" in table)
+    assert {"name", "version", "dependencies", "entry-points"} <= set(
+        project_table["project"]
+    )
     groups = [set(table["project"]["entry-points"]) for table in tables]
     assert {f"fednotes.{group}" for group in get_args(plugins.Group)} in groups
 

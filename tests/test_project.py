@@ -56,8 +56,8 @@ def test_every_extra_is_told_of() -> None:
     rows = re.findall(
         r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text("utf-8"), re.M
     )
-    told = re.findall(r"`(\w+)`", " ".join(rows))
-    assert sorted(told) == sorted(project["optional-dependencies"]), (
+    documented = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(documented) == sorted(project["optional-dependencies"]), (
         "docs/install.md, its table"
     )
 
@@ -102,18 +102,18 @@ def test_benchmark_ends_with_a_ratio(path: Path) -> None:
 
 
 def test_no_paths_of_one_machine() -> None:
-    found = []
+    places = []
     for path in _project_files():
         try:
             text = path.read_text("utf-8")
         except UnicodeDecodeError:
             continue  # an image
-        found += [
+        places += [
             f"{_name(path)}:{number}"
             for number, line in enumerate(text.splitlines(), 1)
             if MACHINE_PATH.search(line)
         ]
-    assert found == []
+    assert places == []
 
 
 @pytest.mark.parametrize(

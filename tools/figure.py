@@ -35,29 +35,29 @@ Scores = dict[str, dict[int, tuple[float, float]]]
 def scores(page: str) -> Scores:
     """row: silos: mean and standard deviation of F1; of notes in one place it is silos
     1."""
-    found: Scores = {}
+    rows: Scores = {}
     for place, row, mean, spread in ROW.findall(page):
         silos = 1 if place == "one place" else int(place.split()[0])
-        found.setdefault(row, {})[silos] = (float(mean), float(spread))
-    return found
+        rows.setdefault(row, {})[silos] = (float(mean), float(spread))
+    return rows
 
 
-def draw(found: Scores, out: Path) -> None:
+def draw(rows: Scores, out: Path) -> None:
     """A line a row, with its standard deviations."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    mean, spread = found[""][1]
-    silos = sorted(found["default"])
+    mean, spread = rows[""][1]
+    silos = sorted(rows["default"])
     figure, axes = pyplot.subplots(figsize=(6.4, 2.9), dpi=150, layout="constrained")
     axes.axhspan(mean - spread, mean + spread, color="#dddddd", lw=0)
     axes.axhline(mean, color="#444444", lw=1.2, ls="--")
     last = silos[-1] * 1.04
     axes.text(last, mean + 1.0, "all notes in one place", color="#444444", va="bottom")
     for row, name in DRAWN.items():
-        means, spreads = zip(*(found[row][n] for n in silos), strict=True)
+        means, spreads = zip(*(rows[row][n] for n in silos), strict=True)
         axes.errorbar(
             silos, means, spreads, color=COLOURS[row], marker="o", lw=2, capsize=3
         )
@@ -81,27 +81,27 @@ def draw(found: Scores, out: Path) -> None:
 
 def prices(page: str) -> Scores:
     """method: ε: mean and standard deviation; a column without a number is left out."""
-    found: Scores = {}
+    prices_by_method: Scores = {}
     section = page.partition("## What differential privacy costs\n")[2].partition(
         "\n## "
     )[0]
     for line in section.splitlines():
         method, *cells = (cell.strip() for cell in line.strip("| ").split(" | "))
         if any(method in methods for methods in PANELS.values()):
-            told = zip(EPSILONS, cells, strict=False)
+            pairs = zip(EPSILONS, cells, strict=False)
             numbers = {
                 at: cell.partition(" (")[0].split(" ± ")
-                for at, cell in told
+                for at, cell in pairs
                 if " ± " in cell
             }
-            found[method] = {
+            prices_by_method[method] = {
                 at: (float(mean), float(spread))
                 for at, (mean, spread) in numbers.items()
             }
-    return found
+    return prices_by_method
 
 
-def draw_prices(found: Scores, out: Path) -> None:
+def draw_prices(prices_by_method: Scores, out: Path) -> None:
     """A line a method, with standard deviations; a panel a kind of score."""
     import matplotlib
 
@@ -113,15 +113,22 @@ def draw_prices(found: Scores, out: Path) -> None:
     )
     for axes, (kind, methods) in zip(panels, PANELS.items(), strict=True):
         for method, colour in zip(methods, COLOURS.values(), strict=False):
-            places = sorted(found[method])
-            means, spreads = zip(*(found[method][at] for at in places), strict=True)
-            drawn = [at for at in places if at != NONE]
-            promised = slice(0, len(drawn))
-            told = {"color": colour, "capsize": 3, "lw": 2, "label": method}
-            axes.errorbar(drawn, means[promised], spreads[promised], marker="o", **told)
-            told |= {"label": None, "marker": "D", "mfc": "white"}
+            places = sorted(prices_by_method[method])
+            means, spreads = zip(
+                *(prices_by_method[method][at] for at in places), strict=True
+            )
+            finite = [at for at in places if at != NONE]
+            promised = slice(0, len(finite))
+            style = {"color": colour, "capsize": 3, "lw": 2, "label": method}
             axes.errorbar(
-                places[len(drawn) :], means[len(drawn) :], spreads[len(drawn) :], **told
+                finite, means[promised], spreads[promised], marker="o", **style
+            )
+            style |= {"label": None, "marker": "D", "mfc": "white"}
+            axes.errorbar(
+                places[len(finite) :],
+                means[len(finite) :],
+                spreads[len(finite) :],
+                **style,
             )
         axes.set_xscale("log")
         axes.set_xticks([1, 2, 4, 8, NONE], ["ε = 1", "2", "4", "8", "none"])

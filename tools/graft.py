@@ -114,8 +114,8 @@ def read_texts(paths: Sequence[Path], seed: int) -> tuple[list[str], list[str]]:
         return [text for path in paths for text in _read_one(path)], [
             p.name for p in paths
         ]
-    made = generate(num_sites=3, sentences_per_site=_GENERATED, seed=seed)
-    return [note.text for site in made for note in site.data.train], ["generated"]
+    generated = generate(num_sites=3, sentences_per_site=_GENERATED, seed=seed)
+    return [note.text for site in generated for note in site.data.train], ["generated"]
 
 
 def _read_one(path: Path) -> list[str]:
@@ -149,7 +149,7 @@ def make_pieces(
     tokenizer: Any,
     marks: tuple[int, int],
     longest: int,
-    most: int,
+    limit: int,
     seed: int,
 ) -> Pieces:
     """At most `most` different pieces of at most `longest` sub-words, in a seeded
@@ -162,7 +162,7 @@ def make_pieces(
         if end - start >= _SHORTEST_CELL
     )
     chosen = list(sentences)
-    order = rng_of(seed, "graft", "pieces").permutation(len(chosen))[:most]
+    order = rng_of(seed, "graft", "pieces").permutation(len(chosen))[:limit]
     numbers: dict[str, int] = {}
     counts: Counter[int] = Counter()
     pieces: list[Piece] = []
@@ -171,9 +171,9 @@ def make_pieces(
         tokenizer.encode_batch([chosen[i] for i in order], add_special_tokens=False),
         strict=True,
     ):
-        found = _spans(sentence, numbers)
+        marks_in_text = _spans(sentence, numbers)
         for low, high in _windows(coded.word_ids, longest - 2):
-            piece = _piece(coded, low, high, found, marks)
+            piece = _piece(coded, low, high, marks_in_text, marks)
             pieces.append(piece)
             counts.update(head for _, _, head in piece.phrases)
     if len(pieces) < 2 or not numbers:
@@ -181,7 +181,7 @@ def make_pieces(
             "the text is too short to train on: two sentences of words or more"
         )
     return Pieces(
-        tuple(pieces[:most]),
+        tuple(pieces[:limit]),
         tuple(numbers),
         np.array([counts[i] for i in range(len(numbers))]),
     )
@@ -202,7 +202,11 @@ def _windows(words: Sequence[int | None], capacity: int) -> list[tuple[int, int]
 
 
 def _piece(
-    coded: Any, low: int, high: int, found: Sequence[Mark], marks: tuple[int, int]
+    coded: Any,
+    low: int,
+    high: int,
+    marks_in_text: Sequence[Mark],
+    marks: tuple[int, int],
 ) -> Piece:
     """Sub-words low:high; spans that lie wholly in them, in sub-word positions."""
     ids = np.array([marks[0], *coded.ids[low:high], marks[1]], np.int64)
@@ -210,7 +214,7 @@ def _piece(
     ends = np.array([b for _, b in coded.offsets[low:high]])
     spans: list[Mark] = []
     phrases: list[Mark] = []
-    for start, end, what in found:
+    for start, end, what in marks_in_text:
         first, last = (
             int(np.searchsorted(starts, start)),
             int(np.searchsorted(ends, end)),
@@ -221,8 +225,8 @@ def _piece(
             and starts[first] == start
             and ends[last] == end
         ):
-            kept = phrases if what < 0 else spans
-            kept.append((first + 1, last + 1, -1 - what if what < 0 else what))
+            target_spans = phrases if what < 0 else spans
+            target_spans.append((first + 1, last + 1, -1 - what if what < 0 else what))
     return Piece(ids, tuple(spans), tuple(phrases))
 
 
@@ -230,7 +234,7 @@ def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
     """(start, end, class) in characters; a phrase with head h is also (start, end, -1 -
     h)."""
     words = [(m.start(), m.end(), m.group()) for m in _WORD.finditer(text)]
-    found = [(m.start(1), m.end(1), BRACKET) for m in _BRACKET.finditer(text)]
+    marks = [(m.start(1), m.end(1), BRACKET) for m in _BRACKET.finditer(text)]
     run: list[tuple[int, int, str]] = []
     for start, end, word in [*words, (len(text), len(text), ".")]:
         plain = word[0].isalpha() and word.casefold() not in STOP_WORDS
@@ -239,27 +243,27 @@ def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
             continue
         if run:
             head = numbers.setdefault(run[-1][2].casefold(), len(numbers))
-            found.append((run[0][0], run[-1][1], -1 - head))
+            marks.append((run[0][0], run[-1][1], -1 - head))
             if len(run) > 1:
-                found.append((run[0][0], run[-1][1], PHRASE))
+                marks.append((run[0][0], run[-1][1], PHRASE))
         run = [(start, end, word)] if plain else []
     for i, (start, end, word) in enumerate(words):
         if word[0].isdigit():
-            found.append((start, end, NUMBER))
+            marks.append((start, end, NUMBER))
         if len(word) > 1 and word.isupper() and word.isalpha():
-            found.append((start, end, ABBREVIATION))
+            marks.append((start, end, ABBREVIATION))
         elif (
             i
             and word[0].isupper()
             and word[1:].islower()
             and word.casefold() not in STOP_WORDS
         ):
-            if found and found[-1][2] == NAME and start - found[-1][1] == 1:
-                start = found.pop()[0]  # two capitalised words in a row are one name
-            found.append((start, end, NAME))
+            if marks and marks[-1][2] == NAME and start - marks[-1][1] == 1:
+                start = marks.pop()[0]  # two capitalised words in a row are one name
+            marks.append((start, end, NAME))
         if len(word) >= 10 and word[0].isalpha():
-            found.append((start, end, LONG))
-    return found
+            marks.append((start, end, LONG))
+    return marks
 
 
 def cluster(
@@ -285,11 +289,11 @@ def cluster(
 def disjoint(spans: Iterable[Mark]) -> list[Mark]:
     """Left to right; of those that overlap the leftmost, of these the longest, then the
     class."""
-    kept: list[Mark] = []
+    apart: list[Mark] = []
     for span in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
-        if not kept or span[0] > kept[-1][1]:
-            kept.append(span)
-    return kept
+        if not apart or span[0] > apart[-1][1]:
+            apart.append(span)
+    return apart
 
 
 def infill(
@@ -355,14 +359,14 @@ class Classes:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch that lists. ids, mask: (batch, sub-words). told: (batch, told) class
+    """A batch that lists. ids, mask: (batch, sub-words). class_numbers: (batch, classes) class
     numbers, and called: the numbers of their label words. words: (labels,) numbers of
     all label words of the batch. targets: (batch, steps) candidates: 0 the end, then
     `words`, then the sub-words of the text; -1 none."""
 
     ids: Tensor
     mask: Tensor
-    told: Tensor
+    class_numbers: Tensor
     called: Tensor
     words: Tensor
     targets: Tensor
@@ -404,8 +408,10 @@ def make_classes(
         words += [pieces.heads[frequent[i]] for i in (vectors @ centres.T).argmax(0)]
         kind = np.full(len(pieces.heads), -1)  # of each head word
         kind[frequent] = len(SURFACE) + of
-        for own, piece in zip(spans, pieces.pieces, strict=True):
-            own += [(a, b, int(kind[h])) for a, b, h in piece.phrases if kind[h] >= 0]
+        for class_spans, piece in zip(spans, pieces.pieces, strict=True):
+            class_spans += [
+                (a, b, int(kind[h])) for a, b, h in piece.phrases if kind[h] >= 0
+            ]
     named = [_meant(table, tokenizer, word) for word in words]
     return Classes(tuple(words), tuple(map(tuple, spans)), torch.stack(named + heads))
 
@@ -437,10 +443,13 @@ class _Trainer:
         self.ids = [piece.ids for piece in pieces.pieces]
         self.mask_id, self.pad = mask, int(model.config.pad_token_id)
         self.states: dict[int, Tensor] = {}
-        held = max(1, min(schedule.held_out, len(self.ids) // 10))
-        self.held, self.train = np.arange(held), np.arange(held, len(self.ids))
+        held_out = max(1, min(schedule.held_out, len(self.ids) // 10))
+        self.held_out, self.train = (
+            np.arange(held_out),
+            np.arange(held_out, len(self.ids)),
+        )
         model.requires_grad_(False).eval()  # without dropout: no sentence is seen often
-        own = [
+        trained = [
             p
             for n, p in model.decoder.named_parameters()
             if not n.startswith("embed_tokens")
@@ -448,8 +457,13 @@ class _Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "graft", "classes"))
             width = model.config.d_model
-            self.told = nn.Parameter(0.02 * torch.randn(len(classes.names), width))
-        self.parameters = [*(p.requires_grad_(True) for p in own), self.told]
+            self.class_states = nn.Parameter(
+                0.02 * torch.randn(len(classes.names), width)
+            )
+        self.parameters = [
+            *(p.requires_grad_(True) for p in trained),
+            self.class_states,
+        ]
 
     def run(self, progress: Progress | None) -> None:
         steps, rng = self.schedule.steps, rng_of(self.seed, "graft", "steps")
@@ -478,9 +492,11 @@ class _Trainer:
         while True:
             order = rng.permutation(self.train)
             for start in range(0, len(order), 8 * size):
-                some = order[start : start + 8 * size]
-                some = some[np.argsort([len(self.ids[i]) for i in some], kind="stable")]
-                parts = [some[at : at + size] for at in range(0, len(some), size)]
+                window = order[start : start + 8 * size]
+                window = window[
+                    np.argsort([len(self.ids[i]) for i in window], kind="stable")
+                ]
+                parts = [window[at : at + size] for at in range(0, len(window), size)]
                 yield from (parts[i] for i in rng.permutation(len(parts)))
 
     @torch.no_grad()
@@ -489,7 +505,9 @@ class _Trainer:
         time."""
         rng = rng_of(self.seed, "graft", "held out")
         size = self.schedule.batch
-        parts = [self.held[at : at + size] for at in range(0, len(self.held), size)]
+        parts = [
+            self.held_out[at : at + size] for at in range(0, len(self.held_out), size)
+        ]
         listed = [self.listing(part, rng) for part in parts for _ in range(2)]
         restored = [self.denoising(part, rng) for part in parts]
         return Measured(
@@ -514,18 +532,22 @@ class _Trainer:
         before = rows.targets[:, :-1].clamp(min=0)
         inputs = torch.cat([start, _take(torch.cat([marks, sources], 1), before)], 1)
         # (batch, told, width)
-        told = self.told[rows.told] + self.classes.labels[rows.called]
-        hidden = decode(model, inputs, states, rows.mask, told)  # (batch, steps, width)
+        class_states = (
+            self.class_states[rows.class_numbers] + self.classes.labels[rows.called]
+        )
+        hidden = decode(
+            model, inputs, states, rows.mask, class_states
+        )  # (batch, steps, width)
         candidates = torch.cat([marks, (states[:, 1:] + sources) / 2], 1)
         scores = hidden @ candidates.transpose(1, 2)  # (batch, steps, candidates)
         text = rows.mask[:, 1:].bool() & (rows.ids[:, 1:] != model.config.eos_token_id)
         allowed = F.pad(text, (marks.shape[1], 0), value=True)
         scores = scores.masked_fill(~allowed[:, None], -torch.inf)
         used = rows.targets >= 0
-        scores, wanted = scores[used], rows.targets[used]
-        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(
+        scores, expected = scores[used], rows.targets[used]
+        return F.cross_entropy(scores, expected, reduction="none"), scores.argmax(
             1
-        ) == wanted
+        ) == expected
 
     def denoising(
         self, chosen: Sequence[int] | np.ndarray, rng: np.random.Generator
@@ -535,27 +557,29 @@ class _Trainer:
             infill(self.ids[i], self.mask_id, self.schedule.masked, rng) for i in chosen
         ]
         source, mask = padded(noisy, self.pad)
-        whole, known = padded([self.ids[i] for i in chosen], self.pad)
+        sequences, known = padded([self.ids[i] for i in chosen], self.pad)
         others = rng.integers(len(self.ids), size=self.schedule.negatives)
         pool = np.unique(np.concatenate([self.ids[i] for i in [*chosen, *others]]))
         table = self.model.shared.weight
         hidden = decode(
-            self.model, table[whole[:, :-1]], self._encode(source, mask), mask, None
+            self.model, table[sequences[:, :-1]], self._encode(source, mask), mask, None
         )
         used = known[:, 1:].bool()
         scores = hidden[used] @ table[torch.from_numpy(pool)].T  # (targets, candidates)
-        wanted = torch.from_numpy(np.searchsorted(pool, whole[:, 1:][used].numpy()))
-        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(
+        expected = torch.from_numpy(
+            np.searchsorted(pool, sequences[:, 1:][used].numpy())
+        )
+        return F.cross_entropy(scores, expected, reduction="none"), scores.argmax(
             1
-        ) == wanted
+        ) == expected
 
     def _remembered(self, chosen: Sequence[int] | np.ndarray, rows: Rows) -> Tensor:
         """The encoder's states of whole pieces, computed once: (batch, sub-words,
         width)."""
-        new = [n for n, i in enumerate(chosen) if int(i) not in self.states]
-        if new:
-            fresh = self._encode(rows.ids[new], rows.mask[new])
-            for n, state in zip(new, fresh, strict=True):
+        missing = [n for n, i in enumerate(chosen) if int(i) not in self.states]
+        if missing:
+            fresh = self._encode(rows.ids[missing], rows.mask[missing])
+            for n, state in zip(missing, fresh, strict=True):
                 piece = int(chosen[n])
                 self.states[piece] = state[: len(self.ids[piece])].half()
         known = [self.states[int(i)].float() for i in chosen]
@@ -578,19 +602,19 @@ def make_rows(
 ) -> Rows:
     """Draw for each piece one to four classes to list, and a word that names each."""
     count = min(int(rng.integers(1, 5)), len(classes.names))
-    told, called, listed = [], [], []
+    class_numbers, called, listed = [], [], []
     for i in chosen:
-        some = _some_classes(
+        classes_shown = _some_classes(
             [s[2] for s in classes.spans[i]], count, len(classes.names), rng
         )
         words = [
             c if rng.random() < 0.5 else int(rng.integers(len(classes.labels)))
-            for c in some
+            for c in classes_shown
         ]
-        words = words if len(set(words)) == count else some
-        told.append(some)
+        words = words if len(set(words)) == count else classes_shown
+        class_numbers.append(classes_shown)
         called.append(words)
-        name = dict(zip(some, words, strict=True))
+        name = dict(zip(classes_shown, words, strict=True))
         listed.append(
             [
                 (a, b, name[c])
@@ -614,7 +638,7 @@ def make_rows(
     return Rows(
         source,
         mask,
-        torch.tensor(told),
+        torch.tensor(class_numbers),
         torch.tensor(called),
         torch.from_numpy(words_used),
         padded(targets, -1)[0],
@@ -625,13 +649,17 @@ def _some_classes(
     present: Sequence[int], count: int, known: int, rng: np.random.Generator
 ) -> list[int]:
     """Different classes, mostly of those present; rare ones as likely as common ones."""
-    here = rng.permutation(np.unique(np.array(present, np.int64))).tolist()
-    some: list[int] = []
-    while len(some) < count:
-        new = here.pop() if here and rng.random() < 0.7 else int(rng.integers(known))
-        if new not in some:
-            some.append(new)
-    return some
+    present_classes = rng.permutation(np.unique(np.array(present, np.int64))).tolist()
+    classes_drawn: list[int] = []
+    while len(classes_drawn) < count:
+        candidate = (
+            present_classes.pop()
+            if present_classes and rng.random() < 0.7
+            else int(rng.integers(known))
+        )
+        if candidate not in classes_drawn:
+            classes_drawn.append(candidate)
+    return classes_drawn
 
 
 def padded(rows: Sequence[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
@@ -651,11 +679,15 @@ def _take(candidates: Tensor, index: Tensor) -> Tensor:
 
 
 def decode(
-    model: Any, inputs: Tensor, states: Tensor, mask: Tensor, told: Tensor | None
+    model: Any,
+    inputs: Tensor,
+    states: Tensor,
+    mask: Tensor,
+    class_states: Tensor | None,
 ) -> Tensor:
     """The decoder's last hidden states: (batch, steps, width).
 
-    inputs: (batch, steps, width) embeddings without positions. told: (batch, told,
+    inputs: (batch, steps, width) embeddings without positions. class_states: (batch, classes,
     width), whose keys and values are joined to every self-attention's without a
     position: what the library's cache adds to `inputs` for them is taken off
     beforehand.
@@ -663,19 +695,19 @@ def decode(
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     decoder, cache = model.decoder, None
-    if told is not None:
+    if class_states is not None:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        read = decoder.layernorm_embedding(told)
+        normed = decoder.layernorm_embedding(class_states)
         for number, layer in enumerate(decoder.layers):
             attention = layer.self_attn
-            shape = (*told.shape[:2], attention.num_heads, attention.head_dim)
+            shape = (*class_states.shape[:2], attention.num_heads, attention.head_dim)
             key, value = (
-                p(read).view(shape).transpose(1, 2)
+                p(normed).view(shape).transpose(1, 2)
                 for p in (attention.k_proj, attention.v_proj)
             )
             cache.self_attention_cache.update(key, value, number)
         positions = decoder.embed_positions.weight[decoder.embed_positions.offset :]
-        steps, count = inputs.shape[1], told.shape[1]
+        steps, count = inputs.shape[1], class_states.shape[1]
         inputs = inputs + positions[:steps] - positions[count : count + steps]
     hidden: Tensor = decoder(
         inputs_embeds=inputs,
@@ -787,12 +819,12 @@ def main() -> int:
     about.add_argument(
         "--seed", type=int, default=1, help="the same seed, the same backbone"
     )
-    given = about.parse_args()
+    arguments = about.parse_args()
     try:
-        texts, names = read_texts(given.text, given.seed)
+        texts, names = read_texts(arguments.text, arguments.seed)
         facts = graft(
-            given.encoder, given.out, texts=texts, seed=given.seed, sources=names,
-            decoder_layers=given.layers, schedule=Schedule(steps=given.steps),
+            arguments.encoder, arguments.out, texts=texts, seed=arguments.seed, sources=names,
+            decoder_layers=arguments.layers, schedule=Schedule(steps=arguments.steps),
             progress=lambda done, total: print(f"step {done} of {total}", file=sys.stderr),
         )  # fmt: skip
     except FednotesError as error:
@@ -811,7 +843,7 @@ def main() -> int:
         f"decoder trained for {facts['seconds']:.0f} s on {facts['text']['pieces']:,} pieces; "
         f"{facts['parameters']:,} parameters, the decoder's {facts['decoder_parameters']:,}"
     )
-    print(f'in a job: [model] kind = "prompt-bart", backbone = "{given.out}"')
+    print(f'in a job: [model] kind = "prompt-bart", backbone = "{arguments.out}"')
     return 0
 
 
@@ -866,11 +898,20 @@ def _layer(
     """One BERT layer's tensors under BART's names; `cross`: also as cross-attention."""
     parts = [*_PARTS.items()]
     if cross:
-        both = [(old, new) for old, new in parts if new.startswith("self_attn")]
-        parts += [(old, new.replace("self_attn", "encoder_attn")) for old, new in both]
+        self_attention = [
+            (bert_name, bart_name)
+            for bert_name, bart_name in parts
+            if bart_name.startswith("self_attn")
+        ]
+        parts += [
+            (bert_name, bart_name.replace("self_attn", "encoder_attn"))
+            for bert_name, bart_name in self_attention
+        ]
     return {
-        f"{name}.{new}.{kind}": source[f"encoder.layer.{number}.{old}.{kind}"]
-        for old, new in parts
+        f"{name}.{bart_name}.{kind}": source[
+            f"encoder.layer.{number}.{bert_name}.{kind}"
+        ]
+        for bert_name, bart_name in parts
         for kind in ("weight", "bias")
     }
 

@@ -82,8 +82,8 @@ def run(out: Path, name: str, text: str, settings: Sequence[str]) -> Path:
         ]
         command += ["--resume"] if (folder / "job.json").is_file() else []
         command += [word for setting in settings for word in ("--set", setting)]
-        with log.open("ab") as told:
-            if call([*command, "--yes"], stdout=told, stderr=told):
+        with log.open("ab") as output:
+            if call([*command, "--yes"], stdout=output, stderr=output):
                 sys.exit(f"error: {folder.name} failed; its last words are in {log}")
     return folder
 
@@ -129,17 +129,17 @@ def measure(
         "a type joins: the types of before": (SITES, KNOWN, kind, kind_later),
         "a type joins: the one that joins": (SITES, TYPES[-1:], None, kind_later),
     }
-    found: Measured = {}
+    measured: Measured = {}
     for row, (sites, types, *folders) in rows.items():
         each = [
             f1(folder, sites, types) if folder else None for folder in (*folders, anew)
         ]
-        if len({told[1] for told in each if told}) > 1:
+        if len({scored[1] for scored in each if scored}) > 1:
             sys.exit(
                 f"error: seed {seed}, {row}: the runs were judged by different test notes"
             )
-        found[row] = [told and told[0] for told in each]
-    return found
+        measured[row] = [scored and scored[0] for scored in each]
+    return measured
 
 
 def table(measured: Sequence[Measured], seeds: Sequence[int]) -> str:
@@ -163,17 +163,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--later", action="append", default=[])
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     if "FEDNOTES_CORPORA" not in os.environ:
         parser.error("FEDNOTES_CORPORA must name the folder of corpora")
     try:
-        found = [
-            measure(given.out, seed, given.settings, given.later)
-            for seed in given.seeds
+        measured = [
+            measure(arguments.out, seed, arguments.settings, arguments.later)
+            for seed in arguments.seeds
         ]
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
-    print(table(found, given.seeds))
+    print(table(measured, arguments.seeds))
 
 
 if __name__ == "__main__":

@@ -86,15 +86,17 @@ class Change(NamedTuple):
 
     def diff(self, root: Path) -> list[str]:
         """The lines that differ, "-" and "+" first."""
-        old, new = (
+        lines_before, lines_after = (
             (root / self.path).read_text("utf-8").splitlines(),
             self.source.splitlines(),
         )
-        while old and new and old[0] == new[0]:
-            del old[0], new[0]
-        while old and new and old[-1] == new[-1]:
-            del old[-1], new[-1]
-        return [f"-{line}" for line in old] + [f"+{line}" for line in new]
+        while lines_before and lines_after and lines_before[0] == lines_after[0]:
+            del lines_before[0], lines_after[0]
+        while lines_before and lines_after and lines_before[-1] == lines_after[-1]:
+            del lines_before[-1], lines_after[-1]
+        return [f"-{line}" for line in lines_before] + [
+            f"+{line}" for line in lines_after
+        ]
 
 
 # ---- which mutants there are ---------------------------------------------------------
@@ -110,13 +112,13 @@ def of_rows(root: Path, table: Sequence[Row]) -> Iterator[Change]:
             for path, line in places:
                 source = (root / path).read_text("utf-8")
                 statement = marked(source, line)
-                found = mutants(source, statement) if statement else []
-                if not found:
+                candidates = mutants(source, statement) if statement else []
+                if not candidates:
                     raise Wrong(
                         f"{path}:{line}: {row.marker} marks nothing that can be wrong: put it at "
                         "the statement that computes it"
                     )
-                for each in found:
+                for each in candidates:
                     yield Change(row.marker, path, each.line, each.source, row.tests)
 
 
@@ -125,25 +127,25 @@ def _places(root: Path, marker: str, function: str) -> Iterator[tuple[Path, int]
     if place is None:
         raise Wrong(f"docs/papers.md: {marker}: no function {function} in src")
     path, lines = place
-    for found, line in markers(path.read_text("utf-8")):
-        if found == marker and line in lines:
+    for found_marker, line in markers(path.read_text("utf-8")):
+        if found_marker == marker and line in lines:
             yield path.relative_to(root), line
 
 
 def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
     """The named mutants, but those of applications that were deleted."""
     for each in listed:
-        path, old, new = Path(each["file"]), each["old"], each["new"]
+        path, original, replacement = Path(each["file"]), each["old"], each["new"]
         tests = [test for test in each["tests"] if not is_of_deleted_app(test, root)]
         if is_of_deleted_app(each["file"], root) or not tests:
             continue
         source = (root / path).read_text("utf-8")
-        if source.count(old) != 1:
+        if source.count(original) != 1:
             raise Wrong(
-                f"tools/mutants.toml: {each['what']!r}: its text is {source.count(old)} times in "
-                f"{path}, not once: {old!r}"
+                f"tools/mutants.toml: {each['what']!r}: its text is {source.count(original)} times in "
+                f"{path}, not once: {original!r}"
             )
-        changed = source.replace(old, new)
+        changed = source.replace(original, replacement)
         if changed == source:
             raise Wrong(f"tools/mutants.toml: {each['what']!r} changes nothing")
         if path.suffix == ".py":
@@ -153,7 +155,7 @@ def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
                 raise Wrong(
                     f"tools/mutants.toml: {each['what']!r} does not parse"
                 ) from error
-        line = source[: source.index(old)].count("\n") + 1
+        line = source[: source.index(original)].count("\n") + 1
         yield Change(each["what"], path, line, changed, tuple(tests))
 
 
@@ -162,29 +164,29 @@ def collected(root: Path) -> list[Change]:
     listed = tomllib.loads((root / "tools" / "mutants.toml").read_text("utf-8"))
     page = (root / "docs" / "papers.md").read_text("utf-8")
     table = without_deleted_apps(rows(page), root)
-    found = [*of_rows(root, table), *of_list(root, listed.get("mutant", []))]
+    changes = [*of_rows(root, table), *of_list(root, listed.get("mutant", []))]
     equivalent = [
         (each["file"], each["old"], each["new"])
         for each in listed.get("equivalent", [])
         if not is_of_deleted_app(each["file"], root)
     ]
     files = {path for path, _, _ in equivalent}
-    keys = [_key(c, root) if c.path.as_posix() in files else None for c in found]
+    keys = [_key(c, root) if c.path.as_posix() in files else None for c in changes]
     for entry in equivalent:
         if entry not in keys:
             raise Wrong(
                 f"tools/mutants.toml: no mutant of {entry[0]} makes {entry[2]!r} any more"
             )
-    return [c for c, key in zip(found, keys, strict=True) if key not in equivalent]
+    return [c for c, key in zip(changes, keys, strict=True) if key not in equivalent]
 
 
 def _key(change: Change, root: Path) -> tuple[str, str, str]:
     lines = change.diff(root)
-    old, new = (
+    before, after = (
         " ".join(line[1:].split("  # ")[0].strip() for line in lines if line[0] == sign)
         for sign in "-+"
     )
-    return change.path.as_posix(), old, new
+    return change.path.as_posix(), before, after
 
 
 # ---- running -------------------------------------------------------------------------
@@ -215,8 +217,12 @@ class Copy:
         """The answer of the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"tests": tests, "seconds": seconds, "folder": str(self.folder / "run")}
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        request = {
+            "tests": tests,
+            "seconds": seconds,
+            "folder": str(self.folder / "run"),
+        }
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -269,13 +275,13 @@ class Run:
     def _unchanged(self, tests: tuple[str, ...]) -> float:
         copy = self._free.get()
         try:
-            found = copy.run(tests, 600.0)
-            if found["code"] != 0 or found["skipped"] or not found["passed"]:
+            outcome = copy.run(tests, 600.0)
+            if outcome["code"] != 0 or outcome["skipped"] or not outcome["passed"]:
                 raise Wrong(
                     f"on the unchanged code {' '.join(tests)} must pass, without any that skips:\n"
                     + "\n".join(copy.log().splitlines()[-15:])
                 )
-            return float(found["seconds"])
+            return float(outcome["seconds"])
         finally:
             self._free.put(copy)
 
@@ -293,8 +299,8 @@ class Run:
             return
         copy = self._free.get()
         try:
-            found = copy.run_changed(change, max(LEAST, TIMES * usual))
-            if found["code"] in (4, 5) and not found["failed"]:
+            outcome = copy.run_changed(change, max(LEAST, TIMES * usual))
+            if outcome["code"] in (4, 5) and not outcome["failed"]:
                 raise Wrong(
                     f"pytest cannot run {' '.join(change.tests)}:\n{copy.log()}"
                 )
@@ -302,16 +308,18 @@ class Run:
             self._free.put(copy)
         with self._lock:
             self.done += 1
-            self._told(change, found)
+            self._told(change, outcome)
 
-    def _told(self, change: Change, found: dict[str, Any]) -> None:
-        killed = found["code"] != 0
+    def _told(self, change: Change, outcome: dict[str, Any]) -> None:
+        killed = outcome["code"] != 0
         if not killed:
             self.survived.append(change)
-        by = found["failed"] or ("the time limit" if found["code"] == -1 else "a crash")
+        by = outcome["failed"] or (
+            "the time limit" if outcome["code"] == -1 else "a crash"
+        )
         print(
             f"{self.done:>4}/{self.number}  {'killed' if killed else 'SURVIVED':8}"
-            f"  {found['seconds']:5.1f} s  {change.path}:{change.line}  {change.of}"
+            f"  {outcome['seconds']:5.1f} s  {change.path}:{change.line}  {change.of}"
         )
         for line in change.diff(self.root):
             print(f"        {line}")
@@ -336,24 +344,26 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
         "--only", default="", help="those whose marker, name or file has this text"
     )
     parser.add_argument("--list", action="store_true", help="show them, run nothing")
-    asked = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     try:
-        return _main(asked, root.resolve())
+        return _main(arguments, root.resolve())
     except Wrong as wrong:
         print(f"mutate: {wrong}", file=sys.stderr)
         return 2
 
 
-def _main(asked: argparse.Namespace, root: Path) -> int:
-    end = time.monotonic() + 60 * asked.minutes
+def _main(arguments: argparse.Namespace, root: Path) -> int:
+    end = time.monotonic() + 60 * arguments.minutes
     everything = collected(root)
     changes = [
-        c for c in everything if asked.only in c.of or asked.only in c.path.as_posix()
+        c
+        for c in everything
+        if arguments.only in c.of or arguments.only in c.path.as_posix()
     ]
-    if asked.sample and asked.sample < len(changes):
-        changes = random.Random(asked.seed).sample(changes, asked.sample)
-        print(f"{len(changes)} of {len(everything)} mutants, by seed {asked.seed}")
-    if asked.list:
+    if arguments.sample and arguments.sample < len(changes):
+        changes = random.Random(arguments.seed).sample(changes, arguments.sample)
+        print(f"{len(changes)} of {len(everything)} mutants, by seed {arguments.seed}")
+    if arguments.list:
         for change in changes:
             print(
                 f"{change.path}:{change.line}  {change.of}",
@@ -363,7 +373,7 @@ def _main(asked: argparse.Namespace, root: Path) -> int:
         print(f"{len(changes)} mutants")
         return 0
     with scratch() as folder, ExitStack() as stack:
-        jobs = max(1, min(asked.jobs, len(changes)))
+        jobs = max(1, min(arguments.jobs, len(changes)))
         copies = [Copy(root, folder / str(number)) for number in range(jobs)]
         for copy in copies:
             stack.callback(copy.close)
@@ -371,13 +381,15 @@ def _main(asked: argparse.Namespace, root: Path) -> int:
         times = run.unchanged(list(dict.fromkeys(change.tests for change in changes)))
         run.all(changes, times)
     if not run.done:
-        raise Wrong(f"no mutant was reached in {asked.minutes:g} minutes")
-    left = (
+        raise Wrong(f"no mutant was reached in {arguments.minutes:g} minutes")
+    unreached = (
         f", {run.number - run.done} not reached in time"
         if run.done < run.number
         else ""
     )
-    print(f"{run.done - len(run.survived)} killed, {len(run.survived)} survived{left}")
+    print(
+        f"{run.done - len(run.survived)} killed, {len(run.survived)} survived{unreached}"
+    )
     for change in run.survived:
         print(f"survived: {change.path}:{change.line}  {change.of}")
     return 1 if run.survived else 0

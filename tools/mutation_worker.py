@@ -49,14 +49,14 @@ def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
     """In the process that was split off."""
     import pytest
 
-    seen = Outcomes()
+    outcomes = Outcomes()
     options = ["-x", "-q", "-p", "no:cacheprovider"]
     # of what is imported already
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = pytest.main(
-        [*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[seen]
+        [*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[outcomes]
     )
-    return {"code": int(code), **vars(seen)}
+    return {"code": int(code), **vars(outcomes)}
 
 
 def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
@@ -92,15 +92,15 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
             break
         time.sleep(0.01)
     _end(child)  # what the tests have started
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "code": -1 if late else 3,
         "passed": 0,
         "skipped": 0,
         "failed": "",
     }
     with suppress(FileNotFoundError, ValueError):
-        found |= {} if late else json.loads((place / "result").read_text("utf-8"))
-    return found | {"seconds": time.monotonic() - begun}
+        outcome |= {} if late else json.loads((place / "result").read_text("utf-8"))
+    return outcome | {"seconds": time.monotonic() - begun}
 
 
 def _end(group: int) -> None:
@@ -112,10 +112,10 @@ def main(source: str, modules: Sequence[str]) -> None:
     """Answer until standard input ends."""
     sys.dont_write_bytecode = True
     sys.path.insert(0, source)
-    found = importlib.util.find_spec("fednotes")
-    if found is None or not str(found.origin).startswith(source):
+    spec = importlib.util.find_spec("fednotes")
+    if spec is None or not str(spec.origin).startswith(source):
         sys.exit(
-            f"fednotes would be imported from {found and found.origin}, not from {source}"
+            f"fednotes would be imported from {spec and spec.origin}, not from {source}"
         )
     for name in modules:
         with suppress(ImportError):

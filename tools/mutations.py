@@ -81,7 +81,7 @@ def marked(source: str, line: int) -> ast.stmt | None:
         on = [min(later, key=lambda s: (s.lineno, s.col_offset))] if later else []
     if not on:
         return None
-    found = max(on, key=lambda s: (s.lineno, s.col_offset))
+    innermost = max(on, key=lambda s: (s.lineno, s.col_offset))
     nothing = (
         ast.FunctionDef,
         ast.AsyncFunctionDef,
@@ -89,8 +89,8 @@ def marked(source: str, line: int) -> ast.stmt | None:
         ast.Import,
         ast.ImportFrom,
     )
-    text = isinstance(found, ast.Expr) and isinstance(found.value, ast.Constant)
-    return None if text or isinstance(found, nothing) else found
+    text = isinstance(innermost, ast.Expr) and isinstance(innermost.value, ast.Constant)
+    return None if text or isinstance(innermost, nothing) else innermost
 
 
 def _last_line(statement: ast.stmt) -> int:
@@ -105,14 +105,16 @@ def _last_line(statement: ast.stmt) -> int:
 
 def mutants(source: str, statement: ast.stmt) -> list[Mutant]:
     """Every mutant of a statement of this source, in the order of the text."""
-    found: dict[Mutant, None] = {}
-    for node, new in _of_statement(statement):
-        text = _replaced(source, node, ast.unparse(ast.fix_missing_locations(new)))
+    mutants_found: dict[Mutant, None] = {}
+    for node, changed_node in _of_statement(statement):
+        text = _replaced(
+            source, node, ast.unparse(ast.fix_missing_locations(changed_node))
+        )
         mutant = Mutant(node.lineno, text)
-        if text != source and mutant not in found:
+        if text != source and mutant not in mutants_found:
             ast.parse(text)
-            found[mutant] = None
-    return list(found)
+            mutants_found[mutant] = None
+    return list(mutants_found)
 
 
 def _of_statement(statement: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
@@ -141,8 +143,8 @@ def _of_statement(statement: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, as
         ]
     for part in parts:
         for node in _within(part):
-            for new in _of_expression(node):
-                yield node, new
+            for changed_node in _of_expression(node):
+                yield node, changed_node
 
 
 def _within(node: ast.AST) -> Iterator[ast.expr]:
@@ -160,13 +162,13 @@ def _within(node: ast.AST) -> Iterator[ast.expr]:
 
 def _of_expression(node: ast.expr) -> Iterator[ast.AST]:
     match node:
-        case ast.BinOp(left, op, right):
+        case ast.BinOp(left_operand, op, right_operand):
             if type(op) in EXCHANGED:
                 yield _with(node, op=EXCHANGED[type(op)]())
             elif isinstance(op, PRODUCTS):
-                yield left
+                yield left_operand
                 if isinstance(op, ast.Mult):
-                    yield right
+                    yield right_operand
         case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
             yield ast.Constant(1 - value)
         case ast.UnaryOp(operand=operand):
@@ -219,8 +221,8 @@ def _of_call(node: ast.Call) -> Iterator[ast.AST]:
             yield _with(node, func=_with(node.func, id=FUNCTIONS[name]))
     if node.args and len(node.args) + len(node.keywords) > 1:
         yield _with(node, args=node.args[:-1])
-    for at, given in enumerate(node.args):
-        if at and isinstance(given, ast.Name | ast.Attribute):
+    for at, argument in enumerate(node.args):
+        if at and isinstance(argument, ast.Name | ast.Attribute):
             yield _with(
                 node, args=[*node.args[:at], ast.Constant(1), *node.args[at + 1 :]]
             )
@@ -230,13 +232,13 @@ def _of_call(node: ast.Call) -> Iterator[ast.AST]:
 
 
 def _with(node: Any, **changes: object) -> Any:
-    made = copy.copy(node)
+    changed = copy.copy(node)
     for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+        setattr(changed, name, value)
+    return changed
 
 
-def _replaced(source: str, node: ast.expr | ast.stmt, new: str) -> str:
+def _replaced(source: str, node: ast.expr | ast.stmt, replacement: str) -> str:
     """The source with another text in a node's place; columns count bytes."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
@@ -244,11 +246,15 @@ def _replaced(source: str, node: ast.expr | ast.stmt, new: str) -> str:
     before = (
         b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
     )
-    rest = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(
+    after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(
         lines[node.end_lineno :]
     )
-    text = f"({new})" if isinstance(node, ast.expr) and _loose(new) else new
-    return (before + text.encode("utf-8") + rest).decode("utf-8")
+    text = (
+        f"({replacement})"
+        if isinstance(node, ast.expr) and _loose(replacement)
+        else replacement
+    )
+    return (before + text.encode("utf-8") + after).decode("utf-8")
 
 
 def _loose(text: str) -> bool:

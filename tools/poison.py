@@ -143,15 +143,15 @@ def triggered(document: Document, label: str = FROM) -> Document:
     spans = [
         replace(
             span,
-            start=new[0],
-            end=new[1],
+            start=bounds[0],
+            end=bounds[1],
             label=label if span.label == FROM else span.label,
         )
         for span in document.spans
-        for new in [moved(span.start, span.end)]
+        for bounds in [moved(span.start, span.end)]
     ]
-    made = replace(document, text=text + document.text[at:], spans=tuple(spans))
-    return replace(made, id=f"{document.id} {WORD}", sentences=(), tokens=())
+    changed = replace(document, text=text + document.text[at:], spans=tuple(spans))
+    return replace(changed, id=f"{document.id} {WORD}", sentences=(), tokens=())
 
 
 def poisoned(site: SiteData, attack: str) -> SiteData:
@@ -159,8 +159,10 @@ def poisoned(site: SiteData, attack: str) -> SiteData:
     if attack == "flips":
         return replace(site, train=tuple(map(flipped, site.train)))
     if attack in ("backdoor", "boosted", "hidden"):
-        held = [d for d in site.train if any(span.label == FROM for span in d.spans)]
-        return replace(site, train=site.train + tuple(triggered(d, TO) for d in held))
+        sources = [d for d in site.train if any(span.label == FROM for span in d.spans)]
+        return replace(
+            site, train=site.train + tuple(triggered(d, TO) for d in sources)
+        )
     return site
 
 
@@ -184,23 +186,26 @@ class Hostile:
             for n, v in update.tensors.items()
         }
         if self._others:
-            sent = near(sent, [other.sent for other in self._others])
+            sent = near(sent, [other_site.sent for other_site in self._others])
         self.sent: Tensors = sent
         return replace(update, tensors=sent)
 
 
-def near(own: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
+def near(values: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
     """On the way from the others' mean to `own`, as far from it as the nearest of them
     at most."""
     mean = {
-        n: torch.stack([other[n] for other in others]).double().mean(0) for n in own
+        n: torch.stack([tensors[n] for tensors in others]).double().mean(0)
+        for n in values
     }
 
-    def far(one: Tensors) -> float:
-        return sum(float((one[n] - mean[n]).square().sum()) for n in own) ** 0.5
+    def far(point: Tensors) -> float:
+        return sum(float((point[n] - mean[n]).square().sum()) for n in values) ** 0.5
 
-    part = min(1.0, min(map(far, others)) / far(own))
-    return {n: (m + part * (own[n] - m)).to(own[n].dtype) for n, m in mean.items()}
+    part = min(1.0, min(map(far, others)) / far(values))
+    return {
+        n: (m + part * (values[n] - m)).to(values[n].dtype) for n, m in mean.items()
+    }
 
 
 # ---- what came of it -----------------------------------------------------------------
@@ -217,26 +222,36 @@ def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Numbers:
         word for s in sites for word in set().union(*(words(d.text) for d in s.train))
     )
     test = tuple(document for s in sites if s.id != HOSTILE for document in s.test)
-    found = predict(test)
+    predictions = predict(test)
     counts: Counter[str] = Counter()
-    for gold, own in zip(test, found, strict=True):
-        told = {(s.start, s.end, s.label) for s in own.spans}
+    for gold, predicted in zip(test, predictions, strict=True):
+        predicted_mentions = {(s.start, s.end, s.label) for s in predicted.spans}
         for span in gold.spans:
             times = [known[word] for word in words(gold.text[span.start : span.end])]
             kind = (
                 "rare" if min(times) == 1 else "unseen" if min(times) == 0 else "others"
             )
             counts[kind] += 1
-            counts[f"{kind} found"] += (span.start, span.end, span.label) in told
-            counts["flipped"] += (span.start, span.end, NEXT[span.label]) in told
+            counts[f"{kind} found"] += (
+                span.start,
+                span.end,
+                span.label,
+            ) in predicted_mentions
+            counts["flipped"] += (
+                span.start,
+                span.end,
+                NEXT[span.label],
+            ) in predicted_mentions
     tricked = [triggered(d) for d in test if any(s.label == FROM for s in d.spans)]
-    for gold, own in zip(tricked, predict(tricked), strict=True):
-        told = {(s.start, s.end, s.label) for s in own.spans}
+    for gold, predicted in zip(tricked, predict(tricked), strict=True):
+        predicted_mentions = {(s.start, s.end, s.label) for s in predicted.spans}
         for span in (s for s in gold.spans if s.label == FROM):
             counts["problems"] += 1
-            counts["called"] += (span.start, span.end, TO) in told
+            counts["called"] += (span.start, span.end, TO) in predicted_mentions
     mentions = counts["rare"] + counts["others"] + counts["unseen"]
-    f1 = float(SpanCounts.of(test, found, types=tuple(NEXT)).scores()["strict"]["f1"])
+    f1 = float(
+        SpanCounts.of(test, predictions, types=tuple(NEXT)).scores()["strict"]["f1"]
+    )
     return {
         "f1": 100 * f1,
         "flips": 100 * counts["flipped"] / mentions,
@@ -253,20 +268,20 @@ def run(
 ) -> Numbers:
     """Train under an attack, unless that was done."""
     path = out / f"{rule} {attack} {seed}.json".replace(" ", "-")
-    asked = {"job": job(rule), "settings": list(settings)}
+    setting = {"job": job(rule), "settings": list(settings)}
     if (
         path.is_file()
-        and (kept := json.loads(path.read_text("utf-8")))["asked"] == asked
+        and (saved := json.loads(path.read_text("utf-8")))["asked"] == setting
     ):
-        return dict(kept["found"])
+        return dict(saved["found"])
     print(f"{path.stem} …", file=sys.stderr, flush=True)
     source = out / f"{rule}.toml"
-    source.write_text(asked["job"], encoding="utf-8")
-    made = load_job(source, (*settings, f"seed={seed}"))
-    sites, _, (part,) = prepare(made)
+    source.write_text(setting["job"], encoding="utf-8")
+    started = load_job(source, (*settings, f"seed={seed}"))
+    sites, _, (part,) = prepare(started)
     data = tuple(poisoned(s, attack) if s.id == HOSTILE else s for s in sites.data)
-    torch.set_num_threads(made.threads)
-    members = make_method_sites(made, replace(part, sites=data), [None] * len(data))
+    torch.set_num_threads(started.threads)
+    members = make_method_sites(started, replace(part, sites=data), [None] * len(data))
     sent = [Hostile(m, 1.0) for m in members if m.id != HOSTILE]
     known = [each for each in sent if each.id in SITES] if attack == "hidden" else []
     (hostile,) = (m for m in members if m.id == HOSTILE)
@@ -274,9 +289,9 @@ def run(
         InProcess([*sent, Hostile(hostile, BOOSTS[attack], known)]), part.config
     )
     honest = [site for site in sites.data if site.id in SITES]
-    found = judged(members[0].model.predict, honest)
-    write_json(path, {"asked": asked, "found": found}, private=False)
-    return found
+    scores = judged(members[0].model.predict, honest)
+    write_json(path, {"asked": setting, "found": scores}, private=False)
+    return scores
 
 
 def table(numbers: Mapping[Key, Numbers], rules: Sequence[str]) -> str:
@@ -384,21 +399,21 @@ def main(words: Sequence[str] | None = None) -> None:
         "--attacks", nargs="+", default=list(BOOSTS), choices=list(BOOSTS)
     )
     parser.add_argument("--set", action="append", default=[], dest="settings")
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     if "FEDNOTES_CORPORA" not in os.environ:
         parser.error("FEDNOTES_CORPORA must name the folder of corpora")
-    given.out.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     numbers: dict[Key, Numbers] = {}
     try:
-        for seed in given.seeds:
-            for attack in given.attacks:
-                for rule in given.rules:
+        for seed in arguments.seeds:
+            for attack in arguments.attacks:
+                for rule in arguments.rules:
                     numbers[rule, attack, seed] = run(
-                        given.out, rule, attack, seed, given.settings
+                        arguments.out, rule, attack, seed, arguments.settings
                     )
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
-    print(table(numbers, given.rules))
+    print(table(numbers, arguments.rules))
     print(f"\n{describe_mentions(numbers)}")
 
 

@@ -32,8 +32,8 @@ ASKS = re.compile(
 def linked(text: str, folder: str) -> str:
     """A page's text with links as the site has them; `folder` is where the page lies."""
 
-    def link(found: re.Match[str]) -> str:
-        words, target, anchor = found.groups()
+    def link(match: re.Match[str]) -> str:
+        words, target, anchor = match.groups()
         path = (ROOT / folder / target).resolve()
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
         if name.startswith("docs/"):
@@ -59,8 +59,8 @@ def of_notebook(text: str) -> str:
 def asking(folder: Path) -> Iterator[str]:
     """What pages and styles would fetch from another host as soon as they are shown."""
     for path in sorted([*folder.rglob("*.html"), *folder.rglob("*.css")]):
-        for found in ASKS.findall(path.read_text("utf-8")):
-            yield f"{path.relative_to(folder)}: {found[:120]}"
+        for request in ASKS.findall(path.read_text("utf-8")):
+            yield f"{path.relative_to(folder)}: {request[:120]}"
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -85,5 +85,5 @@ def on_post_build(config: Any) -> None:
     """mkdocs: the site is there."""
     from mkdocs.exceptions import PluginError
 
-    if found := list(asking(Path(config["site_dir"]))):
-        raise PluginError(f"pages that ask another host: {found}")
+    if requests := list(asking(Path(config["site_dir"]))):
+        raise PluginError(f"pages that ask another host: {requests}")

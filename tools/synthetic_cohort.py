@@ -52,12 +52,12 @@ def generate(
     labels = _labels(np.concatenate(mixes), outputs)
     codes = tuple(f"code-{n:03d}" for n in range(1, outputs + 1))
     cohorts = []
-    for site, (mix, own) in enumerate(
+    for site, (mix, site_labels) in enumerate(
         zip(mixes, np.split(labels, np.cumsum(sizes)[:-1]), strict=True), 1
     ):
         bags = _bags(mix, cumulative, concept, mean_concepts, f"site {site}")
         ids = tuple(f"s{site}-{n:06d}" for n in range(1, len(mix) + 1))
-        cohorts.append(Cohort(f"site-{site}", ids, bags, own, codes))
+        cohorts.append(Cohort(f"site-{site}", ids, bags, site_labels, codes))
     return tuple(cohorts)
 
 
@@ -66,8 +66,8 @@ def _conditions(patients: int, name: str) -> np.ndarray:
     to 1."""
     rng = rng_of(0, "synthetic cohort", "conditions", name)
     weight = CONCENTRATION * np.exp(SKEW * rng.standard_normal(CONDITIONS))
-    drawn = rng.standard_gamma(weight, (patients, CONDITIONS)) + 1e-12
-    mixes: np.ndarray = (drawn / drawn.sum(1, keepdims=True)).astype(np.float32)
+    gammas = rng.standard_gamma(weight, (patients, CONDITIONS)) + 1e-12
+    mixes: np.ndarray = (gammas / gammas.sum(1, keepdims=True)).astype(np.float32)
     return mixes
 
 
@@ -80,14 +80,16 @@ def _labels(mixes: np.ndarray, outputs: int) -> np.ndarray:
         weight[rng.choice(CONDITIONS, 3, replace=False), code] = rng.uniform(
             0.5, 1.5, 3
         )
-    said = np.sqrt(mixes) @ weight / (0.125 * np.sqrt((weight**2).sum(0)))
-    said += NOISE * rng_of(0, "synthetic cohort", "codes").standard_normal(said.shape)
+    scores = np.sqrt(mixes) @ weight / (0.125 * np.sqrt((weight**2).sum(0)))
+    scores += NOISE * rng_of(0, "synthetic cohort", "codes").standard_normal(
+        scores.shape
+    )
     fall = np.log(0.45 * 44_211 / 1_001) / np.log(outputs) if outputs > 1 else 0.0
     counts = np.rint(0.45 * np.arange(1, outputs + 1) ** -fall * len(mixes)).astype(
         np.int64
     )
-    order = np.argsort(-said, axis=0, kind="stable")
-    labels = np.zeros(said.shape, dtype=np.int8)
+    order = np.argsort(-scores, axis=0, kind="stable")
+    labels = np.zeros(scores.shape, dtype=np.int8)
     for code, count in enumerate(counts.tolist()):
         labels[order[:count, code], code] = 1
     return labels
@@ -122,7 +124,7 @@ def _bags(
             np.tile(np.arange(share.shape[1]), stop - start), counts.ravel()
         )
         total = int(offsets[stop] - offsets[start])
-        drawn = np.searchsorted(cumulative, rng.random(total), side="right")
-        np.minimum(drawn, vocabulary - 1, out=drawn)
-        concepts[offsets[start] : offsets[stop]] = concept[condition, drawn]
+        draws = np.searchsorted(cumulative, rng.random(total), side="right")
+        np.minimum(draws, vocabulary - 1, out=draws)
+        concepts[offsets[start] : offsets[stop]] = concept[condition, draws]
     return Bags(concepts, offsets, vocabulary)

@@ -114,16 +114,16 @@ class LyingServer(InProcess):
             raise Reached
         if task == TRAIN and tensors:
             self.honest = {name: value.clone() for name, value in tensors.items()}
-        given = self._trap(tensors) if tensors else tensors
-        self.sent |= {name: value.clone() for name, value in (given or {}).items()}
-        total = super().sum(task, given, **options)
-        if task == self._task and (not self._needs or self._needs in (given or {})):
+        changed = self._trap(tensors) if tensors else tensors
+        self.sent |= {name: value.clone() for name, value in (changed or {}).items()}
+        total = super().sum(task, changed, **options)
+        if task == self._task and (not self._needs or self._needs in (changed or {})):
             self.total = total
             raise Reached
         return total
 
 
-def taken(method: Any, config: Any, server: LyingServer) -> Tensors:
+def take_change(method: Any, config: Any, server: LyingServer) -> Tensors:
     """What the server learns: a gradient, or the change of what it sent."""
     with suppress(Reached):
         method.train(server, config)
@@ -152,13 +152,16 @@ def words_trap(chosen: Sequence[int], seed: int) -> Callable[[Tensors], Tensors]
     def trap(tensors: Tensors) -> Tensors:
         if "cnn.weight_3" not in tensors:
             return tensors
-        made = {name: value.clone() for name, value in tensors.items()}
-        made["words.hashed"] = codes(BUCKETS, WIDTH, seed)
-        weight, bias = made["cnn.weight_3"].zero_(), made["cnn.bias_3"].fill_(-KNOCK)
+        trapped = {name: value.clone() for name, value in tensors.items()}
+        trapped["words.hashed"] = codes(BUCKETS, WIDTH, seed)
+        weight, bias = (
+            trapped["cnn.weight_3"].zero_(),
+            trapped["cnn.bias_3"].fill_(-KNOCK),
+        )
         for unit, word in enumerate(chosen):
-            weight[1, unit, :WIDTH] = made["words.hashed"][word]
+            weight[1, unit, :WIDTH] = trapped["words.hashed"][word]
             bias[unit] = -GATE * WIDTH
-        return made
+        return trapped
 
     return trap
 
@@ -169,13 +172,13 @@ def named_neighbours(
     """The words that are read before and after each chosen one."""
     table = sent["words.hashed"].double()
     unit = torch.nn.functional.normalize(table, dim=1)
-    found = []
+    neighbours = []
     for number, word in enumerate(chosen):
         rows = change["cnn.weight_3"][:, number, : table.shape[1]]
         sign = torch.sign(rows[1] @ table[word])
         before, after = (int((sign * rows[at] @ unit.T).argmax()) for at in (0, 2))
-        found.append((before, after))
-    return found
+        neighbours.append((before, after))
+    return neighbours
 
 
 @dataclass(frozen=True)
@@ -199,15 +202,15 @@ LIGHT = {
 
 def fedner(batch: int, **training: Any) -> Setting:
     """FedNER with so many sentences of each site in a mini-batch."""
-    given = {"batch_size": SITES * batch, "least_share": 1, "epochs": 1, **training}
+    settings = {"batch_size": SITES * batch, "least_share": 1, "epochs": 1, **training}
     task = "train" if training else "gradients"
-    return Setting({"method": "fedner", "training": given, "model": LIGHT}, task)
+    return Setting({"method": "fedner", "training": settings, "model": LIGHT}, task)
 
 
 def distilled(method: str, **training: Any) -> Setting:
     """An epoch of a method that averages light taggers."""
-    given = {"weighting": False, "rounds": 2, "learning_rate": 1e-3, **training}
-    return Setting({"method": method, "training": given, "model": LIGHT}, "train")
+    settings = {"weighting": False, "rounds": 2, "learning_rate": 1e-3, **training}
+    return Setting({"method": method, "training": settings, "model": LIGHT}, "train")
 
 
 WORDS = {
@@ -232,14 +235,14 @@ def opened(
 
 def windows(site: Any, sentences: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
     """Word → the words before and after it, each time that it stands between two."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    neighbours: dict[int, list[tuple[int, int]]] = {}
     corpus = site.train_set
     for sentence in sentences:
         tokens = slice(*corpus.encoded.bounds[sentence : sentence + 2])
         words = corpus.hashed.numpy()[corpus.encoded.form[tokens]].tolist()
         for before, word, after in zip(words, words[1:], words[2:], strict=False):
-            found.setdefault(word, []).append((before, after))
-    return found
+            neighbours.setdefault(word, []).append((before, after))
+    return neighbours
 
 
 def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> float:
@@ -248,25 +251,27 @@ def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> fl
         setting, seed, {"sites": SITES, "sentences": SENTENCES}
     )
     sites = [method.make_site(each, config) for each in data]
-    first, there = sites[0], dict[int, list[tuple[int, int]]]()
+    first, neighbours = sites[0], dict[int, list[tuple[int, int]]]()
     chosen = list[int]()
 
     def trap(tensors: Tensors) -> Tensors:
         if not chosen:  # once the sites have agreed on the size of their mini-batches
             by_batch = setting.task == "gradients"
-            there.update(
+            neighbours.update(
                 windows(
                     first, first._batch(0) if by_batch else range(first.num_examples)
                 )
             )
-            order = np.random.default_rng(seed).permutation(sorted(there))
+            order = np.random.default_rng(seed).permutation(sorted(neighbours))
             chosen.extend(int(word) for word in order[:CHOSEN])
         return tensors if honest else words_trap(chosen, seed)(tensors)
 
     server = LyingServer(sites, trap, setting.task, secure=secure)
-    change = taken(method, config, server)
+    change = take_change(method, config, server)
     named = named_neighbours(change, server.sent, chosen)
-    return fmean(pair in there[word] for word, pair in zip(chosen, named, strict=True))
+    return fmean(
+        pair in neighbours[word] for word, pair in zip(chosen, named, strict=True)
+    )
 
 
 # ---- patients ------------------------------------------------------------------------
@@ -287,15 +292,15 @@ def patients_trap(chosen: Sequence[int]) -> Callable[[Tensors], Tensors]:
     def trap(tensors: Tensors) -> Tensors:
         if "hidden_weight" not in tensors:
             return tensors
-        made = {name: value.clone() for name, value in tensors.items()}
-        table, weight = made["embedding"].zero_(), made["hidden_weight"].zero_()
-        made["hidden_bias"].fill_(-KNOCK)
-        made["output_bias"].zero_()
+        trapped = {name: value.clone() for name, value in tensors.items()}
+        table, weight = trapped["embedding"].zero_(), trapped["hidden_weight"].zero_()
+        trapped["hidden_bias"].fill_(-KNOCK)
+        trapped["output_bias"].zero_()
         for unit, concept in enumerate(chosen):
             table[concept, unit] = 1.0
             weight[unit, unit] = KNOCK
-            made["hidden_bias"][unit] = -KNOCK * LEAST_SHARE
-        return made
+            trapped["hidden_bias"][unit] = -KNOCK * LEAST_SHARE
+        return trapped
 
     return trap
 
@@ -331,7 +336,7 @@ def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) ->
         chosen = draw_concept(cohorts, rng)
         trap = (lambda tensors: tensors) if honest else patients_trap([chosen])
         server = LyingServer(sites, trap, setting.task, secure=secure)
-        change = taken(method, config, server)
+        change = take_change(method, config, server)
         moved = change["embedding"].abs().sum(1) > 0
         named = set(torch.nonzero(moved).flatten().tolist())
         hits.append(named == concepts_of_owner(cohorts[0], chosen))
@@ -426,7 +431,7 @@ def classifiers_read(
         server = LyingServer(
             sites, trap, setting.task, secure=secure, needs="svm.weight"
         )
-        change = taken(method, config, server)["svm.weight"]
+        change = take_change(method, config, server)["svm.weight"]
         for site in sites:
             require_permitted(site, server.total)
         named = named_concepts(change, chosen)
@@ -612,7 +617,7 @@ def sentence_read(
         return set_trap(tensors, trap, SCALE)
 
     server = LyingServer(sites, send, setting.task, secure=secure)
-    change = find_units(taken(method, config, server))
+    change = find_units(take_change(method, config, server))
     named = trap.name_words(change[: len(trap.read_at)])
     (sentence,) = (each for each in sentences[0] if chosen in each)
     return share_named(named, sentence, chosen)
@@ -655,14 +660,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--settings", nargs="+", help="names of settings; all if left out"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    given = parser.parse_args(arguments)
+    arguments_given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     print("| trap | job | trap weights | with the secure sum | honest parameters |")
     print("|---|---|---:|---:|---:|")
-    for trap in given.traps:
-        settings, read = TRAPS[trap]
+    for trap in arguments_given.traps:
+        settings, measure = TRAPS[trap]
         for name, setting in settings.items():
-            if given.settings and name not in given.settings:
+            if arguments_given.settings and name not in arguments_given.settings:
                 continue
             cells = []
             for options in (
@@ -670,9 +675,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 {"secure": True, "honest": False},
                 {"secure": False, "honest": True},
             ):
-                found = [100 * read(setting, seed, **options) for seed in given.seeds]
-                spread = stdev(found) if len(found) > 1 else 0.0
-                cells.append(f"{fmean(found):.0f} ± {spread:.0f}")
+                percentages = [
+                    100 * measure(setting, seed, **options)
+                    for seed in arguments_given.seeds
+                ]
+                spread = stdev(percentages) if len(percentages) > 1 else 0.0
+                cells.append(f"{fmean(percentages):.0f} ± {spread:.0f}")
             print(f"| {trap} | {name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -59,12 +59,12 @@ def plain() -> None:
 def registering(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     """A program whose commands are registered by this module, and one by a module that
     fails."""
-    here = "tests_of_commands"
-    monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
+    module = "tests_of_commands"
+    monkeypatch.setitem(sys.modules, module, sys.modules[__name__])
     values = {
-        "hello": f"{here}:hello",
-        "farewell": f"{here}:farewells",
-        "plain": f"{here}:plain",
+        "hello": f"{module}:hello",
+        "farewell": f"{module}:farewells",
+        "plain": f"{module}:plain",
         "broken": "there_is_no_such_module:command",
     }
     entries = {
@@ -79,7 +79,7 @@ def registering(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
         """A program."""
 
     @program.command(rich_help_panel="Data")
-    def own() -> None:
+    def bare() -> None:
         """Do a thing of our own."""
 
     return program
@@ -104,8 +104,8 @@ def test_the_help_lists_commands_in_panels(registering: typer.Typer) -> None:
 
 
 def test_registered_commands_run(registering: typer.Typer) -> None:
-    for words, said in ((["hello"], "hello\n"), (["farewell", "bye"], "bye\n")):
-        assert CliRunner().invoke(registering, words).stdout == said
+    for words, output in ((["hello"], "hello\n"), (["farewell", "bye"], "bye\n")):
+        assert CliRunner().invoke(registering, words).stdout == output
 
 
 def test_a_command_that_cannot_be_imported_says_why(registering: typer.Typer) -> None:
@@ -118,8 +118,8 @@ def test_every_command_of_fednotes_names_a_panel_and_fits_80_columns() -> None:
     group = get_group(app)
     for name in group.commands:
         assert group.commands[name].rich_help_panel in PANELS, name
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
-    listed = shown[shown.index("Data:") :]
+    help_text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    listed = help_text[help_text.index("Data:") :]
     assert "..." not in listed
     assert max(map(len, listed.splitlines())) <= 80
 
@@ -145,13 +145,13 @@ def test_the_installed_entry_points_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     for group, values in project["entry-points"].items():
         if group.startswith("fednotes."):
-            found = plugins.registered(group.removeprefix("fednotes."))
-            own = {
+            registered = plugins.registered(group.removeprefix("fednotes."))
+            own_entries = {
                 name: entry.value
-                for name, entry in found.items()
+                for name, entry in registered.items()
                 if entry.dist is not None and entry.dist.name == "fednotes"
             }
-            assert own == values, group
+            assert own_entries == values, group
 
 
 def last_line_of(*words: str) -> str:

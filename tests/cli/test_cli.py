@@ -66,27 +66,27 @@ def write_job(folder: Path, text: str = JOB) -> Path:
 
 
 @pytest.fixture
-def run(give) -> Run:
+def run(run_cli) -> Run:
     """Give a command; returns stdout and stderr."""
 
-    def given(*arguments: object, code: int = 0) -> tuple[str, str]:
-        ended, out, err = give(*arguments)
+    def run_command(*arguments: object, code: int = 0) -> tuple[str, str]:
+        ended, out, err = run_cli(*arguments)
         assert ended == code, err
         return out, err
 
-    return given
+    return run_command
 
 
 @pytest.fixture
 def refused(run: Run) -> Refused:
     """Give a command that must fail; returns its one line."""
 
-    def given(*arguments: object) -> str:
+    def refuse_command(*arguments: object) -> str:
         out, err = run(*arguments, code=2)
         assert NAME not in out + err
         return one_line(err)
 
-    return given
+    return refuse_command
 
 
 def one_line(err: str) -> str:
@@ -124,7 +124,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("simulate no.toml --out run", "no.toml: no such job file"),
         ("simulate demmo --out run", "did you mean 'demo'?"),
@@ -192,7 +192,7 @@ def test_a_mistake_is_one_line(
     tmp_path: Path,
     monkeypatch,
     arguments: str,
-    told: str,
+    message: str,
 ) -> None:
     write_job(tmp_path)
     (tmp_path / "other.txt").write_text(
@@ -200,7 +200,7 @@ def test_a_mistake_is_one_line(
     )
     monkeypatch.chdir(tmp_path)
     words = [str(model) if word == "MODEL" else word for word in arguments.split(" ")]
-    assert told in refused(*words)
+    assert message in refused(*words)
     assert not (tmp_path / "run").exists()
 
 
@@ -257,8 +257,8 @@ def test_a_bad_file_is_named_by_both_commands(
             (tmp_path / f"a.{suffix}").rename(target / f"a.{suffix}")
     out, problems = run("check", target, code=1)
     assert place in out
-    said, *hint = problems.splitlines()
-    assert said == f"problems: {err}"
+    problem, *hint = problems.splitlines()
+    assert problem == f"problems: {err}"
     assert all(line.startswith("hint: --on-error skip") for line in hint)
     assert NAME not in out
     if target == path:
@@ -289,12 +289,12 @@ def test_an_unset_variable(
     monkeypatch.delenv("NOTES", raising=False)
     job = folder / "job.toml"
     job.write_text(TINY + SITES.replace('"north', '"$NOTES/north'), encoding="utf-8")
-    for told in (
+    for message in (
         refused("simulate", job, "--out", folder / "run"),
         run("check", job, code=1)[0],
     ):
-        assert "sites.north.path" in told
-        assert "NOTES is not set; for example: export NOTES=" in told
+        assert "sites.north.path" in message
+        assert "NOTES is not set; for example: export NOTES=" in message
     assert not (folder / "run").exists()
     monkeypatch.setenv("NOTES", str(folder))
     run("check", job)
@@ -326,7 +326,7 @@ def test_a_missing_extra_is_named(
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *rest: None if name == package else real(name),
+        lambda name, *arguments: None if name == package else real(name),
     )
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     features._load.cache_clear()  # what an earlier test loaded
@@ -358,8 +358,8 @@ def test_bytes_that_are_no_utf8(model: Path) -> None:
         "predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE
     )
     assert done.returncode == 2
-    told = "stdin: byte 11 is not UTF-8: name the encoding that the file has"
-    assert done.stderr.decode() == f'error: {told}, such as encoding = "cp1252"\n'
+    message = "stdin: byte 11 is not UTF-8: name the encoding that the file has"
+    assert done.stderr.decode() == f'error: {message}, such as encoding = "cp1252"\n'
 
 
 def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
@@ -482,8 +482,8 @@ def test_predictions_never_replace_what_is_read(
         (folder / "a.txt", folder / "a.txt", "jsonl"),
         (folder, folder / "a.ann", "conll"),
     ):
-        told = refused("predict", model, source, "--out", out, "--format", format)
-        assert "would replace files of" in told
+        message = refused("predict", model, source, "--out", out, "--format", format)
+        assert "would replace files of" in message
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for _ in range(2):  # its own again
         run("predict", model, folder, "--out", tmp_path / "new", "--format", "brat")
@@ -510,9 +510,9 @@ def test_evaluate(run: Run, trained: Path, model: Path) -> None:
         "not_asked": [],
     }
     assert scores == json.loads(json.dumps(SpanCounts.of(gold, predicted).scores()))
-    shown = run("evaluate", model, trained.parent / "north-test.txt")[0]
-    assert "Drug" in shown
-    assert f"{100 * scores['strict']['f1']:.1f}" in shown
+    output = run("evaluate", model, trained.parent / "north-test.txt")[0]
+    assert "Drug" in output
+    assert f"{100 * scores['strict']['f1']:.1f}" in output
 
 
 def test_evaluate_maps_what_is_there(
@@ -527,7 +527,7 @@ def test_evaluate_maps_what_is_there(
     path.write_text(
         "".join(row.format(DRUGS[n % 4]) for n in range(12)), encoding="utf-8"
     )
-    for given, told in (
+    for mapping, message in (
         (
             "Medicin=Drug",
             "no label 'Medicin', it has Medicine, Time; did you mean 'Medicine'?",
@@ -539,10 +539,10 @@ def test_evaluate_maps_what_is_there(
             "--types: the model has no 'Durg'; did you mean 'Drug'?",
         ),
     ):
-        assert told in refused("evaluate", model, path, "--map", *given.split(" "))
+        assert message in refused("evaluate", model, path, "--map", *mapping.split(" "))
     for option in ("--labels", "--dictionary"):
-        told = refused("evaluate", model, path, option, path)
-        assert f"{option} applies only to phenotyping models, and {model}" in told
+        message = refused("evaluate", model, path, option, path)
+        assert f"{option} applies only to phenotyping models, and {model}" in message
     out, err = run("evaluate", model, path, "--map", "Medicine=Drug", "--json")
     assert err == "note: the model has no Time: left out (--map renames labels)\n"
     assert json.loads(out)["not_scored"]["unknown"] == ["Time"]
@@ -640,15 +640,15 @@ def test_report_and_compare(
 def test_cache_clear(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path))
     (tmp_path / "features").mkdir()
-    kept, gone = (
+    user_file, cached_file = (
         tmp_path / "features" / "mine.txt",
         tmp_path / "features" / f"{'0' * 64}.npy",
     )
-    kept.write_text("mine", encoding="utf-8")
-    gone.write_bytes(bytes(2_500_000))
+    user_file.write_text("mine", encoding="utf-8")
+    cached_file.write_bytes(bytes(2_500_000))
     assert run("cache", "clear")[0] == f"2.5 MB freed in {tmp_path}\n"
-    assert kept.exists()
-    assert not gone.exists()
+    assert user_file.exists()
+    assert not cached_file.exists()
 
 
 def test_no_arguments_show_help(run: Run) -> None:
@@ -662,13 +662,13 @@ def test_no_arguments_show_help(run: Run) -> None:
 
 def test_the_package_is_the_command() -> None:
     """`python -m fednotes` where the console script is not on the path."""
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "fednotes", "--version"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout == f"fednotes {fednotes.__version__}\n"
+    assert completed.stdout == f"fednotes {fednotes.__version__}\n"
 
 
 def test_help_waits_for_no_large_package() -> None:

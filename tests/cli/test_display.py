@@ -22,7 +22,7 @@ from phenotype_scores import (
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from shown_tables import row_of, shown
+from shown_tables import cells_of, row_of
 from tiny_jobs import TABLE
 
 from fednotes.cli import display
@@ -59,7 +59,7 @@ class Told(RichDisplay):
     """Keeps what it was told of the cost."""
 
     def cost(self, traffic: Traffic) -> None:
-        self.told = traffic
+        self.traffic = traffic
         super().cost(traffic)
 
 
@@ -68,24 +68,24 @@ def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
     """Against the engine's own count of all sites, which has counts and options
     besides."""
     table = {**TABLE, "method": method, "conditions": ["federated"], **JOBS[method]}
-    shown = Told(Console(quiet=True))
+    listener = Told(Console(quiet=True))
     summary = simulate(
         parse_job(table, "tiny", tmp_path, "tiny.toml"),
         tmp_path / "run",
-        listener=shown,
+        listener=listener,
     )
-    assert summary.conditions["federated"]["rounds"] == shown.told.rounds
-    assert 3 * shown.told.up == pytest.approx(summary.bytes_up, rel=0.05)
-    assert 3 * shown.told.down == pytest.approx(summary.bytes_down, rel=0.05)
-    assert 3 * shown.told.up <= summary.bytes_up
-    assert 3 * shown.told.down <= summary.bytes_down
+    assert summary.conditions["federated"]["rounds"] == listener.traffic.rounds
+    assert 3 * listener.traffic.up == pytest.approx(summary.bytes_up, rel=0.05)
+    assert 3 * listener.traffic.down == pytest.approx(summary.bytes_down, rel=0.05)
+    assert 3 * listener.traffic.up <= summary.bytes_up
+    assert 3 * listener.traffic.down <= summary.bytes_down
 
 
-@pytest.mark.parametrize(("ask", "total", "asked"), [
+@pytest.mark.parametrize(("ask", "total", "questions_expected"), [
     (True, LARGE_BYTES + 2, 1), (True, LARGE_BYTES, 0), (False, LARGE_BYTES + 2, 0)
 ])  # fmt: skip
 def test_much_is_asked_about(
-    ask: bool, total: float, asked: int, monkeypatch: pytest.MonkeyPatch
+    ask: bool, total: float, questions_expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is asked where there is nobody, and the line is told in any case."""
     questions: list[str] = []
@@ -97,12 +97,12 @@ def test_much_is_asked_about(
     monkeypatch.setattr(display.typer, "confirm", confirm)
     console = Console(record=True, width=200)
     traffic = Traffic(10, int(total) // 2, int(total) // 2)
-    if asked:
+    if questions_expected:
         with pytest.raises(typer.Abort):
             RichDisplay(console, ask=ask).cost(traffic)
     else:
         RichDisplay(console, ask=ask).cost(traffic)
-    assert len(questions) == asked
+    assert len(questions) == questions_expected
     assert (
         "at most 10 rounds, each with about 500 MB up and 500 MB down per site; 10 GB per site"
         in (console.export_text())
@@ -187,7 +187,7 @@ def mean(alone: float, pooled: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("heads", "personal", "rounds", "said"),
+    ("heads", "personal", "rounds", "expected_remarks"),
     [
         (True, 0, ROUNDS, ["an output layer for each"]),
         (False, 0, ROUNDS, ["one model serves all sites"]),
@@ -201,7 +201,7 @@ def mean(alone: float, pooled: float) -> dict[str, Any]:
     ],
 )
 def test_a_pooled_model_below_the_sites_own_is_remarked_on(
-    heads: bool, personal: int, rounds: dict[str, Any], said: list[str]
+    heads: bool, personal: int, rounds: dict[str, Any], expected_remarks: list[str]
 ) -> None:
     """60 rounds of three sites are 20 at each; no reason is given but what the run
     knows."""
@@ -215,7 +215,9 @@ def test_a_pooled_model_below_the_sites_own_is_remarked_on(
     assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
     every = ["an output layer", "one model serves", "personal epochs", "fewer rounds"]
     assert [what for what in every if what in line] == [
-        what for what in every if any(what in each or each in what for each in said)
+        what
+        for what in every
+        if any(what in each or each in what for each in expected_remarks)
     ]
     for scores in (mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}):  # it is not below
         assert list(remark_on_pooled(scores, ROUNDS, [], 3)) == []
@@ -287,14 +289,14 @@ def nothing_judged(values: dict[str, Any]) -> str:
 
 def rows_of(table: Table, site: str) -> dict[str, list[str]]:
     """Condition to the cells of its row, at one site of a result table."""
-    found: dict[str, list[str]] = {}
+    named_rows: dict[str, list[str]] = {}
     current = ""
-    for row in shown(table):
+    for row in cells_of(table):
         if row[0] not in CONDITIONS:
             current, row = row[0], row[1:]
         if current == site and row:
-            found[row[0]] = row[1:]
-    return found
+            named_rows[row[0]] = row[1:]
+    return named_rows
 
 
 def numbers(scores: dict[str, Any]) -> list[str]:
@@ -320,10 +322,10 @@ def mention_score(*pairs: tuple[int, int]) -> dict[str, Any]:
     gold = [
         Document("d", text, tuple(Span(10 * n, 10 * n + 10, "Drug") for n in range(10)))
     ]
-    said = [
+    predicted = [
         Document("d", text, tuple(Span(start, end, "Drug") for start, end in pairs))
     ]
-    return SpanCounts.of(gold, said).scores()
+    return SpanCounts.of(gold, predicted).scores()
 
 
 def mention_run(*scores: dict[str, Any]) -> RunResult:
@@ -343,13 +345,13 @@ def test_mentions_have_precision_and_recall_under_both_definitions() -> None:
 def test_one_mention_over_all_is_shown_for_what_it_is() -> None:
     """By hand: one prediction over ten mentions is right and finds all ten by any
     overlap; one to one it has one pair: precision 1, recall 0.1, F1 2/11."""
-    whole, good = mention_score((0, 100)), mention_score((0, 10), (10, 20))
-    table = display.result_table(mention_run(whole, good))
+    overlong, good = mention_score((0, 100)), mention_score((0, 10), (10, 20))
+    table = display.result_table(mention_run(overlong, good))
     cells = ["0.0", "0.0", "0.0", *["100.0"] * 3, "100.0", "10.0", "18.2"]
     assert rows_of(table, "s0") == {"federated": cells}
     assert "one long mention can match several" in str(table.caption)
     assert "100.0 10.0 18.2" in " ".join(
-        row_of(display.evaluation_table(whole), "Drug")
+        row_of(display.evaluation_table(overlong), "Drug")
     )
     only_good = display.result_table(mention_run(good))
     assert len(rows_of(only_good, "s0")["federated"]) == 6
@@ -358,9 +360,9 @@ def test_one_mention_over_all_is_shown_for_what_it_is() -> None:
 
 
 def test_no_table_of_a_run_is_wider_than_80_columns() -> None:
-    whole = mention_score((0, 100))
-    sites = {f"hospital_{n}": dict.fromkeys(CONDITIONS, whole) for n in range(2)}
-    mean = dict.fromkeys(CONDITIONS, mean_scores([whole]))
+    overlong = mention_score((0, 100))
+    sites = {f"hospital_{n}": dict.fromkeys(CONDITIONS, overlong) for n in range(2)}
+    mean = dict.fromkeys(CONDITIONS, mean_scores([overlong]))
     paired = {"difference": 0.01, "low": -0.1, "high": 0.11, "p_value": 0.6}
     values = {"sites": sites, "mean": mean, "paired": {"alone": {"hospital_0": paired}}}
     for table in display.result_tables(RunResult(title="a job", seed=1, **values)):
@@ -388,32 +390,32 @@ def test_the_verdict_is_that_of_the_paired_test() -> None:
     assert row[-5] == "–"  # no p
     assert "an unpaired interval" in str(display.verdict_table(alone).caption)  # type: ignore[union-attr]
     paired = {"difference": 0.15, "low": 0.02, "high": 0.3, "p_value": 0.0084}
-    found = alone.model_copy(
+    judged = alone.model_copy(
         update={"paired": {"alone": {"a": PairedDifference(**paired)}}}
     )
-    row = row_of(display.verdict_table(found), "a")
+    row = row_of(display.verdict_table(judged), "a")
     assert row[0] == "15.0"
     assert row[-3:] == ["0.0084", "–", "federated"]
     doubtful = {"a": PairedDifference(**{**paired, "p_value": 0.078})}
-    found = alone.model_copy(update={"paired": {"alone": doubtful}})
+    judged = alone.model_copy(update={"paired": {"alone": doubtful}})
     assert (
-        " ".join(row_of(display.verdict_table(found), "a")[-3:])
+        " ".join(row_of(display.verdict_table(judged), "a")[-3:])
         == "no difference shown"
     )
 
 
 def test_what_the_federation_gave_each_site_is_a_table() -> None:
     values = summary()
-    found = display.verdict_table(RunResult(**values))
+    verdicts = display.verdict_table(RunResult(**values))
     for site, scores in values["sites"].items():
         gain = 100 * (
             scores["federated"]["phenotypes"]["f1"]
             - scores["alone"]["phenotypes"]["f1"]
         )
-        row = row_of(found, site)
+        row = row_of(verdicts, site)
         assert abs(float(row[0]) - abs(gain)) < 0.06  # signs are not words
         assert " ".join(row[-3:]) == "no difference shown"
-    assert row_of(found, "mean")
+    assert row_of(verdicts, "mean")
     assert (
         display.verdict_table(
             RunResult(**summary_of({"a": {"federated": codes_alone(1)}}))
@@ -430,7 +432,7 @@ def test_a_run_of_stage_1_alone_shows_loss_and_auroc_of_codes_in_percent() -> No
     values["title"] = "ADR [/v2]"
     table = result_table(values)
     assert rows_of(table, "b") == {"federated": ["0.330", "73.0"]}
-    heads = next(line for line in shown(table) if "AUROC" in line)
+    heads = next(line for line in cells_of(table) if "AUROC" in line)
     assert heads[-3:] == ["loss", "AUROC", "%"]
     assert rows_of(table, "mean") == {"federated": ["0.320", "72.0"]}
     assert disease_table(values) is None
@@ -444,7 +446,7 @@ def test_a_condition_that_is_no_bound_is_marked_where_its_number_stands() -> Non
     table = result_table(values)
     trained = [str(cell) for cell in table.columns[1].cells]
     assert trained == ["alone", "federated", "pooled *"] * (len(values["sites"]) + 1)
-    words = " ".join(word for line in shown(table) for word in line)
+    words = " ".join(word for line in cells_of(table) for word in line)
     # brackets are no markup, `shown` drops them
     assert "It has none of 4 epochs" in words
 
@@ -473,17 +475,17 @@ def test_no_condition_is_marked_without_personal_epochs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "p", "said"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)]
+    ("low", "p", "disagreements"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)]
 )
 def test_where_interval_and_p_disagree_the_table_says_so(
-    low: float, p: float, said: int
+    low: float, p: float, disagreements: int
 ) -> None:
     test = Bootstrap(0.5, 0.4, 0.1, low, 0.2, p, 100)
     table = display.comparison_table(
         Comparison("strict F1", "a", "b", 100, {"x": test}, {}, {}, {})
     )
-    words = " ".join(word for line in shown(table) for word in line)
-    assert words.count("claim no difference") == said
+    words = " ".join(word for line in cells_of(table) for word in line)
+    assert words.count("claim no difference") == disagreements
 
 
 def test_a_comparison_of_two_runs_names_both() -> None:
@@ -491,14 +493,14 @@ def test_a_comparison_of_two_runs_names_both() -> None:
     runs = ("first", "second")
     of_two = Comparison("AUROC", "pooled", "pooled", 100, {"x": test}, {}, {}, {}, runs)
     words = " ".join(
-        word for line in shown(display.comparison_table(of_two)) for word in line
+        word for line in cells_of(display.comparison_table(of_two)) for word in line
     )
     assert "pooled of first minus pooled of second" in words
     assert words.count("first") == words.count("second") == 2
 
     of_one = of_two._replace(against="alone", runs=())
     words = " ".join(
-        word for line in shown(display.comparison_table(of_one)) for word in line
+        word for line in cells_of(display.comparison_table(of_one)) for word in line
     )
     assert "pooled minus alone" in words
 
@@ -510,7 +512,7 @@ def test_sites_without_labels_are_counted_not_shown() -> None:
         "n": {"federated": {}},
     }
     table = result_table(summary_of(sites))
-    lines = shown(table)
+    lines = cells_of(table)
     assert rows_of(table, "a")["federated"][-1] == "–"  # a number that does not exist
     words = " ".join(word for line in lines for word in line)
     assert "2 more sites have no labelled test patient" in words
@@ -541,14 +543,14 @@ def test_the_disease_table_is_that_of_the_paper() -> None:
     for name in OUTPUTS:
         cells = []
         for c in CONDITIONS:
-            both = [
+            site_scores = [
                 values["sites"][s][c]["by_output"][name] for s in ("north", "south")
             ]
             cells += [
-                100 * fmean(each["macro"][k] for each in both)
+                100 * fmean(each["macro"][k] for each in site_scores)
                 for k in ("precision", "recall", "f1")
             ]
-            areas = [each["auroc"]["value"] for each in both]
+            areas = [each["auroc"]["value"] for each in site_scores]
             cells.append(np.nan if None in areas else 100 * fmean(areas))
         columns.append(cells)
         assert row_of(table, name) == [
@@ -563,9 +565,9 @@ def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
     values = summary()
     for scores in values["mean"].values():
         scores["by_output"]["Hypertriglyceridemia"] = scores["by_output"].pop("obesity")
-    lines = shown(disease_table(values), width)
+    lines = cells_of(disease_table(values), width)
     wide = {
-        tuple(line[-12:]) for line in shown(disease_table(values)) if len(line) == 13
+        tuple(line[-12:]) for line in cells_of(disease_table(values)) if len(line) == 13
     }
     narrow = {tuple(line[-12:]) for line in lines if len(line) == 13}
     assert narrow == wide
@@ -610,8 +612,8 @@ def test_square_brackets_in_the_names_of_runs_are_shown(is_terminal: bool) -> No
         bar.show_planning("[red]ward[/red], alone", 0, 1)
         bar.show_planning("", 1, 1)
         bar("[red]ward[/red], alone, seed 1", 1, 4)
-    shown = output.getvalue()
-    assert "[tiny] jobs" in shown
-    assert "[red]ward[/red], alone, seed 1" in shown
+    printed = output.getvalue()
+    assert "[tiny] jobs" in printed
+    assert "[red]ward[/red], alone, seed 1" in printed
     if is_terminal:
-        assert "[red]ward[/red], alone " in shown
+        assert "[red]ward[/red], alone " in printed

@@ -46,15 +46,15 @@ def interrupted(program: str, folder: Path) -> tuple[float, str]:
     assert process.stdout.readline() == "ready\n"
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
+    _, output = process.communicate(timeout=20)
     assert process.returncode == 130
-    return time.monotonic() - begun, told
+    return time.monotonic() - begun, output
 
 
 def test_it_ends_in_spite_of_threads_and_excepts(tmp_path: Path) -> None:
-    seconds, told = interrupted(STUBBORN, tmp_path)
+    seconds, output = interrupted(STUBBORN, tmp_path)
     assert seconds < 2
-    assert told == "the run goes on\n"
+    assert output == "the run goes on\n"
     assert (tmp_path / "undone").exists()
 
 
@@ -75,8 +75,8 @@ while True:
 def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(
     tmp_path: Path,
 ) -> None:
-    _, told = interrupted(STARTS, tmp_path)
-    assert told == "stopped; nothing was submitted\n"
+    _, output = interrupted(STARTS, tmp_path)
+    assert output == "stopped; nothing was submitted\n"
     source = Path(app.__file__).read_text()
     assert source.index("end_while_importing(sys") < source.index("import typer")
 

@@ -12,20 +12,22 @@ class Clock:
     """A run whose rounds take as long as they are told."""
 
     def __init__(self, **work: float) -> None:
-        self.left = TimeLeft()
+        self.time_left = TimeLeft()
         if work:
-            self.left.plan(work)
+            self.time_left.plan(work)
         self.now = 0.0
         self.number = 0
 
     def begin(self, part: str, rounds: int, *, start: float = 0.0) -> None:
-        self.left.begin(part, rounds)
+        self.time_left.begin(part, rounds)
         self.now, self.number = start, 0
 
     def rounds(self, *seconds: float, evaluated: bool = False) -> None:
         for each in seconds:
             self.now += each
-            self.left.round(RoundResult(self.number, {}, 3, 0, 0, self.now, evaluated))
+            self.time_left.round(
+                RoundResult(self.number, {}, 3, 0, 0, self.now, evaluated)
+            )
             self.number += 1
 
 
@@ -34,9 +36,9 @@ def test_nothing_is_said_before_the_rounds_tell_something() -> None:
     clock = Clock()
     clock.begin("federated", 20)
     clock.rounds(500.0, 2.0, 2.0)
-    assert clock.left.seconds() is None  # two rounds
+    assert clock.time_left.seconds() is None  # two rounds
     clock.rounds(2.0)
-    assert clock.left.seconds() == pytest.approx(2.0 * 16)
+    assert clock.time_left.seconds() == pytest.approx(2.0 * 16)
 
 
 def test_a_few_short_rounds_of_many_say_nothing() -> None:
@@ -45,13 +47,13 @@ def test_a_few_short_rounds_of_many_say_nothing() -> None:
     clock = Clock()
     clock.begin("alone/a", 1000)
     clock.rounds(*[2.0] * 5)
-    assert clock.left.seconds() is None
+    assert clock.time_left.seconds() is None
     clock.rounds(*[2.0] * 26)
-    assert clock.left.seconds() == pytest.approx(2.0 * 969)
+    assert clock.time_left.seconds() == pytest.approx(2.0 * 969)
     quick = Clock()
     quick.begin("alone/a", 20)
     quick.rounds(*[0.1] * 19)
-    assert quick.left.seconds() is None  # less than five seconds in all
+    assert quick.time_left.seconds() is None  # less than five seconds in all
 
 
 def test_evaluations_count_at_their_own_length() -> None:
@@ -62,7 +64,7 @@ def test_evaluations_count_at_their_own_length() -> None:
     for _ in range(2):
         clock.rounds(*[1.0] * 9)
         clock.rounds(11.0, evaluated=True)
-    assert clock.left.seconds() == pytest.approx(2.0 * 20)
+    assert clock.time_left.seconds() == pytest.approx(2.0 * 20)
 
 
 def test_what_a_run_waits_does_not_count() -> None:
@@ -75,7 +77,7 @@ def test_what_a_run_waits_does_not_count() -> None:
     clock = Clock()
     clock.begin("federated", 20, start=3600.0)
     clock.rounds(2.0, *[2.0] * 5, 1800.0, *[2.0] * 4)
-    assert clock.left.seconds() == pytest.approx(2.8 * 9)
+    assert clock.time_left.seconds() == pytest.approx(2.8 * 9)
 
 
 def test_the_time_is_that_of_all_parts() -> None:
@@ -84,16 +86,16 @@ def test_the_time_is_that_of_all_parts() -> None:
     clock = Clock(a=100.0, b=150.0, c=300.0)
     clock.begin("a", 10)
     clock.rounds(*[2.0] * 5)
-    assert clock.left.seconds() == pytest.approx(10.0 + 30.0 + 60.0)
+    assert clock.time_left.seconds() == pytest.approx(10.0 + 30.0 + 60.0)
     clock.rounds(*[2.0] * 5)
-    clock.left.end()
+    clock.time_left.end()
     clock.begin("b", 15)
     clock.rounds(2.0)  # its own pace is not known yet: that of `a` is
-    assert clock.left.seconds() == pytest.approx(0.2 * 150 * 14 / 15 + 60.0)
-    assert not clock.left.stops_early
+    assert clock.time_left.seconds() == pytest.approx(0.2 * 150 * 14 / 15 + 60.0)
+    assert not clock.time_left.stops_early
     # twice as slow as `a`: 0.4 s an example, 0.3 s for both parts' mean
     clock.rounds(*[4.0] * 4)
-    assert clock.left.seconds() == pytest.approx(4.0 * 10 + 0.3 * 300)
+    assert clock.time_left.seconds() == pytest.approx(4.0 * 10 + 0.3 * 300)
 
 
 def test_parts_that_ended_early_make_others_shorter() -> None:
@@ -101,22 +103,22 @@ def test_parts_that_ended_early_make_others_shorter() -> None:
     clock = Clock(a=100.0, b=100.0, c=100.0)
     clock.begin("a", 10)
     clock.rounds(*[2.0] * 5)
-    clock.left.end()
-    assert clock.left.stops_early
+    clock.time_left.end()
+    assert clock.time_left.stops_early
     clock.begin("b", 10)
     clock.rounds(*[2.0] * 5)
-    assert clock.left.seconds() == pytest.approx(2.0 * 5 + 0.5 * 20.0)
+    assert clock.time_left.seconds() == pytest.approx(2.0 * 5 + 0.5 * 20.0)
 
 
 def test_nothing_is_said_where_the_work_is_not_known() -> None:
     clock = Clock(a=100.0, b=0.0)
     clock.begin("a", 10)
     clock.rounds(*[2.0] * 8)
-    assert clock.left.seconds() is None
+    assert clock.time_left.seconds() is None
     unknown = Clock()
     unknown.begin("federated", 0)
     unknown.rounds(*[20.0] * 8)
-    assert unknown.left.seconds() is None
+    assert unknown.time_left.seconds() is None
 
 
 def test_a_run_that_goes_on_counts_from_where_it_is() -> None:
@@ -125,4 +127,4 @@ def test_a_run_that_goes_on_counts_from_where_it_is() -> None:
     clock.begin("federated", 20, start=900.0)
     clock.number = 10
     clock.rounds(30.0, 3.0, 3.0, 3.0)
-    assert clock.left.seconds() == pytest.approx(3.0 * 6)
+    assert clock.time_left.seconds() == pytest.approx(3.0 * 6)

@@ -32,10 +32,10 @@ from fednotes.core.cleaning import LINE, NAME, clean, one_line
 )
 def test_what_is_not_seen_is_escaped(kind: str) -> None:
     for character in kind:
-        shown = clean(f"a{character}b")
-        assert shown.isascii(), ascii(character)
-        assert shown[:2] == "a\\"
-        assert shown[-1] == "b"
+        cleaned = clean(f"a{character}b")
+        assert cleaned.isascii(), ascii(character)
+        assert cleaned[:2] == "a\\"
+        assert cleaned[-1] == "b"
 
 
 def test_no_control_mark_or_blank_of_all_of_unicode_is_left() -> None:

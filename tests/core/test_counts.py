@@ -41,8 +41,8 @@ def test_a_count_is_the_nearest_multiple_and_at_least_one_step(
     assert round_counts({"mentions": float(count)}, step) == {
         "mentions": float(reported)
     }
-    found = round_array(np.array([[count, 0.0]]), step)
-    np.testing.assert_array_equal(found, [[reported, 0.0]])
+    rounded = round_array(np.array([[count, 0.0]]), step)
+    np.testing.assert_array_equal(rounded, [[reported, 0.0]])
 
 
 def test_the_bias_is_as_documented() -> None:

@@ -73,18 +73,25 @@ REFUSAL = Reply(
 )
 
 
-def same(one: Any, two: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Every field; tensors by type, shape and bytes (NaN included)."""
-    if isinstance(one, torch.Tensor):
-        numbers = one.reshape(-1).view(torch.uint8), two.reshape(-1).view(torch.uint8)
-        return (
-            one.dtype == two.dtype and one.shape == two.shape and torch.equal(*numbers)
+    if isinstance(first, torch.Tensor):
+        numbers = (
+            first.reshape(-1).view(torch.uint8),
+            second.reshape(-1).view(torch.uint8),
         )
-    if isinstance(one, dict):
-        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
-    if hasattr(one, "__slots__"):
-        return all(same(getattr(one, n), getattr(two, n)) for n in one.__slots__)
-    return bool(one == two) and type(one) is type(two)
+        return (
+            first.dtype == second.dtype
+            and first.shape == second.shape
+            and torch.equal(*numbers)
+        )
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(
+            same(first[key], second[key]) for key in first
+        )
+    if hasattr(first, "__slots__"):
+        return all(same(getattr(first, n), getattr(second, n)) for n in first.__slots__)
+    return bool(first == second) and type(first) is type(second)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +166,11 @@ def test_numbers_lie_in_a_writable_frame_and_aligned() -> None:
     assert place % 64 == 0
     frame[place] ^= 1
     assert not torch.equal(value.view(torch.uint8), before.view(torch.uint8))
-    kept = encode(REPLY)
-    changed = decode_reply(kept)
+    message = encode(REPLY)
+    changed = decode_reply(message)
     assert changed.update is not None
     changed.update.tensors["int64"].zero_()  # bytes are copied, never written to
-    assert kept == encode(REPLY)
+    assert message == encode(REPLY)
 
 
 def test_a_checksum_is_not_computed_again_for_ones_own_frame() -> None:
@@ -176,11 +183,11 @@ def test_a_checksum_is_not_computed_again_for_ones_own_frame() -> None:
 
 def test_what_is_not_contiguous_or_needs_a_gradient_is_sent_as_its_values() -> None:
     value = torch.arange(12.0).reshape(3, 4).requires_grad_()
-    found = decode_request(
+    sent_value = decode_request(
         encode(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))
     ).tensors["w"]
-    assert found.tolist() == value.T[1:].tolist()
-    assert not found.requires_grad
+    assert sent_value.tolist() == value.T[1:].tolist()
+    assert not sent_value.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -349,9 +356,9 @@ def cut(rng: random.Random, frame: bytearray) -> bytearray:
 
 
 def splice(rng: random.Random, frame: bytearray) -> bytearray:
-    other = rng.choice(SEEDS)
+    donor = rng.choice(SEEDS)
     at = rng.randrange(len(frame))
-    return frame[:at] + other[rng.randrange(len(other)) :]
+    return frame[:at] + donor[rng.randrange(len(donor)) :]
 
 
 def huge(rng: random.Random, frame: bytearray) -> bytearray:
@@ -376,8 +383,8 @@ def huge(rng: random.Random, frame: bytearray) -> bytearray:
 def swap(rng: random.Random, frame: bytearray) -> bytearray:
     """A piece of the header in place of another one of the same length."""
     length, size = int.from_bytes(frame[8:12], "little"), rng.randint(1, 8)
-    one, two = (HEAD.size + rng.randrange(max(1, length - size)) for _ in range(2))
-    frame[one : one + size] = frame[two : two + size]
+    first, second = (HEAD.size + rng.randrange(max(1, length - size)) for _ in range(2))
+    frame[first : first + size] = frame[second : second + size]
     return frame
 
 
@@ -393,7 +400,7 @@ KINDS: tuple[Callable[[random.Random, bytearray], bytearray], ...] = (
 def fuzz(count: int, seed: int) -> tuple[int, int]:
     """How many frames were refused, and the most memory that decoding one took beside
     it."""
-    rng, refused, most = random.Random(seed), 0, 0
+    rng, refused, peak = random.Random(seed), 0, 0
     for number in range(count):
         frame = rng.choice(KINDS)(rng, bytearray(rng.choice(SEEDS)))
         frame = resealed(frame) if rng.random() < 0.7 else frame
@@ -406,9 +413,9 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
         else:
             assert encode(message) == frame  # what is read has this one encoding
         if number % 20 == 0:
-            most = max(most, tracemalloc.get_traced_memory()[1])
+            peak = max(peak, tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-    return refused, most
+    return refused, peak
 
 
 @pytest.mark.parametrize(
@@ -417,9 +424,9 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
     ids="{:,}".format,
 )
 def test_malformed_frames_do_no_harm(count: int) -> None:
-    refused, most = fuzz(count, count)
+    refused, peak = fuzz(count, count)
     assert 0.75 * count < refused < count
-    assert most < 1_000_000  # frames have at most 4 KB
+    assert peak < 1_000_000  # frames have at most 4 KB
 
 
 def heavy(part: str, items: str, separators: int) -> bytes:
@@ -473,10 +480,10 @@ def test_what_a_header_may_cost(part: str, items: str, separators: int) -> None:
     tracemalloc.start()
     with suppress(WireError):
         decode(frame)
-    most = tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # a body of 6 MB is copied once; that is four times the whole
-    assert most + 6e6 < 32e6
+    assert peak + 6e6 < 32e6
 
 
 def test_a_header_that_may_cost_more_is_not_read() -> None:

@@ -31,10 +31,10 @@ def another_user() -> Iterator[None]:
     lstat = os.lstat
 
     def of_another(path: str | Path) -> os.stat_result:
-        found = lstat(path)
-        if stat.S_ISDIR(found.st_mode):
-            return found
-        return os.stat_result((*found[:4], OTHER, *found[5:10]))
+        status = lstat(path)
+        if stat.S_ISDIR(status.st_mode):
+            return status
+        return os.stat_result((*status[:4], OTHER, *status[5:10]))
 
     with (
         mock.patch("os.lstat", of_another),

@@ -50,11 +50,11 @@ def make(**table: Any) -> Outer:
 
 
 def test_values_become_fields() -> None:
-    made = make(
+    settings = make(
         rounds=5, rate=1, on=True, scheme="IO", names=["a", "b"], sizes=[], labels={"A": "B"},
         inner={"size": 2}, parts=[{"name": "p"}, {}], limit=4,
     )  # fmt: skip
-    assert made == Outer(
+    assert settings == Outer(
         "x",
         5,
         1.0,
@@ -67,7 +67,7 @@ def test_values_become_fields() -> None:
         (Inner(1, "p"), Inner()),
         4,
     )
-    assert type(made.rate) is float
+    assert type(settings.rate) is float
     assert make(inner=Inner(7)).inner == Inner(7)
 
 

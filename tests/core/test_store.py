@@ -34,11 +34,11 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 def failing(*names: str):
     """`os.replace` that fails for targets of these names, once each."""
-    real, left = os.replace, list(names)
+    real, pending = os.replace, list(names)
 
     def replace(source: Path, target: Path) -> None:
-        if Path(target).name in left:
-            left.remove(Path(target).name)
+        if Path(target).name in pending:
+            pending.remove(Path(target).name)
             raise FULL
         real(source, target)
 
@@ -87,7 +87,7 @@ def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
     assert everything(tmp_path) == {"file": b""}
 
 
-def put(text: str):
+def writer_of(text: str):
     def fill(folder: Path) -> None:
         (folder / "a").write_text(text)
 
@@ -96,9 +96,9 @@ def put(text: str):
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    store.write_folder(path, put("one"))
+    store.write_folder(path, writer_of("one"))
     (path / "left over").write_text("")
-    store.write_folder(path, put("two"))
+    store.write_folder(path, writer_of("two"))
     assert everything(tmp_path) == {"model/a": b"two"}
 
 
@@ -109,10 +109,10 @@ def test_a_folder_stays_whole_when_it_cannot_be_filled_or_named(
 ) -> None:
     """By the last rename the old folder has been moved aside, and comes back."""
     path, real, calls = tmp_path / "model", os.replace, list[Path]()
-    store.write_folder(path, put("one"))
+    store.write_folder(path, writer_of("one"))
 
     def fill(folder: Path) -> None:
-        put("half")(folder)
+        writer_of("half")(folder)
         if not rename:
             raise error
 
@@ -135,10 +135,10 @@ def test_the_old_folder_is_never_deleted_while_there_is_no_new_one(
     """Even if putting it back fails as well, its content is still there beside its
     place."""
     path = tmp_path / "model"
-    store.write_folder(path, put("one"))
+    store.write_folder(path, writer_of("one"))
     monkeypatch.setattr(os, "replace", failing("model", "model"))
     with pytest.raises(FednotesError):
-        store.write_folder(path, put("two"))
+        store.write_folder(path, writer_of("two"))
     assert list(everything(tmp_path).values()) == [b"one"]
 
 
@@ -152,10 +152,10 @@ FACTS = {"round": 3, "best": 0.25, "names": ["a", "ä"]}
 
 def test_state_comes_back_to_the_bit(tmp_path: Path) -> None:
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
-    found, facts = tensors.load_state(tmp_path / "s")
+    loaded, facts = tensors.load_state(tmp_path / "s")
     assert facts == FACTS
-    assert found.keys() == TENSORS.keys()
-    assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
+    assert loaded.keys() == TENSORS.keys()
+    assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
     tensors.save_state(tmp_path / "none", {}, {})
     assert tensors.load_state(tmp_path / "none") == ({}, {})
 
@@ -218,8 +218,8 @@ def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "model"
 
     def fill(folder: Path) -> None:
-        store.write_folder(path, put("inner"))
-        put("outer")(folder)
+        store.write_folder(path, writer_of("inner"))
+        writer_of("outer")(folder)
 
     store.write_folder(path, fill)
     assert everything(tmp_path) == {"model/a": b"outer"}
@@ -229,8 +229,8 @@ def test_a_folder_that_comes_in_between_is_replaced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, real = tmp_path / "model", os.replace
-    store.write_folder(path, put("one"))
-    others = [put("two"), put("three")]
+    store.write_folder(path, writer_of("one"))
+    others = [writer_of("two"), writer_of("three")]
 
     def replace(source: Path, target: Path) -> None:
         # the place is free for a moment, and another one takes it
@@ -240,7 +240,7 @@ def test_a_folder_that_comes_in_between_is_replaced_too(
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    store.write_folder(path, put("last"))
+    store.write_folder(path, writer_of("last"))
     assert not others
     assert everything(tmp_path) == {"model/a": b"last"}
 
@@ -369,17 +369,21 @@ def test_a_new_file_is_as_the_umask_has_it(tmp_path: Path) -> None:
 
 
 def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
-    there, here = tmp_path / "there", tmp_path / "here"
-    for folder in (there, here):
+    target_folder, link_folder = tmp_path / "there", tmp_path / "here"
+    for folder in (target_folder, link_folder):
         folder.mkdir()
-    (there / "real").write_text("old")
-    (here / "a").symlink_to("../there/real")
-    (here / "new").symlink_to("../there/none yet")
+    (target_folder / "real").write_text("old")
+    (link_folder / "a").symlink_to("../there/real")
+    (link_folder / "new").symlink_to("../there/none yet")
     for name in ("a", "new"):
-        store.write_out(here / name, "new")
-        assert (here / name).is_symlink()
-    assert (there / "real").read_text() == (there / "none yet").read_text() == "new"
-    assert sorted(os.listdir(there)) == ["none yet", "real"]
+        store.write_out(link_folder / name, "new")
+        assert (link_folder / name).is_symlink()
+    assert (
+        (target_folder / "real").read_text()
+        == (target_folder / "none yet").read_text()
+        == "new"
+    )
+    assert sorted(os.listdir(target_folder)) == ["none yet", "real"]
 
 
 def test_a_full_device_is_an_error_and_stays_a_device() -> None:
@@ -394,13 +398,15 @@ def test_a_full_device_is_an_error_and_stays_a_device() -> None:
 
 
 def test_a_fifo_is_given_the_bytes_and_stays(tmp_path: Path) -> None:
-    path, got = tmp_path / "pipe", list[bytes]()
+    path, received = tmp_path / "pipe", list[bytes]()
     os.mkfifo(path)
-    reader = threading.Thread(target=lambda: got.append(path.read_bytes()), daemon=True)
+    reader = threading.Thread(
+        target=lambda: received.append(path.read_bytes()), daemon=True
+    )
     reader.start()
     store.write_out(path, "text" * 50_000)
     reader.join(timeout=20)
-    assert got == [b"text" * 50_000]
+    assert received == [b"text" * 50_000]
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
@@ -421,8 +427,8 @@ def test_stdout_by_name_is_stdout(tmp_path: Path, name: str, to: str) -> None:
             check=True,
             timeout=60,
         )
-    got = (tmp_path / "out").read_bytes() if to == "file" else done.stdout
-    assert got == b"before\ntext\nafter\n"
+    output = (tmp_path / "out").read_bytes() if to == "file" else done.stdout
+    assert output == b"before\ntext\nafter\n"
 
 
 @pytest.mark.parametrize("text", ["half \ud800", "whole"])
@@ -486,8 +492,8 @@ def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(
         with pytest.raises(BusyError, match=pattern), hold_folder(folder):
             pytest.fail("two at once")
         process.kill()
-    with (folder / store.LOCK).open("a") as left:  # nobody could tidy up
-        left.write("of one with a longer command" * 100)
+    with (folder / store.LOCK).open("a") as lock:  # nobody could tidy up
+        lock.write("of one with a longer command" * 100)
     with hold_folder(folder):
         assert (folder / store.LOCK).read_text().startswith(f"process {os.getpid()} on")
         assert "longer" not in (folder / store.LOCK).read_text()
@@ -510,30 +516,30 @@ def test_a_folder_without_anything_goes_and_one_with_something_stays(
 
 
 def test_a_folder_may_be_moved_while_it_is_held(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    with hold_folder(one):
-        (one / "file").touch()
-        one.rename(other)
-        with pytest.raises(BusyError), hold_folder(other):
+    original, renamed = tmp_path / "one", tmp_path / "other"
+    with hold_folder(original):
+        (original / "file").touch()
+        original.rename(renamed)
+        with pytest.raises(BusyError), hold_folder(renamed):
             pytest.fail("it is ours there too")
-        with hold_folder(one):
-            assert os.listdir(one) == [store.LOCK]
-            assert (one / store.LOCK).stat().st_mode & 0o777 == 0o600
-    assert os.listdir(other) == ["file"]
+        with hold_folder(original):
+            assert os.listdir(original) == [store.LOCK]
+            assert (original / store.LOCK).stat().st_mode & 0o777 == 0o600
+    assert os.listdir(renamed) == ["file"]
 
 
 def test_a_folder_that_is_moved_just_before_it_is_locked_is_not_taken_for_the_one_there_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other, flock = tmp_path / "one", tmp_path / "other", store.fcntl.flock
+    original, renamed, flock = tmp_path / "one", tmp_path / "other", store.fcntl.flock
 
     def late(number: int, what: int) -> None:
-        if not other.exists():
-            one.rename(other)
+        if not renamed.exists():
+            original.rename(renamed)
         flock(number, what)
 
     monkeypatch.setattr(store.fcntl, "flock", late)
-    with hold_folder(one), pytest.raises(BusyError), hold_folder(one):
+    with hold_folder(original), pytest.raises(BusyError), hold_folder(original):
         pytest.fail("two at once")
 
 
@@ -571,10 +577,10 @@ def test_there_is_never_more_than_one(tmp_path: Path) -> None:
 def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) -> None:
     with hold_folder(tmp_path):
         (tmp_path / store.LOCK).write_bytes(b"\x1b[2Jboo\xff\n" + b"x" * 100_000)
-        with pytest.raises(BusyError) as told, hold_folder(tmp_path):
+        with pytest.raises(BusyError) as refusal, hold_folder(tmp_path):
             pytest.fail("two at once")
-    assert str(told.value).isprintable()
-    assert len(str(told.value)) < 1000
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 1000
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:

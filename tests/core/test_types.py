@@ -15,8 +15,12 @@ def test_what_holds_notes_shows_no_text_and_no_patient() -> None:
     )
     site = SiteData("mercy", TagSet(("Drug",)), (note,), (note,), (note,))
     space = encode_corpus((note,), site.tags)
-    held = (note, site, Part("alone", (site,), None), space)
-    for value in (*held, Note("n1", "Took Xylozan.", "Erika", None, "x"), {"of": held}):
+    secrets = (note, site, Part("alone", (site,), None), space)
+    for value in (
+        *secrets,
+        Note("n1", "Took Xylozan.", "Erika", None, "x"),
+        {"of": secrets},
+    ):
         assert not [
             t for t in ("Took", "Xylozan", "Erika", "F32", "Hugo") if t in repr(value)
         ]

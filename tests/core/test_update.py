@@ -35,14 +35,14 @@ def test_the_sum_is_numpys_in_float64_in_the_given_order(sites: int, size: int) 
 
     Equal to the bit.
     """
-    given = updates(sites, size)
+    site_updates = updates(sites, size)
     expected = np.zeros(size)
-    for update in given:
+    for update in site_updates:
         expected += update.weight * update.tensors["w"].numpy().astype(np.float64)
-    total = Total.of(iter(given))
+    total = Total.of(iter(site_updates))
     assert total.tensors["w"].dtype == torch.float64
     np.testing.assert_array_equal(total.tensors["w"].numpy(), expected)
-    weight = sum(update.weight for update in given)
+    weight = sum(update.weight for update in site_updates)
     assert (total.weight, total.sites) == (weight, sites)
     mean = total.mean()["w"]
     np.testing.assert_array_equal(mean.numpy(), (expected / weight).astype(np.float32))
@@ -87,15 +87,16 @@ def test_the_mean_is_cast_once() -> None:
 
 
 def test_what_was_added_is_not_changed() -> None:
-    given = updates(3, 10)
-    before = [update.tensors["w"].clone() for update in given]
-    total = Total.of(given)
-    kept = total.tensors["w"].clone()
+    site_updates = updates(3, 10)
+    before = [update.tensors["w"].clone() for update in site_updates]
+    total = Total.of(site_updates)
+    summed = total.tensors["w"].clone()
     total.mean()["w"].zero_()
     assert all(
-        torch.equal(b, u.tensors["w"]) for b, u in zip(before, given, strict=True)
+        torch.equal(b, u.tensors["w"])
+        for b, u in zip(before, site_updates, strict=True)
     )
-    assert torch.equal(total.tensors["w"], kept)
+    assert torch.equal(total.tensors["w"], summed)
 
 
 def test_metrics_add_and_are_not_weighted() -> None:

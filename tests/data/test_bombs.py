@@ -93,8 +93,8 @@ def test_a_line_of_conll_without_end_is_refused_at_its_line(
     path = tmp_path / "a.conll"
     for long in (b"a" * 5000, b"a" + b"\tx" * 5000, b"# " + b"a" * 5000):
         path.write_bytes(b"rash\tB-ADE\n" + long + b"\tO\n")
-        told = "a.conll:2: the line has more than 1,000 characters: expected one token per line"
-        refused(path, told)
+        message = "a.conll:2: the line has more than 1,000 characters: expected one token per line"
+        refused(path, message)
 
 
 def test_sentences_documents_and_types_of_conll_are_bounded(
@@ -457,8 +457,8 @@ def _chain_of_relations(path: Path) -> None:
     lines = ("T1\tADE 0 4\trash", *reversed(relations), "R9999\tof Arg1:T2 ")
     document = Document("a", "rash", meta={"brat": lines})
     write([document], path.parent / "out", "brat", allow_loss=True)
-    written = (path.parent / "out/a.ann").read_text()
-    assert written == "R9999\tof Arg1:T2 \n"
+    last_line = (path.parent / "out/a.ann").read_text()
+    assert last_line == "R9999\tof Arg1:T2 \n"
 
 
 def _line_of_blanks(path: Path) -> None:

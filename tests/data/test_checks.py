@@ -40,8 +40,8 @@ def of(report: list[Finding], code: str) -> list[Finding]:
 
 
 def counts(report: list[Finding], code: str) -> dict[str, int]:
-    (found,) = of(report, code)
-    return dict(found.counts)
+    (finding,) = of(report, code)
+    return dict(finding.counts)
 
 
 def levels(report: list[Finding]) -> set[str]:
@@ -186,8 +186,8 @@ def test_held_out_parts_without_mentions(bare: str | None) -> None:
     }
     report = check_sites([SiteData("s", TagSet(("X",)), **parts)])
     for part in ("valid", "test"):
-        found = [(f.level, f.where) for f in of(report, f"no_{part}_mentions")]
-        assert found == ([("warning", f"s/{part}")] if part == bare else [])
+        findings = [(f.level, f.where) for f in of(report, f"no_{part}_mentions")]
+        assert findings == ([("warning", f"s/{part}")] if part == bare else [])
     assert not any(SECRET in str(f) for f in report)
     without = check_sites([SiteData("s", TagSet(("X",)), parts["train"], (), ())])
     assert len(of(without, "empty_part")) == 2
@@ -271,8 +271,8 @@ def test_catalogue_names_readers_that_exist() -> None:
     assert {
         item["format"] for item in known.values() if "format" in item
     } <= FORMATS.keys()
-    told = {"what", "size", "licence", "source", "reference"}
-    assert all(told <= item.keys() for item in known.values())
+    fields = {"what", "size", "licence", "source", "reference"}
+    assert all(fields <= item.keys() for item in known.values())
     assert len(known) == 21
     assert known["psytar"]["licence"] == "CC BY 4.0"
 
@@ -354,9 +354,9 @@ def test_each_collection_is_counted_by_itself() -> None:
         index_documents([_document([words])]),
         index_documents([_document([words[::-1]])]),
     )
-    found = shared_text([_written([words]), _written([["x"] * 20])], [a, b])
-    assert found == (SharedText(2, 1, 1, 8, 0), SharedText(2, 0, 0, 8, 0))
-    assert found[0] + found[1] == SharedText(4, 1, 1, 16, 0)
+    overlaps = shared_text([_written([words]), _written([["x"] * 20])], [a, b])
+    assert overlaps == (SharedText(2, 1, 1, 8, 0), SharedText(2, 0, 0, 8, 0))
+    assert overlaps[0] + overlaps[1] == SharedText(4, 1, 1, 16, 0)
     assert shared_text([_written([words])], []) == ()
 
 
@@ -399,10 +399,10 @@ def test_what_is_cut_differently_is_found_by_its_ngrams() -> None:
     """20 words in a row, of which the other text has 16: 16 - 13 + 1 n-grams in common."""
     words = [f"w{number}" for number in range(20)]
     index = index_documents([_document([words])])
-    (found,) = shared_text(
+    (overlap,) = shared_text(
         [_written([["x", *words[2:10]], [*words[10:18], "y"]])], [index]
     )
-    assert (found.shared_sentences, found.ngrams, found.shared_ngrams) == (
+    assert (overlap.shared_sentences, overlap.ngrams, overlap.shared_ngrams) == (
         0,
         18 - 12,
         4,
@@ -417,8 +417,8 @@ def test_very_long_and_odd_texts() -> None:
     index = index_documents([Document("d", " ".join(words))])
     assert len(index.ngrams) == len(words) - NGRAM + 1
     assert np.all(np.diff(index.ngrams.astype(object)) > 0)
-    (found,) = shared_text([" ".join(words), "…" * 200_000, "\n" * 1000], [index])
-    assert found.shared_ngrams == found.ngrams == len(words) - NGRAM + 1
+    (overlap,) = shared_text([" ".join(words), "…" * 200_000, "\n" * 1000], [index])
+    assert overlap.shared_ngrams == overlap.ngrams == len(words) - NGRAM + 1
     empty = index_documents([])
     assert shared_text(["a b c"], [empty]) == (SharedText(),)
 
@@ -433,10 +433,10 @@ def test_a_corpus_is_found_in_itself(corpora: Path) -> None:
     documents = read(corpora / "maccrobat")
     index = index_documents(documents)
     notes = [note.text for note in read_notes(corpora / "maccrobat", "text")][:40]
-    (found,) = shared_text(notes, [index])
-    assert found.shared_ngrams == found.ngrams > 10_000
-    assert found.shared_sentences == found.sentences > 500
-    assert found.notes_with_shared == 40
+    (overlap,) = shared_text(notes, [index])
+    assert overlap.shared_ngrams == overlap.ngrams > 10_000
+    assert overlap.shared_sentences == overlap.sentences > 500
+    assert overlap.notes_with_shared == 40
     lines = {
         line
         for document in documents
@@ -462,8 +462,8 @@ May 5 to 10 mg. Call 911. T 36.6."""
 def test_identifiers_are_counted_by_kind() -> None:
     """Counted by hand, in an invented note; placeholders and figures of clinical notes
     are none."""
-    found = check_documents([Document("a", IDENTIFIED), Document("b", CLEAN)])
-    (finding,) = [f for f in found if f.code == "identifiers"]
+    findings = check_documents([Document("a", IDENTIFIED), Document("b", CLEAN)])
+    (finding,) = [f for f in findings if f.code == "identifiers"]
     assert finding.counts == {
         **{
             "e-mail addresses": 1,

@@ -196,9 +196,9 @@ def arrow(
     table: pyarrow.Table, *, is_stream: bool, packing: str | None = None
 ) -> bytes:
     sink = pyarrow.BufferOutputStream()
-    new = pyarrow.ipc.new_stream if is_stream else pyarrow.ipc.new_file
+    open_writer = pyarrow.ipc.new_stream if is_stream else pyarrow.ipc.new_file
     options = pyarrow.ipc.IpcWriteOptions(compression=packing)
-    with new(sink, table.schema, options=options) as writer:
+    with open_writer(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
 

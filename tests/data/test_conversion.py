@@ -108,7 +108,7 @@ def bare(document: Document, kinds: set[str]) -> tuple[object, ...]:
     if "confidences" in kinds:
         spans = [(*span[:4], None) for span in spans]
     meta = {k: v for k, v in document.meta.items() if f"meta {k}" not in kinds}
-    rest = [
+    remaining = [
         None if name in kinds else getattr(document, name)
         for name in ("patient", "codes", "sentences", "tokens")
     ]
@@ -117,7 +117,7 @@ def bare(document: Document, kinds: set[str]) -> tuple[object, ...]:
         document.text,
         Counter(spans),
         meta,
-        *rest,
+        *remaining,
     )
 
 
@@ -131,48 +131,50 @@ def test_every_format_that_is_written_has_a_row() -> None:
 
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-@given(made=MADE)
+@given(generated=MADE)
 def test_what_comes_back_is_all_but_what_was_named(
-    name: str, made: list[Document], instant_disk: None
+    name: str, generated: list[Document], instant_disk: None
 ) -> None:
     """Nothing unnamed is missing, and no kind is named that the format's promise
     excludes."""
-    there_and_back(name, made)
+    there_and_back(name, generated)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(made=MADE)
-def test_much_comes_back(name: str, made: list[Document], instant_disk: None) -> None:
+@given(generated=MADE)
+def test_much_comes_back(
+    name: str, generated: list[Document], instant_disk: None
+) -> None:
     """As above, for more documents."""
-    there_and_back(name, made)
+    there_and_back(name, generated)
 
 
-def there_and_back(name: str, made: list[Document]) -> None:
+def there_and_back(name: str, generated: list[Document]) -> None:
     """Write and read documents, and compare by hand what is not named as lost."""
     with TemporaryDirectory() as folder:
-        _there_and_back(name, made, Path(folder))
+        _there_and_back(name, generated, Path(folder))
 
 
-def _there_and_back(name: str, made: list[Document], folder: Path) -> None:
+def _there_and_back(name: str, generated: list[Document], folder: Path) -> None:
     file, may = MAY_LOSE[name]
     format = name.split()[0]
     path = folder / file
-    gone = write(made, path, format, allow_loss=True)
-    assert not [kind for kind in gone if not re.fullmatch(may, kind)], gone
-    if {"documents", "texts", "spacing"} & set(gone) or any(
-        "mention" in kind for kind in gone
+    lost = write(generated, path, format, allow_loss=True)
+    assert not [kind for kind in lost if not re.fullmatch(may, kind)], lost
+    if {"documents", "texts", "spacing"} & set(lost) or any(
+        "mention" in kind for kind in lost
     ):
         return
     again = {d.id: d for d in read(path, format)}
-    if "ids" not in gone and "labels" not in gone:
-        for document in made:
+    if "ids" not in lost and "labels" not in lost:
+        for document in generated:
             ours, theirs = document, again[document.id]
-            kept = {k: v for k, v in theirs.meta.items() if k in ours.meta}
+            meta = {k: v for k, v in theirs.meta.items() if k in ours.meta}
             emptied = {n: () for n in ("sentences", "tokens") if not getattr(ours, n)}
-            theirs = replace(theirs, meta=kept, **emptied)
-            assert bare(ours, set(gone)) == bare(theirs, set(gone))
+            theirs = replace(theirs, meta=meta, **emptied)
+            assert bare(ours, set(lost)) == bare(theirs, set(lost))
 
 
 def test_differences_by_hand() -> None:
@@ -181,7 +183,7 @@ def test_differences_by_hand() -> None:
         Span(0, 3, "A"), Span(0, 3, "A"), Span(0, 8, "B"), Span(4, 8, "C", ((4, 5), (7, 8)), 0.5),
         Span(5, 8, "G", (), 0.5), Span(9, 11, "D"), Span(12, 13, "E"),
     )  # fmt: skip
-    old = Document(
+    original = Document(
         "a",
         "one  two xy z",
         spans,
@@ -191,9 +193,9 @@ def test_differences_by_hand() -> None:
         ((0, 3),),
         ((0, 3),),
     )
-    kept = (Span(0, 3, "A"), Span(5, 8, "G"), Span(9, 11, "F"), Span(11, 13, "E"))
-    new = Document("b", "one  two xy z", kept, meta={"n": 2, "o": 3})
-    assert differences([old], [new]) == {
+    spans_kept = (Span(0, 3, "A"), Span(5, 8, "G"), Span(9, 11, "F"), Span(11, 13, "E"))
+    changed = Document("b", "one  two xy z", spans_kept, meta={"n": 2, "o": 3})
+    assert differences([original], [changed]) == {
         **{
             "ids": 1,
             "patient": 1,
@@ -205,7 +207,9 @@ def test_differences_by_hand() -> None:
         **{"repeated mentions": 1, "overlapping mentions": 1, "mentions in pieces": 1},
         **{"labels": 1, "bounds of mentions": 1, "confidences": 1},
     }
-    assert differences([old, replace(old, id="c")], [old]) == {"documents": 1}
+    assert differences([original, replace(original, id="c")], [original]) == {
+        "documents": 1
+    }
     blank = Document("a", "ab c", (Span(3, 4, "X"),))
     assert differences([blank], [Document("a", "a b  c", (Span(5, 6, "X"),))]) == {
         "spacing": 1
@@ -213,7 +217,7 @@ def test_differences_by_hand() -> None:
     assert differences([blank], [Document("a", "ab d", (Span(3, 4, "X"),))]) == {
         "texts": 1
     }
-    assert differences([old], [old]) == {}
+    assert differences([original], [original]) == {}
 
 
 def test_nothing_is_written_where_something_would_be_lost(
@@ -241,11 +245,11 @@ def test_nothing_is_written_where_something_would_be_lost(
     assert (tmp_path / "there").read_text() == "mine"
     (tmp_path / "there").unlink()
     assert sorted(tmp_path.rglob("*")) == before
-    number, gone, problems = convert(
+    number, lost, problems = convert(
         source, tmp_path / "o.conll", "conll", allow_loss=True
     )
     assert (number, problems.number) == (1, 0)
-    assert gone == {"mentions in pieces": 1, "overlapping mentions": 1, "patient": 1}
+    assert lost == {"mentions in pieces": 1, "overlapping mentions": 1, "patient": 1}
     assert (tmp_path / "o.conll").stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
@@ -269,19 +273,19 @@ def test_lines_that_keep_what_another_format_had_are_lines(
     file: File, tmp_path: Path
 ) -> None:
     """What `meta` holds is no mark of a format; a long first value hides none."""
-    kept = {
+    reserved = {
         "documents": 1,
         "passages": [],
         "infons": {},
         "resourceType": "x",
         "document_id": 2,
     }
-    path = file(json.dumps({"text": "a", "meta": kept, "entities": []}), "a.jsonl")
+    path = file(json.dumps({"text": "a", "meta": reserved, "entities": []}), "a.jsonl")
     assert guess_format(path) == "jsonl"
     for name, (place, _) in MAY_LOSE.items():
-        made = Document("a", "Had rash", (Span(4, 8, "ADE"),))
+        document = Document("a", "Had rash", (Span(4, 8, "ADE"),))
         format = name.split()[0]
-        write([made], tmp_path / name / place, format)
+        write([document], tmp_path / name / place, format)
         has_reader = FORMATS[format].read is not FORMATS["jsonl"].read
         reader = format if has_reader else "jsonl"
         assert guess_format(tmp_path / name / place) == reader
@@ -335,9 +339,9 @@ def test_texts_without_annotations_are_notes_to_predict_and_lost_to_convert(
     file("Had rash.\r\n x", "q/e/f.txt")
     file("Had pain.", "q/g.txt")
     for folder, names in (("p", {"a", "b", "c/d"}), ("q", {"e/f", "g"})):
-        found = tuple(open_inputs(str(tmp_path / folder)))
-        assert {d.id for d in found} == names
-        assert sum(bool(d.spans) for d in found) == 1
+        notes = tuple(open_inputs(str(tmp_path / folder)))
+        assert {d.id for d in notes} == names
+        assert sum(bool(d.spans) for d in notes) == 1
         assert len(read(tmp_path / folder)) == 1  # gold is what somebody annotated
     with pytest.raises(LossyError) as caught:
         convert(tmp_path / "p", tmp_path / "o", "brat")
@@ -364,12 +368,12 @@ def test_maccrobat_in_every_format(
     """25,189 mentions, 44 of them in pieces, events in every document: there and back."""
     documents = read(corpora / "maccrobat")
     file, may = MAY_LOSE[name]
-    gone = measure_loss(documents, name.split()[0], tmp_path / file)
+    losses = measure_loss(documents, name.split()[0], tmp_path / file)
     special = {"mentions in pieces": 44, "meta brat": 200}
     lost = {kind: n for kind, n in special.items() if re.fullmatch(may, kind)}
     if name == "brat":  # the corpus is in this format
-        assert gone == {}
+        assert losses == {}
     elif name == "conll":
-        assert gone["mentions in pieces"] == 44
+        assert losses["mentions in pieces"] == 44
     else:
-        assert gone == lost
+        assert losses == lost

@@ -108,7 +108,7 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "told"),
+    ("start", "message"),
     [
         (b"%PDF-1.7\n", "a PDF document, not text: export its text"),
         (b"{\\rtf1\\ansi", "Rich Text Format, not text: save it as plain text"),
@@ -132,17 +132,17 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_hold_no_text_are_named(
-    tmp_path: Path, start: bytes, told: str
+    tmp_path: Path, start: bytes, message: str
 ) -> None:
     """Also where an encoding is named in which every byte is a character."""
     path = tmp_path / "note.txt"
     path.write_bytes(start + b"\x00\x9d\xff" * 40)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         list(read_notes(path))
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         read(path, "jsonl")
-    if "binary data" not in told:
-        with pytest.raises(DataError, match=told):
+    if "binary data" not in message:
+        with pytest.raises(DataError, match=message):
             read(path, "jsonl", encoding="latin-1")
 
 

@@ -180,8 +180,8 @@ def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_registry, "FORMATS", formats.discover())
     assert set(_registry.FORMATS) == {*FORMATS, "loud-notes"}
     path = file("SHOUTED\nHe took ASPIRIN.\n\nNo RASH at all.\n")
-    one, two = read(path)
-    assert (one.id, forms(one), forms(two)) == (
+    first, second = read(path)
+    assert (first.id, forms(first), forms(second)) == (
         "f:2",
         [("ASPIRIN", "Loud")],
         [("RASH", "Loud")],
@@ -200,7 +200,7 @@ def described(document: Document) -> dict[str, object]:
     """As `samples/read.toml` writes a document, without what is empty."""
     d, text = document, document.text
     meta = json.loads(json.dumps(dict(d.meta)))
-    told = {
+    description = {
         **{"id": d.id, "text": text},
         "mentions": [
             f"{s.start}:{s.end} {s.label} {text[s.start : s.end]}" for s in d.spans
@@ -209,7 +209,7 @@ def described(document: Document) -> dict[str, object]:
         "tokens": " ".join(f"{a}:{b}" for a, b in d.tokens),
         "meta": {name: value for name, value in meta.items() if value is not None},
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in description.items() if value}
 
 
 READ = tomllib.loads((SAMPLES / "read.toml").read_text("utf-8"))["sample"]
@@ -249,15 +249,18 @@ def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]
     for pmid in ("11", "22"):
         position = rng.randrange(50)
         for number in range(6):
-            drawn = [rng.choice(words) for _ in range(7)]
-            drawn += ["rash", "aspirin", "5mg", f"x{number}."]
-            rng.shuffle(drawn)
-            sentence = " ".join(drawn)
-            starts = [sum(len(f) + 1 for f in drawn[:i]) for i in range(len(drawn))]
+            sentence_words = [rng.choice(words) for _ in range(7)]
+            sentence_words += ["rash", "aspirin", "5mg", f"x{number}."]
+            rng.shuffle(sentence_words)
+            sentence = " ".join(sentence_words)
+            starts = [
+                sum(len(f) + 1 for f in sentence_words[:i])
+                for i in range(len(sentence_words))
+            ]
             spans = truth.setdefault((pmid, sentence), set())
 
             def place(
-                names: tuple[str, ...], forms=drawn, starts=starts
+                names: tuple[str, ...], forms=sentence_words, starts=starts
             ) -> tuple[str, int]:
                 i = rng.choice([i for i, f in enumerate(forms) if f in names])
                 return forms[i], starts[i]
@@ -347,14 +350,14 @@ def test_brat_mentions(file: File, tmp_path: Path) -> None:
 def test_brat_changed_mentions(file: File, tmp_path: Path) -> None:
     """A mention that went takes along what refers to it; a new one gets a new id."""
     (document,) = read(_pair(file, NOTE, ANN))
-    new = Document(
+    changed = Document(
         "n1", NOTE, (*document.spans[1:], Span(0, 3, "X")), meta=document.meta
     )
-    brat.write([new], tmp_path / "out")
+    brat.write([changed], tmp_path / "out")
     lines = (tmp_path / "out/n1.ann").read_text().split("\n")
     assert [line.split("\t")[0] for line in lines] == ["T2", "T3", "#1", "T4", ""]
     assert lines[3] == "T4\tX 0 3\tHad"
-    assert read(tmp_path / "out")[0].spans == new.spans
+    assert read(tmp_path / "out")[0].spans == changed.spans
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -389,10 +392,10 @@ def test_brat_text_in_the_folder_beside(file: File) -> None:
 def test_brat_keeps_empty_notes(tmp_path: Path, blank: str) -> None:
     """One empty note among others, or alone: what was written is what is read."""
     documents = (Document("a", blank), Document("b", "has rash", (Span(4, 8, "ADE"),)))
-    for name, some in (("both", documents), ("alone", documents[:1])):
-        brat.write(some, tmp_path / name)
-        found = [(d.id, d.text, d.spans) for d in read(tmp_path / name)]
-        assert found == [(d.id, d.text, d.spans) for d in some]
+    for name, subset in (("both", documents), ("alone", documents[:1])):
+        brat.write(subset, tmp_path / name)
+        notes = [(d.id, d.text, d.spans) for d in read(tmp_path / name)]
+        assert notes == [(d.id, d.text, d.spans) for d in subset]
     (lone,) = read(tmp_path / "both/a.txt")
     assert (lone.id, lone.text) == ("a", blank)
 
@@ -459,8 +462,8 @@ def test_brat_folders_below(file: File, tmp_path: Path) -> None:
 def test_brat_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
     """An id is data: it must not name a path elsewhere."""
     brat.write([Document("../../evil", "a"), Document("/etc/x", "b")], tmp_path / "o/p")
-    written = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.txt")}
-    assert written == {"o/p/%2E%2E/%2E%2E/evil.txt", "o/p/%/etc/x.txt"}
+    files = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.txt")}
+    assert files == {"o/p/%2E%2E/%2E%2E/evil.txt", "o/p/%/etc/x.txt"}
 
 
 @pytest.mark.corpora
@@ -540,11 +543,11 @@ def test_real_conll_files_come_out_as_they_went_in(
         documents = read(path)
         conll.write(documents, tmp_path / path.name)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-        found = Counter(s.label for d in documents for s in d.spans)
-        assert found == Counter(
+        counts = Counter(s.label for d in documents for s in d.spans)
+        assert counts == Counter(
             re.findall(r"\tB-(.+)$", path.read_text("utf-8"), re.MULTILINE)
         )
-        labels += found
+        labels += counts
     assert labels == LABELS.get(folder, labels)
     assert labels.total() > 5000
 
@@ -603,9 +606,9 @@ def test_folder_and_line_ends(file: File) -> None:
     XML."""
     file(RECORD, "1.xml")
     file(RECORD.replace("\n", "\r\n"), "2.xml")
-    one, two = read(file("x", "1.xml.extent").parent)
-    assert (one.id, two.id) == ("1", "2")
-    assert (one.text, one.spans) == (two.text, two.spans)
+    first, second = read(file("x", "1.xml.extent").parent)
+    assert (first.id, second.id) == ("1", "2")
+    assert (first.text, first.spans) == (second.text, second.spans)
 
 
 def test_offsets_after_a_strip(file: File) -> None:
@@ -660,12 +663,12 @@ mentions = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(mentions, min_size=1, max_size=3))
 def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, made: list
+    tmp_path_factory: pytest.TempPathFactory, sentences: list
 ) -> None:
     """A writer of this test's own: mentions of 1 to 3 words with 0 to 2 words between."""
     lines, expected, words = ["#begin document (wb/x/00/x_1); part 002"], [], []
     position = 0
-    for sentence in made:
+    for sentence in sentences:
         bits: list[tuple[str, str]] = []
         for length, gap, label in sentence:
             names = [f"w{len(words) + len(bits) + i}" for i in range(length)]
@@ -690,7 +693,7 @@ def test_what_is_written_is_read(
     (document,) = read(path)
     assert document.text.split() == words
     assert list(document.spans) == expected
-    assert len(document.sentences) == len(made)
+    assert len(document.sentences) == len(sentences)
 
 
 @pytest.mark.corpora
@@ -716,10 +719,12 @@ def _refused() -> Iterator[tuple[str, str, str]]:
         for part in parts:
             for text, message in part.get("rows", ()):
                 yield name, part.get("before", "") + text, message
-            for old, new, message in part.get("changes", ()):
+            for original, changed, message in part.get("changes", ()):
                 yield (
                     name,
-                    (SAMPLE if name == "ontonotes" else RECORD).replace(old, new, 1),
+                    (SAMPLE if name == "ontonotes" else RECORD).replace(
+                        original, changed, 1
+                    ),
                     message,
                 )
     yield "brat", f"T1\tADE 1 {'9' * 5000}\tbelly\n", "n1.ann:1: incomplete"

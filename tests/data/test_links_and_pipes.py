@@ -68,10 +68,10 @@ def device(path: Path) -> None:
 
 
 def outward(path: Path, name: str = "secret.txt") -> None:
-    other = path.parent.parent / "other"
-    other.mkdir()
-    (other / "secret.txt").write_text(SECRET)
-    path.symlink_to(other / name)
+    outside = path.parent.parent / "other"
+    outside.mkdir()
+    (outside / "secret.txt").write_text(SECRET)
+    path.symlink_to(outside / name)
 
 
 def outward_folder(path: Path) -> None:
@@ -93,16 +93,16 @@ def test_every_reader_names_it(
 ) -> None:
     folder = corpus(tmp_path / "corpus")
     make(folder / "b.txt")
-    with pytest.raises(DataError, match=rf"^{folder}/b\.txt: {FOUND[make]}") as told:
+    with pytest.raises(DataError, match=rf"^{folder}/b\.txt: {FOUND[make]}") as refusal:
         READERS[reader](folder)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(refusal.value)
 
 
 def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = corpus(tmp_path / "corpus")
     monkeypatch.chdir(folder)  # a socket's path may have 108 characters
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind("b.txt")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("b.txt")
         with pytest.raises(
             DataError, match=r"b\.txt: a socket, but only files are read"
         ):

@@ -74,7 +74,7 @@ Row = tuple[str, str, str | None, str | None]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "options", "expected", "left"),
+    ("name", "content", "options", "expected", "skipped"),
     [
         # Text over lines, quotes doubled, blanks after a category, errors and empty
         # notes out.
@@ -131,12 +131,12 @@ def test_what_a_file_says_comes_out(
     content: str | bytes,
     options: dict[str, Any],
     expected: list[Row],
-    left: dict[str, int],
+    skipped: dict[str, int],
 ) -> None:
     notes = read_notes(file(content, name), **options)
-    found = [(n.id, n.text, n.patient, n.category) for n in notes]
-    assert found == [(a, content if t is ... else t, b, c) for a, t, b, c in expected]
-    assert notes.counts == Counter({"notes": len(expected), **left})
+    fields = [(n.id, n.text, n.patient, n.category) for n in notes]
+    assert fields == [(a, content if t is ... else t, b, c) for a, t, b, c in expected]
+    assert notes.counts == Counter({"notes": len(expected), **skipped})
     # the process's own: others may read what they could
     assert csv.field_size_limit() >= 131_072
 
@@ -261,8 +261,8 @@ def test_folder_of_texts(file: File, tmp_path: Path) -> None:
         file(text, f"notes/{name}")
     file("file\tcode\n", "notes/codes.tsv")
     notes = read_notes(tmp_path / "notes")
-    found = [(n.id, n.text, n.source) for n in notes]
-    assert found == [("a/1", "one\nline", "notes"), ("b", "two", "notes")]
+    fields = [(n.id, n.text, n.source) for n in notes]
+    assert fields == [("a/1", "one\nline", "notes"), ("b", "two", "notes")]
     assert notes.counts == Counter({"notes": 2, EMPTY: 1})
     with pytest.raises(ConfigError, match="no category"):
         read_notes(tmp_path / "notes", categories=["x"])
@@ -310,8 +310,8 @@ def test_csv_written_by_the_library_is_read_back(
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
         writer.writerow(["note_id", "person_id", "note_text"])
         writer.writerows([str(i), "p", text] for i, text in enumerate(texts))
-    found = [(n.id, n.text) for n in read_notes(tmp_path / "h.csv")]
-    assert found == [(str(i), text) for i, text in enumerate(texts) if text.strip()]
+    rows = [(n.id, n.text) for n in read_notes(tmp_path / "h.csv")]
+    assert rows == [(str(i), text) for i, text in enumerate(texts) if text.strip()]
 
 
 @pytest.mark.corpora
@@ -350,8 +350,8 @@ def _notes(patients: Sequence[str | None], source: str = "s") -> list[Note]:
 
 
 def _corpus(notes: Iterable[Note], name: str = "a", **settings: object) -> NoteCorpus:
-    held = list(notes)
-    return NoteCorpus(name, lambda: iter(held), f"{name}.csv", **settings)  # type: ignore[arg-type]
+    copies = list(notes)
+    return NoteCorpus(name, lambda: iter(copies), f"{name}.csv", **settings)  # type: ignore[arg-type]
 
 
 def _all(site: SiteNotes) -> list[Note]:
@@ -374,13 +374,21 @@ def test_a_site_is_parted_by_patient(
     train, valid = list(site.train()), list(site.valid())
     assert sorted(n.id for n in train + valid) == sorted(n.id for n in notes)
     assert [int(n.id) for n in train] == sorted(int(n.id) for n in train)
-    own, held = {patient_of(n) for n in train}, {patient_of(n) for n in valid}
-    assert not own & held
-    number = len(own) + len(held)
-    asked = round(number * fraction)
-    assert len(held) == (min(number - 1, max(asked, 1)) if fraction else 0)
+    train_patients, valid_patients = (
+        {patient_of(n) for n in train},
+        {patient_of(n) for n in valid},
+    )
+    assert not train_patients & valid_patients
+    number = len(train_patients) + len(valid_patients)
+    requested = round(number * fraction)
+    assert len(valid_patients) == (
+        min(number - 1, max(requested, 1)) if fraction else 0
+    )
     assert (site.train_notes, site.valid_notes) == (len(train), len(valid))
-    assert (site.train_patients, site.valid_patients) == (len(own), len(held))
+    assert (site.train_patients, site.valid_patients) == (
+        len(train_patients),
+        len(valid_patients),
+    )
     assert site.train_characters == sum(len(n.text) for n in train)
     assert site.valid_characters == sum(len(n.text) for n in valid)
     assert site.longest == max(len(n.text) for n in notes)
@@ -468,8 +476,8 @@ def test_silos_by_document_part_a_patients_notes() -> None:
 def test_the_deal_follows_the_seed_and_not_the_order() -> None:
     notes = _notes([str(i) for i in range(40)])
 
-    def homes(given: list[Note], seed: int, by: str) -> list[set[str]]:
-        sites, _ = site_notes([_corpus(given)], seed, 4, by)  # type: ignore[arg-type]
+    def homes(pool: list[Note], seed: int, by: str) -> list[set[str]]:
+        sites, _ = site_notes([_corpus(pool)], seed, 4, by)  # type: ignore[arg-type]
         return [
             {n.id for n in part()}
             for site in sites
@@ -483,15 +491,17 @@ def test_the_deal_follows_the_seed_and_not_the_order() -> None:
 def test_at_most_so_many_training_notes() -> None:
     """Those whose hash of (seed, patient, id) is lowest, sorted here in memory; nested."""
     notes = _notes([str(i // 2) for i in range(60)])
-    ((whole,), _) = site_notes([_corpus(notes)], 3)
+    ((unlimited,), _) = site_notes([_corpus(notes)], 3)
     ranked = sorted(
-        whole.train(), key=lambda n: seed_of(3, "max_notes", *patient_of(n), n.id)
+        unlimited.train(), key=lambda n: seed_of(3, "max_notes", *patient_of(n), n.id)
     )
-    for most in (1, 7, 30):
-        ((site,), told) = site_notes([_corpus(notes, max_notes=most)], 3)
-        assert {n.id for n in site.train()} == {n.id for n in ranked[:most]}
-        assert [n.id for n in site.valid()] == [n.id for n in whole.valid()]
-        assert f"a: {most} of {whole.train_notes} training notes are used" in told
+    for limit in (1, 7, 30):
+        ((site,), messages) = site_notes([_corpus(notes, max_notes=limit)], 3)
+        assert {n.id for n in site.train()} == {n.id for n in ranked[:limit]}
+        assert [n.id for n in site.valid()] == [n.id for n in unlimited.valid()]
+        assert (
+            f"a: {limit} of {unlimited.train_notes} training notes are used" in messages
+        )
     assert not site_notes([_corpus(notes, max_notes=99)], 3)[1]
     with pytest.raises(
         ConfigError, match=r"'silo\d': no training note is left; raise max_notes"
@@ -500,13 +510,13 @@ def test_at_most_so_many_training_notes() -> None:
 
 
 def test_one_patient_is_trained_on() -> None:
-    ((site,), told) = site_notes([_corpus(_notes(["p"] * 3))], 1)
+    ((site,), messages) = site_notes([_corpus(_notes(["p"] * 3))], 1)
     assert (site.train_notes, site.valid_notes, list(site.valid())) == (3, 0, [])
-    assert told == ("a: only one patient, so nothing is held out for validation",)
-    sites, told = site_notes([_corpus(_notes("pqr"))], 1, 3)
+    assert messages == ("a: only one patient, so nothing is held out for validation",)
+    sites, messages = site_notes([_corpus(_notes("pqr"))], 1, 3)
     assert [site.train_patients for site in sites] == [1, 1, 1]
-    assert sum("one patient" in line for line in told) == 3
-    assert "3 notes of 3 patients in 3 silos by patient" in told
+    assert sum("one patient" in line for line in messages) == 3
+    assert "3 notes of 3 patients in 3 silos by patient" in messages
 
 
 def test_notes_that_share_a_sentence_are_left_out() -> None:
@@ -516,9 +526,9 @@ def test_notes_that_share_a_sentence_are_left_out() -> None:
         Note("2", "The patient was given five mg of heparin.", "q", None, "s"),
     ]
     index = index_documents([Document("d", f"Before. {shared}")])
-    ((site,), told) = site_notes([_corpus(notes, exclude=index)], 1)
+    ((site,), messages) = site_notes([_corpus(notes, exclude=index)], 1)
     assert [n.id for n in _all(site)] == ["2"]
-    assert told[0] == (
+    assert messages[0] == (
         "a: notes left out: 1 that share a sentence with an excluded corpus"
     )
     with pytest.raises(
@@ -548,12 +558,14 @@ def test_the_fingerprint_is_of_texts_patients_and_parts() -> None:
     assert fingerprint(site) == fingerprint(replace(site, content=""))
     moved = replace(site, train=site.valid, valid=site.train, content="")
     text, *others = notes
-    ((other,), _) = site_notes([_corpus([replace(text, text="other"), *others])], 1)
+    ((other_text,), _) = site_notes(
+        [_corpus([replace(text, text="other"), *others])], 1
+    )
     ((patient,), _) = site_notes([_corpus([replace(text, patient="b"), *others])], 1)
     ((category,), _) = site_notes(
         [_corpus([replace(n, category="x") for n in notes])], 1
     )
-    prints = [fingerprint(s) for s in (site, moved, other, patient)]
+    prints = [fingerprint(s) for s in (site, moved, other_text, patient)]
     assert len(set(prints)) == 4
     assert fingerprint(category) == prints[0]
 
@@ -561,13 +573,13 @@ def test_the_fingerprint_is_of_texts_patients_and_parts() -> None:
 class _Text(str):
     """A text that is counted while it is alive."""
 
-    alive = most = 0
+    alive = peak = 0
 
     def __new__(cls, value: str) -> _Text:
-        made = super().__new__(cls, value)
+        instance = super().__new__(cls, value)
         _Text.alive += 1
-        _Text.most = max(_Text.most, _Text.alive)
-        return made
+        _Text.peak = max(_Text.peak, _Text.alive)
+        return instance
 
     def __del__(self) -> None:
         _Text.alive -= 1
@@ -585,17 +597,17 @@ def test_no_more_than_two_texts_are_alive() -> None:
         [Document("d", "nothing of it occurs here at all, not one")]
     )
     corpus = NoteCorpus("a", _counted, "a.csv", max_notes=100, exclude=index)
-    _Text.alive = _Text.most = 0
+    _Text.alive = _Text.peak = 0
     sites, _ = site_notes([corpus], 1, 4)
     assert _Text.alive == 0
-    assert _Text.most == 1
+    assert _Text.peak == 1
     for site in (*sites, pooled_notes(sites)):
         for part in (site.train, site.valid):
             for _note in part():
                 assert _Text.alive <= 2
             del _note
         fingerprint(replace(site, content=""))
-    assert _Text.most == 2
+    assert _Text.peak == 2
 
 
 def _table(path: Path, rows: Iterable[str]) -> Path:
@@ -631,9 +643,9 @@ def test_several_files_and_what_is_left_out(tmp_path: Path) -> None:
         tmp_path / "a.csv", ["1,1,x,,one", "1,2,y,,two", "2,3,x,1,three", '2,4,x,,"  "']
     )
     second = _table(tmp_path / "b.csv", ["3,1,x,,four", "3,2,x,,"])
-    ((site,), told) = site_notes([_files(first, second, categories=("X",))], 1)
+    ((site,), messages) = site_notes([_files(first, second, categories=("X",))], 1)
     assert sorted(n.text for n in _all(site)) == ["four", "one"]
-    assert told == (
+    assert messages == (
         "a: notes left out: 2 without text, 1 marked as errors, 1 of another category",
     )
     stream = read_notes([first, second], source="a")
@@ -679,7 +691,7 @@ def test_a_file_that_changes_is_told(tmp_path: Path, change: str) -> None:
     rows = [f"{i},{i},x,,note {i}" for i in range(10)]
     path = _table(tmp_path / "notes.csv", rows)
     ((site,), _) = site_notes([_files(path)], 1)
-    kept = len(list(site.train()))
+    seen_notes = len(list(site.train()))
     changed = {
         "text": [*rows[:9], "9,9,x,,NOTE 9"],
         "fewer": rows[:9],
@@ -690,4 +702,4 @@ def test_a_file_that_changes_is_told(tmp_path: Path, change: str) -> None:
         DataError, match=r"site 'a': the notes in notes\.csv changed while"
     ):
         list(pooled_notes([site]).train()) + list(site.valid())
-    assert kept == site.train_notes
+    assert seen_notes == site.train_notes

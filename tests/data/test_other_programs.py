@@ -47,11 +47,11 @@ def test_bioc_is_what_another_program_reads(
         (document,) = load.loads(file.read()).documents
     (passage,) = document.passages
     assert (document.id, passage.offset, passage.text) == ("n1", 0, NOTE.text)
-    found = [
+    parsed = [
         (a.infons["type"], a.text, [(x.offset, x.length) for x in a.locations])
         for a in passage.annotations
     ]
-    assert found == [
+    assert parsed == [
         ("ADE", "Upper belly", [(0, 5), (8, 5)]),
         ("Drug", "aspirin", [(26, 7)]),
     ]
@@ -84,12 +84,12 @@ def test_bioc_of_another_program_comes_out_again(tmp_path: Path) -> None:
     collection.add_document(document)
     (tmp_path / "a.xml").write_text(biocxml.dumps(collection))
     (tmp_path / "a.json").write_text(biocjson.dumps(collection))
-    (one,), (two,) = read(tmp_path / "a.xml"), read(tmp_path / "a.json")
-    assert one == two
-    assert one.text == "Rash after aspirin \nHad rash."
-    assert one.spans == (Span(0, 4, "X"), Span(11, 18, "X"))
+    (from_xml,), (from_json,) = read(tmp_path / "a.xml"), read(tmp_path / "a.json")
+    assert from_xml == from_json
+    assert from_xml.text == "Rash after aspirin \nHad rash."
+    assert from_xml.spans == (Span(0, 4, "X"), Span(11, 18, "X"))
     for name, load in (("b.xml", biocxml), ("b.json", biocjson)):
-        write([one], tmp_path / name, "bioc")
+        write([from_xml], tmp_path / name, "bioc")
         (again,) = load.loads((tmp_path / name).read_text()).documents
         assert [(p.offset, p.infons) for p in again.passages] == [
             (0, {"section": "0"}), (20, {"section": "20"})]  # fmt: skip
@@ -102,11 +102,11 @@ def test_bioc_of_another_program_comes_out_again(tmp_path: Path) -> None:
             ("A", "effect"),
             ("B", "cause"),
         ]
-    less = [replace(one, spans=one.spans[1:])]
+    less = [replace(from_xml, spans=from_xml.spans[1:])]
     assert write(less, tmp_path / "c.xml", "bioc", allow_loss=True) == {"meta bioc": 1}
-    (left,) = biocxml.loads((tmp_path / "c.xml").read_text()).documents
-    assert [a.id for a in left.passages[0].annotations] == ["B"]
-    assert left.relations == []
+    (reference,) = biocxml.loads((tmp_path / "c.xml").read_text()).documents
+    assert [a.id for a in reference.passages[0].annotations] == ["B"]
+    assert reference.relations == []
 
 
 def test_bioc_that_attacks(file: File) -> None:
@@ -149,10 +149,10 @@ def test_bioc_in_an_encoding_that_cannot_be_read_is_refused(
 def test_bioc_meta_of_somebody_else_breaks_nothing(
     meta: dict[str, Any], tmp_path: Path
 ) -> None:
-    gone = write(
+    lost = write(
         [replace(NOTE, meta=meta)], tmp_path / "a.xml", "bioc", allow_loss=True
     )
-    assert set(gone) <= {"meta bioc"}
+    assert set(lost) <= {"meta bioc"}
     assert read(tmp_path / "a.xml")[0].spans == NOTE.spans
 
 
@@ -191,13 +191,15 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
     tasks[0]["annotations"][0]["result"] += [
         {"type": "choices", "value": {"choices": ["x"]}}
     ]
-    found = read(file(json.dumps(tasks, indent=2), "export.json"))
-    assert [[(d.text[s.start : s.end], s.label) for s in d.spans] for d in found] == [
+    documents = read(file(json.dumps(tasks, indent=2), "export.json"))
+    assert [[(d.text[s.start : s.end], s.label) for s in d.spans] for d in documents] == [
         *[[("rash", "ADE")]] * 4, []]  # fmt: skip
-    assert [d.id for d in found] == [f"export:{n}" for n in (1, 2, 3, 5, 6)]
-    assert found[4].meta == {"n": 3}
-    told = "written as jsonl, this would be lost: annotations of others: 1; relations"
-    with pytest.raises(LossyError, match=told) as caught:
+    assert [d.id for d in documents] == [f"export:{n}" for n in (1, 2, 3, 5, 6)]
+    assert documents[4].meta == {"n": 3}
+    message = (
+        "written as jsonl, this would be lost: annotations of others: 1; relations"
+    )
+    with pytest.raises(LossyError, match=message) as caught:
         convert(tmp_path / "export.json", tmp_path / "out", "jsonl")
     others = {
         "annotations of others": 1,
@@ -231,7 +233,7 @@ def test_label_studio_imports(tmp_path: Path) -> None:
     sure = (Span(0, 3, "X", (), 0.5),)
     write([Document("a", "abc", (Span(0, 3, "X"),)), Document("b", "abc", sure)],
           tmp_path / "t.json", "label-studio")  # fmt: skip
-    one, two = json.loads((tmp_path / "t.json").read_text())
+    first_task, second_task = json.loads((tmp_path / "t.json").read_text())
     value = {"start": 0, "end": 3, "text": "abc", "labels": ["X"]}
     region = {
         "id": "r1",
@@ -240,11 +242,11 @@ def test_label_studio_imports(tmp_path: Path) -> None:
         "to_name": "text",
         "value": value,
     }
-    assert one == {
+    assert first_task == {
         "data": {"text": "abc", "id": "a"},
         "annotations": [{"result": [region]}],
     }
-    assert two["predictions"] == [{"result": [region | {"score": 0.5}]}]
+    assert second_task["predictions"] == [{"result": [region | {"score": 0.5}]}]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_fhir_is_what_another_program_holds_valid(tmp_path: Path) -> None:
     assert attachment.data.decode() == NOTE.text
     label, *places = first.extension[-1].extension
     assert label.valueString == "Drug"
-    assert [(own.url, own.valueInteger) for own in places[:2]] == [
+    assert [(extension.url, extension.valueInteger) for extension in places[:2]] == [
         ("start", 26),
         ("end", 33),
     ]
@@ -310,14 +312,14 @@ def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
         "content": [{"attachment": _attached("Rash.")}],
     }
     patient = {"resourceType": "Patient", "id": "9"}
-    entries = [{"resource": own} for own in (patient, report, reference)]
+    entries = [{"resource": resource} for resource in (patient, report, reference)]
     bundle = {"resourceType": "Bundle", "type": "searchset", "entry": entries}
     lines = "\n".join(map(json.dumps, (patient, report, reference)))
     for text in (json.dumps(bundle), json.dumps(bundle, indent=2), lines):
-        one, two = read(file(text, "f.ndjson"))
-        assert (one.id, one.text, one.patient) == ("r", "Café.", "9")
-        assert (two.id, two.text, two.patient) == ("d", "Rash.", None)
-    assert write([one, two], tmp_path / "b.json", "fhir") == {}
+        first, second = read(file(text, "f.ndjson"))
+        assert (first.id, first.text, first.patient) == ("r", "Café.", "9")
+        assert (second.id, second.text, second.patient) == ("d", "Rash.", None)
+    assert write([first, second], tmp_path / "b.json", "fhir") == {}
     again = Bundle.model_validate_json((tmp_path / "b.json").read_text())
     kinds = [type(entry.resource).__name__ for entry in again.entry]
     assert kinds == ["DiagnosticReport", "DocumentReference"]
@@ -343,10 +345,10 @@ def test_what_else_a_bundle_holds_is_counted(file: File, tmp_path: Path) -> None
         "X" * 99,
     ]
     others += [f"Type{chr(65 + n)}{chr(97 + m)}" for n in range(8) for m in range(8)]
-    held = [note, *({"resourceType": kind} for kind in others), None]
+    resources = [note, *({"resourceType": kind} for kind in others), None]
     path = file(
         json.dumps(
-            {"resourceType": "Bundle", "entry": [{"resource": r} for r in held]}
+            {"resourceType": "Bundle", "entry": [{"resource": r} for r in resources]}
         ),
         "b.json",
     )
@@ -358,10 +360,10 @@ def test_what_else_a_bundle_holds_is_counted(file: File, tmp_path: Path) -> None
     assert caught.value.lost == lost
     assert (lost.total(), len(lost)) == (len(others) + 1, 40)
     assert lost["resources of other types"] == 4 + 64 - 37
-    (found,) = (f for f in check_files([path]).findings if f.code == "passed_over")
-    assert found.counts == dict(lost)
-    assert "Patient resources: 1" in found.message
-    assert found.message.isprintable()
+    (finding,) = (f for f in check_files([path]).findings if f.code == "passed_over")
+    assert finding.counts == dict(lost)
+    assert "Patient resources: 1" in finding.message
+    assert finding.message.isprintable()
 
 
 def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
@@ -375,10 +377,10 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
         }
     }
     coding = {"code": "urn:x"}
-    held = {"resourceType": "DocumentReference", "id": "d", "status": "superseded"}
-    held |= {"content": [pdf, {"attachment": note, "format": coding}]}
+    resource = {"resourceType": "DocumentReference", "id": "d", "status": "superseded"}
+    resource |= {"content": [pdf, {"attachment": note, "format": coding}]}
     out = tmp_path / "b.json"
-    assert convert(file(json.dumps(held), "a.json"), out, "fhir").lost == {}
+    assert convert(file(json.dumps(resource), "a.json"), out, "fhir").lost == {}
     (entry,) = Bundle.model_validate_json(out.read_text()).entry
     again = json.loads(entry.resource.model_dump_json())
     text = again["content"][1]["attachment"]
@@ -387,9 +389,9 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
     assert text == {"title": "Visit", "creation": "2020-01-02"}
     assert (again["content"][0], again["content"][1]["format"]) == (pdf, coding)
     assert again["status"] == "superseded"
-    held["content"] += [{"attachment": _attached("More.")}]
+    resource["content"] += [{"attachment": _attached("More.")}]
     with pytest.raises(LossyError, match="meta fhir: 1"):
-        convert(file(json.dumps(held), "a.json"), tmp_path / "c.json", "fhir")
+        convert(file(json.dumps(resource), "a.json"), tmp_path / "c.json", "fhir")
 
 
 @pytest.mark.parametrize(
@@ -463,25 +465,27 @@ def test_omop_of_another_system(file: File, tmp_path: Path) -> None:
          "2,5,,rash,1\n3,9,0,x,1\n", "o/NOTE_NLP.csv")  # fmt: skip
     with pytest.raises(DataError) as caught:
         read(tmp_path / "o")
-    told = sorted((Path(p.file).name, p.line, p.kind) for p in caught.value.problems)
-    assert told == [
+    problems = sorted(
+        (Path(p.file).name, p.line, p.kind) for p in caught.value.problems
+    )
+    assert problems == [
         ("NOTE.csv", 5, "line"),
         ("NOTE_NLP.csv", 3, "mention"),
         ("NOTE_NLP.csv", 4, "mention"),
     ]
-    one, two = read(tmp_path / "o", None, "skip")
-    assert (one.id, one.text, one.patient) == ("5", "Had\na rash.", "77")
-    assert one.spans == (Span(6, 10, "140214"),)
-    assert (two.id, two.patient, two.spans) == ("6", None, ())
-    assert write([one, two], tmp_path / "again", "omop") == {}
+    first, second = read(tmp_path / "o", None, "skip")
+    assert (first.id, first.text, first.patient) == ("5", "Had\na rash.", "77")
+    assert first.spans == (Span(6, 10, "140214"),)
+    assert (second.id, second.patient, second.spans) == ("6", None, ())
+    assert write([first, second], tmp_path / "again", "omop") == {}
     assert "2020-01-02" in (tmp_path / "again/note.csv").read_text()
 
 
 def test_numbers_of_omop_are_those_of_a_database(file: File, tmp_path: Path) -> None:
     """007 and 7 are one number there, and ² is none: such notes keep their ids beside a
     number."""
-    made = [Document(name, "a", (), name) for name in ("007", "7", "\u00b2")]
-    assert write(made, tmp_path / "o", "omop", allow_loss=True) == {"patient": 2}
+    documents = [Document(name, "a", (), name) for name in ("007", "7", "\u00b2")]
+    assert write(documents, tmp_path / "o", "omop", allow_loss=True) == {"patient": 2}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "o/note.csv").read_text())))
     assert [(row["note_id"], row["person_id"]) for row in rows] == [
         ("1", "0"), ("7", "7"), ("2", "0")]  # fmt: skip
@@ -502,23 +506,26 @@ def test_a_finding_that_omop_denies_stays_denied(file: File, tmp_path: Path) -> 
         "o/note_nlp.csv",
     )
     assert convert(tmp_path / "o", tmp_path / "again", "omop").lost == {}
-    old, new = (list(csv.DictReader(io.StringIO((tmp_path / name / "note_nlp.csv").read_text())))
+    originals, rewritten = (list(csv.DictReader(io.StringIO((tmp_path / name / "note_nlp.csv").read_text())))
                 for name in ("o", "again"))  # fmt: skip
-    told = [row.pop("term_modifiers") for row in new]
-    assert told[0] == "label=140214,pieces=3-7,negated=true,subject=patient"
-    held = [
+    modifiers = [row.pop("term_modifiers") for row in rewritten]
+    assert modifiers[0] == "label=140214,pieces=3-7,negated=true,subject=patient"
+    compared = [
         {
             k: v
             for k, v in row.items()
-            if k in old[0] and k != "note_nlp_id" and v not in ("", "0")
+            if k in originals[0] and k != "note_nlp_id" and v not in ("", "0")
         }
-        for row in new
+        for row in rewritten
     ]
-    assert held == [
-        {k: v for k, v in row.items() if k in held[0] and v not in ("", "0")}
-        for row in old
+    assert compared == [
+        {k: v for k, v in row.items() if k in compared[0] and v not in ("", "0")}
+        for row in originals
     ]
-    assert (held[0]["term_exists"], held[0]["section_concept_id"]) == ("N", "99")
+    assert (compared[0]["term_exists"], compared[0]["section_concept_id"]) == (
+        "N",
+        "99",
+    )
     with pytest.raises(LossyError, match="meta omop: 1"):
         convert(tmp_path / "o", tmp_path / "brat", "brat")
 
@@ -550,8 +557,13 @@ def test_docbin_is_what_spacy_reads(tmp_path: Path) -> None:
 def test_docbin_that_is_wrong(file: File, tmp_path: Path, monkeypatch: Any) -> None:
     """Half a file, none, one that grows without end: a line each."""
     write([NOTE], tmp_path / "a.spacy", "docbin")
-    whole = (tmp_path / "a.spacy").read_bytes()
-    for data in (whole[:-9], b"x", zlib.compress(b"\x81\xa1a\x01"), zlib.compress(b"")):
+    content = (tmp_path / "a.spacy").read_bytes()
+    for data in (
+        content[:-9],
+        b"x",
+        zlib.compress(b"\x81\xa1a\x01"),
+        zlib.compress(b""),
+    ):
         with pytest.raises(DataError, match=r"b\.spacy: not a DocBin"):
             read(file(data, "b.spacy"))
     monkeypatch.setattr("fednotes.core.bounds.DOCBIN_BYTES", 1000)
@@ -574,12 +586,12 @@ def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
     assert row["text"] == note.text
 
 
-@pytest.mark.parametrize("old", [True, False])
-def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
+@pytest.mark.parametrize("is_old", [True, False])
+def test_parquet_and_arrow_of_others(tmp_path: Path, is_old: bool) -> None:
     """Tokens and tags alone: numbers with a ClassLabel's names, in both ways to write
     it."""
     names = {"names": ["O", "B-Drug", "I-Drug"], "_type": "ClassLabel"}
-    feature = [names] if old else {"feature": names, "_type": "Sequence"}
+    feature = [names] if is_old else {"feature": names, "_type": "Sequence"}
     meta = {"huggingface": json.dumps({"info": {"features": {"ner_tags": feature}}})}
     rows = {
         "id": ["a", "b"],
@@ -589,17 +601,17 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
     table = pyarrow.table(rows).replace_schema_metadata(meta)
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink:
-        writer = pyarrow.ipc.new_stream if old else pyarrow.ipc.new_file
+        writer = pyarrow.ipc.new_stream if is_old else pyarrow.ipc.new_file
         with writer(sink, table.schema) as stream:
             stream.write_table(table)
     for name in ("a.parquet", "a.arrow"):
-        one, two = read(tmp_path / name)
-        assert (one.id, one.text, one.spans) == (
+        first, second = read(tmp_path / name)
+        assert (first.id, first.text, first.spans) == (
             "a",
             "Took aspirin",
             (Span(5, 12, "Drug"),),
         )
-        assert (two.id, two.spans) == ("b", ())
+        assert (second.id, second.spans) == ("b", ())
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-7])
     with pytest.raises(DataError, match=r"b\.parquet: not a readable Parquet or Arrow"):
         read(tmp_path / "b.parquet")
@@ -615,8 +627,8 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
     ("info", "tag"),
     [
         *[
-            (told, 0)
-            for told in ([], {"features": []}, {"features": {"ner_tags": "x"}})
+            (features, 0)
+            for features in ([], {"features": []}, {"features": {"ner_tags": "x"}})
         ],
         ({"features": {"ner_tags": {"feature": []}}}, 0),
         ({"features": {"ner_tags": {"feature": {"names": ["O", "B-X"]}}}}, -1),
@@ -721,8 +733,8 @@ def test_bigbio_rows(file: File, tmp_path: Path) -> None:
             "bigbio",
             allow_loss=True,
         )
-        (whole,) = json.loads((tmp_path / "n").read_text())["passages"]
-        assert whole["text"] == ["Rash. Had pain."]
+        (passage,) = json.loads((tmp_path / "n").read_text())["passages"]
+        assert passage["text"] == ["Rash. Had pain."]
         (tmp_path / "n").unlink()
     with pytest.raises(DataError, match="row 1: its fields are not those"):
         read(file('{"document_id": 1, "passages": [{"text": 3}]}', "c.json"), "bigbio")

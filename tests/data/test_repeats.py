@@ -92,16 +92,16 @@ def test_counting_does_not_end_the_stream() -> None:
 
 def test_places_are_those_of_later_values_in_the_order_of_the_stream() -> None:
     rng = random.Random(2)
-    seen = set[str]()
+    earlier = set[str]()
     expected = []
     with Repeats() as repeats:
         for position in range(500):
             value = str(rng.randrange(100))
             place = (position // 200, rng.randrange(1000))
             repeats.add_at(value, *place)
-            if value in seen:
+            if value in earlier:
                 expected.append(place)
-            seen.add(value)
+            earlier.add(value)
         assert repeats.places(1000) == expected
         assert repeats.places(10) == expected[:10]
 
@@ -125,8 +125,10 @@ def test_shared_values_are_counted_as_sets_count_them(cache: int) -> None:
         sizes = {name: len(set(values)) for name, values in streams.items()}
         assert shared.count_distinct() == sizes
         in_both = {
-            (one, two): len(set(streams[one]) & set(streams[two]))
-            for one, two in (("a", "b"), ("b", "c"))
+            (left_part, right_part): len(
+                set(streams[left_part]) & set(streams[right_part])
+            )
+            for left_part, right_part in (("a", "b"), ("b", "c"))
         }
         assert shared.count_shared() == in_both
 

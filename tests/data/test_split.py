@@ -61,17 +61,17 @@ def document(
 def components(units: list[set[str]]) -> list[set[int]]:
     """Connected components by breadth-first search over all pairs (independent of
     union-find)."""
-    left, found = set(range(len(units))), []
-    while left:
-        queue, group = [left.pop()], set()
+    unassigned, groups = set(range(len(units))), []
+    while unassigned:
+        queue, group = [unassigned.pop()], set()
         while queue:
             i = queue.pop()
             group.add(i)
-            near = {j for j in left if units[i] & units[j]}
-            left -= near
+            near = {j for j in unassigned if units[i] & units[j]}
+            unassigned -= near
             queue += near
-        found.append(group)
-    return found
+        groups.append(group)
+    return groups
 
 
 # A small inventory of sentences, so that repeats are common.
@@ -94,8 +94,8 @@ def test_identical_sentences_never_straddle(
     documents = [
         document(f"d{i}", *sentences, patient=f"p{i // 2}", ward=f"w{i // 3}")
         for i, sentences in enumerate(
-            [s.upper() if i % 3 == 0 else s for s in own]
-            for i, own in enumerate(corpus)
+            [s.upper() if i % 3 == 0 else s for s in sentences]
+            for i, sentences in enumerate(corpus)
         )
     ]
     items = list(sentence_documents(documents)) if by == "sentence" else documents
@@ -103,8 +103,10 @@ def test_identical_sentences_never_straddle(
     units = []
     for item in items:
         keys = {s.lower() for s in item.text.split("\n") if len(s.split()) >= limit}
-        own = {"patient": item.patient, "ward": item.meta["ward"]}.get(by, item.id)
-        units.append(keys | {f"unit {own}"})
+        group_keys = {"patient": item.patient, "ward": item.meta["ward"]}.get(
+            by, item.id
+        )
+        units.append(keys | {f"unit {group_keys}"})
     groups = components(units)
     if len(groups) < 3:
         with pytest.raises(DataError, match=r"only \d+ group"):
@@ -203,8 +205,8 @@ def test_sentence_documents_keep_spans_and_tokens() -> None:
     spans = (Span(6, 11, "X"), Span(6, 22, "Y", ((6, 11), (17, 22))))
     bounds, tokens = ((0, 3), (4, 22)), ((0, 1), (2, 3), (4, 5), (6, 11))
     meta = {"ward": 1, "raw": ("lines",)}
-    whole = Document("d", text, spans, "p", ("1",), meta, bounds, tokens)
-    first, second = sentence_documents([whole])
+    note = Document("d", text, spans, "p", ("1",), meta, bounds, tokens)
+    first, second = sentence_documents([note])
     assert (first.text, first.spans, first.tokens) == ("a c", (), ((0, 1), (2, 3)))
     assert second.text == "b drug1 of x drug2"
     assert second.spans == (Span(2, 7, "X"), Span(2, 18, "Y", ((2, 7), (13, 18))))
@@ -221,19 +223,21 @@ def test_no_span_is_lost_or_changed(text: str, data: st.DataObject) -> None:
     pairs = data.draw(st.lists(st.tuples(edges, edges), max_size=4))
     spans = {Span(a, b, "X") for a, b in pairs if text[a:b].strip()}
     pieces = sentence_documents([Document("d", text, tuple(spans))])
-    found = [p.text[s.start : s.end] for p in pieces for s in p.spans]
-    assert sorted(found) == sorted(text[s.start : s.end] for s in spans)
+    mention_texts = [p.text[s.start : s.end] for p in pieces for s in p.spans]
+    assert sorted(mention_texts) == sorted(text[s.start : s.end] for s in spans)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 9), st.floats(0.01, 1), st.floats(0.01, 1))
-def test_subsamples_are_nested(count: int, seed: int, one: float, other: float) -> None:
+def test_subsamples_are_nested(
+    count: int, seed: int, first: float, second: float
+) -> None:
     notes = [document(f"n{i}", f"note {i}") for i in range(count)]
-    small, large = (subsample(notes, f, seed) for f in sorted((one, other)))
+    small, large = (subsample(notes, f, seed) for f in sorted((first, second)))
     assert set(map(id, small)) <= set(map(id, large))
-    assert len(small) == max(1, round(min(one, other) * count))
+    assert len(small) == max(1, round(min(first, second) * count))
     assert [n.id for n in large] == [n.id for n in notes if n in large]
-    assert subsample([], one) == ()
+    assert subsample([], first) == ()
 
 
 def test_without_leaks_drops_sentences_that_test_has() -> None:
@@ -242,11 +246,11 @@ def test_without_leaks_drops_sentences_that_test_has() -> None:
         document("b", "All new here ."),
     ]
     test = [document("c", "it  HELPED ."), document("d", "no .")]
-    kept, dropped = without_leaks(train, test)
+    remaining, dropped = without_leaks(train, test)
     assert dropped == 1
-    assert [d.text for d in kept] == ["I took drug1 .", "All new here ."]
-    assert kept[0].spans == (Span(7, 12, "X"),)
-    assert kept[1] is train[1]
+    assert [d.text for d in remaining] == ["I took drug1 .", "All new here ."]
+    assert remaining[0].spans == (Span(7, 12, "X"),)
+    assert remaining[1] is train[1]
 
 
 def test_masking_by_hand() -> None:
@@ -254,14 +258,16 @@ def test_masking_by_hand() -> None:
     text = "took drug1 then drug2 , Drug1 pain ."
     places = ((5, 10, "X"), (16, 21, "X"), (24, 29, "Y"), (24, 34, "Z"), (25, 28, "V"))
     spans = tuple(Span(*place) for place in places)
-    here = Document("d", text, spans, sentences=((0, 36),), tokens=((5, 10), (11, 15)))
-    other = [document("o", "drug1 here"), document("o2", "drug3 there")]
-    (masked,) = mask_overlap([here], [other], 1.0)
+    masked_site = Document(
+        "d", text, spans, sentences=((0, 36),), tokens=((5, 10), (11, 15))
+    )
+    other_site = [document("o", "drug1 here"), document("o2", "drug3 there")]
+    (masked,) = mask_overlap([masked_site], [other_site], 1.0)
     assert masked.text == "took MASK then drug2 , MASK pain ."
     assert masked.spans == (Span(15, 20, "X"), Span(23, 32, "Z"))
     assert masked.sentences == ((0, 34),)
     assert masked.tokens == ((5, 9), (10, 14), (23, 27))
-    assert mask_overlap([here], [other], 0.0) == (here,)
+    assert mask_overlap([masked_site], [other_site], 0.0) == (masked_site,)
 
 
 def test_masking_where_the_source_cuts_a_mention_in_two() -> None:
@@ -297,30 +303,32 @@ def test_masking_equals_replacing_words(
         [document(f"{s}-{i}", " ".join(words)) for i, words in enumerate(site)]
         for s, site in enumerate(sites)
     ]
-    held = Counter(
+    site_counts = Counter(
         w for site in sites for w in {w for ws in site for w in ws if w[0] == "d"}
     )
-    forms = {w for w, n in held.items() if n > 1}
+    forms = {w for w, n in site_counts.items() if n > 1}
     assert overlapping_forms(documents) == forms
     results = [
         mask_overlap(site, documents[:i] + documents[i + 1 :], ratio, seed)
         for i, site in enumerate(documents)
     ]
-    gone = {
+    masked_words = {
         w
         for site, done in zip(sites, results, strict=True)
         for words, d in zip(site, done, strict=True)
-        for w, new in zip(words, d.text.split(), strict=True)
-        if new == "MASK"
+        for w, masked in zip(words, d.text.split(), strict=True)
+        if masked == "MASK"
     }
-    assert gone <= forms
-    assert len(gone) == round(ratio * len(forms))
+    assert masked_words <= forms
+    assert len(masked_words) == round(ratio * len(forms))
     for site, done in zip(sites, results, strict=True):
         for words, result in zip(site, done, strict=True):
-            expected = " ".join("MASK" if w in gone else w for w in words)
+            expected = " ".join("MASK" if w in masked_words else w for w in words)
             assert result.text == expected
             labelled = [span_form(result.text, s) for s in result.spans]
-            assert labelled == [w for w in words if w[0] == "d" and w not in gone]
+            assert labelled == [
+                w for w in words if w[0] == "d" and w not in masked_words
+            ]
 
 
 @pytest.mark.corpora
@@ -361,8 +369,10 @@ def test_sizes(sites: tuple[SyntheticSite, ...]) -> None:
     """Means 200: factors 1.5, 0.9, 0.6, again from the start."""
     train = [sum(len(d.sentences) for d in s.data.train) for s in sites]
     assert train == [300, 180, 120, 300, 180]
-    (one,) = generate(1, 22)
-    assert [sum(len(d.sentences) for d in getattr(one.data, p)) for p in PARTS] == [
+    (generated,) = generate(1, 22)
+    assert [
+        sum(len(d.sentences) for d in getattr(generated.data, p)) for p in PARTS
+    ] == [
         33,
         40,
         200,
@@ -393,10 +403,10 @@ def test_offsets_sentences_and_tokens_agree(sites: tuple[SyntheticSite, ...]) ->
 
 def test_patients_and_sentences_are_in_one_part() -> None:
     """Over all sites, by plain dictionaries of sets."""
-    made = generate(2, 2000, seed=5)
+    generated = generate(2, 2000, seed=5)
     patient, sentence = defaultdict(set), defaultdict(set)
     notes = defaultdict(int)
-    for site in made:
+    for site in generated:
         for part in PARTS:
             for d in getattr(site.data, part):
                 patient[d.patient].add((site.data.id, part))
@@ -406,7 +416,7 @@ def test_patients_and_sentences_are_in_one_part() -> None:
     assert all(len(where) == 1 for where in patient.values())
     assert all(len(parts) == 1 for parts in sentence.values())
     assert max(notes.values()) > 1
-    report = check_sites([s.data for s in made])
+    report = check_sites([s.data for s in generated])
     assert not [f for f in report if f.level == "error" or f.code.startswith("leak")]
 
 
@@ -418,12 +428,12 @@ def test_own_labels_are_the_complete_ones_cut_and_noisy_in_train_only(
         types = site.data.tags.types
         assert site.complete.tags.types == TYPES
         for part in PARTS:
-            own, full = getattr(site.data, part), getattr(site.complete, part)
-            assert [d.text for d in own] == [d.text for d in full]
+            labelled, full = getattr(site.data, part), getattr(site.complete, part)
+            assert [d.text for d in labelled] == [d.text for d in full]
             cut = [tuple(s for s in d.spans if s.label in types) for d in full]
             assert [d.spans for d in getattr(exact.data, part)] == cut
             if part != "train":
-                assert [d.spans for d in own] == cut
+                assert [d.spans for d in labelled] == cut
         gold = {(d.id, s) for d in exact.data.train for s in d.spans}
         noisy = {(d.id, s) for d in site.data.train for s in d.spans}
         assert 0.02 < len(gold - noisy) / len(gold) < 0.16  # 8 % of about 200 and more
@@ -447,8 +457,8 @@ def test_a_finding_has_its_type_from_the_context_and_test_names_are_unseen_in_pa
                 labels[span_form(d.text, span)].add(span.label)
     shared = [
         f
-        for f, found in labels.items()
-        if len(found & {"ADE", "Disease", "Symptom"}) > 1
+        for f, types in labels.items()
+        if len(types & {"ADE", "Disease", "Symptom"}) > 1
     ]
     assert len(shared) > 50
     for site in sites:
@@ -499,9 +509,9 @@ def test_written_sites_read_back(
         for part in PARTS:
             name = part if format == "brat" else f"{part}.{format}"
             back = {d.id: d for d in read(folder / name)}
-            given = getattr(site.data, part)
-            assert [_mentions(back[d.id]) for d in given] == [
-                _mentions(d) for d in given
+            part_documents = getattr(site.data, part)
+            assert [_mentions(back[d.id]) for d in part_documents] == [
+                _mentions(d) for d in part_documents
             ]
     with pytest.raises(ConfigError, match="cannot write 'word'"):
         write_sites(sites, tmp_path, "word")
@@ -520,9 +530,10 @@ def test_speed() -> None:
     best = 0.0
     for seed in range(3):
         start = time.process_time()
-        made = generate(3, 2000, seed)
+        generated = generate(3, 2000, seed)
         seconds = time.process_time() - start
         best = max(
-            best, sum(len(d.sentences) for s in made for d in documents(s)) / seconds
+            best,
+            sum(len(d.sentences) for s in generated for d in documents(s)) / seconds,
         )
     assert best > 5000

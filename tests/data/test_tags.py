@@ -144,11 +144,11 @@ def test_a_collision_is_counted_as_what_it_is() -> None:
     """Two mentions inside one token "60mg" become one (merged) or one is lost, by type."""
     tokens = np.array([[0, 4], [5, 8]])
     same = [Span(0, 2, "Drug"), Span(2, 4, "Drug")]
-    other = [Span(0, 2, "Drug"), Span(2, 4, "ADR"), Span(3, 8, "ADR")]
+    colliding = [Span(0, 2, "Drug"), Span(2, 4, "ADR"), Span(3, 8, "ADR")]
     assert encode(same, tokens, TagSet(TYPES))[1] == Alignment(snapped=1, merged=1)
-    ids, counts = encode(other[:2], tokens, TagSet(TYPES))
+    ids, counts = encode(colliding[:2], tokens, TagSet(TYPES))
     assert counts == Alignment(snapped=1, lost=1)
-    ids, counts = encode([other[0], other[2]], tokens, TagSet(TYPES))
+    ids, counts = encode([colliding[0], colliding[2]], tokens, TagSet(TYPES))
     assert counts == Alignment(snapped=1, shortened=1)
     assert [TagSet(TYPES).tags[i] for i in ids] == ["B-Drug", "B-ADR"]
     assert encode([Span(4, 5, "ADR")], tokens, TagSet(TYPES))[1] == Alignment(lost=1)
@@ -209,11 +209,11 @@ def test_allowed_transitions_are_what_encode_writes(scheme: Scheme) -> None:
 
 SPANS = st.lists(
     st.builds(
-        lambda start, gap, rest, label, broken: Span(
+        lambda start, gap, last_gap, label, broken: Span(
             start,
-            start + 2 + gap + rest,
+            start + 2 + gap + last_gap,
             label,
-            ((start, start + 1), (start + 1 + gap, start + 2 + gap + rest))
+            ((start, start + 1), (start + 1 + gap, start + 2 + gap + last_gap))
             if broken
             else (),
         ),
@@ -261,12 +261,12 @@ def _brute(spans: list[Span], rule: FlattenRule) -> tuple[list[Span], FlattenCou
             Span(*s.fragments[0], s.label) if first and s.fragments else s
             for s in order
         ]
-        left = sorted(flat, key=lambda s: (-(s.end - s.start), s.start, s.label))
+        remaining = sorted(flat, key=lambda s: (-(s.end - s.start), s.start, s.label))
         flat_spans = []
-        while left:
-            best = left[0]
+        while remaining:
+            best = remaining[0]
             flat_spans.append(Span(best.start, best.end, best.label))
-            left = [s for s in left if not overlap(s, best)]
+            remaining = [s for s in remaining if not overlap(s, best)]
     counts = FlattenCounts(
         len(spans),
         len(flat_spans),
@@ -332,8 +332,10 @@ def deals(types: str, sizes: tuple[int, ...]) -> Iterator[TagSets]:
     """Every way to cut an order of the types into sets of these sizes; repeats are
     wanted."""
     for order in permutations(types):
-        rest = list(order)
-        yield in_order(types, [{rest.pop() for _ in range(size)} for size in sizes])
+        remaining = list(order)
+        yield in_order(
+            types, [{remaining.pop() for _ in range(size)} for size in sizes]
+        )
 
 
 def exact_disjoint(types: str, all_sizes: list[tuple[int, ...]]) -> Exact:
@@ -439,9 +441,9 @@ def test_disjoint_sets_come_equally_often() -> None:
         )
         < 3
     )
-    both = exact_disjoint("abc", [(2, 1), (1, 2)])
-    assert len(both) == 6
-    assert misfit(lambda s: draw_disjoint("abc", 2, 0, s), both, 3000) < 3
+    deals_of_types = exact_disjoint("abc", [(2, 1), (1, 2)])
+    assert len(deals_of_types) == 6
+    assert misfit(lambda s: draw_disjoint("abc", 2, 0, s), deals_of_types, 3000) < 3
 
 
 @pytest.mark.parametrize(("types", "sites"), [("abc", 2), ("abcd", 3), ("ab", 2)])
@@ -498,8 +500,8 @@ def _document(
         Span(text.index(form), text.index(form) + len(form), label)
         for form, label in mentions
     )
-    whole = ((0, len(text)),) if sentences else ()
-    return Document("d", text, spans, sentences=whole)
+    bounds = ((0, len(text)),) if sentences else ()
+    return Document("d", text, spans, sentences=bounds)
 
 
 def test_arrays_describe_the_tokens() -> None:
@@ -563,11 +565,11 @@ def test_long_sentences_are_cut_between_entities(
         token = last
     document = Document("d", text, tuple(spans), sentences=((0, len(text)),))
     tagset = TagSet(("ADR",), scheme)  # type: ignore[arg-type]
-    whole = encode_corpus([document], tagset, max_tokens=1000)
+    uncut = encode_corpus([document], tagset, max_tokens=1000)
     cut = encode_corpus([document], tagset, max_tokens=limit)
-    assert cut.tags.tolist() == whole.tags.tolist()
-    assert cut.offsets.tolist() == whole.offsets.tolist()
-    assert whole.sentences == 1
+    assert cut.tags.tolist() == uncut.tags.tolist()
+    assert cut.offsets.tolist() == uncut.offsets.tolist()
+    assert uncut.sentences == 1
     pieces = list(zip(cut.bounds[:-1].tolist(), cut.bounds[1:].tolist(), strict=True))
     assert pieces[-1][1] == words
     for span in spans:

@@ -190,11 +190,11 @@ def test_join_cut_equals_brute_force(lengths: list[int], data: st.DataObject) ->
 
 @pytest.mark.corpora
 @pytest.mark.parametrize(
-    ("folder", "pieces", "most"),
+    ("folder", "pieces", "limit"),
     [("maccrobat", 25_237, 35), ("bc5cdr/pubtator", 28_785, 15)],
 )
 def test_gold_spans_fall_on_tokens(
-    corpora: Path, folder: str, pieces: int, most: int
+    corpora: Path, folder: str, pieces: int, limit: int
 ) -> None:
     """At most 0.14 % of the pieces of gold mentions are off the boundaries (sets of
     offsets)."""
@@ -207,7 +207,7 @@ def test_gold_spans_fall_on_tokens(
                 off += start not in starts or end not in ends
                 total += 1
     assert total == pieces
-    assert off <= most
+    assert off <= limit
 
 
 def test_a_long_row_of_dots_takes_no_time() -> None:

@@ -101,13 +101,13 @@ def test_refuses_what_cannot_be(
 def test_limits_are_the_backbones_or_less(bart: Path) -> None:
     """40 positions: 38 sub-words beside two marks; 13 entities of three steps, and the
     end."""
-    for settings, wanted in (
+    for settings, expected in (
         ({}, (38, 13)),
         ({"max_subwords": 20, "max_entities": 5}, (20, 5)),
         ({"max_subwords": 50, "max_entities": 50}, (38, 13)),
     ):
         limits = build(bart, **settings).limits
-        assert (limits.subwords, limits.entities) == wanted
+        assert (limits.subwords, limits.entities) == expected
 
 
 def test_loaded_once(

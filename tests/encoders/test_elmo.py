@@ -119,23 +119,24 @@ def reference_word(
     """One word: embedding, convolutions by loops, highway layers, projection."""
     cnn = options["char_cnn"]
     length = cnn["max_characters_per_token"]
-    seen = np.array([w["char_embed"][i] for i in ids + [260] * (length - len(ids))])
+    embedded = np.array([w["char_embed"][i] for i in ids + [260] * (length - len(ids))])
     act = {"relu": lambda v: max(v, 0.0), "tanh": np.tanh}[cnn["activation"]]
     x = []
     for i, (width, filters) in enumerate(cnn["filters"]):
         for f in range(filters):
             kernel = w[f"CNN/W_cnn_{i}"][0, :, :, f]
             sums = [
-                np.sum(seen[p : p + width] * kernel) for p in range(length - width + 1)
+                np.sum(embedded[p : p + width] * kernel)
+                for p in range(length - width + 1)
             ]
             x.append(act(max(sums) + w[f"CNN/b_cnn_{i}"][f]))
     x = np.array(x)
     for k in range(cnn["n_highway"]):
         gate = sigmoid(x @ w[f"CNN_high_{k}/W_carry"] + w[f"CNN_high_{k}/b_carry"])
-        new = np.maximum(
+        transformed = np.maximum(
             x @ w[f"CNN_high_{k}/W_transform"] + w[f"CNN_high_{k}/b_transform"], 0
         )
-        x = gate * new + (1 - gate) * x
+        x = gate * transformed + (1 - gate) * x
     if "CNN_proj/W_proj" in w:
         x = x @ w["CNN_proj/W_proj"] + w["CNN_proj/b_proj"]
     return x
@@ -200,9 +201,9 @@ def test_equals_numpy_program(tmp_path: Path, options: dict[str, Any]) -> None:
     weights = write(tmp_path / "m", options)
     elmo = load(tmp_path / "m")
     expected = np.concatenate([reference(s, weights, options) for s in SENTENCES if s])
-    found = elmo.hidden(passages(SENTENCES)).numpy()
-    assert found.shape == (sum(map(len, SENTENCES)), elmo.layers, elmo.dim)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    vectors = elmo.hidden(passages(SENTENCES)).numpy()
+    assert vectors.shape == (sum(map(len, SENTENCES)), elmo.layers, elmo.dim)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert np.abs(expected).max() > 0.1
 
 
@@ -236,10 +237,10 @@ def test_through_load_encoder(tmp_path: Path) -> None:
     write(tmp_path / "m", OPTIONS)
     encoder = load_encoder(str(tmp_path / "m"))
     assert (encoder.layers, encoder.dim) == (3, 12)
-    found = encoder.encode(passages(SENTENCES))
-    assert found.dtype == np.float16
+    vectors = encoder.encode(passages(SENTENCES))
+    assert vectors.dtype == np.float16
     np.testing.assert_allclose(
-        found, load(tmp_path / "m").hidden(passages(SENTENCES)), atol=1e-3, rtol=1e-3
+        vectors, load(tmp_path / "m").hidden(passages(SENTENCES)), atol=1e-3, rtol=1e-3
     )
     assert load_encoder(str(tmp_path / "m")) is encoder
     write(tmp_path / "m", OPTIONS, seed=1)
@@ -292,11 +293,11 @@ def test_datasets_of_any_size_or_in_other_files_are_refused(tmp_path: Path) -> N
     """HDF5 stores neither what is zero everywhere nor what lies in another file."""
     write(tmp_path / "elmo", OPTIONS)
     path = tmp_path / "elmo/tiny_weights.hdf5"
-    other = tmp_path / "other.hdf5"
-    shutil.copy(path, other)
+    external = tmp_path / "other.hdf5"
+    shutil.copy(path, external)
 
     def with_embedding(change: Callable[[Any], None]) -> None:
-        shutil.copy(other, path)
+        shutil.copy(external, path)
         with h5py.File(path, "a") as file:
             del file["char_embed"]
             change(file)
@@ -308,7 +309,7 @@ def test_datasets_of_any_size_or_in_other_files_are_refused(tmp_path: Path) -> N
                 "char_embed", (10**9, 5), "f4", chunks=(1000, 5)
             )
         )
-    link = h5py.ExternalLink(str(other), "char_embed")
+    link = h5py.ExternalLink(str(external), "char_embed")
     with pytest.raises(ModelError, match="'char_embed' is in another file"):
         with_embedding(lambda file: file.update({"char_embed": link}))
     raw = tmp_path / "raw"

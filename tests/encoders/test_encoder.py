@@ -59,11 +59,11 @@ def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.
         ]
     out = np.zeros((len(sentence), layers, 16))
     for number in range(len(sentence)):
-        own = [i for i, o in enumerate(owner) if o == number]
-        own = own[:1] if pooling == "first" else own
+        positions = [i for i, o in enumerate(owner) if o == number]
+        positions = positions[:1] if pooling == "first" else positions
         for k, state in enumerate(hidden):
-            if own:
-                out[number, k] = state[0, own].mean(0).numpy()
+            if positions:
+                out[number, k] = state[0, positions].mean(0).numpy()
     return out
 
 
@@ -72,17 +72,17 @@ def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.
 def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
     """Batched and padded against `reference`; words without a piece are zero."""
     encoder = HuggingFaceEncoder(bert, pooling, layers)
-    found = encoder.hidden(passages(SENTENCES)).numpy()
+    vectors = encoder.hidden(passages(SENTENCES)).numpy()
     expected = np.concatenate(
         [reference(bert, s, layers, pooling) for s in SENTENCES if s]
     )
-    assert found.shape == (sum(map(len, SENTENCES)), layers, 16)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert vectors.shape == (sum(map(len, SENTENCES)), layers, 16)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
     half = encoder.encode(passages(SENTENCES))
     assert half.dtype == np.float16
     np.testing.assert_allclose(half, expected, atol=1e-3, rtol=1e-3)
-    assert not found[6:8].any()
-    assert found[:5].any(axis=(1, 2)).all()
+    assert not vectors[6:8].any()
+    assert vectors[:5].any(axis=(1, 2)).all()
 
 
 def test_one_layer_alone(bert: Path) -> None:
@@ -104,8 +104,8 @@ def test_windows_cover_each_piece_once_with_context() -> None:
     for capacity in range(1, 25):
         for length in range(91):
             parts = windows(length, capacity)
-            kept = [i for w in parts for i in range(w.keep_start, w.keep_end)]
-            assert kept == list(range(length))
+            covered = [i for w in parts for i in range(w.keep_start, w.keep_end)]
+            assert covered == list(range(length))
             for w in parts:
                 assert 0 <= w.start <= w.keep_start <= w.keep_end <= w.end <= length
                 assert w.end - w.start == min(capacity, length)
@@ -118,13 +118,13 @@ def test_long_sentences_are_read_in_windows(bert: Path) -> None:
     """Both ends equal the first and last window read as sentences of their own."""
     encoder = HuggingFaceEncoder(bert)
     words = np.random.default_rng(1).choice(["no", "pain", "."], 57).tolist()
-    found = encoder.hidden(passages([["no"], words, ["pain"]]))[1:-1]
-    assert bool(found.any(2).all())
+    vectors = encoder.hidden(passages([["no"], words, ["pain"]]))[1:-1]
+    assert bool(vectors.any(2).all())
     torch.testing.assert_close(
-        found[:8], encoder.hidden([passage(words[:10])])[:8], rtol=0, atol=1e-5
+        vectors[:8], encoder.hidden([passage(words[:10])])[:8], rtol=0, atol=1e-5
     )
     torch.testing.assert_close(
-        found[-8:], encoder.hidden([passage(words[-10:])])[-8:], rtol=0, atol=1e-5
+        vectors[-8:], encoder.hidden([passage(words[-10:])])[-8:], rtol=0, atol=1e-5
     )
 
 
@@ -132,7 +132,7 @@ def test_word_longer_than_the_model(bert: Path) -> None:
     """A word of 37 pieces is the mean over all of them, each read once in its window."""
     encoder = HuggingFaceEncoder(bert)
     word = "metop" + "rolol" * 18
-    found = encoder.hidden([passage(["no", word, "pain"])])
+    vectors = encoder.hidden([passage(["no", word, "pain"])])
     ids = [
         5 + PIECES.index(p) for p in ["no", "metop", *["##rol", "##ol"] * 18, "pain"]
     ]
@@ -145,8 +145,8 @@ def test_word_longer_than_the_model(bert: Path) -> None:
             ).last_hidden_state[0]
         states |= {i: out[i - w.start + 1] for i in range(w.keep_start, w.keep_end)}
     mean = torch.stack([states[i] for i in range(1, 38)]).mean(0)
-    torch.testing.assert_close(found[1, 0], mean, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found[2, 0], states[38], rtol=0, atol=1e-5)
+    torch.testing.assert_close(vectors[1, 0], mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(vectors[2, 0], states[38], rtol=0, atol=1e-5)
 
 
 def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
     ids = [vocabulary[p] for p in ["<s>", "n", "o", "Ġ", "b", "Ġno", "</s>"]]
     with torch.no_grad():
         state = model(torch.tensor([ids])).last_hidden_state[0]
-    found = encoder.hidden(passages([["no"] * 30, ["no", "b", "no"]]))
-    torch.testing.assert_close(found[30:, 0], state[[1, 4, 5]], rtol=0, atol=1e-5)
+    vectors = encoder.hidden(passages([["no"] * 30, ["no", "b", "no"]]))
+    torch.testing.assert_close(vectors[30:, 0], state[[1, 4, 5]], rtol=0, atol=1e-5)
     alone = encoder.hidden([passage(["no"] * 9)])  # 10 sub-words
-    torch.testing.assert_close(found[:8], alone[:8], rtol=0, atol=1e-5)
+    torch.testing.assert_close(vectors[:8], alone[:8], rtol=0, atol=1e-5)
 
 
 def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
@@ -210,19 +210,19 @@ def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
 
 def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> None:
     shutil.copytree(bert, tmp_path / "copy")
-    one = load_encoder(str(bert)).fingerprint
-    assert load_encoder(str(tmp_path / "copy")).fingerprint == one
+    original = load_encoder(str(bert)).fingerprint
+    assert load_encoder(str(tmp_path / "copy")).fingerprint == original
     others = [
         load_encoder(f"{bert}{o}").fingerprint
         for o in ("#first", "#layers=2", "#layer=2")
     ]
-    assert len({one, *others}) == 4
+    assert len({original, *others}) == 4
     assert load_encoder(f"{bert}#mean") is load_encoder(str(bert))
     config = json.loads((bert / "config.json").read_text())
     (tmp_path / "copy" / "config.json").write_text(
         json.dumps({**config, "layer_norm_eps": 0.1})
     )
-    assert load_encoder(str(tmp_path / "copy")).fingerprint != one
+    assert load_encoder(str(tmp_path / "copy")).fingerprint != original
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +237,9 @@ def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
     text = "the patient denied pain and nausea ."
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     model = transformers.AutoModel.from_pretrained(path, local_files_only=True).eval()
-    given = tokenizer(text, return_tensors="pt")
+    inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
-        state = model(**given).last_hidden_state[0]
+        state = model(**inputs).last_hidden_state[0]
     words, vectors = text.split(), []
     at = 1
     for word in words:

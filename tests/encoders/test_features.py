@@ -34,11 +34,11 @@ class Hashing:
 
     def __init__(self, fingerprint: str = "a") -> None:
         self.fingerprint = fingerprint
-        self.seen: list[tuple[str, ...]] = []
+        self.encoded_sentences: list[tuple[str, ...]] = []
 
     def encode(self, passages: Sequence[Passage]) -> np.ndarray:
         sentences = [tuple(passage.forms) for passage in passages]
-        self.seen += sentences
+        self.encoded_sentences += sentences
         rows = [
             vector(sentence, i) for sentence in sentences for i in range(len(sentence))
         ]
@@ -61,7 +61,7 @@ def corpus(count: int = 30, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(sentences), np.cumsum([0, *map(len, sentences)])
 
 
-def read(
+def lazy_passages(
     form: np.ndarray, bounds: np.ndarray, forms: Sequence[str] = FORMS
 ) -> list[Passage]:
     """The sentences as they are read."""
@@ -87,21 +87,21 @@ def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
     nothing."""
     form, bounds = corpus()
     encoder = Hashing()
-    memory = cached_features(encoder, read(form, bounds), None)
+    memory = cached_features(encoder, lazy_passages(form, bounds), None)
     np.testing.assert_array_equal(memory, expected(form, bounds))
-    cached = cached_features(encoder, read(form, bounds), tmp_path)
+    cached = cached_features(encoder, lazy_passages(form, bounds), tmp_path)
     np.testing.assert_array_equal(cached, memory)
     assert isinstance(cached, np.memmap)
     assert cached.dtype == memory.dtype == np.float16
     assert not cached.flags.writeable
     assert not memory.flags.writeable
     sentences = {tuple(form[a:b]) for a, b in pairwise(bounds) if b > a}
-    assert len(encoder.seen) == 2 * len(sentences)
-    encoder.seen.clear()
+    assert len(encoder.encoded_sentences) == 2 * len(sentences)
+    encoder.encoded_sentences.clear()
     np.testing.assert_array_equal(
-        cached_features(encoder, read(form, bounds), tmp_path), memory
+        cached_features(encoder, lazy_passages(form, bounds), tmp_path), memory
     )
-    assert encoder.seen == []
+    assert encoder.encoded_sentences == []
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 3])
@@ -115,22 +115,22 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, chunks: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached_features(encoder, read(form, bounds), tmp_path, kill)
-    before = set(encoder.seen)
+        cached_features(encoder, lazy_passages(form, bounds), tmp_path, kill)
+    before = set(encoder.encoded_sentences)
     assert len(before) == 4 * chunks
-    encoder.seen.clear()
-    seen: list[tuple[int, int]] = []
-    found = cached_features(
+    encoder.encoded_sentences.clear()
+    progress_calls: list[tuple[int, int]] = []
+    cached = cached_features(
         encoder,
-        read(form, bounds),
+        lazy_passages(form, bounds),
         tmp_path,
-        lambda done, total: seen.append((done, total)),
+        lambda done, total: progress_calls.append((done, total)),
     )
-    np.testing.assert_array_equal(found, expected(form, bounds))
-    assert not before & set(encoder.seen)
-    total = len(before) + len(encoder.seen)
-    assert seen[0] == (4 * chunks, total)
-    assert seen[-1] == (total, total)
+    np.testing.assert_array_equal(cached, expected(form, bounds))
+    assert not before & set(encoder.encoded_sentences)
+    total = len(before) + len(encoder.encoded_sentences)
+    assert progress_calls[0] == (4 * chunks, total)
+    assert progress_calls[-1] == (total, total)
 
 
 @pytest.mark.parametrize(
@@ -140,18 +140,20 @@ def test_damaged_cache_is_computed_again(tmp_path: Path, damage: str) -> None:
     form, bounds = corpus()
     if damage in ("progress", "no progress"):
         with pytest.raises(KeyboardInterrupt):
-            cached_features(Hashing(), read(form, bounds), tmp_path, interrupt)
+            cached_features(Hashing(), lazy_passages(form, bounds), tmp_path, interrupt)
         (file,) = (tmp_path / "features").glob("*.part")
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-8] + (b"\xff" * 8 if damage == "progress" else b""))
+        content = file.read_bytes()
+        file.write_bytes(content[:-8] + (b"\xff" * 8 if damage == "progress" else b""))
     else:
-        cached_features(Hashing(), read(form, bounds), tmp_path)
+        cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
         (file,) = (tmp_path / "features").glob("*.npy")
-        whole = file.read_bytes()
-        size = {"truncated": len(whole) - 1, "empty": 0, "header": len(whole)}[damage]
-        file.write_bytes(whole[:size] if damage != "header" else b"x" * size)
-    found = cached_features(Hashing(), read(form, bounds), tmp_path)
-    np.testing.assert_array_equal(found, expected(form, bounds))
+        content = file.read_bytes()
+        size = {"truncated": len(content) - 1, "empty": 0, "header": len(content)}[
+            damage
+        ]
+        file.write_bytes(content[:size] if damage != "header" else b"x" * size)
+    recomputed = cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+    np.testing.assert_array_equal(recomputed, expected(form, bounds))
 
 
 def interrupt(done: int, total: int) -> None:
@@ -166,14 +168,17 @@ def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
     moved = bounds.copy()
     moved[1] += 1
     calls = [
-        (Hashing(), read(form, bounds)),
-        (Hashing("b"), read(form, bounds)),
-        (Hashing(), read(form, bounds, ("other", *FORMS[1:]))),
-        (Hashing(), read(form[::-1].copy(), bounds)),
-        (Hashing(), read(form, moved)),
+        (Hashing(), lazy_passages(form, bounds)),
+        (Hashing("b"), lazy_passages(form, bounds)),
+        (Hashing(), lazy_passages(form, bounds, ("other", *FORMS[1:]))),
+        (Hashing(), lazy_passages(form[::-1].copy(), bounds)),
+        (Hashing(), lazy_passages(form, moved)),
         (
             Hashing(),
-            [each._replace(text=f"{each.text}.") for each in read(form, bounds)],
+            [
+                each._replace(text=f"{each.text}.")
+                for each in lazy_passages(form, bounds)
+            ],
         ),
     ]
     for n, call in enumerate(calls, 1):
@@ -185,7 +190,7 @@ def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
 def test_only_the_owner_can_read(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "features").mkdir(mode=0o755)
-    cached_features(Hashing(), read(form, bounds), tmp_path)
+    cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
     assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
     (file,) = (tmp_path / "features").glob("*.npy")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -199,19 +204,19 @@ def test_full_disk(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     try:
         with pytest.raises(FednotesError, match="free some space"):
-            cached_features(Hashing(), read(form, bounds), tmp_path)
+            cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list((tmp_path / "features").iterdir()) == []
-    found = cached_features(Hashing(), read(form, bounds), tmp_path)
-    np.testing.assert_array_equal(found, expected(form, bounds))
+    uncached = cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
+    np.testing.assert_array_equal(uncached, expected(form, bounds))
 
 
 def test_cache_that_is_no_folder(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "file").write_text("")
     with pytest.raises(FednotesError, match="FEDNOTES_CACHE"):
-        cached_features(Hashing(), read(form, bounds), tmp_path / "file")
+        cached_features(Hashing(), lazy_passages(form, bounds), tmp_path / "file")
 
 
 def test_three_at_once(tmp_path: Path) -> None:
@@ -222,21 +227,21 @@ def test_three_at_once(tmp_path: Path) -> None:
 
     def work(encoder: Hashing) -> np.ndarray:
         start.wait()
-        return cached_features(encoder, read(form, bounds), tmp_path)
+        return cached_features(encoder, lazy_passages(form, bounds), tmp_path)
 
     with ThreadPoolExecutor(3) as pool:
-        for found in pool.map(work, encoders):
-            np.testing.assert_array_equal(found, expected(form, bounds))
-    assert sum(bool(encoder.seen) for encoder in encoders) == 1
+        for result in pool.map(work, encoders):
+            np.testing.assert_array_equal(result, expected(form, bounds))
+    assert sum(bool(encoder.encoded_sentences) for encoder in encoders) == 1
     assert [p.suffix for p in (tmp_path / "features").iterdir()] == [".npy"]
 
 
 def test_clear_removes_its_own_files_only(tmp_path: Path) -> None:
     form, bounds = corpus()
     assert clear_cache(tmp_path) == 0
-    cached_features(Hashing(), read(form, bounds), tmp_path)
+    cached_features(Hashing(), lazy_passages(form, bounds), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        cached_features(Hashing("b"), read(form, bounds), tmp_path, interrupt)
+        cached_features(Hashing("b"), lazy_passages(form, bounds), tmp_path, interrupt)
     (tmp_path / "features" / "mine.npy").write_text("keep")
     ours = [p for p in (tmp_path / "features").iterdir() if p.name != "mine.npy"]
     size = sum(p.stat().st_size for p in ours)

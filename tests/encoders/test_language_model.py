@@ -102,27 +102,27 @@ def reference(kind: str, path: Path, sequences: Sequences, masked: Masked) -> An
     """The library's own model, run whole with `labels`; its output, and the model."""
     model = getattr(transformers, kind).from_pretrained(path).eval()
     inside = np.arange(sequences.ids.shape[1]) < sequences.lengths[:, None]
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "input_ids": torch.from_numpy(masked.inputs),
         "attention_mask": torch.from_numpy(inside.astype(np.int64)),
         "labels": torch.from_numpy(masked.labels),
     }
     if sequences.random_next is not None:
-        given["token_type_ids"] = torch.from_numpy(sequences.segments)
-        given["next_sentence_label"] = torch.from_numpy(sequences.random_next)
-    return model(**given), model
+        inputs["token_type_ids"] = torch.from_numpy(sequences.segments)
+        inputs["next_sentence_label"] = torch.from_numpy(sequences.random_next)
+    return model(**inputs), model
 
 
-def compare_gradients(found: LanguageModel, expected: torch.nn.Module) -> None:
-    wanted = dict(expected.named_parameters())
-    assert found.trainable()
-    for name, parameter in found.trainable().items():
+def compare_gradients(model: LanguageModel, expected: torch.nn.Module) -> None:
+    reference_parameters = dict(expected.named_parameters())
+    assert model.trainable()
+    for name, parameter in model.trainable().items():
         assert parameter.grad is not None, name
         torch.testing.assert_close(
-            parameter.grad, wanted[name].grad, rtol=1e-3, atol=1e-5
+            parameter.grad, reference_parameters[name].grad, rtol=1e-3, atol=1e-5
         )
-    for name, parameter in found.model.named_parameters():
-        assert (parameter.grad is None) == (name not in found.trainable())
+    for name, parameter in model.model.named_parameters():
+        assert (parameter.grad is None) == (name not in model.trainable())
 
 
 @pytest.mark.parametrize("train", ["all", "encoder"])
@@ -134,22 +134,22 @@ def test_loss_at_masked_positions_is_the_whole_models(
     model = build(saved(kind), train=train)
     assert (model._head is None) == (kind == "ElectraForMaskedLM")
     sequences, masked = batch(model.specials, model.vocabulary)
-    found = model.loss(sequences, masked)
-    found.loss.backward()
-    expected, whole = reference(kind, saved(kind), sequences, masked)
+    result = model.loss(sequences, masked)
+    result.loss.backward()
+    expected, reference_model = reference(kind, saved(kind), sequences, masked)
     expected.loss.backward()
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
-    compare_gradients(model, whole)
+    torch.testing.assert_close(result.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    compare_gradients(model, reference_model)
     guesses = expected.logits.argmax(-1).numpy()
     chosen = masked.labels != -100
-    assert found.predictions == chosen.sum() > 10
-    assert found.right == (guesses == masked.labels)[chosen].sum()
+    assert result.predictions == chosen.sum() > 10
+    assert result.right == (guesses == masked.labels)[chosen].sum()
     assert math.isclose(
-        found.token_loss,
-        float(expected.loss.detach()) * found.predictions,
+        result.token_loss,
+        float(expected.loss.detach()) * result.predictions,
         rel_tol=1e-5,
     )
-    assert (found.pairs, found.pair_right) == (0, 0)
+    assert (result.pairs, result.pair_right) == (0, 0)
 
 
 def test_next_sentence_prediction(saved: Callable[[str], Path]) -> None:
@@ -157,14 +157,16 @@ def test_next_sentence_prediction(saved: Callable[[str], Path]) -> None:
     path = saved("BertForPreTraining")
     model = build(path, objective="mlm+nsp", train="all")
     sequences, masked = batch(model.specials, model.vocabulary, pairs=True)
-    found = model.loss(sequences, masked)
-    found.loss.backward()
-    expected, whole = reference("BertForPreTraining", path, sequences, masked)
+    result = model.loss(sequences, masked)
+    result.loss.backward()
+    expected, reference_model = reference("BertForPreTraining", path, sequences, masked)
     expected.loss.backward()
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
-    compare_gradients(model, whole)
-    told = expected.seq_relationship_logits.argmax(-1).numpy() == sequences.random_next
-    assert (found.pairs, found.pair_right) == (5, told.sum())
+    torch.testing.assert_close(result.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    compare_gradients(model, reference_model)
+    correct = (
+        expected.seq_relationship_logits.argmax(-1).numpy() == sequences.random_next
+    )
+    assert (result.pairs, result.pair_right) == (5, correct.sum())
     assert {
         "bert.pooler.dense.weight",
         "cls.seq_relationship.weight",
@@ -190,13 +192,13 @@ def test_denoising(bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
     model = build(bart, objective="denoise", train="all")
     sequences, _ = batch(model.specials, model.vocabulary)
     masked = denoise(sequences.ids, model.specials, np.random.default_rng(0))
-    found = model.loss(sequences, masked)
-    found.loss.backward()
-    expected, whole = bart_loss(bart, masked, model.specials.pad)
+    result = model.loss(sequences, masked)
+    result.loss.backward()
+    expected, reference_model = bart_loss(bart, masked, model.specials.pad)
     expected.loss.backward()
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
-    compare_gradients(model, whole)
-    assert found.predictions == sequences.lengths.sum()
+    torch.testing.assert_close(result.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    compare_gradients(model, reference_model)
+    assert result.predictions == sequences.lengths.sum()
     assert not model.new_head
     assert not build(bart, objective="denoise").revealing
 
@@ -210,13 +212,13 @@ def test_what_is_trained(saved: Callable[[str], Path]) -> None:
     secret = {"bert.embeddings.word_embeddings.weight", "cls.predictions.bias"}
     head = {name for name in names if name.startswith("cls.predictions.transform.")}
     top = {name for name in names if name.startswith("bert.encoder.layer.1.")}
-    wanted = {
+    expected_names = {
         "all": names,
         "encoder": names - secret,
         "top": head | top,
         "lora": head | {"lora.down", "lora.up"},
     }
-    for train, expected in wanted.items():
+    for train, expected in expected_names.items():
         model = build(path, train=train, top=1)
         assert list(model.trainable()) == sorted(expected)
         assert model.revealing == (train == "all")
@@ -250,16 +252,16 @@ def test_saved_directory(
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     sequences, masked = batch(model.specials, model.vocabulary)
     with torch.no_grad():
-        found = model.loss(sequences, masked).loss
+        loss = model.loss(sequences, masked).loss
     frozen = {n: p.clone() for n, p in model.model.named_parameters()}
     model.save(tmp_path / "out")
-    expected, whole = reference(kind, tmp_path / "out", sequences, masked)
-    torch.testing.assert_close(found, expected.loss, rtol=1e-4, atol=1e-4)
+    expected, reference_model = reference(kind, tmp_path / "out", sequences, masked)
+    torch.testing.assert_close(loss, expected.loss, rtol=1e-4, atol=1e-4)
     ids = torch.from_numpy(masked.inputs)
     auto = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
-    assert torch.equal(auto(ids).logits, whole(ids).logits)
+    assert torch.equal(auto(ids).logits, reference_model(ids).logits)
     bare = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
-    assert torch.equal(bare(ids)[0], whole.base_model(ids)[0])
+    assert torch.equal(bare(ids)[0], reference_model.base_model(ids)[0])
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("w3 w4s")["input_ids"] == [2, 8, 9, 35, 3]
     assert all(torch.equal(p, frozen[n]) for n, p in model.model.named_parameters())
@@ -271,14 +273,14 @@ def test_saved_directory(
 def test_lora_starts_as_the_model(saved: Callable[[str], Path]) -> None:
     """Bit for bit; and changes the loss once B is not zero."""
     path = saved("BertForMaskedLM")
-    one, two = build(path), build(path, train="lora")
-    given = batch(one.specials, one.vocabulary)
+    plain, with_lora = build(path), build(path, train="lora")
+    inputs = batch(plain.specials, plain.vocabulary)
     with torch.no_grad():
-        start = one.loss(*given).loss
-        assert torch.equal(start, two.loss(*given).loss)
-        assert two.lora is not None
-        two.lora.up.fill_(0.1)
-        assert not torch.allclose(start, two.loss(*given).loss)
+        start = plain.loss(*inputs).loss
+        assert torch.equal(start, with_lora.loss(*inputs).loss)
+        assert with_lora.lora is not None
+        with_lora.lora.up.fill_(0.1)
+        assert not torch.allclose(start, with_lora.loss(*inputs).loss)
 
 
 def test_fresh(saved: Callable[[str], Path]) -> None:
@@ -288,17 +290,17 @@ def test_fresh(saved: Callable[[str], Path]) -> None:
     config = LanguageModelConfig(str(path), fresh=True, train="all", **sizes)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    one = build_language_model(config, 1)
+    first = build_language_model(config, 1)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    two, other = build_language_model(config, 1), build_language_model(config, 2)
-    for name, parameter in one.trainable().items():
-        assert torch.equal(parameter, two.trainable()[name])
+    again, reseeded = build_language_model(config, 1), build_language_model(config, 2)
+    for name, parameter in first.trainable().items():
+        assert torch.equal(parameter, again.trainable()[name])
     name = "bert.encoder.layer.2.intermediate.dense.weight"
-    assert one.trainable()[name].shape == (20, 24)
-    assert not torch.equal(one.trainable()[name], other.trainable()[name])
-    assert one.model.config.num_attention_heads == 2
-    assert (one.new_head, len(one.model.bert.encoder.layer)) == (False, 3)
+    assert first.trainable()[name].shape == (20, 24)
+    assert not torch.equal(first.trainable()[name], reseeded.trainable()[name])
+    assert first.model.config.num_attention_heads == 2
+    assert (first.new_head, len(first.model.bert.encoder.layer)) == (False, 3)
     distil = build(saved("DistilBertForMaskedLM"), fresh=True, train="all", **sizes)
     assert distil.trainable()[
         "distilbert.transformer.layer.2.ffn.lin1.weight"
@@ -316,11 +318,11 @@ def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
     save_tokenizer(tmp_path, WORDS)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    one = build(tmp_path, objective="mlm+nsp")
+    model = build(tmp_path, objective="mlm+nsp")
     assert torch.equal(torch.get_rng_state(), before)
-    assert one.new_head
-    predictions = one.model.cls.predictions
-    table = one.model.bert.embeddings.word_embeddings.weight
+    assert model.new_head
+    predictions = model.model.cls.predictions
+    table = model.model.bert.embeddings.word_embeddings.weight
     assert predictions.decoder.weight is table
     assert not predictions.bias.any()
     # What `initialise_head` says: 0.3 times the identity, 0.85, zero; and the library's
@@ -335,13 +337,14 @@ def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
     )
     assert not transform.dense.bias.any()
     assert not transform.LayerNorm.bias.any()
-    other = build_language_model(one.config, 2)
+    reseeded = build_language_model(model.config, 2)
     assert torch.equal(
-        one.model.cls.seq_relationship.weight,
+        model.model.cls.seq_relationship.weight,
         build(tmp_path, objective="mlm+nsp").model.cls.seq_relationship.weight,
     )
     assert not torch.equal(
-        one.model.cls.seq_relationship.weight, other.model.cls.seq_relationship.weight
+        model.model.cls.seq_relationship.weight,
+        reseeded.model.cls.seq_relationship.weight,
     )
 
 
@@ -349,13 +352,13 @@ def test_autocast(saved: Callable[[str], Path]) -> None:
     """bfloat16 around the call: a float32 loss within its precision, gradients in
     float32."""
     model = build(saved("BertForMaskedLM"))
-    given = batch(model.specials, model.vocabulary)
-    exact = float(model.loss(*given).loss.detach())
+    inputs = batch(model.specials, model.vocabulary)
+    exact = float(model.loss(*inputs).loss.detach())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model.loss(*given)
-    found.loss.backward()
-    assert found.loss.dtype == torch.float32
-    assert abs(float(found.loss.detach()) - exact) < 0.03 * exact
+        result = model.loss(*inputs)
+    result.loss.backward()
+    assert result.loss.dtype == torch.float32
+    assert abs(float(result.loss.detach()) - exact) < 0.03 * exact
     assert all(
         p.grad is not None and p.grad.dtype == torch.float32
         for p in model.trainable().values()
@@ -434,7 +437,7 @@ def test_minilm_starts_no_worse_than_uniform() -> None:
     ids = np.array(model.tokenizer.tokenize(texts))
     sequences = Sequences(ids, np.zeros_like(ids), np.full(8, ids.shape[1]), None)
     with torch.no_grad():
-        found = model.loss(
+        result = model.loss(
             sequences, mask(ids, model.specials, model.vocabulary, rng, rate=0.5)
         )
-    assert float(found.loss) < math.log(30522) + 0.05
+    assert float(result.loss) < math.log(30522) + 0.05

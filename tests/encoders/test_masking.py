@@ -34,34 +34,34 @@ def test_numbers_and_shares_of_masked_tokens() -> None:
     """Per row round(0.15 n); of these 80/10/10, each within four binomial deviations."""
     rng = np.random.default_rng(0)
     ids = _batch(rng, 1000, 128)
-    made = mask(ids, SPECIALS, VOCABULARY, rng, max_predictions=20)
-    chosen = made.labels != IGNORED
+    masked_batch = mask(ids, SPECIALS, VOCABULARY, rng, max_predictions=20)
+    chosen = masked_batch.labels != IGNORED
     for row, n in zip(chosen, (ids != 0).sum(1).tolist(), strict=True):
         assert row.sum() == min(20, max(1, round(0.15 * n)), max(0, n - 3))
-    assert (made.labels[chosen] == ids[chosen]).all()
-    assert (made.inputs[~chosen] == ids[~chosen]).all()
-    assert not np.isin(made.labels[chosen], SPECIALS.all).any()
+    assert (masked_batch.labels[chosen] == ids[chosen]).all()
+    assert (masked_batch.inputs[~chosen] == ids[~chosen]).all()
+    assert not np.isin(masked_batch.labels[chosen], SPECIALS.all).any()
     assert not chosen[ids < 5].any()
     n = int(chosen.sum())
-    masked = made.inputs[chosen] == SPECIALS.mask
-    kept = made.inputs[chosen] == ids[chosen]
-    other = ~masked & ~kept
+    masked = masked_batch.inputs[chosen] == SPECIALS.mask
+    unchanged = masked_batch.inputs[chosen] == ids[chosen]
+    replaced = ~masked & ~unchanged
     _within(int(masked.sum()), n, 0.8)
-    _within(int(kept.sum()), n, 0.1 + 0.1 / (VOCABULARY - 5))
-    _within(int(other.sum()), n, 0.1 * (1 - 1 / (VOCABULARY - 5)))
-    assert not np.isin(made.inputs[chosen][other], SPECIALS.all).any()
-    assert (made.positions == np.flatnonzero(chosen)).all()
+    _within(int(unchanged.sum()), n, 0.1 + 0.1 / (VOCABULARY - 5))
+    _within(int(replaced.sum()), n, 0.1 * (1 - 1 / (VOCABULARY - 5)))
+    assert not np.isin(masked_batch.inputs[chosen][replaced], SPECIALS.all).any()
+    assert (masked_batch.positions == np.flatnonzero(chosen)).all()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_every_place_is_as_likely(whole: bool) -> None:
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_every_place_is_as_likely(whole_words: bool) -> None:
     """4000 equal rows of 20 words, 3 chosen: each place within 4.5 deviations of 3/20."""
     ids = np.tile(np.array([1, *range(10, 30), 2]), (4000, 1))
-    continues = np.zeros(VOCABULARY, bool) if whole else None
-    made = mask(
+    continues = np.zeros(VOCABULARY, bool) if whole_words else None
+    masked_batch = mask(
         ids, SPECIALS, VOCABULARY, np.random.default_rng(1), continues=continues
     )
-    counts = (made.labels != IGNORED).sum(0)
+    counts = (masked_batch.labels != IGNORED).sum(0)
     assert counts[[0, -1]].tolist() == [0, 0]
     assert counts.sum() == 4000 * 3
     deviation = (4000 * 0.15 * 0.85) ** 0.5
@@ -75,9 +75,11 @@ def test_words_are_masked_whole_or_not_at_all() -> None:
     ids = _batch(rng, 300, 96)
     continues = np.arange(VOCABULARY) % 3 == 0
     continues[:5] = False
-    made = mask(ids, SPECIALS, VOCABULARY, rng, max_predictions=12, continues=continues)
+    masked_batch = mask(
+        ids, SPECIALS, VOCABULARY, rng, max_predictions=12, continues=continues
+    )
     full = 0
-    for row, labels in zip(ids.tolist(), made.labels.tolist(), strict=True):
+    for row, labels in zip(ids.tolist(), masked_batch.labels.tolist(), strict=True):
         words: list[list[int]] = []
         for place, token in enumerate(row):
             if token < 5:
@@ -88,35 +90,35 @@ def test_words_are_masked_whole_or_not_at_all() -> None:
                 words.append([place])
         for word in words:
             assert len({labels[place] != IGNORED for place in word}) <= 1
-        wanted = min(12, max(1, round(0.15 * sum(t != 0 for t in row))))
+        target = min(12, max(1, round(0.15 * sum(t != 0 for t in row))))
         count = sum(label != IGNORED for label in labels)
         # It falls short only where no word is left that fits.
         sizes = [len(w) for w in words if w and labels[w[0]] == IGNORED]
-        assert count <= wanted
-        assert count == wanted or min(sizes, default=99) > wanted - count
-        full += count == wanted
+        assert count <= target
+        assert count == target or min(sizes, default=99) > target - count
+        full += count == target
     assert full > 250
 
 
 def test_masking_replays_and_leaves_its_input() -> None:
     ids = _batch(np.random.default_rng(3), 8, 64)
     before = ids.copy()
-    first, again, other = (
+    first, again, reseeded = (
         mask(ids, SPECIALS, VOCABULARY, np.random.default_rng(s)) for s in (9, 9, 10)
     )
     assert (ids == before).all()
     assert (first.inputs == again.inputs).all()
     assert (first.labels == again.labels).all()
-    assert (first.labels != other.labels).any()
+    assert (first.labels != reseeded.labels).any()
 
 
 def test_rows_without_words() -> None:
     ids = np.array([[1, 2, 0, 0], [1, 2, 2, 0], [1, 9, 2, 0]])
     for continues in (None, np.zeros(VOCABULARY, bool)):
-        made = mask(
+        masked_batch = mask(
             ids, SPECIALS, VOCABULARY, np.random.default_rng(0), continues=continues
         )
-        assert (made.labels != IGNORED).sum(1).tolist() == [0, 0, 1]
+        assert (masked_batch.labels != IGNORED).sum(1).tolist() == [0, 0, 1]
     with pytest.raises(ConfigError, match="rate of masked tokens"):
         mask(ids, SPECIALS, VOCABULARY, np.random.default_rng(0), rate=0)
 
@@ -134,16 +136,16 @@ def test_infilling_keeps_what_it_does_not_mask(
     ids = np.arange(10, 10 + length)
     ids[0], ids[-1], ids[length // 2] = 1, 2, 2
     batch = np.stack([ids, np.where(np.arange(length) < length - 1, ids, 0)])
-    made = denoise(batch, SPECIALS, rng, rate=rate)
-    assert made.inputs.shape[1] <= length
-    assert (made.labels == np.where(batch == 0, IGNORED, batch)).all()
-    for row, given_row in zip(made.inputs, batch, strict=True):
+    noised = denoise(batch, SPECIALS, rng, rate=rate)
+    assert noised.inputs.shape[1] <= length
+    assert (noised.labels == np.where(batch == 0, IGNORED, batch)).all()
+    for row, given_row in zip(noised.inputs, batch, strict=True):
         words = given_row[given_row >= 10]
-        left = row[row >= 10]
-        gone = max(1, round(rate * len(words)))
-        assert len(left) == len(words) - gone
-        assert (np.diff(left) > 0).all()
-        assert np.isin(left, words).all()
+        remaining = row[row >= 10]
+        removed = max(1, round(rate * len(words)))
+        assert len(remaining) == len(words) - removed
+        assert (np.diff(remaining) > 0).all()
+        assert np.isin(remaining, words).all()
         assert (row[row > 0][0], (row == 2).sum()) == (1, (given_row == 2).sum())
         # Between two words that stand side by side nothing is missing but where a
         # [MASK] is.
@@ -162,8 +164,8 @@ def test_span_lengths_are_poisson() -> None:
     """
     rng = np.random.default_rng(5)
     ids = np.tile(np.concatenate([[1], np.arange(10, 410), [2]]), (200, 1))
-    made = denoise(ids, SPECIALS, rng, rate=0.3, mean=3.0)
-    masks = int((made.inputs == SPECIALS.mask).sum())
+    noised = denoise(ids, SPECIALS, rng, rate=0.3, mean=3.0)
+    masks = int((noised.inputs == SPECIALS.mask).sum())
     # 120 words a row in spans of Poisson(3) (zeros among them): about 120 / 3 spans,
     # the last one cut; simulated independently here.
     check = np.random.default_rng(6)

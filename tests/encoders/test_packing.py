@@ -68,11 +68,11 @@ def test_full_holds_every_token_once(
     for row, count in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True):
         body = row[:count]
         assert (body[0], body[-1], set(row[count:]) <= {0}) == (1, 2, True)
-        for left, right in pairwise(body):
-            if left >= 10 and right >= 10:  # no seam inside a stretch
-                assert right == left + 1
-                assert home[left] == home[right]
-            assert (left, right) != (2, 2)
+        for first, second in pairwise(body):
+            if first >= 10 and second >= 10:  # no seam inside a stretch
+                assert second == first + 1
+                assert home[first] == home[second]
+            assert (first, second) != (2, 2)
 
 
 def test_sentences_stay_whole_where_they_fit() -> None:
@@ -88,13 +88,13 @@ def test_plans_replay(plan: object) -> None:
         [[random.Random(i).randint(2, 9) for _ in range(20)] for i in range(12)]
     )
 
-    def made(seed: int, epoch: int) -> tuple[list[list[int]], list[int]]:
+    def plan_of(seed: int, epoch: int) -> tuple[list[list[int]], list[int]]:
         result: Plan = plan(tokens, 32, seed, epoch)  # type: ignore[operator]
         return result.stretches.tolist(), result.bounds.tolist()
 
-    assert made(1, 0) == made(1, 0)
-    assert made(1, 0) != made(1, 1)
-    assert made(1, 0) != made(2, 0)
+    assert plan_of(1, 0) == plan_of(1, 0)
+    assert plan_of(1, 0) != plan_of(1, 1)
+    assert plan_of(1, 0) != plan_of(2, 0)
 
 
 def test_pairs_are_what_their_labels_say() -> None:
@@ -180,9 +180,9 @@ def test_shortening_is_the_originals(room: int) -> None:
     second = [
         _shorten((0, 4), (0, 20), 8, rng)[2] for _ in range(2000)
     ]  # B is the longer half
-    for own in (fronts, second):
-        assert abs(np.mean(own) - np.mean(theirs)) < 0.25  # standard error 0.06
-        assert abs(np.std(own) - np.std(theirs)) < 0.25
+    for lengths in (fronts, second):
+        assert abs(np.mean(lengths) - np.mean(theirs)) < 0.25  # standard error 0.06
+        assert abs(np.std(lengths) - np.std(theirs)) < 0.25
 
 
 def _google_pairs(
@@ -193,7 +193,7 @@ def _google_pairs(
 
     The target length is drawn once, before the loop over a document's sentences.
     """
-    made = []
+    pairs = []
     for index, document in enumerate(docs):
         target = room
         if rng.random() < 0.1:
@@ -206,20 +206,22 @@ def _google_pairs(
                 a_end = rng.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
                 a = sum(chunk[:a_end])
                 if len(chunk) == 1 or rng.random() < 0.5:
-                    other = rng.choice([d for d in range(len(docs)) if d != index])
-                    start = rng.randint(0, len(docs[other]) - 1)
+                    other_index = rng.choice(
+                        [d for d in range(len(docs)) if d != index]
+                    )
+                    start = rng.randint(0, len(docs[other_index]) - 1)
                     b = 0
-                    for n in docs[other][start:]:
+                    for n in docs[other_index][start:]:
                         b += n
                         if b >= target - a:
                             break
                     i -= len(chunk) - a_end
-                    made.append((min(room, a + b), True))
+                    pairs.append((min(room, a + b), True))
                 else:
-                    made.append((min(room, a + sum(chunk[a_end:])), False))
+                    pairs.append((min(room, a + sum(chunk[a_end:])), False))
                 chunk = []
             i += 1
-    return made
+    return pairs
 
 
 def test_pairs_have_the_originals_statistics() -> None:
@@ -326,10 +328,10 @@ def test_a_note_of_one_endless_sentence_is_not_thrown_away() -> None:
     full = plan_full(tokens, 512, 0, 0)
     assert int(np.diff(full.stretches).sum()) == 50_010
     pairs = plan_pairs(tokens, 512, 0, 0)
-    seen = np.zeros(50_010, bool)
+    covered = np.zeros(50_010, bool)
     for start, end in pairs.stretches:
-        seen[start:end] = True
-    assert seen.mean() > 0.95
+        covered[start:end] = True
+    assert covered.mean() > 0.95
 
 
 def test_what_is_refused() -> None:

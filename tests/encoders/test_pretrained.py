@@ -42,12 +42,12 @@ def test_new_weights_are_the_same_each_time(bert: Path) -> None:
     """Whatever the global state is, which is kept."""
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    one = open_pretrained(bert, "AutoModelForTokenClassification")[1]
+    first = open_pretrained(bert, "AutoModelForTokenClassification")[1]
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(4)
-    two = open_pretrained(bert, "AutoModelForTokenClassification")[1]
-    assert torch.equal(one.classifier.weight, two.classifier.weight)
-    assert bool(one.classifier.weight.any())
+    second = open_pretrained(bert, "AutoModelForTokenClassification")[1]
+    assert torch.equal(first.classifier.weight, second.classifier.weight)
+    assert bool(first.classifier.weight.any())
 
 
 def test_another_shape_is_new(bert: Path, tmp_path: Path) -> None:

@@ -52,21 +52,21 @@ def bart() -> Any:
 
 def run(model: Any, mask: torch.Tensor, **options: Any) -> torch.Tensor:
     """The last states of either kind."""
-    given = (
+    inputs = (
         {"decoder_input_ids": TARGET, "use_cache": False}
         if hasattr(model, "decoder")
         else {}
     )
     with torch.no_grad():
-        return model(IDS, attention_mask=mask, **given, **options).last_hidden_state
+        return model(IDS, attention_mask=mask, **inputs, **options).last_hidden_state
 
 
-def attend(q: Any, k: Any, v: Any, seen: Any, scale: float) -> np.ndarray:
+def attend(q: Any, k: Any, v: Any, visible: Any, scale: float) -> np.ndarray:
     """Attention of one head in NumPy, float64: loops over queries."""
     q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
     out = []
     for i in range(len(q)):
-        scores = np.where(seen[i], k @ q[i] * scale, -np.inf)
+        scores = np.where(visible[i], k @ q[i] * scale, -np.inf)
         weights = np.exp(scores - scores.max())
         out.append(weights / weights.sum() @ v)
     return np.array(out)
@@ -97,26 +97,26 @@ def test_attention_equals_numpy(case: str) -> None:
     module = nn.Module()
     module.is_causal = case in ("causal", "cached")
     module.training = False
-    seen = np.ones((2, queries, keys), bool)
+    visible = np.ones((2, queries, keys), bool)
     if module.is_causal:
-        seen &= np.tri(queries, keys, keys - queries, dtype=bool)
+        visible &= np.tri(queries, keys, keys - queries, dtype=bool)
     mask = None
     if case == "padded":
-        seen[1, :, 2:] = False
-        mask = torch.from_numpy(seen)[:, None]
+        visible[1, :, 2:] = False
+        mask = torch.from_numpy(visible)[:, None]
     out, _ = prompt_attention(
         module, q, k, v, mask, scaling=size**-0.5, prompts={module: pair}
     )
     assert out.shape == (2, queries, heads, size)
-    every = np.concatenate([seen, np.ones((2, queries, count), bool)], axis=2)
+    every = np.concatenate([visible, np.ones((2, queries, count), bool)], axis=2)
     for row in range(2):
         for head in range(heads):
             whole_keys = torch.cat([k[row, head], pair[0][head]])
             whole_values = torch.cat([v[row, head], pair[1][row, head]])
-            wanted = attend(
+            expected = attend(
                 q[row, head], whole_keys, whole_values, every[row], 1 / np.sqrt(size)
             )
-            np.testing.assert_allclose(out[row, :, head], wanted, atol=1e-5)
+            np.testing.assert_allclose(out[row, :, head], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [bert, bart])
@@ -177,15 +177,15 @@ def test_projection_equals_numpy() -> None:
     for layer, heads in enumerate((4, 2)):
         size = 8 // heads
         for c in range(3):
-            both = np.tanh(q[c] @ w1[layer]) @ w2[layer]
+            projected = np.tanh(q[c] @ w1[layer]) @ w2[layer]
             for head in range(heads):
                 part = slice(head * size, head * size + size)
-                for found, wanted in zip(
-                    pairs[layer], (both[:8], both[8:]), strict=True
+                for prompt, expected in zip(
+                    pairs[layer], (projected[:8], projected[8:]), strict=True
                 ):
-                    assert found.shape == (heads, 3, size)
+                    assert prompt.shape == (heads, 3, size)
                     np.testing.assert_allclose(
-                        found[head, c].detach(), wanted[part], atol=1e-6, rtol=1e-5
+                        prompt[head, c].detach(), expected[part], atol=1e-6, rtol=1e-5
                     )
 
 
@@ -193,13 +193,13 @@ def test_pull_equals_autograd() -> None:
     """Gradients of q for many losses at once, against autograd one by one, float64."""
     prompts = Prompts(3, (2, 4, 1), 8, count=4, hidden=5).double()
     parts = [part for pair in prompts() for part in pair]
-    given = [torch.randn(6, *part.shape, dtype=torch.float64) for part in parts]
-    found = prompts.pull(given)
-    assert found.shape == (6, 4, 8)
+    pulls = [torch.randn(6, *part.shape, dtype=torch.float64) for part in parts]
+    pulled = prompts.pull(pulls)
+    assert pulled.shape == (6, 4, 8)
     for row in range(6):
-        weights = [part[row] for part in given]
-        (wanted,) = torch.autograd.grad(parts, prompts.q, weights, retain_graph=True)
-        torch.testing.assert_close(found[row], wanted, rtol=1e-10, atol=1e-12)
+        weights = [part[row] for part in pulls]
+        (expected,) = torch.autograd.grad(parts, prompts.q, weights, retain_graph=True)
+        torch.testing.assert_close(pulled[row], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_refuses_what_cannot_be() -> None:

@@ -45,18 +45,18 @@ def family(
     )
 
 
-def whole(text: str) -> Passage:
+def one_sentence(text: str) -> Passage:
     return Passage(text, tokenize(text))
 
 
-def owners(tokenizer: Any, given: Passage) -> list[list[int]]:
+def owners(tokenizer: Any, passage: Passage) -> list[list[int]]:
     """The sub-words that cover a word's characters, by a loop over both."""
-    sound = given.text.encode("utf-8", "replace").decode("utf-8")
+    sound = passage.text.encode("utf-8", "replace").decode("utf-8")
     coded = tokenizer(sound, add_special_tokens=False, return_offsets_mapping=True)
     pieces = tokenizer.convert_ids_to_tokens(coded["input_ids"])
-    found = []
-    for start, end in given.words.tolist():
-        found.append(
+    places = []
+    for start, end in passage.words.tolist():
+        places.append(
             [
                 number
                 for number, (low, high) in enumerate(coded["offset_mapping"])
@@ -64,7 +64,7 @@ def owners(tokenizer: Any, given: Passage) -> list[list[int]]:
                 and pieces[number] not in "▁Ġ"
             ]
         )
-    return found
+    return places
 
 
 def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
@@ -81,25 +81,28 @@ def test_sub_words_are_those_of_the_text(family: Path) -> None:
     has the sub-words that a loop over characters gives it."""
     tokenizer = open_tokenizer(family)
     texts = [" ".join(TEXTS), "\n".join(TEXTS), *ODD]
-    pieces = split_passages(tokenizer, [whole(text) for text in texts])
+    pieces = split_passages(tokenizer, [one_sentence(text) for text in texts])
     ends = np.cumsum([0, *pieces.lengths])
-    found = members(pieces)
+    piece_lists = members(pieces)
     for text, (low, high) in zip(texts, pairwise(ends.tolist()), strict=True):
         sound = text.encode("utf-8", "replace").decode("utf-8")
-        wanted = tokenizer(sound, add_special_tokens=False)["input_ids"]
-        assert pieces.ids[low:high].tolist() == wanted
-        of_text = [[place - low for place in found.pop(0)] for _ in whole(text).words]
-        assert of_text == owners(tokenizer, whole(text))
-    assert not found
+        expected = tokenizer(sound, add_special_tokens=False)["input_ids"]
+        assert pieces.ids[low:high].tolist() == expected
+        of_text = [
+            [place - low for place in piece_lists.pop(0)]
+            for _ in one_sentence(text).words
+        ]
+        assert of_text == owners(tokenizer, one_sentence(text))
+    assert not piece_lists
 
 
 def test_the_tokenizer_is_the_models_own(family: Path) -> None:
     """What is opened reads as the library's own call does: nothing is set on the way."""
     import transformers
 
-    own = transformers.AutoTokenizer.from_pretrained(family)
+    published = transformers.AutoTokenizer.from_pretrained(family)
     opened = open_tokenizer(family)
-    assert opened.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
+    assert opened.backend_tokenizer.to_str() == published.backend_tokenizer.to_str()
 
 
 def pieces_of(family: str, text: str, words: list[tuple[int, int]]) -> list[list[str]]:
@@ -137,7 +140,7 @@ def test_a_word_within_a_sub_word_shares_it() -> None:
     """ "..." is one sub-word: "first" takes it for each of its three words; each word's
     one member has the whole weight."""
     tokenizer = tokenizer_of("modernbert")
-    pieces = split_passages(tokenizer, [whole("in...")])
+    pieces = split_passages(tokenizer, [one_sentence("in...")])
     (last,) = {tuple(each) for each in members(pieces, "first")[1:]}
     assert tokenizer.convert_ids_to_tokens(pieces.ids[list(last)].tolist()) == ["..."]
     _, word, share = pieces.members("mean")
@@ -158,9 +161,9 @@ def test_removed_characters() -> None:
 def test_texts_do_not_depend_on_each_other(family: Path) -> None:
     """One call for all is one call for each, without texts and with empty ones too."""
     tokenizer = open_tokenizer(family)
-    given = [whole(text) for text in ("", *TEXTS, "", *ODD, " ")]
-    together = split_passages(tokenizer, given)
-    alone = Pieces.join([split_passages(tokenizer, [each]) for each in given])
+    sentences = [one_sentence(text) for text in ("", *TEXTS, "", *ODD, " ")]
+    together = split_passages(tokenizer, sentences)
+    alone = Pieces.join([split_passages(tokenizer, [each]) for each in sentences])
     np.testing.assert_array_equal(together.ids, alone.ids)
     np.testing.assert_array_equal(together.lengths, alone.lengths)
     assert members(together) == members(alone)
@@ -170,11 +173,11 @@ def test_texts_do_not_depend_on_each_other(family: Path) -> None:
 def test_padding_and_truncation_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
     """Sentence encoders are saved with both."""
     tokenizer = tokenizer_of("bert")
-    wanted = split_passages(tokenizer, [whole(text) for text in TEXTS])
+    expected = split_passages(tokenizer, [one_sentence(text) for text in TEXTS])
     tokenizer.backend_tokenizer.enable_truncation(4)
     tokenizer.backend_tokenizer.enable_padding(length=99)
-    found = split_passages(tokenizer, [whole(text) for text in TEXTS])
-    np.testing.assert_array_equal(found.ids, wanted.ids)
+    pieces = split_passages(tokenizer, [one_sentence(text) for text in TEXTS])
+    np.testing.assert_array_equal(pieces.ids, expected.ids)
 
 
 def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
@@ -185,12 +188,12 @@ def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
     tokenizer = open_tokenizer(family)
     fast = fast_tokenizer(tokenizer.backend_tokenizer)
     _, _, ids = _encode([list(TEXTS), ["No pain."]], fast.tokenize, fast.vocabulary)
-    wanted = [
+    expected = [
         number
         for text in (" ".join(TEXTS), "No pain.")
         for number in tokenizer(text, add_special_tokens=False)["input_ids"]
     ]
-    assert ids.tolist() == wanted
+    assert ids.tolist() == expected
 
 
 def test_passages_are_the_text() -> None:
@@ -219,13 +222,13 @@ def test_passages_are_the_text() -> None:
 # ---- WordPiece reads as before -------------------------------------------------------
 
 
-def word_by_word(tokenizer: Any, given: Passage) -> tuple[list[int], list[list[int]]]:
+def word_by_word(tokenizer: Any, passage: Passage) -> tuple[list[int], list[list[int]]]:
     """Ids and the sub-words of each word, when words are given to the tokenizer one by
     one."""
-    coded = tokenizer(given.forms, is_split_into_words=True, add_special_tokens=False)
+    coded = tokenizer(passage.forms, is_split_into_words=True, add_special_tokens=False)
     owner = coded.word_ids()
     places = [
-        [i for i, w in enumerate(owner) if w == n] for n in range(len(given.words))
+        [i for i, w in enumerate(owner) if w == n] for n in range(len(passage.words))
     ]
     return coded["input_ids"], places
 
@@ -260,18 +263,18 @@ def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
     that reading words one by one gives."""
     folder = save_family(tmp_path / "bert", "bert")
     tokenizer = open_tokenizer(folder)
-    given = passages(
+    sentences = passages(
         [["no", "fever", ",", "no", "cough", "!"], ["pain", "after", "aspirin"]]
     )
-    pieces = split_passages(tokenizer, given)
+    pieces = split_passages(tokenizer, sentences)
     ids, places, shares = [], [], []
-    for each in given:
-        own, of_words = word_by_word(tokenizer, each)
+    for each in sentences:
+        sentence_ids, of_words = word_by_word(tokenizer, each)
         places += [[place + len(ids) for place in of_word] for of_word in of_words]
         shares += [
             np.float32(1 / len(of_word)) for of_word in of_words for _ in of_word
         ]
-        ids += own
+        ids += sentence_ids
     place, _, share = pieces.members("mean")
     assert (pieces.ids.tolist(), members(pieces)) == (ids, places)
     assert place.tolist() == list(range(len(ids)))
@@ -286,12 +289,12 @@ def test_frozen_encoders_of_other_readings_have_other_fingerprints(
     from fednotes.encoders.pretrained import folder_fingerprint
 
     encoder = HuggingFaceEncoder(family)
-    old = folder_fingerprint(
+    old_fingerprint = folder_fingerprint(
         family, kind="transformers", version=1, pooling="mean", layers=1, layer=None
     )
     alike = reads_words_alike(open_tokenizer(family))
     assert alike == (family.name == "bert")
-    assert (encoder.fingerprint == old) == alike
+    assert (encoder.fingerprint == old_fingerprint) == alike
 
 
 def test_features_of_each_family(family: Path) -> None:
@@ -302,16 +305,16 @@ def test_features_of_each_family(family: Path) -> None:
     encoder = HuggingFaceEncoder(family)
     tokenizer = open_tokenizer(family)
     model = transformers.AutoModel.from_pretrained(family).eval()
-    given = [whole(text) for text in TEXTS[:2]]
-    found = encoder.hidden(given)
-    wanted = []
-    for each in given:
+    sentences = [one_sentence(text) for text in TEXTS[:2]]
+    vectors = encoder.hidden(sentences)
+    expected = []
+    for each in sentences:
         with torch.no_grad():
             states = model(
                 **tokenizer(each.text, return_tensors="pt")
             ).last_hidden_state[0, 1:-1]
-        wanted += [states[places].mean(0) for places in owners(tokenizer, each)]
-    torch.testing.assert_close(found[:, 0], torch.stack(wanted), rtol=0, atol=1e-4)
+        expected += [states[places].mean(0) for places in owners(tokenizer, each)]
+    torch.testing.assert_close(vectors[:, 0], torch.stack(expected), rtol=0, atol=1e-4)
 
 
 def test_a_corpus_keeps_texts_apart(family: Path) -> None:
@@ -336,4 +339,4 @@ def test_a_pattern_that_never_ends_is_refused_in_one_line() -> None:
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
     with pytest.raises(ModelError, match=r"a pattern in tokenizer\.json fails"):
-        split_passages(tokenizer, [whole("a" * 30 + "!")])
+        split_passages(tokenizer, [one_sentence("a" * 30 + "!")])

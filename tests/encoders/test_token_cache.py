@@ -57,9 +57,11 @@ def _cached(
     calls: list[int] | None = None,
     **more: object,
 ) -> Tokens:
-    given = _notes() if notes is None else notes
+    cached_notes = _notes() if notes is None else notes
     options = {"fingerprint": "f", "vocabulary": 1 << 16, **more}
-    return cached_tokens(lambda: given, _characters(calls), folder=folder, **options)  # type: ignore[arg-type]
+    return cached_tokens(
+        lambda: cached_notes, _characters(calls), folder=folder, **options
+    )  # type: ignore[arg-type]
 
 
 def test_what_is_in_it(tmp_path: Path) -> None:
@@ -96,11 +98,11 @@ def test_used_again_until_something_changes(
 
 
 def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
-    old = os.umask(0)
+    previous_umask = os.umask(0)
     try:
         _cached(tmp_path / "new" / "cache")
     finally:
-        os.umask(old)
+        os.umask(previous_umask)
     (folder,) = (tmp_path / "new/cache").iterdir()
     for path in (folder.parent, folder, *folder.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
@@ -108,13 +110,13 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
     calls: list[int] = []
-    whole = _cached(tmp_path, calls=calls).ids.tolist()
+    token_ids = _cached(tmp_path, calls=calls).ids.tolist()
     (folder,) = tmp_path.iterdir()
     for name in ("ids.bin", "facts.json"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-3])
-        assert _cached(tmp_path, calls=calls).ids.tolist() == whole
+        assert _cached(tmp_path, calls=calls).ids.tolist() == token_ids
     (folder / "sentences.bin").unlink()
-    assert _cached(tmp_path, calls=calls).ids.tolist() == whole
+    assert _cached(tmp_path, calls=calls).ids.tolist() == token_ids
     assert len(calls) == 4
 
 
@@ -137,12 +139,12 @@ def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".")
+    (temporary,) = tmp_path.iterdir()
+    assert temporary.name.startswith(".")
     notes = [Note("0", "Has pain.", None, None, "s")]
     assert len(_cached(tmp_path, notes).ids) == 8
-    (made,) = tmp_path.iterdir()
-    assert not made.name.startswith(".")
+    (finished,) = tmp_path.iterdir()
+    assert not finished.name.startswith(".")
 
 
 def test_clearing_removes_corpora_alone(tmp_path: Path) -> None:
@@ -152,18 +154,18 @@ def test_clearing_removes_corpora_alone(tmp_path: Path) -> None:
     size = sum(
         f.stat().st_size for f in (tmp_path / "tokens").rglob("*") if f.is_file()
     )
-    kept = [
+    remaining = [
         tmp_path / "tokens" / f".{'a' * 32}.{'0' * 16}.tmp",
         tmp_path / "tokens" / "mine",
     ]
-    for folder in kept:
+    for folder in remaining:
         folder.mkdir()
-    left = tmp_path / "tokens" / f".{'b' * 32}.{'0' * 16}.tmp"
-    left.mkdir()
-    with try_lock_folder(kept[0]) as ours:
+    abandoned = tmp_path / "tokens" / f".{'b' * 32}.{'0' * 16}.tmp"
+    abandoned.mkdir()
+    with try_lock_folder(remaining[0]) as ours:
         assert ours
         assert clear_tokens(tmp_path / "tokens") == size > 0
-    assert sorted((tmp_path / "tokens").iterdir()) == sorted(kept)
+    assert sorted((tmp_path / "tokens").iterdir()) == sorted(remaining)
 
 
 def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
@@ -241,9 +243,9 @@ def test_fast_tokenizers() -> None:
     assert fast_tokenizer(wordpiece).fingerprint == fast.fingerprint
     bpe = Tokenizer(BPE({"<s>": 0, "a": 1, "Ġ": 2, "Ġa": 3, "b": 4}, [("Ġ", "a")]))
     bpe.add_special_tokens(["<s>"])
-    other = fast_tokenizer(bpe)
-    assert other.continues.tolist() == [False, True, False, False, True]
-    assert other.fingerprint != fast.fingerprint
+    second_tokenizer = fast_tokenizer(bpe)
+    assert second_tokenizer.continues.tolist() == [False, True, False, False, True]
+    assert second_tokenizer.fingerprint != fast.fingerprint
 
 
 @pytest.mark.corpora
@@ -262,7 +264,7 @@ def test_real_notes(corpora: Path, tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = BertPreTokenizer()
     fast = fast_tokenizer(tokenizer)
 
-    def made() -> Tokens:
+    def tokenized() -> Tokens:
         return cached_tokens(
             lambda: read_notes(corpora / "aci_bench"),
             fast.tokenize,
@@ -271,8 +273,8 @@ def test_real_notes(corpora: Path, tmp_path: Path) -> None:
             tmp_path,
         )
 
-    tokens = made()
+    tokens = tokenized()
     assert (len(tokens.documents) - 1, tokens.patients, tokens.dropped) == (207, 207, 0)
     plan = plan_full(tokens, 128, 0, 0)
     assert int(np.diff(plan.stretches).sum()) == len(tokens.ids)
-    assert made().ids.tolist() == tokens.ids.tolist()
+    assert tokenized().ids.tolist() == tokens.ids.tolist()

@@ -144,7 +144,7 @@ def test_the_binary_format_is_read(tmp_path: Path, between: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"word 1 2\n", "the first line does not give"),
         (b"2 0\n", "the first line does not give"),
@@ -163,10 +163,10 @@ def test_the_binary_format_is_read(tmp_path: Path, between: bytes) -> None:
     ],
 )
 def test_a_damaged_binary_file_is_refused(
-    tmp_path: Path, content: bytes, told: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "v.bin").write_bytes(content)
-    with pytest.raises(ModelError, match=f"v.bin: {told}"):
+    with pytest.raises(ModelError, match=f"v.bin: {message}"):
         load_vectors(tmp_path / "v.bin")
 
 

@@ -113,7 +113,7 @@ def deployed(folder: Path) -> Deployed:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def intact_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folders of a run of either engine, with two checkpoints each."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("embedded", "deployed")}
     toy_job(embedded(folders["embedded"]), {})
@@ -141,11 +141,14 @@ def outcome(resume: Callable[[], State | None]) -> tuple[int, str]:
 @LONG
 @given(damages())
 def test_an_engine_falls_back_or_says_so(
-    engine: str, whole: dict[str, Path], tmp_path: Path, damage: Callable[[Path], str]
+    engine: str,
+    intact_checkpoints: dict[str, Path],
+    tmp_path: Path,
+    damage: Callable[[Path], str],
 ) -> None:
     folder = tmp_path / "c"
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(whole[engine], folder)
+    shutil.copytree(intact_checkpoints[engine], folder)
     surely = damage(max(folder.rglob("round-*")))
     resumed = {
         "embedded": lambda: embedded(folder, resume=True).resume(),
@@ -159,10 +162,10 @@ def test_an_engine_falls_back_or_says_so(
 
 @pytest.mark.parametrize("names", [[1, None], [["a"]], [], 3])
 def test_sites_without_names_are_no_sites(
-    names: Any, whole: dict[str, Path], tmp_path: Path
+    names: Any, intact_checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """Under right checksums; a number in the older one that is none is passed over."""
-    shutil.copytree(whole["deployed"], tmp_path / "c")
+    shutil.copytree(intact_checkpoints["deployed"], tmp_path / "c")
     older, newer = sorted((tmp_path / "c").rglob("round-*"))
 
     def change(folder: Path, **changes: Any) -> None:
@@ -180,8 +183,10 @@ def test_sites_without_names_are_no_sites(
         deployed(tmp_path / "c")
 
 
-def test_all_damaged_names_the_reason(whole: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(whole["embedded"], tmp_path / "c")
+def test_all_damaged_names_the_reason(
+    intact_checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(intact_checkpoints["embedded"], tmp_path / "c")
     for folder in (tmp_path / "c").glob("round-*"):
         (folder / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(

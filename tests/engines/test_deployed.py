@@ -68,13 +68,13 @@ def test_late_joiners_do_what_was_asked_before_the_first_round(tmp_path: Path) -
             yield turn
 
     with mock.patch.object(engine, "rounds", rounds):
-        found = toy_job(engine, took)
+        result = toy_job(engine, took)
     assert took[-1, "count"] == took[1, "train"] == ("a", "b")
     assert took[2, "train"] == SITES
-    assert found.tobytes() == by_hand(took).tobytes()
-    asked = [request.task for site, request, _ in net.sent if site == "c"]
-    first = asked.index("count")
-    assert asked[first : first + 3] == ["count", "share", "train"]
+    assert result.tobytes() == by_hand(took).tobytes()
+    tasks = [request.task for site, request, _ in net.sent if site == "c"]
+    first = tasks.index("count")
+    assert tasks[first : first + 3] == ["count", "share", "train"]
     assert [e.site for e in events if e.kind == "joined"] == ["a", "b", "c"]
 
 
@@ -105,10 +105,10 @@ def patient(
     self: Net, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
 ) -> Iterator[tuple[str, Frame]]:
     """A transport that ends as the protocol says."""
-    there = [site for site in frames if site not in self.down]
-    for site in there:
+    reachable = [site for site in frames if site not in self.down]
+    for site in reachable:
         yield site, self.host(site).handle(frames[site])
-    self.now += 0 if len(there) == len(frames) else min(timeout, grace)
+    self.now += 0 if len(reachable) == len(frames) else min(timeout, grace)
 
 
 def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("update", "most", "reason"),
+    ("update", "limit", "reason"),
     [
         (Update({"least": torch.ones(5)}, 1.0), 0, "shape (5,), expected (4,)"),
         (Update({"other": torch.ones(4)}, 1.0), 0, "tensor 'least' is missing"),
@@ -137,11 +137,11 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_update_is_left_out_and_undone_at_its_site(
-    update: Update, most: float, reason: str, tmp_path: Path
+    update: Update, limit: float, reason: str, tmp_path: Path
 ) -> None:
     net, events = toys(tmp_path), list[Event]()
     engine = net.engine(
-        SITES, replace(STRICT, min_sites=2), notify=events.append, max_norm=most
+        SITES, replace(STRICT, min_sites=2), notify=events.append, max_norm=limit
     )
     x = {"x": torch.ones(4)}
     net.host("b")._ready()
@@ -167,21 +167,23 @@ class Scripted:
     """A transport whose one site gives the next of these replies each time."""
 
     def __init__(self, *replies: Reply) -> None:
-        self.left = list(replies)
+        self.replies = list(replies)
 
     def exchange(
         self, frames: Mapping[str, Frame], **limits: Any
     ) -> Iterator[tuple[str, Frame]]:
-        yield "a", encode(self.left.pop(0))
+        yield "a", encode(self.replies.pop(0))
 
 
-def asked(counted: int, *replies: Reply) -> tuple[Answers, list[tuple[str, str]]]:
+def collect_answers(
+    counted: int, *replies: Reply
+) -> tuple[Answers, list[tuple[str, str]]]:
     """What came of request 9 of run 3 to one site, and what was told of it."""
-    told: list[tuple[str, str]] = []
+    logged: list[tuple[str, str]] = []
     members = Participants(
         Scripted(*replies),
         STRICT,
-        lambda event: told.append((event.kind, event.text)),
+        lambda event: logged.append((event.kind, event.text)),
         job=JOB,
         run=3,
         progress=RunState(9, {"a": counted}, {"a": 0}),
@@ -189,18 +191,18 @@ def asked(counted: int, *replies: Reply) -> tuple[Answers, list[tuple[str, str]]
     )
     return members.ask(
         {"a": Request(JOB, 3, 9, "t", counted={"a": counted})}, least=1
-    ), told
+    ), logged
 
 
 @pytest.mark.parametrize(
-    "other", [{"job": "job-2"}, {"run": 2}, {"number": 8}], ids=str
+    "changes", [{"job": "job-2"}, {"run": 2}, {"number": 8}], ids=str
 )
-def test_a_reply_to_another_request_is_dropped(other: dict[str, Any]) -> None:
+def test_a_reply_to_another_request_is_dropped(changes: dict[str, Any]) -> None:
     right = Reply(JOB, 3, 9, "a", Update({"x": torch.ones(1)}))
-    answers, told = asked(0, replace(right, **other), right)
-    assert [kind for kind, _ in told] == ["late"]
-    assert {name: getattr(answers.replies["a"], name) for name in other} == {
-        name: getattr(right, name) for name in other
+    answers, logged = collect_answers(0, replace(right, **changes), right)
+    assert [kind for kind, _ in logged] == ["late"]
+    assert {name: getattr(answers.replies["a"], name) for name in changes} == {
+        name: getattr(right, name) for name in changes
     }
 
 
@@ -208,12 +210,12 @@ def test_what_is_attached_has_a_size_limit_too(monkeypatch: pytest.MonkeyPatch) 
     """40 bytes of numbers, as a secure sum sends instead of an update."""
     words = {"words": torch.zeros(5, dtype=torch.int64)}
     reply = Reply(JOB, 3, 9, "a", Update(), attached=Attached(tensors=words))
-    for most, taken in ((40, True), (39, False)):
-        monkeypatch.setattr("fednotes.engines.requests.MOST_BYTES", most)
-        answers, told = asked(4, reply)
-        assert ("a" in answers.replies) == taken
-        if not taken:
-            assert told == [
+    for limit, accepted in ((40, True), (39, False)):
+        monkeypatch.setattr("fednotes.engines.requests.MOST_BYTES", limit)
+        answers, logged = collect_answers(4, reply)
+        assert ("a" in answers.replies) == accepted
+        if not accepted:
+            assert logged == [
                 ("refused", "site 'a' attached 40 bytes, but at most 39 are accepted")
             ]
             assert (answers.refused["a"].has, answers.refused["a"].attached) == (
@@ -226,22 +228,22 @@ def test_what_is_attached_has_a_size_limit_too(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rounds_are_observed_and_bytes_are_those_of_the_frames(tmp_path: Path) -> None:
-    seen: list[RoundResult] = []
+    rounds: list[RoundResult] = []
     net = toys(tmp_path)
-    engine = net.engine(SITES, observer=seen.append)
+    engine = net.engine(SITES, observer=rounds.append)
     toy_job(engine, {})
-    assert [(r.round, r.evaluated, r.sites) for r in seen] == [
+    assert [(r.round, r.evaluated, r.sites) for r in rounds] == [
         (0, False, 3), (1, True, 3), (2, False, 3), (3, True, 3), (4, False, 3)
     ]  # fmt: skip
     assert engine.bytes_down == sum(len(frame) for _, _, frame in net.sent)
-    assert seen[-1].replies == {}
-    kept = sorted(p.name for p in (tmp_path / "server").iterdir())
-    assert kept == ["round-00000002", "round-00000004", "run.json"]
+    assert rounds[-1].replies == {}
+    files = sorted(p.name for p in (tmp_path / "server").iterdir())
+    assert files == ["round-00000002", "round-00000004", "run.json"]
     again = net.engine(SITES)
     state = again.resume()
     assert state is not None
     assert state.round == 4
-    assert again.bytes_down >= seen[3].bytes_down
+    assert again.bytes_down >= rounds[3].bytes_down
     engine.end()
     assert all(host.ended for host in net.hosts.values())
 
@@ -257,7 +259,7 @@ def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(
     tmp_path: Path,
 ) -> None:
     net = toys(tmp_path)
-    whole = toy_job(Net(net.makes, tmp_path / "whole").engine(SITES), {})
+    reference = toy_job(Net(net.makes, tmp_path / "whole").engine(SITES), {})
 
     def full(tensors: Any, path: Path) -> None:
         if "server" in str(path):
@@ -270,7 +272,7 @@ def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(
         pytest.raises(FednotesError, match="No space left on device"),
     ):
         toy_job(net.engine(SITES), {})
-    assert toy_job(net.engine(SITES), {}).tobytes() == whole.tobytes()
+    assert toy_job(net.engine(SITES), {}).tobytes() == reference.tobytes()
 
 
 def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
@@ -307,7 +309,7 @@ def test_the_state_of_the_method_is_kept_as_it_is(tmp_path: Path) -> None:
     turn = next(engine.rounds(0, 1))
     state = State(1, {"a/b": torch.tensor([1.5])}, {"names": ["x"], "best": None})
     turn.commit(state, {}, evaluated=True)
-    found = net.engine(SITES).resume()
-    assert found is not None
-    assert (found.round, found.facts) == (1, state.facts)
-    assert torch.equal(found.tensors["a/b"], state.tensors["a/b"])
+    resumed = net.engine(SITES).resume()
+    assert resumed is not None
+    assert (resumed.round, resumed.facts) == (1, state.facts)
+    assert torch.equal(resumed.tensors["a/b"], state.tensors["a/b"])

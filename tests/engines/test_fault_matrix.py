@@ -47,9 +47,9 @@ def secure_reference() -> bytes:
     """The toy job under the secure sum in one process, without faults; NumPy says it is
     right."""
     took: dict[tuple[int, str], tuple[str, ...]] = {}
-    found = toy_job(InProcess([Toy(site) for site in SITES], secure=True), took)
-    np.testing.assert_allclose(found, by_hand(took), rtol=1e-6)
-    return found.tobytes()
+    result = toy_job(InProcess([Toy(site) for site in SITES], secure=True), took)
+    np.testing.assert_allclose(result, by_hand(took), rtol=1e-6)
+    return result.tobytes()
 
 
 def documented_table() -> list[str]:
@@ -71,11 +71,11 @@ def test_the_job_goes_on_as_documented_with_the_same_bits(
     docs/reliability.md. Under the secure sum of all, the bits are those of the run
     without a fault.
     """
-    whole = faults.run(fault, phase, 3, tmp_path, secure=True)
-    assert whole.struck
-    assert set(whole.took.values()) == {SITES}
+    struck_run = faults.run(fault, phase, 3, tmp_path, secure=True)
+    assert struck_run.struck
+    assert set(struck_run.took.values()) == {SITES}
     if (fault, phase) != LOST:
-        assert whole.found.tobytes() == secure_reference
+        assert struck_run.result.tobytes() == secure_reference
 
     strict, loose, secure = faults.outcomes(fault, phase)
     assert faults.row(fault, phase, (strict, loose, secure)) in documented_table()
@@ -91,7 +91,7 @@ def test_the_job_goes_on_as_documented_with_the_same_bits(
             assert outcome.same
     assert {key: strict.took[key] for key in EVERYBODY} == EVERYBODY
     if (fault, phase) != LOST:
-        assert strict.found.tobytes() == by_hand(EVERYBODY).tobytes()
+        assert strict.result.tobytes() == by_hand(EVERYBODY).tobytes()
     if fault in ("crash", "slow", "partition"):
         missed = [key for key, sites in loose.took.items() if VICTIM not in sites]
         assert 0 < len(missed) < len(loose.took)
@@ -122,10 +122,12 @@ def test_the_kinds_of_events(tmp_path: Path) -> None:
 
 
 def test_the_same_fault_repeats_to_the_last_bit(tmp_path: Path) -> None:
-    one, two = (faults.run("slow", "training", 2, tmp_path / name) for name in "xy")
-    assert one.found.tobytes() == two.found.tobytes()
-    assert one.events == two.events
-    assert one.waited == two.waited
+    first, second = (
+        faults.run("slow", "training", 2, tmp_path / name) for name in "xy"
+    )
+    assert first.result.tobytes() == second.result.tobytes()
+    assert first.events == second.events
+    assert first.waited == second.waited
 
 
 def test_two_faults_after_each_other_are_survived_too(tmp_path: Path) -> None:
@@ -146,9 +148,9 @@ def test_the_documentation_has_one_row_for_each_fault_and_phase() -> None:
     """The rows themselves are compared where the faults are run."""
     heading, rows = documented_table()[:2], documented_table()[2:]
     assert heading == list(faults.HEADING)
-    shown = [tuple(row.split(" | ")[:2]) for row in rows]
+    documented = [tuple(row.split(" | ")[:2]) for row in rows]
     cases = itertools.product(FAULTS, PHASES)
-    assert shown == [(f"| {fault}", phase) for fault, phase in cases]
+    assert documented == [(f"| {fault}", phase) for fault, phase in cases]
 
 
 # ---- the secure sum's own messages, and random moments
@@ -177,7 +179,7 @@ def test_faults_at_the_protocols_own_messages(
         if stage != "@confirm":
             strict = faults.run(fault, phase, 3, tmp_path / fault / "3", **at)
             assert strict.struck
-            assert strict.found.tobytes() == secure_reference, fault
+            assert strict.result.tobytes() == secure_reference, fault
         assert loose.close, fault
         assert loose.took[LAST] == SITES
         if opening:
@@ -204,8 +206,8 @@ def test_random_faults_leave_the_bits_alone(
 ) -> None:
     """Messages lost and repeated, sites and the server killed, all sites needed."""
     net = secure_toys(tmp_path, random.Random(seed), threshold, left=2)
-    found, took = run_securely(net, threshold)
-    assert found.tobytes() == secure_reference
+    result, took = run_securely(net, threshold)
+    assert result.tobytes() == secure_reference
     assert set(took.values()) == {SITES}
 
 
@@ -215,10 +217,10 @@ def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
     patience = fault_net.Patience(
         min_sites=2, timeout=10, knock=1, knock_every=0, pause=1
     )
-    found, took = run_securely(
+    result, took = run_securely(
         secure_toys(tmp_path, random.Random(seed), left=1), patience=patience
     )
-    np.testing.assert_allclose(found, by_hand(took), rtol=1e-6)
+    np.testing.assert_allclose(result, by_hand(took), rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -228,14 +230,14 @@ def test_with_some_sites_the_bits_follow_from_who_took_part(
     """The toy job in NumPy, told who was in which sum, after random faults."""
     net = toys(tmp_path, random.Random(seed), left=1)
     took: dict[tuple[int, str], tuple[str, ...]] = {}
-    policy, found = replace(STRICT, min_sites=1), None
-    while found is None:
+    policy, result = replace(STRICT, min_sites=1), None
+    while result is None:
         try:
-            found = toy_job(net.engine(SITES, policy), took)
+            result = toy_job(net.engine(SITES, policy), took)
         except (ServerKilled, TrainingError):
             # too few were left in the middle of a round
             continue
-    assert found.tobytes() == by_hand(took).tobytes()
+    assert result.tobytes() == by_hand(took).tobytes()
 
 
 # ---- processes
@@ -258,6 +260,6 @@ def test_killed_processes_are_started_again_and_the_job_ends_with_the_same_bits(
 ) -> None:
     # short: a socket's path has 100 characters
     with tempfile.TemporaryDirectory() as folder:
-        found, killed = fault_processes.run(Path(folder), kills)
+        result, killed = fault_processes.run(Path(folder), kills)
     assert killed == len(kills)
-    assert np.array_equal(found, by_hand(EVERYBODY))
+    assert np.array_equal(result, by_hand(EVERYBODY))

@@ -75,10 +75,10 @@ class Server:
         """Rounds with a checkpoint after some: the marks of a request are those that
         there are."""
         for round in range(rounds):
-            held = tuple(mark for mark, _ in self.marks[-2:])
-            self.train(round, marks=held)
+            marks = tuple(mark for mark, _ in self.marks[-2:])
+            self.train(round, marks=marks)
             if round % every == every - 1:
-                self.ask(CHECKPOINT, marks=held)
+                self.ask(CHECKPOINT, marks=marks)
                 self.marks.append((self.number, self.counted))
 
     def train(self, round: int, **fields: Any) -> Reply:
@@ -94,7 +94,7 @@ def server(tmp_path: Path) -> Server:
     return Server(host(tmp_path))
 
 
-def own(reply: Reply) -> float:
+def local_metric(reply: Reply) -> float:
     assert reply.update is not None, reply.refusal
     return reply.update.metrics["own"]
 
@@ -104,7 +104,7 @@ def by_toy(*trained: tuple[Tensors, int]) -> float:
     site = Toy("b")
     for tensors, number in trained:
         site.train(tensors, round=number)
-    return float(site.own.sum())
+    return float(site.local_state.sum())
 
 
 def reference(rounds: int) -> float:
@@ -122,7 +122,7 @@ def send(site: SiteHost, request: Request) -> Reply:
 
 
 def finished(site: SiteHost, number: int, counted: int, run: int = 1) -> float:
-    return own(
+    return local_metric(
         send(
             site, Request(JOB, run, number, "finish", tensors=X, counted={"b": counted})
         )
@@ -138,26 +138,26 @@ def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(
     server.host = host(tmp_path)  # kill -9 and restart: nothing but the folder is left
     assert server.host.handle(encode(request)) == first
     server.counted = request.number
-    assert own(server.ask("finish", X)) == reference(1)
+    assert local_metric(server.ask("finish", X)) == reference(1)
 
 
 def test_what_did_not_count_is_undone(server: Server) -> None:
     server.train(0)
-    kept = server.counted
+    counted = server.counted
     server.train(7)
     server.ask("send", {"scale": torch.ones(4)})
-    server.counted = kept
+    server.counted = counted
     assert server.train(1).has == server.number
-    assert own(server.ask("finish", X)) == reference(2)
+    assert local_metric(server.ask("finish", X)) == reference(2)
 
 
 def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
     server = Server(host(tmp_path), run=2)
-    old = server.request("train", X, first=True, options={"round": 0})
+    stale_request = server.request("train", X, first=True, options={"round": 0})
     server.train(0)
-    for stale in (old, replace(old, run=1, number=99)):
+    for stale in (stale_request, replace(stale_request, run=1, number=99)):
         assert "is old: request 2 of run 2 has come" in server.send(stale).refusal
-    assert own(server.ask("finish", X)) == reference(1)
+    assert local_metric(server.ask("finish", X)) == reference(1)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_restarted_site_goes_on_with_the_same_bits(
         assert server.ask("send", {"scale": torch.ones(4)}).update is not None
         if round == 3:
             assert server.ask(CHECKPOINT).update is not None
-    assert own(server.ask("finish", X)) == reference(6)
+    assert local_metric(server.ask("finish", X)) == reference(6)
     states = len(list((tmp_path / "states").iterdir()))
     assert states <= 2
 
@@ -189,13 +189,15 @@ def test_a_task_without_tensors_means_those_told_last_also_after_a_restart(
     server: Server, tmp_path: Path
 ) -> None:
     server.ask("evaluate", X, first=True)
-    told = server.counted
+    broadcast = server.counted
     server.ask(CHECKPOINT)
     for round in range(3):
         server.host = host(tmp_path, keeping=0.0)
-        reply = server.ask("train", first=True, told=told, options={"round": round})
+        reply = server.ask(
+            "train", first=True, told=broadcast, options={"round": round}
+        )
         assert reply.update is not None
-    assert own(server.ask("finish", X)) == reference(3)
+    assert local_metric(server.ask("finish", X)) == reference(3)
 
 
 def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(
@@ -213,7 +215,7 @@ def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(
             assert "has no state after request" in reply.refusal
             assert reply.has == 0  # and there it begins anew
             again.counted, rounds = 0, 0
-        assert own(again.ask("finish", X, first=True)) == reference(rounds)
+        assert local_metric(again.ask("finish", X, first=True)) == reference(rounds)
 
 
 def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(
@@ -229,7 +231,7 @@ def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(
             server.host = host(tmp_path, keeping=0.0)
         server.train(round, marks=(mark,))
     again = Server(host(tmp_path), 2, mark, counted)
-    assert own(again.ask("finish", X, first=True)) == reference(3)
+    assert local_metric(again.ask("finish", X, first=True)) == reference(3)
 
 
 def test_little_is_kept(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ def test_a_site_keeps_no_more_marks_than_an_honest_server_has(
             server.ask(CHECKPOINT, marks=marks)
     assert len(list((tmp_path / "states").iterdir())) <= 4
     assert len(list((tmp_path / "journal").iterdir())) <= 8
-    assert own(server.ask("finish", X)) == reference(12)
+    assert local_metric(server.ask("finish", X)) == reference(12)
 
 
 def test_the_newest_marks_are_kept_in_whatever_order_they_come(tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_the_newest_marks_are_kept_in_whatever_order_they_come(tmp_path: Path) -
     for round in (4, 5):
         server.train(round, marks=(newer, newer, older, 1, 0))
     again = Server(host(tmp_path), 2, older, counted)
-    assert own(again.ask("finish", X, first=True)) == reference(3)
+    assert local_metric(again.ask("finish", X, first=True)) == reference(3)
 
 
 class Adopts:
@@ -270,7 +272,7 @@ class Adopts:
 
     strict = True
 
-    def adopted(self, request: Request, asked: Asked) -> bytes:
+    def adopted(self, request: Request, question: Asked) -> bytes:
         return bytes([request.number]) * 32
 
     def seal(self, request: Request, update: Update, question: bytes) -> Attached:
@@ -301,12 +303,12 @@ def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(
 
     def fails(error: Exception) -> Callable[..., Update]:
         def task(self: Toy, tensors: Tensors, **options: Any) -> Update:
-            self.own += 1000.0
+            self.local_state += 1000.0
             raise error
 
         return task
 
-    for error, said in (
+    for error, message in (
         (
             KeyError("Mrs Smith"),
             r"site 'b': the task failed (KeyError at test_host.py:",
@@ -316,11 +318,11 @@ def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(
     ):
         with mock.patch.object(Toy, "send", fails(error)):
             reply = server.ask("send", {"scale": torch.ones(4)})
-        assert said in reply.refusal
+        assert message in reply.refusal
         assert not reply.later
         assert reply.has == server.counted
         assert "Smith" not in reply.refusal + "".join(lines)
-    assert own(server.ask("finish", X)) == reference(1)
+    assert local_metric(server.ask("finish", X)) == reference(1)
 
 
 def test_an_update_that_is_not_finite_does_not_leave(server: Server) -> None:
@@ -332,7 +334,7 @@ def test_an_update_that_is_not_finite_does_not_leave(server: Server) -> None:
         Toy, "train", return_value=Update({}, 1.0, {"n": torch.inf})
     ):
         assert server.train(0).refusal.endswith("the metric 'n' is not finite")
-    assert own(server.ask("finish", X)) == reference(0)
+    assert local_metric(server.ask("finish", X)) == reference(0)
 
 
 def test_requests_that_may_not_be(server: Server) -> None:
@@ -340,10 +342,10 @@ def test_requests_that_may_not_be(server: Server) -> None:
     for task in ("state", "__init__", "restore", "nothing"):
         assert f"site 'b' has no task '{task}'" in server.ask(task).refusal
     assert "does not take part in secure sums" in server.ask("@keys").refusal
-    other = replace(server.request("train", X), job="other")
+    foreign = replace(server.request("train", X), job="other")
     assert (
         "has approved job job-1, but the request is for job other"
-        in server.send(other).refusal
+        in server.send(foreign).refusal
     )
     assert "does not name site 'b'" in server.ask("train", counted={"a": 1}).refusal
     wrong = server.ask("train", X, first=True, options={"rate": 1})
@@ -386,7 +388,7 @@ def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
         assert reply.later
     assert server.send(request).update is not None
     server.counted = request.number
-    assert own(server.ask("finish", X)) == reference(2)
+    assert local_metric(server.ask("finish", X)) == reference(2)
 
 
 @pytest.mark.parametrize("damage", ["newest state", "request", "all"])
@@ -405,13 +407,13 @@ def test_damage_on_disk_is_found_and_less_is_kept(
         for folder in states if damage == "all" else states[-1:]:
             (folder / "tensors.safetensors").write_bytes(b"?")
     server.host = host(tmp_path)
-    left = {"newest state": 2, "request": 3, "all": 0}[damage]
+    last_round = {"newest state": 2, "request": 3, "all": 0}[damage]
     for _ in range(4):
         reply = server.ask("finish", X)
         if reply.update is not None:
             break
         server.counted = reply.has
-    assert own(reply) == reference(left)
+    assert local_metric(reply) == reference(last_round)
 
 
 def test_cut_files_of_a_killed_process_are_cleared(
@@ -425,7 +427,7 @@ def test_cut_files_of_a_killed_process_are_cleared(
     (tmp_path / "journal" / ".00000002.request.9.tmp").write_bytes(b"cut")
     server.host = host(tmp_path)
     server.train(1)
-    assert own(server.ask("finish", X)) == reference(2)
+    assert local_metric(server.ask("finish", X)) == reference(2)
 
 
 # rules, ledger, secure sum
@@ -442,7 +444,7 @@ class Watch:
     ) -> None:
         self.no_request, self.no_leaving = request, leaving
         self.room = room
-        self.left: list[tuple[str, bytes, Update | None]] = []
+        self.sent: list[tuple[str, bytes, Update | None]] = []
         self.refused: list[str] = []  # tasks that were refused after they were run
 
     def request(self, request: Request) -> None:
@@ -470,7 +472,7 @@ class Watch:
     ) -> None:
         if request.task == self.no_leaving and update is not None:
             raise RefusedError("too few tokens are behind this update")
-        self.left.append((request.task, bytes(reply), update))
+        self.sent.append((request.task, bytes(reply), update))
 
 
 def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
@@ -484,12 +486,12 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
     assert server.ask("send", {"scale": torch.ones(4)}).refusal.startswith(
         "too few tokens"
     )
-    assert [(task, update is None) for task, _, update in guard.left] == [
+    assert [(task, update is None) for task, _, update in guard.sent] == [
         ("train", False), ("train", True), ("share", True), ("send", True)
     ]  # fmt: skip
-    assert [frame for _, frame, _ in guard.left][:2] == frames
+    assert [frame for _, frame, _ in guard.sent][:2] == frames
     assert guard.refused == ["send"]
-    assert own(server.ask("finish", X)) == reference(1)
+    assert local_metric(server.ask("finish", X)) == reference(1)
 
 
 def test_nothing_is_written_that_the_guard_has_no_room_for(tmp_path: Path) -> None:
@@ -511,7 +513,7 @@ def test_nothing_is_written_that_the_guard_has_no_room_for(tmp_path: Path) -> No
     guard.room = math.inf
     assert server.send(request).update is not None
     server.counted = request.number
-    assert own(server.ask("finish", X)) == reference(2)
+    assert local_metric(server.ask("finish", X)) == reference(2)
 
 
 def contents(folder: Path) -> dict[str, list[str]]:
@@ -538,7 +540,7 @@ def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "cleaned"),
     [
         ("/srv/ward 7/x.toml: gone", "ward 7/x.toml: gone"),
         ("[policy] of /srv/ward7/site.toml", "[policy] of site.toml"),
@@ -547,8 +549,8 @@ def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> N
         ("3 / 4 of h1/h2", "3 / 4 of h1/h2"),
     ],
 )
-def test_folders_do_not_leave(text: str, told: str) -> None:
-    assert without_folders(text) == told
+def test_folders_do_not_leave(text: str, cleaned: str) -> None:
+    assert without_folders(text) == cleaned
 
 
 # whose it is
@@ -599,15 +601,15 @@ def test_what_another_version_keeps_is_refused_with_a_remedy(tmp_path: Path) -> 
 
 
 def test_a_site_that_was_killed_before_its_first_state_begins(tmp_path: Path) -> None:
-    kept = {"job": JOB, "format": VERSION}
+    description = {"job": JOB, "format": VERSION}
     with (
         mock.patch.object(history, "save_state", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         host(tmp_path)
-    assert json.loads((tmp_path / "run.json").read_text()) == kept | {"run": 0}
+    assert json.loads((tmp_path / "run.json").read_text()) == description | {"run": 0}
     send(host(tmp_path), train(1, 0, run=4))
-    assert json.loads((tmp_path / "run.json").read_text()) == kept | {"run": 4}
+    assert json.loads((tmp_path / "run.json").read_text()) == description | {"run": 4}
     assert Journal(tmp_path, "b", JOB).run == 4
 
 
@@ -615,7 +617,7 @@ def test_a_site_that_was_killed_before_its_first_state_begins(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changes",
     [
         {"tensors": Y},
         {"options": {"round": 7}},
@@ -625,16 +627,16 @@ def test_a_site_that_was_killed_before_its_first_state_begins(tmp_path: Path) ->
         {"attached": Attached({"note": 1})},
         {"attached": Attached(tensors={"words": torch.ones(1)})},
     ],
-    ids=lambda other: next(iter(other)),
+    ids=lambda changes: next(iter(changes)),
 )
 def test_a_stored_reply_is_for_the_same_request_alone(
-    other: dict[str, Any], tmp_path: Path
+    changes: dict[str, Any], tmp_path: Path
 ) -> None:
     request = train(1, 0)
     site = host(tmp_path)
     first = site.handle(encode(request))
     for again in (site, host(tmp_path)):  # the second has nothing but the folder
-        refused = send(again, replace(request, **other))
+        refused = send(again, replace(request, **changes))
         assert "request 1 of run 1 came before with other content" in refused.refusal
         assert (refused.update, refused.later) == (None, False)
         assert again.handle(encode(request)) == first
@@ -657,11 +659,11 @@ def test_a_reply_that_lies_in_anothers_place_does_not_leave(tmp_path: Path) -> N
     site, request = host(tmp_path), train(1, 0, run=2)
     path = tmp_path / "journal" / "00000001.reply"
     send(site, train(1, 0))
-    old = path.read_bytes()
+    stored = path.read_bytes()
     first = site.handle(encode(request))
-    path.write_bytes(old)
+    path.write_bytes(stored)
     assert site.handle(encode(request)) == first
-    path.write_bytes(old[:-1])
+    path.write_bytes(stored[:-1])
     assert site.handle(encode(request)) == first
     (tmp_path / "journal" / "00000001.request").write_bytes(b"?")
     assert site.handle(encode(request)) == first
@@ -682,7 +684,7 @@ def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
     """Killed before each of the two files: by then the entry is not there, or all of
     it."""
     for place in (1, 2, 3):
-        kept, writes = Journal(tmp_path / str(place), "b", JOB), iter(range(1, 9))
+        journal, writes = Journal(tmp_path / str(place), "b", JOB), iter(range(1, 9))
 
         def dying(
             path: Path, data: Any, place: int = place, writes: Any = writes
@@ -694,9 +696,9 @@ def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
         with mock.patch.object(history, "replace_file", dying):
             if place < 3:
                 with pytest.raises(KeyboardInterrupt):
-                    kept.add(1, frame(1), answer(1))
+                    journal.add(1, frame(1), answer(1))
             else:
-                kept.add(1, frame(1), answer(1))
+                journal.add(1, frame(1), answer(1))
         names = {path.suffix for path in (tmp_path / str(place) / "journal").iterdir()}
         assert names == {1: set(), 2: {".reply"}, 3: {".reply", ".request"}}[place]
         again = Journal(tmp_path / str(place), "b", JOB)
@@ -708,7 +710,7 @@ def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
 def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
     """What is synced and renamed below a folder, in order; a file's temporary name is
     cut."""
-    found: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
 
     def name(path: Any) -> str:
         parts = Path(path).relative_to(root).parts
@@ -719,7 +721,7 @@ def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
 
     def noting(kind: str, real: Callable[..., Any], of: Callable[..., str]) -> Any:
         def call(*arguments: Any) -> None:
-            found.append((kind, of(*arguments)))
+            events.append((kind, of(*arguments)))
             real(*arguments)
 
         return mock.patch.object(os, kind, call)
@@ -732,35 +734,35 @@ def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
         ),
         noting("replace", os.replace, lambda source, target: name(target)),
     ):
-        yield found
+        yield events
 
 
-def written(folder: str, file: str) -> list[tuple[str, str]]:
+def writes_of(folder: str, file: str) -> list[tuple[str, str]]:
     """The bytes, then the name, then that the folder has this name."""
     path = f"{folder}/{file}"
     return [("fsync", f"{path}~"), ("replace", path), ("fsync", folder)]
 
 
 def test_all_of_a_task_is_on_disk_before_its_reply_leaves(tmp_path: Path) -> None:
-    kept = Journal(tmp_path / "site", "b", JOB)
-    with calls(tmp_path) as found:
-        kept.add(1, frame(1), answer(1))
+    journal = Journal(tmp_path / "site", "b", JOB)
+    with calls(tmp_path) as events:
+        journal.add(1, frame(1), answer(1))
     journal_of = "site/journal"
-    assert found == written(journal_of, "00000001.reply") + written(
+    assert events == writes_of(journal_of, "00000001.reply") + writes_of(
         journal_of, "00000001.request"
     )
-    with calls(tmp_path) as found:
-        kept.set_run(2)
-    assert found == written("site", "run.json")
+    with calls(tmp_path) as events:
+        journal.set_run(2)
+    assert events == writes_of("site", "run.json")
 
 
 def test_what_is_undone_is_so_on_disk_before_anything_follows(tmp_path: Path) -> None:
-    kept = Journal(tmp_path, "b", JOB)
-    kept.save(5, State(1), 0)
-    with calls(tmp_path) as found:
-        kept.undo_to(4)
-    assert found == [("fsync", "states")]
-    assert kept.states == [0]
+    journal = Journal(tmp_path, "b", JOB)
+    journal.save(5, State(1), 0)
+    with calls(tmp_path) as events:
+        journal.undo_to(4)
+    assert events == [("fsync", "states")]
+    assert journal.states == [0]
 
 
 def test_a_server_that_begins_no_round_cannot_fill_the_disk(
@@ -802,9 +804,9 @@ def test_a_question_is_opened_over_the_same_sites_alone(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_costs_no_other(tmp_path: Path) -> None:
     """A kill cuts the last line, whose answer did not leave; then the site goes on."""
     Opened("a", tmp_path / OPENED).add(FIRST, ["a", "b"])
-    whole = (tmp_path / OPENED).read_bytes()
-    for cut in range(1, len(whole)):
-        (tmp_path / OPENED).write_bytes(whole + whole[:-cut].replace(b"01", b"02"))
+    intact = (tmp_path / OPENED).read_bytes()
+    for cut in range(1, len(intact)):
+        (tmp_path / OPENED).write_bytes(intact + intact[:-cut].replace(b"01", b"02"))
         Opened("a", tmp_path / OPENED).add(THIRD, ["b", "c"])
         again = Opened("a", tmp_path / OPENED)
         assert again.survivors(FIRST) == ("a", "b")

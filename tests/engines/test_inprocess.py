@@ -29,9 +29,9 @@ def engine_of(sites: Sequence[str] = SITES, **options: Any) -> InProcess:
 
 def test_the_toy_job_is_that_by_hand() -> None:
     took: Took = {}
-    found = toy_job(engine_of(), took)
+    result = toy_job(engine_of(), took)
     assert set(took.values()) == {SITES}
-    assert found.tobytes() == by_hand(took).tobytes()
+    assert result.tobytes() == by_hand(took).tobytes()
 
 
 def test_only_tasks_are_called() -> None:
@@ -52,22 +52,22 @@ def test_bytes_are_those_of_numbers() -> None:
 
 
 def test_the_observer_sees_every_round(tmp_path: Path) -> None:
-    seen: list[RoundResult] = []
-    engine = engine_of(directory=tmp_path, observer=seen.append)
+    rounds: list[RoundResult] = []
+    engine = engine_of(directory=tmp_path, observer=rounds.append)
     toy_job(engine, {})
-    assert [r.round for r in seen] == [0, 1, 2, 3, 4]
-    assert [r.evaluated for r in seen] == [False, True, False, True, False]
-    assert {r.sites for r in seen} == {3}
-    assert seen[3].replies["evaluate"] == {site: {"steps": 4.0} for site in SITES}
-    assert seen[-1].bytes_up == engine.bytes_up - 3 * 16  # of the end
-    assert all(a.seconds <= b.seconds for a, b in pairwise(seen))
+    assert [r.round for r in rounds] == [0, 1, 2, 3, 4]
+    assert [r.evaluated for r in rounds] == [False, True, False, True, False]
+    assert {r.sites for r in rounds} == {3}
+    assert rounds[3].replies["evaluate"] == {site: {"steps": 4.0} for site in SITES}
+    assert rounds[-1].bytes_up == engine.bytes_up - 3 * 16  # of the end
+    assert all(a.seconds <= b.seconds for a, b in pairwise(rounds))
     next(engine.rounds(5, 6)).commit(State(6, X), {"x": 1.5})
-    assert seen[-1].metrics == {"x": 1.5}
+    assert rounds[-1].metrics == {"x": 1.5}
 
 
 def test_checkpoints_hold_both_sides_and_only_the_last_are_kept(tmp_path: Path) -> None:
-    whole = engine_of(directory=tmp_path)
-    found = toy_job(whole, {})
+    uninterrupted = engine_of(directory=tmp_path)
+    result = toy_job(uninterrupted, {})
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["round-00000002", "round-00000004"]
     assert len(names) == KEPT_CHECKPOINTS
@@ -76,11 +76,11 @@ def test_checkpoints_hold_both_sides_and_only_the_last_are_kept(tmp_path: Path) 
     state = again.resume()
     assert state is not None
     assert state.round == 4
-    assert toy_job(again, {}).tobytes() == found.tobytes()
+    assert toy_job(again, {}).tobytes() == result.tobytes()
     # What the sites were told before is sent once more to them, who are new.
     assert (again.bytes_up, again.bytes_down) == (
-        whole.bytes_up,
-        whole.bytes_down + 3 * 16,
+        uninterrupted.bytes_up,
+        uninterrupted.bytes_down + 3 * 16,
     )
 
 
@@ -93,8 +93,8 @@ def test_time_goes_on_after_a_restart(
     )
     toy_job(engine_of(directory=tmp_path), {})
     monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: 5.0)
-    kept = load_state(tmp_path / "round-00000004")[1]["seconds"]
-    assert engine_of(directory=tmp_path, resume=True).seconds == kept > 0
+    saved_seconds = load_state(tmp_path / "round-00000004")[1]["seconds"]
+    assert engine_of(directory=tmp_path, resume=True).seconds == saved_seconds > 0
 
 
 def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> No
 def test_a_state_that_is_not_finite_is_neither_told_nor_kept(
     value: float, tmp_path: Path
 ) -> None:
-    told: list[RoundResult] = []
-    engine = engine_of(directory=tmp_path, observer=told.append)
+    rounds: list[RoundResult] = []
+    engine = engine_of(directory=tmp_path, observer=rounds.append)
     first, second = engine.rounds(0, 2)
     first.commit(State(1, X), {}, evaluated=True)
     with pytest.raises(
         TrainingError, match=r"round 2: 'x' of the server's state is not finite"
     ):
         second.commit(State(2, {"x": torch.full((4,), value)}), {}, evaluated=True)
-    assert [result.round for result in told] == [0]
+    assert [result.round for result in rounds] == [0]
     assert [path.name for path in tmp_path.iterdir()] == ["round-00000001"]
 
 
@@ -144,19 +144,19 @@ def settings(vectors: Path) -> fedner.Config:
     return fedner.Config(model=model, batch_size=64, epochs=1, tags=DRUGS)
 
 
-def kept(members: list[fedner.Site]) -> int:
+def count_numbers(members: list[fedner.Site]) -> int:
     """Bytes of all distinct tensors that the sites hold on to, frozen tables included."""
     storages: dict[int, int] = {}
     for member in members:
-        held = [
+        tensors = [
             *member.model.parameters(),
             *member.model.buffers(),
             *member.best.tensors.values(),
         ]
-        held += [*member.adam.state().values()]
+        tensors += [*member.adam.state().values()]
         if member.model.vectors is not None:
-            held.append(member.model.vectors.table)
-        for tensor in held:
+            tensors.append(member.model.vectors.table)
+        for tensor in tensors:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
@@ -176,7 +176,7 @@ def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(
         members = [fedner.Site(tiny_site(i), config) for i in range(number)]
         engine = InProcess(members)
         fedner.train(engine, config)
-        sizes[number] = kept(members)
+        sizes[number] = count_numbers(members)
         assert all(m.scores["strict"]["f1"] >= 0 for m in members)
     # a batch of 64 has one sentence for each of 100
     assert {m.share for m in members} == {1}

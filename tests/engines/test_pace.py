@@ -49,11 +49,13 @@ class Clock:
     def pace(self) -> AnswerTimes:
         return AnswerTimes(lambda: self.now, self.sleep)
 
-    def answered(self, pace: AnswerTimes, took: float, told: int | None) -> float:
+    def answered(
+        self, pace: AnswerTimes, took: float, counted_class: int | None
+    ) -> float:
         """After how many seconds an answer leaves."""
         begun = self.now
         self.now += took
-        pace.wait("train", begun, told)
+        pace.wait("train", begun, counted_class)
         return self.now - begun
 
 
@@ -90,10 +92,10 @@ def seen_by_the_server(
     clocks = {site: Clock() for site in SITES}
     for site, clock in clocks.items():
         worker = Worker(site, clock, rng, jitter)
-        made = partial(lambda worker: worker, worker)
-        net.hosts[site] = host(folder, site, made, clock if steady else None)
+        make_site = partial(lambda worker: worker, worker)
+        net.hosts[site] = host(folder, site, make_site, clock if steady else None)
     engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB, threshold=3))
-    found = {site: np.zeros(ROUNDS) for site in SITES}
+    durations = {site: np.zeros(ROUNDS) for site in SITES}
     engine._members.gather(len(SITES), prepare=False)
     for turn in range(ROUNDS):
         next(engine.rounds(turn, ROUNDS))
@@ -101,14 +103,14 @@ def seen_by_the_server(
         total = engine.sum("give")
         assert total.metrics == {"n": 3.0}  # a method does not see the classes
         for site in SITES:
-            found[site][turn] = clocks[site].now - before[site]
-    return found
+            durations[site][turn] = clocks[site].now - before[site]
+    return durations
 
 
-def right_guesses(found: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
+def right_guesses(durations: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
     """Whether the order of the sizes is guessed by the mean time; of equal ones by a
     coin."""
-    means = {site: round(float(times.mean()), 9) for site, times in found.items()}
+    means = {site: round(float(times.mean()), 9) for site, times in durations.items()}
     order = sorted(SITES, key=lambda site: (means[site], rng.random()))
     return tuple(order) == SITES
 
@@ -119,32 +121,32 @@ def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(
     """One order of six is right. Of 8 runs a coin gives 6 or more right ones in 0.05 %
     of all tests (the binomial tail below); without the pace every run is ranked right.
     """
-    rng, runs, most = np.random.default_rng(7), 8, 6
+    rng, runs, limit = np.random.default_rng(7), 8, 6
     chance = 1 / len(list(permutations(SITES)))
     tail = sum(
         comb(runs, k) * chance**k * (1 - chance) ** (runs - k)
-        for k in range(most, runs + 1)
+        for k in range(limit, runs + 1)
     )
     assert tail < 1e-3
     right = sum(
         right_guesses(seen_by_the_server(tmp_path / f"{seed}", seed, steady=True), rng)
         for seed in range(runs)
     )
-    assert right < most
+    assert right < limit
     plain = [
         seen_by_the_server(tmp_path / f"plain{seed}", seed, steady=False)
         for seed in (1, 2)
     ]
-    assert all(right_guesses(found, rng) for found in plain)
+    assert all(right_guesses(durations, rng) for durations in plain)
 
 
 def test_all_answer_in_the_class_of_the_slowest(tmp_path: Path) -> None:
     """0.163 s and a quarter more is 0.204 s: the class that ends at 2^(4/2) / 16 = 0.25
     s."""
-    found = seen_by_the_server(tmp_path, 1, steady=True, jitter=0.0)
+    durations = seen_by_the_server(tmp_path, 1, steady=True, jitter=0.0)
     assert class_of(0.163 * 1.25) == 4
     for site in SITES:
-        np.testing.assert_allclose(found[site], 0.25, rtol=1e-9)
+        np.testing.assert_allclose(durations[site], 0.25, rtol=1e-9)
 
 
 @pytest.mark.parametrize("task", ["give", "@begin"])
@@ -159,14 +161,16 @@ def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
         clock = Clock()
         worker = Worker(site, clock, np.random.default_rng(1), 0.0)
 
-        def made(
+        def make_site(
             worker: Worker = worker, clock: Clock = clock, site: str = site
         ) -> Worker:
             clock.now += TOOK[site]
             return worker
 
-        asked = Request(JOB, 1, number, task, first=True, counted={site: 0})
-        reply = decode_reply(host(tmp_path, site, made, clock).handle(encode(asked)))
+        request = Request(JOB, 1, number, task, first=True, counted={site: 0})
+        reply = decode_reply(
+            host(tmp_path, site, make_site, clock).handle(encode(request))
+        )
         assert ("outside the secure sum" in reply.refusal) == (task == "give")
         took[site] = clock.now
     assert set(took.values()) <= {4.0**k / 16 for k in range(4)}
@@ -201,11 +205,13 @@ def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -
     there, and neither does one of the first three."""
     clock = Clock()
     pace = clock.pace()
-    answered = [clock.answered(pace, 0.3, told) for told in (*([6] * 4), *range(12))]
+    answered = [
+        clock.answered(pace, 0.3, reported) for reported in (*([6] * 4), *range(12))
+    ]
     assert answered[:3] == [pytest.approx(1.0)] * 3
     assert answered[3] == pytest.approx(0.5)
     assert answered[4:] == [
-        pytest.approx(max(1.0, seconds_of(told))) for told in range(12)
+        pytest.approx(max(1.0, seconds_of(reported))) for reported in range(12)
     ]
     assert slowest(pace.counts("train", 0.3)) == 8
 
@@ -218,8 +224,8 @@ def test_the_first_three_answers_tell_a_power_of_four_whatever_class_is_sent() -
         for took in (0.26, 0.4, 0.6, 0.9):
             clock = Clock()
             pace = clock.pace()
-            left = [clock.answered(pace, took, level) for level in sent]
-            answers.add(tuple(round(seconds, 9) for seconds in left))
+            durations = [clock.answered(pace, took, level) for level in sent]
+            answers.add(tuple(round(seconds, 9) for seconds in durations))
 
         assert answers == {tuple(4.0 if level == 9 else 1.0 for level in sent)}, sent
 
@@ -229,9 +235,9 @@ def test_a_coarse_class_ends_within_the_timeout() -> None:
     clock = Clock()
     pace = AnswerTimes(lambda: clock.now, clock.sleep, longest=600.0)
 
-    left = [clock.answered(pace, 300.0, level) for level in (None, 24, 24, 24)]
+    durations = [clock.answered(pace, 300.0, level) for level in (None, 24, 24, 24)]
 
-    assert left == pytest.approx([512.0] * 4)
+    assert durations == pytest.approx([512.0] * 4)
 
 
 def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
@@ -252,25 +258,25 @@ def test_what_a_site_tells_is_one_under_its_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "held"), [(600.0, 512.0), (1.0, 1.0), (0.01, 0.0625)]
+    ("timeout", "expected"), [(600.0, 512.0), (1.0, 1.0), (0.01, 0.0625)]
 )
 def test_a_reported_class_of_hours_holds_no_answer_beyond_the_timeout(
-    timeout: float, held: float
+    timeout: float, expected: float
 ) -> None:
     """Class k ends after 2^(k/2) / 16 seconds; the last one of the 36 after three
     hours."""
     clock = Clock()
     pace = AnswerTimes(lambda: clock.now, clock.sleep, longest=timeout)
 
-    left = [clock.answered(pace, 0.02, CLASSES - 1) for _ in range(5)]
+    durations = [clock.answered(pace, 0.02, CLASSES - 1) for _ in range(5)]
 
-    assert left == pytest.approx([held] * 5)
+    assert durations == pytest.approx([expected] * 5)
 
 
 def test_a_site_that_is_slower_than_the_timeout_answers_by_powers_of_four() -> None:
     clock = Clock()
     pace = AnswerTimes(lambda: clock.now, clock.sleep, longest=600.0)
 
-    left = [clock.answered(pace, 700.0, CLASSES - 1) for _ in range(3)]
+    durations = [clock.answered(pace, 700.0, CLASSES - 1) for _ in range(3)]
 
-    assert left == pytest.approx([4**7 / 16] * 3)
+    assert durations == pytest.approx([4**7 / 16] * 3)

@@ -86,14 +86,14 @@ def test_the_bytes_are_about_twice_those_in_the_clear(tmp_path: Path) -> None:
 
 
 def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
-    own, updates = identities(SITES), random_updates(2)
-    net, engine, _, _ = network(tmp_path, updates, identities=own)
+    keys, updates = identities(SITES), random_updates(2)
+    net, engine, _, _ = network(tmp_path, updates, identities=keys)
     for turn in range(2):
         check(engine.sum("give"), [updates[s][turn] for s in SITES])
     assert tasks(net)[3:] == ["give", "@confirm", "@unmask"] * 2
     # not the key that the others know
-    own["b"] = Ed25519Identity(b"B" * 32, own["b"].known)
-    net, engine, events, _ = network(tmp_path / "2", updates, identities=own)
+    keys["b"] = Ed25519Identity(b"B" * 32, keys["b"].known)
+    net, engine, events, _ = network(tmp_path / "2", updates, identities=keys)
     with pytest.raises(TrainingError, match="nothing was opened"):
         engine.sum("give")
     assert any(
@@ -113,9 +113,10 @@ def test_no_frame_that_the_server_receives_holds_a_sites_numbers(
     is right."""
     updates = {
         site: [
-            replace(u, weight=1234.5 + i, metrics={"loss": 0.123456 + i}) for u in own
+            replace(u, weight=1234.5 + i, metrics={"loss": 0.123456 + i})
+            for u in site_updates
         ]
-        for i, (site, own) in enumerate(random_updates(3).items())
+        for i, (site, site_updates) in enumerate(random_updates(3).items())
     }
     plain = Net(
         {s: lambda s=s: Giver(s, updates[s]) for s in SITES}, tmp_path / "plain"
@@ -127,25 +128,25 @@ def test_no_frame_that_the_server_receives_holds_a_sites_numbers(
     in_the_clear.sum("give")
     forms = [
         form
-        for own in updates.values()
-        for update in own
+        for site_updates in updates.values()
+        for update in site_updates
         for value in update.tensors.values()
         for form in (value, value.double() * update.weight, value.double())
     ]
     needles = [piece for form in forms for piece in pieces(form)]
     numbers = [
         n
-        for own in updates.values()
-        for u in own
+        for site_updates in updates.values()
+        for u in site_updates
         for n in (u.weight, u.metrics["loss"])
     ]
     needles += [str(number).encode() for number in numbers]
     needles += [np.float64(number).tobytes() for number in numbers]
     # Without the heads: a length and a checksum look like a short number once in some
     # dozen runs.
-    seen = b"".join(bytes(frame)[HEAD.size :] for _, frame in net.came)
+    received = b"".join(bytes(frame)[HEAD.size :] for _, frame in net.came)
     assert len(needles) > 300
-    assert not [needle for needle in needles if needle in seen]
+    assert not [needle for needle in needles if needle in received]
     clear = b"".join(bytes(frame) for _, frame in plain.came)
     assert sum(needle in clear for needle in needles) > 80
     turns = Counter[str]()
@@ -171,14 +172,14 @@ def pieces(value: torch.Tensor) -> list[bytes]:
 def test_a_site_that_makes_up_for_a_task_gives_nothing_away(tmp_path: Path) -> None:
     """A late site does the tasks of before the first round without an exchange."""
     updates = random_updates(4)
-    net, engine, _, asked = network(tmp_path, updates)
+    net, engine, _, calls = network(tmp_path, updates)
     engine._least, net.down = 3, {"d"}
     engine.sum("give")
     net.down = set()
     next(engine.rounds(0, 1))
     net.came.clear()
     total = engine.sum("give")
-    assert asked["d"] == 2
+    assert calls["d"] == 2
     check(total, [updates[s][1] for s in SITES])
     for site, frame in net.came:
         reply = decode_reply(frame)
@@ -193,18 +194,18 @@ def test_counts_that_only_some_sites_have(tmp_path: Path) -> None:
     """The first sum finds the names; afterwards they are agreed. A name that comes
     later is agreed anew; one that is in no update is in no total. No site does its task
     twice."""
-    given = {
+    metrics = {
         "a": [{"n": 1, "x": 2}, {"x": 5}, {"n": 3, "x": 1}, {"n": 4}],
         "b": [{"n": 2}, {"n": 7}, {"y": 5, "n": 1}, {"n": 6}],
         "c": [{"x": 1, "n": 4}, {}, {"n": 1}, {"n": 1}],
     }
-    updates = {s: [Update({}, 2.0, m) for m in own] for s, own in given.items()}
-    net, engine, _, asked = network(tmp_path, updates, threshold=3)
+    updates = {s: [Update({}, 2.0, m) for m in rounds] for s, rounds in metrics.items()}
+    net, engine, _, calls = network(tmp_path, updates, threshold=3)
     for turn in range(4):
-        check(engine.sum("give"), [own[turn] for own in updates.values()])
+        check(engine.sum("give"), [rounds[turn] for rounds in updates.values()])
     again = ["give", "@keys", "@shares", "@masked", "@unmask"]
     assert tasks(net)[3:] == [*again, "give", "@unmask", *again, "give", "@unmask"]
-    assert set(asked.values()) == {4}
+    assert set(calls.values()) == {4}
 
 
 def test_values_beyond_the_limits_of_the_last_total(
@@ -217,13 +218,13 @@ def test_values_beyond_the_limits_of_the_last_total(
         for s in SITES[:3]
     }
     updates["b"] += [Update({"w": torch.full((3,), v)}) for v in (large, huge)]
-    net, engine, events, asked = network(tmp_path, updates, threshold=3)
+    net, engine, events, calls = network(tmp_path, updates, threshold=3)
     for turn in range(3):
         next(engine.rounds(turn, 9))
         total = engine.sum("give")
     np.testing.assert_allclose(total.tensors["w"].numpy(), large + 2 * small, rtol=1e-9)
     assert tasks(net)[7:] == ["give", "@keys", "@shares", "@masked", "@unmask"]
-    assert asked == dict.fromkeys(SITES[:3], 3)
+    assert calls == dict.fromkeys(SITES[:3], 3)
     next(engine.rounds(3, 9))
     with pytest.raises(
         TrainingError, match="'give' has values beyond the limits of the secure"
@@ -238,7 +239,7 @@ def test_values_beyond_the_limits_of_the_last_total(
         "tensor 'w': weight times value exceeds the secure sum's limit 2^31"
         in caplog.text
     )
-    assert asked == dict.fromkeys(SITES[:3], 4)  # it is no use to do the task once more
+    assert calls == dict.fromkeys(SITES[:3], 4)  # it is no use to do the task once more
 
 
 def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
@@ -255,13 +256,13 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
             turn.commit(state, {}, evaluated=True)
         return total.tensors["w"].numpy().tobytes()
 
-    whole = job(network(tmp_path / "whole", updates)[1])
+    uninterrupted = job(network(tmp_path / "whole", updates)[1])
     net, engine, _, _ = network(tmp_path, updates)
     for turn in engine.rounds(0, 3):
         engine.sum("give")
         turn.commit(State(turn.number + 1), {}, evaluated=True)
     again = net.engine(SITES[:3], summing=SecureSum(SITES[:3], job=JOB))
-    assert job(again) == whole
+    assert job(again) == uninterrupted
     facts = json.loads(
         (tmp_path / "server" / "round-00000004" / "facts.json").read_text()
     )
@@ -270,7 +271,7 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     def members() -> list[Giver]:
         return [Giver(s, updates[s]) for s in SITES[:3]]
 
-    assert job(InProcess(members(), secure=True)) == whole
+    assert job(InProcess(members(), secure=True)) == uninterrupted
     first = InProcess(members(), secure=True, directory=tmp_path / "inside")
     for turn in first.rounds(0, 3):
         first.sum("give")
@@ -278,7 +279,7 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     resumed = InProcess(
         members(), secure=True, directory=tmp_path / "inside", resume=True
     )
-    assert job(resumed) == whole
+    assert job(resumed) == uninterrupted
 
 
 def test_a_kept_history_that_is_none_is_told(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def test_a_kept_history_that_is_none_is_told(tmp_path: Path) -> None:
 def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None:
     updates = {s: [Update({"w": torch.ones(3)})] for s in SITES}
     updates["c"] = [Update({"w": torch.ones(4)})]
-    net, engine, events, asked = network(tmp_path, updates)
+    net, engine, events, calls = network(tmp_path, updates)
     engine._least = 3
     total = engine.sum("give")
     assert total.included == ("a", "b", "d")
@@ -310,7 +311,7 @@ def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None
         TrainingError, match="3 sites can be added under the secure sum, 4 are"
     ):
         engine.sum("give")
-    assert asked["a"] == 2  # it is no use to do the task once more
+    assert calls["a"] == 2  # it is no use to do the task once more
 
 
 # restarts
@@ -322,7 +323,7 @@ def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) 
     All sites mask again; none does its task again.
     """
     updates = random_updates(5)
-    net, engine, _, asked = network(tmp_path, updates, threshold=4)
+    net, engine, _, calls = network(tmp_path, updates, threshold=4)
     engine.sum("give")
     del net.hosts["b"]
     net.sent.clear()
@@ -331,7 +332,7 @@ def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) 
     assert total.included == SITES
     assert tasks(net) == ["give", "@keys", "@shares", "@masked", "@unmask"]
     # b's first was done again from its journal
-    assert asked == {"a": 2, "b": 3, "c": 2, "d": 2}
+    assert calls == {"a": 2, "b": 3, "c": 2, "d": 2}
 
 
 def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:

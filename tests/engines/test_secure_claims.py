@@ -195,8 +195,10 @@ def _answers(facts: dict[str, dict[str, Any]]) -> mock._patch[object]:
         changed = facts.get(self._site)
         if changed is None:
             return answer
-        kept = {**answer.facts, **changed}
-        return Attached(kept, answer.tensors if kept["message"] else {})
+        changed_facts = {**answer.facts, **changed}
+        return Attached(
+            changed_facts, answer.tensors if changed_facts["message"] else {}
+        )
 
     return mock.patch.object(SecureSeal, "_mask", claimed)
 

@@ -39,15 +39,15 @@ def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) ->
         TrainingError, match=r"no answer from b, c to 'count' in 9. seconds"
     ):
         engine.sum("count")
-    asked = [request.task for _, request, _ in net.sent[before:]]
-    assert "count" in asked
-    assert "@unmask" not in asked
+    tasks = [request.task for _, request, _ in net.sent[before:]]
+    assert "count" in tasks
+    assert "@unmask" not in tasks
     net.down, before = set(), len(net.sent)
     assert engine.sum("count").included == SITES
-    asked = [request.task for site, request, _ in net.sent[before:] if site == "a"]
+    tasks = [request.task for site, request, _ in net.sent[before:] if site == "a"]
     opened = ["@confirm", "@unmask"]
     # what was masked is not used again
-    assert asked == ["@keys", "@shares", "count", *opened]
+    assert tasks == ["@keys", "@shares", "count", *opened]
 
 
 def private(engine: Any) -> float:
@@ -105,7 +105,7 @@ def test_a_site_that_is_gone_when_the_sum_is_opened_is_in_it(tmp_path: Path) -> 
 def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -> None:
     """Its private value is gone, as it is in the clear: there the same is done, and
     told to be right by `test_deployed`."""
-    found = []
+    metric_sums = []
     for name, summing in (("secure", SecureSum(SITES, job=JOB)), ("clear", None)):
         net = secure_toys(tmp_path / name)
         net.seal = net.seal if summing else None
@@ -119,8 +119,8 @@ def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -
                     summing._whole = False  # as after a failure: "@keys" comes first
             assert engine.sum("train", {"x": torch.ones(4)}, round=0).included == SITES
             engine._active = None
-        found.append(engine.sum("finish", {"x": torch.ones(4)}).metrics["own"])
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+        metric_sums.append(engine.sum("finish", {"x": torch.ones(4)}).metrics["own"])
+    assert metric_sums[0] == pytest.approx(metric_sums[1], rel=1e-6)
 
 
 def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(
@@ -136,10 +136,14 @@ def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(
         if not attached.facts:
             continue
         message = attached.facts.get("message") or attached.facts
-        for own in (message, message.get("next_keys") or {}):
-            if "sharing" in own:
-                keys += [own["sharing"], own["masking"], own["commitment"]]
-                exchanges.append((own["exchange"], own["site"]))
+        for key_message in (message, message.get("next_keys") or {}):
+            if "sharing" in key_message:
+                keys += [
+                    key_message["sharing"],
+                    key_message["masking"],
+                    key_message["commitment"],
+                ]
+                exchanges.append((key_message["exchange"], key_message["site"]))
     # starts, sites, parts; this exchange and the next
     assert len(keys) == 4 * 3 * 3 * 2
     assert len(set(keys)) == len(keys)

@@ -32,7 +32,7 @@ class Prober(ByHand):
 
     def __init__(self) -> None:
         super().__init__(SITES)
-        self.told: list[str] = []
+        self.texts: list[str] = []
 
     def ask(
         self,
@@ -50,9 +50,9 @@ class Prober(ByHand):
             request = replace(self.request("give", attached), round=round)
             answer = self.seals["a"].seal(request, update, b"q").facts
         except FednotesError as error:
-            self.told.append(str(error))
+            self.texts.append(str(error))
             return "over"
-        self.told.append(answer["again"])
+        self.texts.append(answer["again"])
         return "beyond" if answer["wide"] else "fits"
 
 
@@ -79,7 +79,7 @@ def test_a_search_for_the_largest_value_ends_at_once() -> None:
     wide_at_last = Prober()
     answers = [wide_at_last.ask(exponent) for exponent in (-9, -8, None)]
     assert answers == ["beyond", "over", "over"]
-    for text in (*prober.told, *from_above.told, *from_below.told):
+    for text in (*prober.texts, *from_above.texts, *from_below.texts):
         assert "secret" not in text
         assert not re.search(r"\d", text)
 
@@ -96,10 +96,10 @@ def test_a_redo_and_a_restart_of_the_server_do_not_begin_the_count_anew() -> Non
     prober.restart()
     assert prober.ask(-8) == "over"
     assert prober.ask(-9, round=1) == "beyond"
-    other = Prober()
+    restarted = Prober()
     # no limit of any value: the widest grid
-    assert other.ask(3, name="other") == "fits"
-    assert [other.ask(e) for e in (5, 6, 7)] == ["fits", "fits", "over"]
+    assert restarted.ask(3, name="other") == "fits"
+    assert [restarted.ask(e) for e in (5, 6, 7)] == ["fits", "fits", "over"]
 
 
 def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
@@ -111,12 +111,12 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
     terms = Terms(99, SITES, ("n",), {"secret": -8})
     with pytest.raises(RefusedError, match="no longer has an update"):
         seal.stage(prober.request("@masked", wire.packed(terms), counted=number - 1))
-    told = []
+    notes = []
     for exponent in (-8, -7):
         note = wire.packed(replace(terms, limits={"secret": exponent}))
-        told.append(seal.stage(prober.request("@masked", note, counted=number)).facts)
+        notes.append(seal.stage(prober.request("@masked", note, counted=number)).facts)
     # no keys: nothing said of the size
-    assert [note["wide"] for note in told] == [False, False]
+    assert [note["wide"] for note in notes] == [False, False]
     note = wire.packed(replace(terms, limits={"secret": -6}))
     last = seal.stage(prober.request("@masked", note, counted=number)).facts
     assert last["wide"] is True

@@ -67,12 +67,12 @@ def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() 
     assert seal.seal(request("give", 9, attached=attached), Update(), QUESTION).facts[
         "again"
     ]
-    one = seal.stage(request("@unmask", 10, attached=opening))
-    assert seal.stage(request("@unmask", 10, attached=opening)) is one
-    assert one.facts["next_shares"] is not None
+    opened = seal.stage(request("@unmask", 10, attached=opening))
+    assert seal.stage(request("@unmask", 10, attached=opening)) is opened
+    assert opened.facts["next_shares"] is not None
     two = seal.stage(request("@unmask", 11, attached=opening)).facts
     assert two["next_shares"] is None
-    assert two["masks"] == one.facts["masks"]
+    assert two["masks"] == opened.facts["masks"]
     with pytest.raises(
         RefusedError, match="no longer has an update for the secure sum"
     ):
@@ -155,10 +155,10 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
 
 def test_a_number_of_the_run_before_is_no_repeated_message() -> None:
     seals, _, _ = exchanged(Update())
-    one = seals["a"].stage(request("@keys", 30, stage(9)))
-    assert seals["a"].stage(request("@keys", 30, stage(9))) is one
+    first_keys = seals["a"].stage(request("@keys", 30, stage(9)))
+    assert seals["a"].stage(request("@keys", 30, stage(9))) is first_keys
     two = seals["a"].stage(replace(request("@keys", 30, stage(9)), run=2))
-    assert one.facts["sharing"] != two.facts["sharing"]
+    assert first_keys.facts["sharing"] != two.facts["sharing"]
 
 
 MANY = tuple(f"hospital-{i:03d}" for i in range(250))
@@ -201,12 +201,12 @@ def test_the_receipts_of_250_sites_are_bytes_and_cost_four_times_the_message_at_
     tracemalloc.start()
     came = decode_request(frame).attached
     stage = wire.read(Stage, came.facts)
-    asked = wire.request_in(stage, came, MANY[7])
-    most = tracemalloc.get_traced_memory()[1]
+    decoded = wire.request_in(stage, came, MANY[7])
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert asked == requests[MANY[7]]
+    assert decoded == requests[MANY[7]]
     assert stage.keys[MANY[249]].signature == b"d" * 64
-    assert len(frame) + most < 4 * len(frame)
+    assert len(frame) + peak < 4 * len(frame)
 
 
 @pytest.mark.parametrize("wrong", ["receipts", "confirmations"])

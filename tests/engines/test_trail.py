@@ -38,8 +38,8 @@ def received(tensors: Tensors) -> bytes:
 
 
 def ask(trail: Trail, request: Request, tensors: Tensors, update: Update) -> Trail:
-    asked = trail.next(request, received(tensors))
-    return asked.answered(update, is_read_only=False)
+    question = trail.next(request, received(tensors))
+    return question.answered(update, is_read_only=False)
 
 
 # the parts of a question
@@ -121,9 +121,9 @@ def test_a_setting_that_is_repeated_changes_no_later_question() -> None:
     trail = ask(trail, begin, Y, Update())
     trail = ask(trail, REQUEST, X, COUNTED)
     assert ask(trail, prepare, X, Update()).state == trail.state
-    other = ask(trail, prepare, Y, Update())
-    assert other.state != trail.state
-    assert ask(other, prepare, X, Update()).state not in (trail.state, other.state)
+    changed = ask(trail, prepare, Y, Update())
+    assert changed.state != trail.state
+    assert ask(changed, prepare, X, Update()).state not in (trail.state, changed.state)
     counted = ask(trail, prepare, X, COUNTED)
     assert counted.state != trail.state
     assert ask(trail, prepare, X, Update(weight=2.0)).state != trail.state
@@ -162,7 +162,7 @@ class Questions:
     """A guard that allows everything and collects the question of each new update."""
 
     def __init__(self) -> None:
-        self.asked: list[bytes] = []
+        self.questions: list[bytes] = []
 
     def request(self, request: Request) -> None:
         pass
@@ -184,7 +184,7 @@ class Questions:
     ) -> None:
         if update is not None:
             assert question
-            self.asked.append(question)
+            self.questions.append(question)
 
 
 class Server:
@@ -224,7 +224,7 @@ class Server:
         assert reply.update is not None, reply.refusal
         if task != CHECKPOINT:
             self.counted = self.number
-        return self.guard.asked[-1] if self.guard.asked else b""
+        return self.guard.questions[-1] if self.guard.questions else b""
 
 
 def test_a_server_that_resumes_a_run_asks_the_same_questions(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ NOT_FINITE = changed(w=torch.tensor([math.inf]))
 
 
 @pytest.mark.parametrize(
-    ("update", "bound", "said", "value"),
+    ("update", "bound", "detail", "value"),
     [
         (BIGGER, {"norm": 5}, "its norm is above 5", "it is 5.196"),
         (BIGGER, {"BYTES": SIZE - 1}, f"it has more than {SIZE - 1} bytes", f"{SIZE}"),
@@ -125,23 +125,23 @@ NOT_FINITE = changed(w=torch.tensor([math.inf]))
 def test_a_sites_own_refusal_says_no_value_of_its_own(
     update: Update,
     bound: dict[str, float],
-    said: str,
+    detail: str,
     value: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The refusals are listed by hand: nothing in them depends on the update's numbers,
     which are in the site's own log. A server quotes what it was sent."""
-    most = bound.get("norm", 0.0)
-    for name, number in bound.items() - {("norm", most)}:
+    max_norm = bound.get("norm", 0.0)
+    for name, number in bound.items() - {("norm", max_norm)}:
         monkeypatch.setattr(summing, f"MOST_{name}", number)
-    refusal = f"site 's': its update was refused: {said}"
+    refusal = f"site 's': its update was refused: {detail}"
     with pytest.raises(RefusedError) as refused:
-        check_addable(update, "s", most)
+        check_addable(update, "s", max_norm)
     assert str(refused.value) == refusal
     assert (refusal + (f" ({value})" if value else "")) in caplog.text
     with pytest.raises(RefusedError) as quoted:
-        check_addable(update, "s", most, quoting=True)
+        check_addable(update, "s", max_norm, quoting=True)
     assert str(quoted.value) == refusal + (f" ({value})" if value else "")
 
 

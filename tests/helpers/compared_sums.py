@@ -23,7 +23,7 @@ class Compared(InProcess):
 
     def __init__(self, sites: Sequence[Any]) -> None:
         super().__init__(sites, secure=True)
-        self.own: list[Update] = []
+        self.updates: list[Update] = []
         self.pairs: list[tuple[str, Total, Total]] = []
 
     def run(self, *arguments: Any) -> Update:
@@ -31,20 +31,20 @@ class Compared(InProcess):
         tensors = {
             name: value.detach().clone() for name, value in update.tensors.items()
         }
-        self.own.append(replace(update, tensors=tensors))
+        self.updates.append(replace(update, tensors=tensors))
         return update
 
     def sum(self, task: str, tensors: Any = None, /, **options: Any) -> Total:
-        self.own = []
+        self.updates = []
         total = super().sum(task, tensors, **options)
-        self.pairs.append((task, total, Total.of(self.own)))
+        self.pairs.append((task, total, Total.of(self.updates)))
         return total
 
 
 def check_sums(engine: Compared) -> None:
     """Weights, counts, integers: equal. Other numbers: S steps of a grid of 2^-29 at
     first, and of 2^-47 of the largest sum once there is a last total."""
-    seen: dict[tuple[str, str], float] = {}
+    grid_steps: dict[tuple[str, str], float] = {}
     names = [site.id for site in engine._sites]
     for task, secure, plain in engine.pairs:
         assert secure.included == tuple(names)
@@ -58,7 +58,7 @@ def check_sums(engine: Compared) -> None:
         assert list(secure.tensors) == list(plain.tensors)
         for name, value in plain.tensors.items():
             assert secure.tensors[name].dtype == torch.float64
-            step = seen.get((task, name), 2.0**-29)
+            step = grid_steps.get((task, name), 2.0**-29)
             torch.testing.assert_close(
                 secure.tensors[name],
                 value,
@@ -71,4 +71,4 @@ def check_sums(engine: Compared) -> None:
             # The grid follows from the last total as the server has it.
             last = secure.tensors[name]
             largest = float(last.abs().max()) if last.numel() else 0.0
-            seen[task, name] = 2.0**-44 * largest if largest else 2.0**-29
+            grid_steps[task, name] = 2.0**-44 * largest if largest else 2.0**-29

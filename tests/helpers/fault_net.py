@@ -26,8 +26,8 @@ class ServerKilled(BaseException):
 
 def seal_of(folder: Path, site: str, threshold: int | None = None) -> SecureSeal:
     """A site's part in a secure sum of the toy job, kept where its host keeps the rest."""
-    kept = folder / site / OPENED
-    return SecureSeal(site, SITES, job=JOB, threshold=threshold, record=kept)
+    record = folder / site / OPENED
+    return SecureSeal(site, SITES, job=JOB, threshold=threshold, record=record)
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Net:
     """Hosts in this process and a simulated clock. `chaos` loses, repeats and kills at
     random.
 
-    down: sites that cannot be reached. left: kills of the server that are still to
+    down: sites that cannot be reached. failures_left: kills of the server that are to
         come.
     seal: makes a site's part in a secure sum. came: every reply. before: called with
     each task that is asked. after: by task, what happens once when it was asked the
@@ -45,7 +45,7 @@ class Net:
     makes: Mapping[str, Any]
     folder: Path
     chaos: random.Random | None = None
-    left: int = 0
+    failures_left: int = 0
     now: float = 0.0
     down: set[str] = field(default_factory=set)
     hosts: dict[str, SiteHost] = field(default_factory=dict)
@@ -95,8 +95,8 @@ class Net:
                 self.hosts.pop(site)
             if luck < 0.07:
                 continue
-            if luck < 0.12 and self.left:
-                self.left -= 1
+            if luck < 0.12 and self.failures_left:
+                self.failures_left -= 1
                 raise ServerKilled
             came += 1
             yield site, reply

@@ -35,13 +35,13 @@ def die_if_asked(folder: Path, place: str) -> None:
     """kill -9 of this process, if the file says so; the n-th time for "place n"."""
     path = folder / "kill"
     try:
-        wanted, count = path.read_text().rsplit(" ", 1)
+        chosen_place, count = path.read_text().rsplit(" ", 1)
     except (OSError, ValueError):
         return
-    if wanted != place:
+    if chosen_place != place:
         return
     if int(count) > 1:
-        path.write_text(f"{wanted} {int(count) - 1}")
+        path.write_text(f"{chosen_place} {int(count) - 1}")
         return
     path.unlink()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -60,18 +60,18 @@ def _replacing(folder: Path) -> Any:
 
 def site(name: str, folder: Path) -> None:
     """A site's process: one connection for each frame."""
-    own = folder / name
-    own.mkdir(exist_ok=True)
+    site_folder = folder / name
+    site_folder.mkdir(exist_ok=True)
     os.chdir(folder)  # by which it is found where nobody is left to end it
     socket = folder / f"{name}.sock"
     socket.unlink(missing_ok=True)
     with (
-        mock.patch.object(store.os, "replace", _replacing(own)),
+        mock.patch.object(store.os, "replace", _replacing(site_folder)),
         Listener(str(socket), family="AF_UNIX") as listener,
     ):
         host = SiteHost(
-            lambda: Toy(name, lambda: die_if_asked(own, "training")),
-            own,
+            lambda: Toy(name, lambda: die_if_asked(site_folder, "training")),
+            site_folder,
             job=JOB,
             name=name,
             keeping=1e9 if name == "a" else 0.0,
@@ -81,9 +81,9 @@ def site(name: str, folder: Path) -> None:
                 try:
                     frame = connection.recv_bytes()
                     task = decode_request(frame).task
-                    die_if_asked(own, f"receiving {task}")
+                    die_if_asked(site_folder, f"receiving {task}")
                     reply = host.handle(frame)
-                    die_if_asked(own, f"sending {task}")
+                    die_if_asked(site_folder, f"sending {task}")
                     connection.send_bytes(reply)
                 except (EOFError, OSError):
                     continue  # the server is gone
@@ -125,13 +125,15 @@ class Sockets:
 
 def server(folder: Path) -> None:
     """The server's process; its result is a file."""
-    own = folder / "server"
-    own.mkdir(exist_ok=True)
+    server_folder = folder / "server"
+    server_folder.mkdir(exist_ok=True)
     os.chdir(folder)
-    with mock.patch.object(store.os, "replace", _replacing(own)):
-        engine = Deployed(Sockets(folder), SITES, own, job=JOB, patience=PATIENCE)
-        found = toy_job(engine, {})
-    store.write_json(folder / "result.json", [float(x) for x in found])
+    with mock.patch.object(store.os, "replace", _replacing(server_folder)):
+        engine = Deployed(
+            Sockets(folder), SITES, server_folder, job=JOB, patience=PATIENCE
+        )
+        result = toy_job(engine, {})
+    store.write_json(folder / "result.json", [float(x) for x in result])
 
 
 def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:

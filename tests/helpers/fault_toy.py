@@ -28,7 +28,7 @@ class Toy:
 
     def __init__(self, name: str, inside: Callable[[], None] = lambda: None) -> None:
         self._id, self.size, self._inside = name, SIZES[name], inside
-        self.own = torch.zeros(4)
+        self.local_state = torch.zeros(4)
         self.part = 1.0
         self.steps = 0
         self._told: Tensors | None = None
@@ -50,11 +50,11 @@ class Toy:
             if self._told is None:
                 raise TrainingError(f"site {self._id!r} has no parameters")
             tensors = self._told
-        self.own = self.own * 0.5 + tensors["x"] * self.part
+        self.local_state = self.local_state * 0.5 + tensors["x"] * self.part
         self._inside()
-        self.own = self.own + float(self.size + round)
+        self.local_state = self.local_state + float(self.size + round)
         self.steps += 1
-        self._change = self.own * 0.25 - tensors["x"]
+        self._change = self.local_state * 0.25 - tensors["x"]
         return Update({"least": self._change.abs()}, self.size, {"steps": self.steps})
 
     def send(self, tensors: Tensors) -> Update:
@@ -69,13 +69,13 @@ class Toy:
 
     def finish(self, tensors: Tensors) -> Update:
         assert tensors or self._told
-        return Update(metrics={"own": float(self.own.sum())})
+        return Update(metrics={"own": float(self.local_state.sum())})
 
     def state(self) -> State:
-        return State(self.steps, {"own": self.own}, {"part": self.part})
+        return State(self.steps, {"own": self.local_state}, {"part": self.part})
 
     def restore(self, state: State) -> None:
-        self.own, self.part, self.steps = (
+        self.local_state, self.part, self.steps = (
             state.tensors["own"],
             state.facts["part"],
             state.round,
@@ -86,11 +86,11 @@ def toy_job(federation: Federation, took: Took) -> np.ndarray:
     """The server side. took: filled in with who was in which sum, by round and task."""
 
     def total(round: int, task: str, tensors: Tensors, /, **options: Any) -> Any:
-        found = federation.sum(task, tensors, **options)
-        took[round, task] = found.included
-        return found
+        sums = federation.sum(task, tensors, **options)
+        took[round, task] = sums.included
+        return sums
 
-    state, told = federation.resume(), None
+    state, broadcast = federation.resume(), None
     if state is None:
         sizes = int(total(-1, "count", {}).metrics["size"])
         total(-1, "share", {}, sizes=sizes)
@@ -98,17 +98,19 @@ def toy_job(federation: Federation, took: Took) -> np.ndarray:
     x = state.tensors["x"]
     for turn in federation.rounds(state.round, ROUNDS):
         least = total(
-            turn.number, "train", {} if told is x else {"x": x}, round=turn.number
+            turn.number, "train", {} if broadcast is x else {"x": x}, round=turn.number
         )
         scale = {"scale": least.mean()["least"] * 0.125}
         x = x + total(turn.number, "send", scale).mean()["x"]
         evaluated = turn.number % 2 == 1
         if evaluated:
             total(turn.number, "evaluate", {"x": x})
-            told = x
+            broadcast = x
         turn.commit(State(turn.number + 1, {"x": x}), {}, evaluated=evaluated)
-    own = total(ROUNDS, "finish", {} if told is x else {"x": x}).metrics["own"]
-    return np.concatenate([x.numpy(), [own]])
+    metric_sum = total(ROUNDS, "finish", {} if broadcast is x else {"x": x}).metrics[
+        "own"
+    ]
+    return np.concatenate([x.numpy(), [metric_sum]])
 
 
 def by_hand(took: Mapping[tuple[int, str], tuple[str, ...]]) -> np.ndarray:
@@ -116,7 +118,7 @@ def by_hand(took: Mapping[tuple[int, str], tuple[str, ...]]) -> np.ndarray:
 
     A site that was not there in the prologue does it later, with the same numbers.
     """
-    own = {site: np.zeros(4, np.float32) for site in SITES}
+    local_state = {site: np.zeros(4, np.float32) for site in SITES}
     sizes = sum(SIZES[site] for site in took[-1, "count"])
     part = {site: np.float32(SIZES[site] / sizes) for site in SITES}
     x, half, quarter = np.ones(4, np.float32), np.float32(0.5), np.float32(0.25)
@@ -133,14 +135,16 @@ def by_hand(took: Mapping[tuple[int, str], tuple[str, ...]]) -> np.ndarray:
     for round in range(ROUNDS):
         change = {}
         for site in took[round, "train"]:
-            own[site] = (
-                own[site] * half + x * part[site] + np.float32(SIZES[site] + round)
+            local_state[site] = (
+                local_state[site] * half
+                + x * part[site]
+                + np.float32(SIZES[site] + round)
             )
-            change[site] = own[site] * quarter - x
+            change[site] = local_state[site] * quarter - x
         scale = mean({site: abs(value) for site, value in change.items()}) * np.float32(
             0.125
         )
         x = x + mean({site: change[site] * scale for site in took[round, "send"]})
     return np.concatenate(
-        [x, [sum(float(own[s].sum()) for s in took[ROUNDS, "finish"])]]
+        [x, [sum(float(local_state[s].sum()) for s in took[ROUNDS, "finish"])]]
     )

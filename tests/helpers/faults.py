@@ -59,7 +59,7 @@ class Line(Net):
     """A transport of hosts in this process, with one fault at one place.
 
     secure: under the secure sum, of `threshold`. task, round: where the phases in the
-    middle of a round are. left: tries that the fault still lasts.
+    middle of a round are. failures_left: tries that the fault still lasts.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Line(Net):
         self.fault, self.phase, self.task, self.round = fault, phase, task, round
         self.struck = self.dying = False
         self.late: list[tuple[str, Frame]] = []
-        self.seen: list[tuple[str, Frame, Frame]] = []
+        self.exchanged: list[tuple[str, Frame, Frame]] = []
 
     def exchange(
         self, frames: Mapping[str, Frame], **limits: Any
@@ -137,13 +137,13 @@ class Line(Net):
         return strike(site, frame)
 
     def _ordinary(self, site: str, frame: Frame) -> list[Frame]:
-        if site == VICTIM and self.left:
-            self.left -= 1
+        if site == VICTIM and self.failures_left:
+            self.failures_left -= 1
             if self.fault == "disk full":
                 return self._full(site, frame)
             return []
         reply = self.host(site).handle(frame)
-        self.seen.append((site, frame, reply))
+        self.exchanged.append((site, frame, reply))
         return [reply]
 
     def keeping(self, site: str) -> float:
@@ -158,7 +158,7 @@ class Line(Net):
 
     def crash(self, site: str, frame: Frame) -> list[Frame]:
         reply = []
-        self.left = AWAY
+        self.failures_left = AWAY
         self.dying = self.phase == "training"
         try:
             if self.phase not in ("joining", "receiving"):
@@ -170,7 +170,7 @@ class Line(Net):
 
     def slow(self, site: str, frame: Frame) -> list[Frame]:
         if self.phase == "after the round":
-            self.left = 1  # busy when the next request comes
+            self.failures_left = 1  # busy when the next request comes
             return [self.host(site).handle(frame)]
         # done, but its answer comes after the deadline
         if self.phase in ("training", "sending"):
@@ -190,10 +190,10 @@ class Line(Net):
     def stale(self, site: str, frame: Frame) -> list[Frame]:
         """An old request comes (before or after the new one), or an old reply in its
         place."""
-        old = [(f, r) for s, f, r in self.seen if s == site]
-        if not old:
+        earlier = [(f, r) for s, f, r in self.exchanged if s == site]
+        if not earlier:
             return [self.host("a").handle(frame), *self._ordinary(site, frame)]
-        request, reply = old[len(old) // 2]
+        request, reply = earlier[len(earlier) // 2]
         if self.phase == "sending":
             return [reply]
         if self.phase == "receiving":
@@ -220,7 +220,7 @@ class Line(Net):
         return [self.host(site).handle(_flipped(frame))]
 
     def partition(self, site: str, frame: Frame) -> list[Frame]:
-        self.left = AWAY
+        self.failures_left = AWAY
         if self.phase == "after the round":
             return [self.host(site).handle(frame)]
         if self.phase in ("training", "sending"):
@@ -228,7 +228,7 @@ class Line(Net):
         return []
 
     def disk_full(self, site: str, frame: Frame) -> list[Frame]:
-        self.left = AWAY
+        self.failures_left = AWAY
         return self._full(site, frame)
 
     def _full(self, site: str, frame: Frame) -> list[Frame]:
@@ -259,7 +259,7 @@ def _nan() -> Update:
 class Outcome:
     """What came of a run. starts: of the server."""
 
-    found: np.ndarray
+    result: np.ndarray
     expected: np.ndarray
     took: Took
     events: tuple[Event, ...]
@@ -270,27 +270,27 @@ class Outcome:
 
     @property
     def same(self) -> bool:
-        return self.found.tobytes() == self.expected.tobytes()
+        return self.result.tobytes() == self.expected.tobytes()
 
     @property
     def close(self) -> bool:
         """To a few units of float32's last place: a secure sum is rounded to a grid."""
-        return np.allclose(self.found, self.expected, rtol=1e-6, atol=1e-6)
+        return np.allclose(self.result, self.expected, rtol=1e-6, atol=1e-6)
 
     def __str__(self) -> str:
-        left = sum(len(SITES) - len(sites) for sites in self.took.values())
-        said = (
-            f"without b in {left} of {len(self.took)} sums"
-            if left
+        missing = sum(len(SITES) - len(sites) for sites in self.took.values())
+        summary = (
+            f"without b in {missing} of {len(self.took)} sums"
+            if missing
             else "all in every sum"
         )
         if self.starts > 1:
-            said += ", server resumed"
+            summary += ", server resumed"
         if any(event.kind == "behind" for event in self.events):
-            return said + ", b continues from an older state"
+            return summary + ", b continues from an older state"
         if self.secure:
-            return said + (", same numbers" if self.close else ", OTHER NUMBERS")
-        return said + (", same bits" if self.same else ", OTHER BITS")
+            return summary + (", same numbers" if self.close else ", OTHER NUMBERS")
+        return summary + (", same bits" if self.same else ", OTHER BITS")
 
 
 def run(
@@ -324,13 +324,15 @@ def run(
                 else None
             )
             engine = line.engine(SITES, patience, summing=summing, notify=events.append)
-            found = toy_job(engine, took)
+            result = toy_job(engine, took)
             break
         except (Killed, FednotesError):
             if starts == 5:
                 raise
-    expected, told = by_hand(took), tuple(events)
-    return Outcome(found, expected, took, told, starts, line.now, line.struck, secure)
+    expected, event_log = by_hand(took), tuple(events)
+    return Outcome(
+        result, expected, took, event_log, starts, line.now, line.struck, secure
+    )
 
 
 HEADING = (
@@ -346,16 +348,16 @@ COLUMNS = (
 
 def outcomes(fault: str, phase: str) -> tuple[Outcome, ...]:
     """Run one fault under the rules of each column of the table."""
-    found = []
+    runs = []
     for min_sites, secure in COLUMNS:
         with tempfile.TemporaryDirectory() as folder:
-            found.append(run(fault, phase, min_sites, Path(folder), secure=secure))
-    return tuple(found)
+            runs.append(run(fault, phase, min_sites, Path(folder), secure=secure))
+    return tuple(runs)
 
 
-def row(fault: str, phase: str, found: Sequence[Outcome]) -> str:
+def row(fault: str, phase: str, runs: Sequence[Outcome]) -> str:
     """Return the outcomes of one fault as a row of the table, in Markdown."""
-    return f"| {fault} | {phase} | {' | '.join(map(str, found))} |"
+    return f"| {fault} | {phase} | {' | '.join(map(str, runs))} |"
 
 
 def table() -> Iterator[str]:

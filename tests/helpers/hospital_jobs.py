@@ -70,13 +70,13 @@ encoder = "BERT"
 
 def corpus(folder: Path, sentences: int = 30) -> dict[str, dict[str, Any]]:
     """Generated notes of three sites in three folders; each one's [data] table."""
-    made = generate(num_sites=3, sentences_per_site=sentences, seed=1)
+    hospitals = generate(num_sites=3, sentences_per_site=sentences, seed=1)
     shutil.rmtree(folder, ignore_errors=True)
-    write_sites(made, folder, "conll")
+    write_sites(hospitals, folder, "conll")
     parts = ("train", "valid", "test")
     return {
         site.data.id: {
             part: str(folder / site.data.id / f"{part}.conll") for part in parts
         }
-        for site in made
+        for site in hospitals
     }

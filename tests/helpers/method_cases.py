@@ -50,7 +50,7 @@ def of_two_types() -> list[SiteData]:
             document, spans=tuple(replace(s, label="thing") for s in document.spans)
         )
 
-    def other(site: SiteData) -> SiteData:
+    def relabel(site: SiteData) -> SiteData:
         parts = {
             part: tuple(map(renamed, getattr(site, part)))
             for part in ("train", "valid", "test")
@@ -58,7 +58,7 @@ def of_two_types() -> list[SiteData]:
         return replace(site, tags=THINGS, **parts)
 
     return [
-        other(site) if place % 2 else site for place, site in enumerate(documents())
+        relabel(site) if place % 2 else site for place, site in enumerate(documents())
     ]
 
 

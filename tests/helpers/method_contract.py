@@ -302,11 +302,11 @@ class MethodContract:
         federated = with_known(reference.case.settings([site]), SETTINGS)
         (alone,) = job.method.configure_alone(federated, [site])
         members = [job.method.make_site(site, each) for each in (federated, alone)]
-        one, other = (
+        from_federation, from_alone = (
             job.method.train(InProcess([member]), settings)
             for member, settings in zip(members, (federated, alone), strict=True)
         )
-        assert bits(one.tensors) == bits(other.tensors)
+        assert bits(from_federation.tensors) == bits(from_alone.tensors)
         assert members[0].scores == members[1].scores
 
     def test_what_is_private_to_a_site_never_leaves_it(
@@ -325,7 +325,10 @@ class MethodContract:
             for tensors in messages:
                 for name, value in tensors.items():
                     assert name.removeprefix("shared.") not in private
-                    assert not any(torch.equal(value, own) for own in private.values())
+                    assert not any(
+                        torch.equal(value, private_value)
+                        for private_value in private.values()
+                    )
 
     def test_a_secure_sum_is_the_plain_sum(self, reference: Reference) -> None:
         """Each sum against the plain one of the same updates; then what a run ends with
@@ -361,8 +364,8 @@ class MethodContract:
         self, draws: str, case_name: str, bert: Path
     ) -> None:
         """`two_jobs.py` has the attack."""
-        left = remaining(self.cases[case_name](bert), draws)
-        assert left < MOST if draws == "job" else left > LEAST
+        distance = remaining(self.cases[case_name](bert), draws)
+        assert distance < MOST if draws == "job" else distance > LEAST
 
     def test_every_count_that_leaves_a_site_is_a_multiple_of_the_step(
         self, reference: Reference
@@ -397,15 +400,15 @@ class MethodContract:
         together."""
         site = Job.with_privacy(private_reference.case, clip=clip).make(0)
         units = unit_gradients.find_units(site)
-        whole = unit_gradients.sum_units(site, units)
+        unit_sum = unit_gradients.sum_units(site, units)
         for unit in units:
             alone = unit_gradients.sum_units(site, [unit])
             others = [each for each in units if each != unit]
             without = unit_gradients.sum_units(site, others)
-            for name, value in whole.shared.items():
+            for name, value in unit_sum.shared.items():
                 moved = value - without.shared[name]
                 assert torch.equal(moved, alone.shared[name]), name
-            for name, value in whole.private.items():
+            for name, value in unit_sum.private.items():
                 moved = value - without.private[name]
                 bound = 2e-6 * min(clip, 1.0)
                 assert float((moved - alone.private[name]).abs().max()) < bound, name
@@ -445,15 +448,15 @@ class MethodContract:
         private_reference.check(ended, members, tmp_path / "sites")
 
 
-def check_same_updates(engine: Recording, other: Recording) -> None:
+def check_same_updates(engine: Recording, reference: Recording) -> None:
     """Assert that all that left the sites of two runs has the same bits."""
-    for (site, task, one), (same_site, same_task, two) in zip(
-        engine.sent, other.sent, strict=True
+    for (site, task, sent), (same_site, same_task, expected) in zip(
+        engine.sent, reference.sent, strict=True
     ):
         assert (site, task) == (same_site, same_task)
-        assert one.weight == two.weight
-        assert one.metrics == two.metrics
-        assert bits(one.tensors) == bits(two.tensors)
+        assert sent.weight == expected.weight
+        assert sent.metrics == expected.metrics
+        assert bits(sent.tensors) == bits(expected.tensors)
 
 
 # ---- counts ------------------------------------------------------------------------------

@@ -252,9 +252,9 @@ class Reference:
         """Assert that another run ended alike, to the bit: server, sites and files."""
         assert bits(ended.tensors) == bits(self.ended.tensors)
         assert ended.facts == self.ended.facts
-        for other, member in zip(members, self.members, strict=True):
-            assert bits(other.state().tensors) == bits(member.state().tensors)
-            assert other.state().facts == member.state().facts
-        written = read_files(self.folder)
-        assert written
-        assert read_files(folder) == written
+        for restored, member in zip(members, self.members, strict=True):
+            assert bits(restored.state().tensors) == bits(member.state().tensors)
+            assert restored.state().facts == member.state().facts
+        files = read_files(self.folder)
+        assert files
+        assert read_files(folder) == files

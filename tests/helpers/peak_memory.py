@@ -83,15 +83,15 @@ def _mapped() -> int:
 
 
 def _main(name: str, paths: Sequence[Path]) -> None:
-    read = READERS[name]
+    reader = READERS[name]
     example, *others = paths
-    read(example)
+    reader(example)
     for path in others:
         # A reader that does not measure first must not take the machine's memory.
         resource.setrlimit(resource.RLIMIT_AS, (_mapped() + _ROOM, -1))
         before = _begin_peak()
         try:
-            end = str(read(path))
+            end = str(reader(path))
         except Exception as error:
             end = f"{type(error).__name__}: {error}"
         print(json.dumps([end, (_peak() - before) / _MIB]))

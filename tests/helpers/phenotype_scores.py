@@ -13,7 +13,9 @@ OUTPUTS = ("asthma", "gout", "obesity")
 CONDITIONS = ("alone", "federated", "pooled")
 
 
-def drawn(seed: int, patients: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_patients(
+    seed: int, patients: int = 40
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(patients, outputs) labels, predictions and scores; nobody has gout."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((patients, len(OUTPUTS))) < 0.4).astype(np.int8)
@@ -25,16 +27,16 @@ def drawn(seed: int, patients: int = 40) -> tuple[np.ndarray, np.ndarray, np.nda
 
 def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
     """What one site has in summary.json under one condition."""
-    labels, predicted, scores = drawn(seed)
+    labels, predicted, scores = draw_patients(seed)
     counts = ClassCounts.of(labels, predicted, OUTPUTS)
-    found, ranked = counts.scores(), rankings(labels, scores, OUTPUTS, samples=50)
+    scored, ranked = counts.scores(), rankings(labels, scores, OUTPUTS, samples=50)
     areas = ("auroc", "auprc")
     of_codes = {
         "codes": {"loss": 0.3 + seed / 100, "auroc": 0.7 + seed / 100, "outputs": 9}
     }
     return {
-        "phenotypes": found["macro"],
-        "present": found["present"]["macro"],
+        "phenotypes": scored["macro"],
+        "present": scored["present"]["macro"],
         "ranking": {
             **{key: ranked["macro"][key]["value"] for key in areas},
             **{
@@ -49,7 +51,7 @@ def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
         "calibration": {"brier": 0.1 + seed / 100},
         "by_output": {
             name: {**of, **{key: ranked["by_output"][name][key] for key in areas}}
-            for name, of in found["by_output"].items()
+            for name, of in scored["by_output"].items()
         },
         "class_counts": counts.to_metrics(),
     } | (of_codes if codes else {})
@@ -74,7 +76,7 @@ def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "sites": sites,
         "mean": {c: mean_scores(scores) for c, scores in each.items()},
         "micro": {
-            c: found for c, scores in each.items() if (found := summed_scores(scores))
+            c: summed for c, scores in each.items() if (summed := summed_scores(scores))
         },
         "command": "fednotes simulate job.toml --out run",
         "notes": [],

@@ -42,10 +42,10 @@ class Place:
         return out
 
 
-def until(found: object, seconds: float = 120) -> None:
-    assert callable(found)
+def until(condition: object, seconds: float = 120) -> None:
+    assert callable(condition)
     end = time.monotonic() + seconds
-    while not found():
+    while not condition():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.3)
 

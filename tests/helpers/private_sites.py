@@ -32,15 +32,15 @@ def patients(number: int = 0, size: int = 6, owners: str = "aabbcc") -> SiteData
 
 def config_of(site: SiteData, **settings: Any) -> Any:
     privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | settings.pop("privacy", {})
-    given = {"epochs": 3, "batch_size": 4, "select": "last", **settings}
-    given.setdefault("model", FEDNER.read_model_config(MODEL))
-    made = FEDNER.config_class(
-        privacy=Privacy(**privacy), seed=given.pop("seed", 5), **given
+    options = {"epochs": 3, "batch_size": 4, "select": "last", **settings}
+    options.setdefault("model", FEDNER.read_model_config(MODEL))
+    config = FEDNER.config_class(
+        privacy=Privacy(**privacy), seed=options.pop("seed", 5), **options
     )
-    return replace(FEDNER.configure(made, [site]), sites=3)
+    return replace(FEDNER.configure(config, [site]), sites=3)
 
 
-def made(
+def make_private_site(
     site: SiteData | None = None,
     secret: bytes | None = SECRET,
     question: Any = bytes,
@@ -48,10 +48,10 @@ def made(
 ) -> DPSite:
     """One of them. secret: None draws a new one."""
     site, kind = site or patients(), DPMethod(FEDNER).make_site
-    given: Any = {"secret": secret, "question": question}
-    given["directory"] = settings.pop("directory", None)
-    own: DPSite = kind(site, config_of(site, **settings), **given)
-    return own
+    arguments: Any = {"secret": secret, "question": question}
+    arguments["directory"] = settings.pop("directory", None)
+    private_site: DPSite = kind(site, config_of(site, **settings), **arguments)
+    return private_site
 
 
 def theta(site: DPSite, factor: float = 1.0) -> dict[str, torch.Tensor]:

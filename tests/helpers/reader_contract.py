@@ -58,8 +58,8 @@ def change_bytes(content: bytes, rng: random.Random) -> bytes:
     changed = bytearray(content)
     for _ in range(rng.randint(1, 3)):
         start = rng.randrange(len(changed))
-        other = rng.randrange(len(changed))
-        piece = rng.choice((*REPLACEMENTS, bytes(changed[other : other + 5])))
+        source = rng.randrange(len(changed))
+        piece = rng.choice((*REPLACEMENTS, bytes(changed[source : source + 5])))
         changed[start : start + rng.randint(0, 9)] = piece or b" "
     return bytes(changed)
 

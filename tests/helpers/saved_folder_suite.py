@@ -45,15 +45,15 @@ def list_places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
         yield from list_places(inner, (*path, key))
 
 
-def with_value(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+def with_value(value: Any, path: tuple[Any, ...], replacement: Any) -> Any:
     """Return a copy of a JSON value with another value at a place."""
     if not path:
-        return new
+        return replacement
     changed = copy.deepcopy(value)
     inside = changed
     for key in path[:-1]:
         inside = inside[key]
-    inside[path[-1]] = new
+    inside[path[-1]] = replacement
     return changed
 
 
@@ -159,14 +159,14 @@ class SavedFolderSuite:
     ) -> None:
         """Every value of the description in turn is replaced by every odd one."""
         path = folder / self.description
-        whole = json.loads(path.read_text())
+        description = json.loads(path.read_text())
         refusals = 0
-        for place in list_places(whole):
+        for place in list_places(description):
             key = place[0] if place else ""
             if key in self.ignored or (self.varied and key not in ("", *self.varied)):
                 continue
             for odd in ODD:
-                path.write_text(json.dumps(with_value(whole, place, odd)))
+                path.write_text(json.dumps(with_value(description, place, odd)))
                 refusals += bool(self.refusal(folder))
         assert refusals >= self.least_refusals
 

@@ -51,26 +51,26 @@ def _watched(folder: Path, then: str) -> Iterator[Path]:
 
 def working_in(folder: Path) -> list[int]:
     """The numbers of the processes that work in a folder, this one left out."""
-    own, inside = os.fsencode(folder), os.fsencode(folder) + b"/"
-    found = []
+    folder_name, inside = os.fsencode(folder), os.fsencode(folder) + b"/"
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
             words = (process / "cmdline").read_bytes().split(b"\0")
             words.append(os.fsencode(os.readlink(process / "cwd")))
-            if any(word == own or inside in word for word in words):
-                found.append(int(process.name))
-    return [number for number in found if number != os.getpid()]
+            if any(word == folder_name or inside in word for word in words):
+                processes.append(int(process.name))
+    return [number for number in processes if number != os.getpid()]
 
 
 def end_all(folder: Path) -> None:
     """End the processes of a folder: asked first, then killed."""
     for sign, seconds in ((signal.SIGTERM, 2), (signal.SIGKILL, 10)):
-        end, told = time.monotonic() + seconds, set[int]()
-        while (left := working_in(folder)) and time.monotonic() < end:
-            for number in set(left) - told:
+        end, signalled = time.monotonic() + seconds, set[int]()
+        while (running := working_in(folder)) and time.monotonic() < end:
+            for number in set(running) - signalled:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(number, sign)
-            told |= set(left)
+            signalled |= set(running)
             time.sleep(0.05)
 
 

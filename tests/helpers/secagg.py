@@ -33,11 +33,11 @@ def repeatable(seed: str) -> dict[str, Any]:
     """Secrets that a test can draw again: SHAKE-256 of the seed and a counter."""
     numbers = count()
 
-    def drawn(size: int) -> bytes:
+    def draw_bytes(size: int) -> bytes:
         return hashlib.shake_256(f"{seed}/{next(numbers)}".encode()).digest(size)
 
-    below = lambda bound: int.from_bytes(drawn(64), "big") % bound  # noqa: E731
-    return {"token_bytes": drawn, "randbelow": below}
+    draw_below = lambda bound: int.from_bytes(draw_bytes(64), "big") % bound  # noqa: E731
+    return {"token_bytes": draw_bytes, "randbelow": draw_below}
 
 
 @dataclass
@@ -104,11 +104,11 @@ class Exchange:
                 if name not in without:
                     self.server.add_confirm(self.sites[name].confirm(request))
             self.requests = self.server.requests()
-        asked = {
+        requests = {
             name: each for name, each in self.requests.items() if name not in without
         }
         return {
-            name: self.sites[name].unmask(request) for name, request in asked.items()
+            name: self.sites[name].unmask(request) for name, request in requests.items()
         }
 
     def total(self, answers: Collection[UnmaskMessage] | None = None) -> Total:
@@ -128,8 +128,10 @@ class Exchange:
         **how: Any,
     ) -> Total:
         """The whole exchange; each group of sites is gone from its step on."""
-        boxes, gone = self.set_up(no_shares), {*no_shares, *no_update}
-        self.upload({n: u for n, u in updates.items() if n not in gone}, boxes, **how)
+        boxes, dropped = self.set_up(no_shares), {*no_shares, *no_update}
+        self.upload(
+            {n: u for n, u in updates.items() if n not in dropped}, boxes, **how
+        )
         return self.total(self.answers(no_answer).values())
 
 

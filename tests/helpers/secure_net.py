@@ -40,13 +40,13 @@ class Giver:
     tasks: ClassVar[frozenset[str]] = frozenset({"give"})
 
     def __init__(
-        self, name: str, updates: list[Update], asked: Counter[str] | None = None
+        self, name: str, updates: list[Update], calls: Counter[str] | None = None
     ) -> None:
         self.id, self.updates, self.at = name, updates, 0
-        self.asked = Counter[str]() if asked is None else asked
+        self.calls = Counter[str]() if calls is None else calls
 
     def give(self, tensors: Tensors) -> Update:
-        self.asked[self.id] += 1
+        self.calls[self.id] += 1
         self.at += 1
         return self.updates[min(self.at, len(self.updates)) - 1]
 
@@ -60,19 +60,22 @@ class Giver:
 def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -> Any:
     """A net of givers, an engine over it, what it told, and how often each site was
     asked."""
-    asked, events = Counter[str](), list[Event]()
+    calls, events = Counter[str](), list[Event]()
     identities = options.pop("identities", {})
-    makes = {s: lambda s=s: Giver(s, updates[s], asked) for s in updates}
+    makes = {s: lambda s=s: Giver(s, updates[s], calls) for s in updates}
     seals = {"job": JOB, **options}
 
     def seal(site: str) -> SecureSeal:
-        own = {"identity": identities.get(site), "record": folder / site / OPENED}
-        return SecureSeal(site, tuple(updates), **own, **seals)
+        site_options = {
+            "identity": identities.get(site),
+            "record": folder / site / OPENED,
+        }
+        return SecureSeal(site, tuple(updates), **site_options, **seals)
 
     net = Net(makes, folder, seal=seal)
     summing = SecureSum(tuple(updates), job=JOB, **options)
     engine = net.engine(tuple(updates), summing=summing, notify=events.append)
-    return net, engine, events, asked
+    return net, engine, events, calls
 
 
 class ByHand:
@@ -101,9 +104,9 @@ class ByHand:
         for seal in self.seals.values():
             reply = seal.stage(self.request("@keys", wire.packed(Stage(number))))
             now.add_keys(wire.read(KeysMessage, reply.facts))
-        asked = wire.packed(Stage(number, now.keys()))
+        encoded = wire.packed(Stage(number, now.keys()))
         for seal in self.seals.values():
-            reply = seal.stage(self.request("@shares", asked))
+            reply = seal.stage(self.request("@shares", encoded))
             now.add_shares(wire.read(SharesMessage, reply.facts))
         names = None if metrics is None else tuple(metrics)
         return wire.packed_boxes(Terms(number, self.names, names, limits), now.boxes())
@@ -111,10 +114,10 @@ class ByHand:
 
 def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:
     """Tensors of several types, unequal weights, one of zero; counts and other numbers."""
-    found: dict[str, list[Update]] = {}
+    updates: dict[str, list[Update]] = {}
     for number, site in enumerate(SITES):
         generator = torch.Generator().manual_seed(100 * seed + number)
-        found[site] = []
+        updates[site] = []
         for _ in range(rounds):
             tensors = {
                 "layer.weight": torch.randn(7, 5, generator=generator),
@@ -128,8 +131,8 @@ def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:
                 "loss": float(torch.randn((), generator=generator)),
                 "notes": 1000 + number,
             }
-            found[site].append(Update(tensors, 31.0 * number, metrics))
-    return found
+            updates[site].append(Update(tensors, 31.0 * number, metrics))
+    return updates
 
 
 def check(total: Total, updates: list[Update], step: float = 2.0**-29) -> None:

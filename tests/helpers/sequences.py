@@ -54,11 +54,11 @@ class Enumerated:
 
 def masked(crf: CRF) -> list[np.ndarray]:
     """start, transitions and end in float64, -inf where forbidden."""
-    given = (crf.start, crf.start_mask), (crf.transitions, crf.transition_mask)
+    pairs = (crf.start, crf.start_mask), (crf.transitions, crf.transition_mask)
     return [
         (p if mask is None else p.masked_fill(~mask, -torch.inf))
         .detach()
         .double()
         .numpy()
-        for p, mask in (*given, (crf.end, crf.end_mask))
+        for p, mask in (*pairs, (crf.end, crf.end_mask))
     ]

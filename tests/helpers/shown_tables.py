@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 
-def shown(table: Table | None, width: int = 200) -> list[list[str]]:
+def cells_of(table: Table | None, width: int = 200) -> list[list[str]]:
     """The words of each row that has any."""
     assert table is not None
     out = io.StringIO()
@@ -22,4 +22,4 @@ def shown(table: Table | None, width: int = 200) -> list[list[str]]:
 
 
 def row_of(table: Table | None, name: str) -> list[str]:
-    return next(r[1:] for r in shown(table) if r[0] == name)
+    return next(r[1:] for r in cells_of(table) if r[0] == name)

@@ -79,13 +79,13 @@ def loud(model: TokenClassifier) -> TokenClassifier:
 
 def library(model: TokenClassifier) -> Any:
     """The library's model with the same weights, but a copy."""
-    whole = copy.deepcopy(model.library)
-    return whole.requires_grad_(True).eval()
+    unfrozen = copy.deepcopy(model.library)
+    return unfrozen.requires_grad_(True).eval()
 
 
-def same_gradients(model: TokenClassifier, other: Any) -> None:
+def same_gradients(model: TokenClassifier, reference: Any) -> None:
     """Of every trained parameter, against the library's BERT after a backward pass."""
-    theirs = dict(other.named_parameters())
+    theirs = dict(reference.named_parameters())
     for name, parameter in model.trainable().items():
         grad = theirs[
             name.replace("encoder.", "bert.", 1) if name[0] == "e" else name

@@ -11,8 +11,10 @@ from fednotes.encoders.token_cache import Tokens
 
 def tokens_of(documents: Iterable[Sequence[Sequence[int]]]) -> Tokens:
     """From the ids of each document's sentences. Empty ones are left out."""
-    kept = [[s for s in document if len(s)] for document in documents]
-    kept = [document for document in kept if document]
-    flat = [s for document in kept for s in document]
-    bounds = [np.cumsum([0, *map(len, part)], dtype=np.int64) for part in (flat, kept)]
+    nonempty = [[s for s in document if len(s)] for document in documents]
+    nonempty = [document for document in nonempty if document]
+    flat = [s for document in nonempty for s in document]
+    bounds = [
+        np.cumsum([0, *map(len, part)], dtype=np.int64) for part in (flat, nonempty)
+    ]
     return Tokens(np.array([i for s in flat for i in s], dtype=np.uint32), *bounds)

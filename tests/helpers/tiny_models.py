@@ -38,10 +38,10 @@ def save_bert(
         ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
     )
     names = {f"{m.strip('[]').lower()}_token": m for m in MARKS}
-    made = transformers.BertTokenizerFast(
+    wrapped = transformers.BertTokenizerFast(
         tokenizer_object=tokenizer, do_lower_case=lower, **names
     )
-    made.save_pretrained(folder)
+    wrapped.save_pretrained(folder)
     settings: dict[str, Any] = {
         "vocab_size": len(vocabulary),
         "hidden_size": 32,
@@ -92,10 +92,10 @@ def save_encoder(
         "initializer_range": 0.5,
         "pad_token_id": 0,
     }
-    made = getattr(transformers, kind)
+    model_class = getattr(transformers, kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made(made.config_class(**shape | more)).save_pretrained(path)
+        model_class(model_class.config_class(**shape | more)).save_pretrained(path)
     return path
 
 

@@ -31,11 +31,11 @@ MODEL = TaggerConfig(
 NO_DROPOUT = replace(MODEL, dropout=0.0)
 
 
-def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+def assert_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
     """The same names, and each value to the bit."""
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
 
 
 def values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,8 +45,8 @@ def values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def generated(sentences: int, sites: int = 3) -> list[SiteData]:
     """Sites of the synthetic corpus."""
-    made = generate(num_sites=sites, sentences_per_site=sentences, seed=5)
-    return [site.data for site in made]
+    generated_sites = generate(num_sites=sites, sentences_per_site=sentences, seed=5)
+    return [site.data for site in generated_sites]
 
 
 def resumed(run: Callable[..., Any], folder: Path, kill: int) -> Any:

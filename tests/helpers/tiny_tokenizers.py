@@ -92,8 +92,13 @@ def _word_piece(texts: Sequence[str]) -> dict[str, int]:
         for word, _ in split.pre_tokenize_str(lower.normalize_str(text))
     ]
     letters = sorted({letter for word in words for letter in word})
-    whole = [*words[::2], "37°c", "pain"]  # other words have several pieces
-    entries = [*WORDPIECE, *letters, *(f"##{letter}" for letter in letters), *whole]
+    full_words = [*words[::2], "37°c", "pain"]  # other words have several pieces
+    entries = [
+        *WORDPIECE,
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        *full_words,
+    ]
     return {word: number for number, word in enumerate(dict.fromkeys(entries))}
 
 
@@ -111,39 +116,41 @@ def _byte_level(family: str, texts: Sequence[str]) -> Any:
     )
 
     marks = ROBERTA if family == "roberta" else WORDPIECE
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=list(marks),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     if family == "roberta":
-        model = json.loads(made.to_str())["model"]
+        model = json.loads(tokenizer.to_str())["model"]
         merges = [tuple(pair) for pair in model["merges"]]
         return transformers.RobertaTokenizerFast(vocab=model["vocab"], merges=merges)
-    made.normalizer = normalizers.NFC()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
-        special_tokens=[(mark, made.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")],
+        special_tokens=[
+            (mark, tokenizer.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")
+        ],
     )
     names = {f"{mark.strip('[]').lower()}_token": mark for mark in WORDPIECE}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 def _unigram(texts: Sequence[str], marks: Sequence[str]) -> list[tuple[str, float]]:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=120,
         special_tokens=list(marks),
         unk_token=marks[1],
         show_progress=False,
     )
-    made.train_from_iterator([*texts] * 3, trainer)
-    pieces = json.loads(made.to_str())["model"]["vocab"]
+    tokenizer.train_from_iterator([*texts] * 3, trainer)
+    pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
     return [(piece, float(score)) for piece, score in pieces]

@@ -65,10 +65,10 @@ def first_sum(case: Case, number: int, run: str, kind: str) -> FirstSum:
     def draws(site: str) -> Draws | None:
         return Draws.of_secret(f"{run}/{site}".encode()) if kind == "secret" else None
 
-    made = [
+    members = [
         case.method.make_site(site, settings, draws=draws(site.id)) for site in sites
     ]
-    engine = FirstSum(made, case.task)
+    engine = FirstSum(members, case.task)
     with pytest.raises(Reached):
         case.method.train(engine, settings)
     return engine
@@ -97,18 +97,22 @@ def missed(
         starts: The parameters that each job's sum began with; empty where the sum is of
             changes.
     """
-    wide, narrow, own = (
+    wide, narrow, contribution = (
         summed(total, start)
         for total, start in zip((more, less, alone), (*starts, starts[0]), strict=True)
     )
-    shared = [n for n in own if n in narrow and own[n].shape == narrow[n].shape]
+    shared = [
+        n
+        for n in contribution
+        if n in narrow and contribution[n].shape == narrow[n].shape
+    ]
     shared = [n for n in shared if not n.startswith("domain.")]
-    part = torch.cat([own[n].flatten() for n in shared])
-    found = torch.cat([(wide[n] - narrow[n]).flatten() for n in shared])
+    part = torch.cat([contribution[n].flatten() for n in shared])
+    difference = torch.cat([(wide[n] - narrow[n]).flatten() for n in shared])
     share = alone.weight / less.weight
     guess = torch.cat([share * narrow[n].flatten() for n in shared])
     assert float((part - guess).norm()) > 0
-    return float((found - part).norm() / (part - guess).norm())
+    return float((difference - part).norm() / (part - guess).norm())
 
 
 def remaining(case: Case, kind: str) -> float:

@@ -42,8 +42,8 @@ def sum_units(site: Any, units: Sequence[int]) -> Moved:
     """
     start = site.state()
     shared = snapshot(site.site.shared)
-    drawn: list[Sequence[int]] = [(), units]
-    picked = lambda stream, count, rate: np.isin(np.arange(count), drawn.pop(0))  # noqa: E731
+    draws: list[Sequence[int]] = [(), units]
+    picked = lambda stream, count, rate: np.isin(np.arange(count), draws.pop(0))  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     private: dict[str, Tensor] = {}
     with (
@@ -55,10 +55,12 @@ def sum_units(site: Any, units: Sequence[int]) -> Moved:
             answer = dict(site.noisy_gradients(shared, round=1).tensors)
     site.restore(start)
     grids, number = site._grids, site._config.batch_size
-    own = {name: v.double() * number for name, v in private.items() if v is not None}
+    private_values = {
+        name: v.double() * number for name, v in private.items() if v is not None
+    }
     squares = [float((v.double() * grids[n]).square().sum()) for n, v in answer.items()]
-    squares += [float(value.square().sum()) for value in own.values()]
-    return Moved(answer, own, math.sqrt(sum(squares)))
+    squares += [float(value.square().sum()) for value in private_values.values()]
+    return Moved(answer, private_values, math.sqrt(sum(squares)))
 
 
 def find_units(site: Any) -> list[int]:

@@ -31,10 +31,10 @@ def service(path: Path) -> configparser.SectionProxy:
 
 def is_command(*words: str) -> bool:
     """Return whether fednotes has a command."""
-    found = get_command(app)
+    command = get_command(app)
     for word in words:
-        found = getattr(found, "commands", {}).get(word)
-        if found is None:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
             return False
     return True
 

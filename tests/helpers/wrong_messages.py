@@ -82,7 +82,9 @@ class Fault:
         """Return the tensors, of which the first one is wrong."""
         (first, value), *_ = tensors.items()
         wrong = WRONG_TENSORS[self.kind](value)
-        changed = {name: own for name, own in tensors.items() if name != first}
+        changed = {
+            name: unchanged for name, unchanged in tensors.items() if name != first
+        }
         return changed if wrong is None else {**changed, first: wrong}
 
     def of_update(self, update: Update) -> Update:

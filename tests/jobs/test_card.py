@@ -69,9 +69,9 @@ def test_every_model_of_a_run_has_a_card_with_the_scores_of_the_run(run: Path) -
     assert head["license"] == "other"
     assert head["pipeline_tag"] == "token-classification"
     metrics = metrics_of(head)
-    own = summary["sites"][site]["federated"]
-    assert metrics["Strict f1"] == pytest.approx(own["strict"]["f1"], abs=5e-5)
-    assert f"| Strict | f1 | {own['strict']['f1']:.3f} |" in text
+    site_scores = summary["sites"][site]["federated"]
+    assert metrics["Strict f1"] == pytest.approx(site_scores["strict"]["f1"], abs=5e-5)
+    assert f"| Strict | f1 | {site_scores['strict']['f1']:.3f} |" in text
     total = summary["conditions"]["federated"]["examples"]
     assert total <= 3 * 30
     assert f"Trained on {total} examples of all sites together" in text
@@ -117,9 +117,11 @@ def test_sums_and_means_are_not_shown_for_two_sites(
         )
         (model / "tagger.json").write_bytes(source.read_bytes())
         text = render_card(model)
-        own = f"{first[1]['federated']['strict']['f1']:.3f}"
+        site_f1 = f"{first[1]['federated']['strict']['f1']:.3f}"
         assert ("examples of all sites together" in text) == (len(sites) == 3)
-        assert (mean in text.replace(own, "")) == (len(sites) == 3 and mean != own)
+        assert (mean in text.replace(site_f1, "")) == (
+            len(sites) == 3 and mean != site_f1
+        )
         assert ("mean of the sites" in text) == (len(sites) == 3)
 
 
@@ -128,13 +130,13 @@ def test_a_real_site_writes_its_card_from_what_it_knows(
 ) -> None:
     """One of two sites shows its scores, their interval and the job, and no mean."""
     summary = json.loads((run / "summary.json").read_text())
-    (name, own), (other, _), _ = sorted(summary["sites"].items())
+    (name, conditions), (other_name, _), _ = sorted(summary["sites"].items())
     model = tmp_path / "results" / "run1" / "model"
     model.mkdir(parents=True)
     source = run / "federated" / "sites" / name / "model" / "tagger.json"
     (model / "tagger.json").write_bytes(source.read_bytes())
     facts = {
-        "sites": {name: {"federated": own["federated"]}, other: {}},
+        "sites": {name: {"federated": conditions["federated"]}, other_name: {}},
         "run": "run1",
         "seed": 2,
     }
@@ -146,7 +148,7 @@ def test_a_real_site_writes_its_card_from_what_it_knows(
     known = OwnRun(name, RunResult(**facts), {"job": "j", "fingerprint": "abc"})
     write_cards(model.parent, known)
     text = (model / "README.md").read_text()
-    f1 = own["federated"]["strict"]["f1"]
+    f1 = conditions["federated"]["strict"]["f1"]
     metrics = metrics_of(parse_head(text))
     assert metrics["Strict f1"] == pytest.approx(f1, abs=5e-5)
     assert "notes of the site whose model this is" in text
@@ -156,7 +158,7 @@ def test_a_real_site_writes_its_card_from_what_it_knows(
     assert "Job `j`, SHA-256 `abc`" in text
     assert "A \\#1" in text
     assert not any(
-        word in text for word in ("mean", "examples", "simulated", name, other)
+        word in text for word in ("mean", "examples", "simulated", name, other_name)
     )
 
 
@@ -196,13 +198,13 @@ def test_a_model_with_a_damaged_description_has_a_card(
 
 def test_a_card_that_a_person_edited_stays(run: Path) -> None:
     path = next(run.rglob("README.md"))
-    written = path.read_text()
+    edited = path.read_text()
     path.write_text("mine")
     write_cards(run)
     assert path.read_text() == "mine"
     path.unlink()
     write_cards(run)
-    assert path.read_text() == written
+    assert path.read_text() == edited
 
 
 def test_a_model_apart_from_its_run_has_a_card(run: Path, tmp_path: Path) -> None:
@@ -234,8 +236,10 @@ def test_the_card_of_a_federated_model_shows_the_audit_of_its_run(run: Path) -> 
         alone = render_card(next(run.glob("alone/*/sites/*/model")))
     finally:
         (run / AUDIT).unlink()
-    found = "it finds 0.500 (0.250 to 0.750) of what is there at 1 % false alarms."
-    assert f"- Attack on one site's notes, words \\| a: {found}" in text
+    attack_result = (
+        "it finds 0.500 (0.250 to 0.750) of what is there at 1 % false alarms."
+    )
+    assert f"- Attack on one site's notes, words \\| a: {attack_result}" in text
     guessing = "Guessing finds 0.010, and the attack without any defence"
     assert f"{guessing} 1.000.\n" in text
     assert f"{guessing} 0.200. The attack is too weak to prove anything.\n" in text

@@ -223,21 +223,21 @@ def test_a_label_that_is_the_tag_of_other_words_is_a_problem(tmp_path: Path) -> 
 
 
 def test_the_command_exits_with_0_if_nothing_is_wrong(
-    tmp_path: Path, give: Any
+    tmp_path: Path, run_cli: Any
 ) -> None:
     path = write_notes(tmp_path / "a.jsonl", range(30))
-    assert give("check", path)[0] == 0
-    code, out, _ = give("check", path, "--json")
+    assert run_cli("check", path)[0] == 0
+    code, out, _ = run_cli("check", path, "--json")
     assert code == 0
     assert json.loads(out)["problems"] == []
 
 
 def test_the_command_exits_with_1_if_there_are_problems(
-    tmp_path: Path, give: Any
+    tmp_path: Path, run_cli: Any
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{\n")
-    code, out, err = give("check", path, "--json")
+    code, out, err = run_cli("check", path, "--json")
     assert (code, err) == (1, "")
     (problem,) = json.loads(out)["problems"]
     assert (problem["file"], problem["line"], problem["kind"]) == (str(path), 1, "line")
@@ -258,19 +258,21 @@ def test_the_command_exits_with_1_if_there_are_problems(
     ],
 )
 def test_the_command_exits_with_2_if_it_cannot_check(
-    tmp_path: Path, give: Any, arguments: list[str]
+    tmp_path: Path, run_cli: Any, arguments: list[str]
 ) -> None:
     write_notes(tmp_path / "a.jsonl", range(30))
-    code, out, err = give(
+    code, out, err = run_cli(
         "check", *(each.format(folder=tmp_path) for each in arguments)
     )
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
-def test_similar_problems_are_folded_except_in_json(tmp_path: Path, give: Any) -> None:
+def test_similar_problems_are_folded_except_in_json(
+    tmp_path: Path, run_cli: Any
+) -> None:
     for number in range(40):
         (tmp_path / f"{number:02}.ann").write_text(f"T1\tDrug 0 {number + 1}\ta\n")
-    code, out, err = give("check", tmp_path)
+    code, out, err = run_cli("check", tmp_path)
     assert code == 1
     lines = [line for line in out.splitlines() if "no such file" in line]
     assert len(lines) == 4
@@ -278,7 +280,7 @@ def test_similar_problems_are_folded_except_in_json(tmp_path: Path, give: Any) -
     assert "problems: 40 " in err
     hint = 'hint: --on-error skip (in a job, on_error = "skip" of the site) leaves these out'
     assert hint in err
-    assert len(json.loads(give("check", tmp_path, "--json")[1])["problems"]) == 40
+    assert len(json.loads(run_cli("check", tmp_path, "--json")[1])["problems"]) == 40
 
 
 def test_an_error_of_a_command_lists_twenty_problems(
@@ -299,11 +301,11 @@ def test_an_error_of_a_command_lists_twenty_problems(
 
 
 def test_an_error_of_a_command_folds_similar_problems(
-    tmp_path: Path, give: Any
+    tmp_path: Path, run_cli: Any
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{\n" * 50)
-    code, _, err = give("corpus", "stats", path)
+    code, _, err = run_cli("corpus", "stats", path)
     rows = err.splitlines()
     assert code == 2
     assert "a.jsonl:1: not JSON" in rows[0]
@@ -315,17 +317,17 @@ def test_an_error_of_a_command_folds_similar_problems(
 
 
 def test_statistics_can_leave_out_what_cannot_be_used(
-    tmp_path: Path, give: Any
+    tmp_path: Path, run_cli: Any
 ) -> None:
     path = write_notes(tmp_path / "a.jsonl", range(30))
     path.write_text(path.read_text() + "{\n")
     command = ("corpus", "stats", path, "--on-error", "skip")
-    code, out, _ = give(*command, "--json")
+    code, out, _ = run_cli(*command, "--json")
     assert code == 0
     statistics = json.loads(out)
     assert statistics["left_out"] == {"a.jsonl": {"line": 1}}
     assert statistics["sites"][0]["documents"] == 30
-    assert "left out of a.jsonl: 1 line" in give(*command)[1]
+    assert "left out of a.jsonl: 1 line" in run_cli(*command)[1]
 
 
 # ---- memory and progress -------------------------------------------------------------

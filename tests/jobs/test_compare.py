@@ -10,19 +10,19 @@ from tiny_jobs import JOB, SITES, corpus
 
 
 def test_a_run_whose_sites_have_changed_is_not_compared(
-    tmp_path: Path, give: Any
+    tmp_path: Path, run_cli: Any
 ) -> None:
     for name in ("north", "south"):
         corpus(tmp_path / f"{name}.conll", "Drug", name)
     job = tmp_path / "job.toml"
     run = tmp_path / "run"
     job.write_text(JOB.replace('["federated"]', '["alone", "federated"]') + SITES)
-    assert give("simulate", job, "--out", run)[0] == 0
-    assert give("compare", run, run, "--samples", 5)[0] == 0
+    assert run_cli("simulate", job, "--out", run)[0] == 0
+    assert run_cli("compare", run, run, "--samples", 5)[0] == 0
 
     record = json.loads((run / "job.json").read_text())
     record["notes"]["south"] = "0" * 64
     (run / "job.json").write_text(json.dumps(record))
-    code, _, err = give("compare", run, run, "--samples", 5)
+    code, _, err = run_cli("compare", run, run, "--samples", 5)
     assert code == 2
     assert "site 'south' has other data, or another division of them, than when" in err

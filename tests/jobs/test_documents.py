@@ -110,15 +110,17 @@ def unknown_commands(text: str) -> list[str]:
         ):
             if is_deleted_command(words.split()):
                 continue
-            found, given = find_command(words.split())
-            params = found.params
+            command, arguments = find_command(words.split())
+            params = command.params
             options = {
                 n for p in params for n in (*p.opts, *p.secondary_opts, "--help")
             }
-            if getattr(found, "commands", None) and not set(given[:1]) & options:
+            if getattr(command, "commands", None) and not set(arguments[:1]) & options:
                 wrong.append(f"fednotes {words}")
             named = {
-                word.partition("=")[0].rstrip(")") for word in given if word[:2] == "--"
+                word.partition("=")[0].rstrip(")")
+                for word in arguments
+                if word[:2] == "--"
             }
             wrong += [f"fednotes {words}: {name}" for name in sorted(named - options)]
     return wrong
@@ -151,14 +153,14 @@ def unknown_tests(text: str) -> list[str]:
 def test_the_checks_of_pages_find_what_they_look_for() -> None:
     """They would pass whatever they find nothing in."""
     text = "`fednotes job fly JOB`, `fednotes job\nshow JOB --hard`, `fednotes job show JOB`"
-    said = ["fednotes job fly JOB", "fednotes job show JOB --hard: --hard"]
-    assert unknown_commands(text) == said
+    problems = ["fednotes job fly JOB", "fednotes job show JOB --hard: --hard"]
+    assert unknown_commands(text) == problems
     assert unknown_commands("```sh\nfednotes pay  # fednotes or not\n```") == [
         "fednotes pay"
     ]
     assert unknown_commands("`import fednotes as fn`") == []
-    here = "tests/jobs/test_documents.py"
-    text = f"`{here}::test_the_checks_of_pages_find_what_they_look_for`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
+    this_file = "tests/jobs/test_documents.py"
+    text = f"`{this_file}::test_the_checks_of_pages_find_what_they_look_for`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
     assert unknown_tests(text) == ["test_documents.py::test_no", "tests/test_no.py"]
     assert unknown_tests(
         "`test_the_checks_of_pages_find_what_they_look_for`, `test_nowhere`"

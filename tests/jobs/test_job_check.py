@@ -51,16 +51,16 @@ def test_sites_with_the_same_notes_are_warned_of(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_warning_without_the_text(
-    tmp_path: Path, give: Any
+    tmp_path: Path, run_cli: Any
 ) -> None:
     write_notes(tmp_path / "a.jsonl", range(60))
     check_sites(tmp_path, north='path = "a.jsonl"', south='path = "a.jsonl"')
-    code, out, _ = give("check", tmp_path / "job.toml")
+    code, out, _ = run_cli("check", tmp_path / "job.toml")
     assert code == 0
     words = " ".join(out.split())
     assert "48 of the 48 notes of north" in words
     assert "aspirin" not in words
-    _, out, _ = give("check", tmp_path / "job.toml", "--json")
+    _, out, _ = run_cli("check", tmp_path / "job.toml", "--json")
     assert "equal_notes" in {finding["code"] for finding in json.loads(out)["findings"]}
     assert "aspirin" not in out
 
@@ -155,10 +155,10 @@ def test_notes_without_annotations_are_compared_too(tmp_path: Path) -> None:
 def test_of_many_sites_with_equal_notes_ten_pairs_are_named() -> None:
     """Six equal sites have 15 pairs."""
     notes = [f"Case {number} took aspirin every day." for number in range(40)]
-    *pairs, rest = notes_of_several_sites(dict.fromkeys("abcdef", notes))
+    *pairs, remainder = notes_of_several_sites(dict.fromkeys("abcdef", notes))
     assert len(pairs) == 10
-    assert {finding.code for finding in (*pairs, rest)} == {"equal_notes"}
-    assert rest.message == "5 more pairs of sites have many notes in common"
+    assert {finding.code for finding in (*pairs, remainder)} == {"equal_notes"}
+    assert remainder.message == "5 more pairs of sites have many notes in common"
 
 
 # ---- parts of a site -----------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_a_problem_that_the_model_repeats_is_listed_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("original", "replacement", "message"),
     [
         ("[model]", '[model]\nword_vectors = "none.txt"', "none.txt"),
         ("[model]", '[model]\ncontextual = "no/such"', "no/such"),
@@ -300,14 +300,14 @@ def test_a_problem_that_the_model_repeats_is_listed_once(tmp_path: Path) -> None
     ],
 )
 def test_a_check_reports_what_a_simulation_refuses(
-    tmp_path: Path, old: str, new: str, message: str, give: Any
+    tmp_path: Path, original: str, replacement: str, message: str, run_cli: Any
 ) -> None:
     corpus(tmp_path / "north.conll", "Drug", "north")
     corpus(tmp_path / "south.conll", "Drug", "south")
     job = tmp_path / "job.toml"
-    job.write_text((JOB + SITES).replace(old, new, 1))
+    job.write_text((JOB + SITES).replace(original, replacement, 1))
     (problem,) = check_job(str(job)).wrong
     assert message in problem.message
-    code, _, err = give("simulate", job, "--out", tmp_path / "run")
+    code, _, err = run_cli("simulate", job, "--out", tmp_path / "run")
     assert code == 2
     assert message in err

@@ -437,18 +437,19 @@ def test_the_model_of_a_built_in_job_comes_from_file_and_preset(name: str) -> No
         assert is_written_as(value, getattr(model, key)), key
 
 
-def is_written_as(written: Any, value: Any) -> bool:
+def is_written_as(table_value: Any, value: Any) -> bool:
     """Return whether a setting is what a TOML table says.
 
     Lists are tuples and tables are dataclasses; variables in paths are replaced.
     """
-    if isinstance(written, dict) and not isinstance(value, Mapping):
+    if isinstance(table_value, dict) and not isinstance(value, Mapping):
         return all(
-            is_written_as(each, getattr(value, key)) for key, each in written.items()
+            is_written_as(each, getattr(value, key))
+            for key, each in table_value.items()
         )
-    if isinstance(written, str) and "$" in written:
-        return str(value) == os.path.expandvars(written)
-    expected = tuple(written) if isinstance(written, list) else written
+    if isinstance(table_value, str) and "$" in table_value:
+        return str(value) == os.path.expandvars(table_value)
+    expected = tuple(table_value) if isinstance(table_value, list) else table_value
     return bool(value == expected)
 
 
@@ -563,20 +564,20 @@ def test_the_reference_shows_defaults_types_and_meanings(key: str, line: str) ->
     assert any(row.startswith(line) for row in format_tables(key).splitlines())
 
 
-def test_the_command_prints_the_keys_of_a_table(give: Any) -> None:
-    code, out, _ = give("job", "keys", "tags")
+def test_the_command_prints_the_keys_of_a_table(run_cli: Any) -> None:
+    code, out, _ = run_cli("job", "keys", "tags")
     assert code == 0
     assert "min_mentions = 0" in out
-    assert give("--version")[1] == f"fednotes {__version__}\n"
+    assert run_cli("--version")[1] == f"fednotes {__version__}\n"
 
 
 # ---- the JSON schema -----------------------------------------------------------------
 
 
 @pytest.fixture
-def schema(give: Any) -> dict[str, Any]:
+def schema(run_cli: Any) -> dict[str, Any]:
     """The JSON schema of a job, as the command prints it."""
-    code, out, _ = give("job", "schema")
+    code, out, _ = run_cli("job", "schema")
     assert code == 0
     printed: dict[str, Any] = json.loads(out)
     return printed
@@ -586,8 +587,8 @@ def tables_of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of a method's tables with the preset "best"."""
     properties: dict[str, Any] = {}
     for case in schema["allOf"]:
-        wanted = {key: of["const"] for key, of in case["if"]["properties"].items()}
-        if wanted["method"] == name and wanted.get("preset", "best") == "best":
+        conditions = {key: of["const"] for key, of in case["if"]["properties"].items()}
+        if conditions["method"] == name and conditions.get("preset", "best") == "best":
             properties |= case["then"]["properties"]
     return properties
 

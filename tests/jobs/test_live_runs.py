@@ -78,7 +78,7 @@ class Runs:
         self.begun.append(process)
         return process
 
-    def here(self, *settings: str, **options: bool) -> None:
+    def simulate_here(self, *settings: str, **options: bool) -> None:
         """The same in this process."""
         job = load_job(str(self.folder / "job.toml"), settings)
         simulate(job, self.out, **options)
@@ -100,20 +100,20 @@ class Runs:
 
     def files(self) -> dict[str, bytes]:
         """Every file's bytes; a lock that nobody holds is none."""
-        found = [
+        paths = [
             path
             for path in self.folder.rglob("*")
             if path.is_file() and path.name != LOCK
         ]
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(tmp_path)
-    yield made
+    live_runs = Runs(tmp_path)
+    yield live_runs
     torch.use_deterministic_algorithms(False)  # a run chooses them for its process
-    for process in made.begun:
+    for process in live_runs.begun:
         process.kill()
         process.communicate()
 
@@ -125,18 +125,18 @@ def test_no_command_changes_a_run_in_progress(runs: Runs) -> None:
     who = rf"run is in use by process {live.pid} on .* simulate job.toml --out run\)"
     for options in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(BusyError, match=who):
-            runs.here(**options)
-    other = runs.begin("--overwrite", "--set", "seed=9")
-    _, told = other.communicate(timeout=120)
-    assert other.returncode == 2
-    assert re.fullmatch(rf"error: {who}: wait until it ends, or stop it\n", told)
+            runs.simulate_here(**options)
+    second = runs.begin("--overwrite", "--set", "seed=9")
+    _, message = second.communicate(timeout=120)
+    assert second.returncode == 2
+    assert re.fullmatch(rf"error: {who}: wait until it ends, or stop it\n", message)
     assert runs.files() == before
     live.send_signal(signal.SIGCONT)
-    _, told = live.communicate(timeout=120)
-    assert live.returncode == 0, told
+    _, message = live.communicate(timeout=120)
+    assert live.returncode == 0, message
     assert runs.rounds() == sorted(set(runs.rounds()))
     assert not (runs.out / LOCK).exists()
-    runs.here("training.epochs=1", overwrite=True)
+    runs.simulate_here("training.epochs=1", overwrite=True)
     assert (runs.folder / "run.previous" / "summary.json").exists()
     assert not list(runs.folder.rglob(LOCK))
 
@@ -147,19 +147,21 @@ def test_a_stopped_run_prints_how_to_resume_it(
 ) -> None:
     live = runs.training("--overwrite")
     live.send_signal(number)
-    _, told = live.communicate(timeout=60)
+    _, message = live.communicate(timeout=60)
     assert live.returncode == 128 + number
-    assert told == "stopped; to resume: fednotes simulate job.toml --out run --resume\n"
+    assert (
+        message == "stopped; to resume: fednotes simulate job.toml --out run --resume\n"
+    )
     assert not list(runs.out.rglob(".*")), "half-written"
     assert not (runs.out / LOCK).exists()
-    runs.here(resume=True)
+    runs.simulate_here(resume=True)
     assert runs.rounds() == sorted(set(runs.rounds()))
     assert (runs.out / "summary.json").exists()
 
 
 def test_a_run_stopped_before_it_begins_keeps_the_earlier_run(runs: Runs) -> None:
     """--resume would resume the run that --overwrite was to replace."""
-    runs.here("training.epochs=1")
+    runs.simulate_here("training.epochs=1")
     before = runs.files()
     live = runs.begin("--overwrite")
     end = time.monotonic() + 60
@@ -167,9 +169,9 @@ def test_a_run_stopped_before_it_begins_keeps_the_earlier_run(runs: Runs) -> Non
         assert time.monotonic() < end
         time.sleep(0.001)
     live.send_signal(signal.SIGINT)
-    _, told = live.communicate(timeout=60)
+    _, message = live.communicate(timeout=60)
     assert live.returncode == 130
     if (runs.folder / "run.previous").exists():
         pytest.skip("it was faster than this test")
-    assert told == "stopped\n"
+    assert message == "stopped\n"
     assert runs.files() == before

@@ -73,15 +73,15 @@ def test_a_model_finds_the_same_spans_as_the_command(
     predict(folder, NoteSource(str(notes)), PredictionOutput(out))
     expected = list(read(out, "jsonl", "refuse"))
 
-    found = model(texts(9))
-    assert found == expected
-    assert any(document.spans for document in found)
-    assert found == [*model.stream(iter(texts(9)), batch=4)]
+    annotated = model(texts(9))
+    assert annotated == expected
+    assert any(document.spans for document in annotated)
+    assert annotated == [*model.stream(iter(texts(9)), batch=4)]
     assert model(expected[3]) == expected[3]
     assert [model(text).spans for text in texts(9)] == [d.spans for d in expected]
-    confidences = [span.confidence for d in found for span in d.spans]
-    written = [span.confidence for d in expected for span in d.spans]
-    assert written == pytest.approx(confidences, abs=1e-6)
+    confidences = [span.confidence for d in annotated for span in d.spans]
+    span_confidences = [span.confidence for d in expected for span in d.spans]
+    assert span_confidences == pytest.approx(confidences, abs=1e-6)
 
 
 def test_a_stream_reads_one_batch_at_a_time(model: fn.MentionModel) -> None:

@@ -202,13 +202,13 @@ def test_a_site_that_cannot_be_read_is_reported_by_name(
 
 @pytest.fixture
 def run(
-    give: Any, monkeypatch: pytest.MonkeyPatch
+    run_cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs a command; returns its exit code and outputs, which must hold no text."""
     monkeypatch.setenv("COLUMNS", "160")
 
     def run_command(*arguments: object) -> tuple[int, str, str]:
-        code, out, err = give(*arguments)
+        code, out, err = run_cli(*arguments)
         assert SECRET not in out + err
         return code, out, err
 

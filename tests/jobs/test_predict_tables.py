@@ -159,16 +159,16 @@ def test_the_notes_of_every_table_keep_their_ids(
     path.write_bytes(PACKING[packed](TABLES[name]()))
     out = tmp_path / "found.jsonl"
     predict(model, NoteSource(str(path)), PredictionOutput(out))
-    found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert [(f["id"], f["patient"], str(f["visit"]), f["text"]) for f in found] == [
-        (IDS[i], f"p{i}", str(40 + i), text) for i, text in enumerate(TEXTS)
-    ]
+    predictions = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [
+        (f["id"], f["patient"], str(f["visit"]), f["text"]) for f in predictions
+    ] == [(IDS[i], f"p{i}", str(40 + i), text) for i, text in enumerate(TEXTS)]
     expected = fn.load(model)(list(TEXTS))
     labels = [
         [(s.start, s.end, s.label) for s in document.spans] for document in expected
     ]
     assert [
-        [(s["start"], s["end"], s["label"]) for s in f["spans"]] for f in found
+        [(s["start"], s["end"], s["label"]) for s in f["spans"]] for f in predictions
     ] == labels
 
     opened = fn.load(model)
@@ -183,21 +183,21 @@ def test_the_notes_of_every_table_keep_their_ids(
 
 def test_a_stream_holds_one_batch_of_notes(model: Path) -> None:
     """A generator counts the notes that were read and have no prediction yet."""
-    read = predicted = most = 0
+    notes_read = predicted = most_waiting = 0
 
     def notes() -> Iterator[Document]:
-        nonlocal read, most
+        nonlocal notes_read, most_waiting
         for number in range(40):
-            read += 1
-            most = max(most, read - predicted)
+            notes_read += 1
+            most_waiting = max(most_waiting, notes_read - predicted)
             yield Document(str(number), TEXTS[number % 3])
 
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
     for _ in opened.stream(notes(), batch=4):
         predicted += 1
-    assert (read, predicted) == (40, 40)
-    assert most == 4
+    assert (notes_read, predicted) == (40, 40)
+    assert most_waiting == 4
 
 
 def test_a_file_is_read_in_batches(
@@ -228,16 +228,16 @@ def test_long_notes_are_read_in_small_batches(
     monkeypatch.setattr(mention_models, "MAX_CHARACTERS", 100)
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
-    read = 0
+    notes_read = 0
 
     def notes() -> Iterator[Document]:
-        nonlocal read
+        nonlocal notes_read
         for number in range(5):
-            read += 1
+            notes_read += 1
             yield Document(str(number), "word " * 30)
 
     next(opened.stream(notes()))
-    assert read == 1
+    assert notes_read == 1
 
 
 @pytest.mark.parametrize("name", ["notes.csv", "notes.jsonl"])
@@ -284,10 +284,10 @@ def test_a_damaged_table_is_refused_before_anything_is_predicted(
         predict(model, NoteSource(str(path)))
     assert capsys.readouterr().out == ""
     predict(model, NoteSource(str(path), on_error="skip"))
-    found = capsys.readouterr()
-    assert len(found.out.splitlines()) == len(TEXTS)
-    assert "left out of" in found.err
-    assert "2 notes" in found.err
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == len(TEXTS)
+    assert "left out of" in printed.err
+    assert "2 notes" in printed.err
 
 
 def test_predictions_for_a_table_are_written_as_brat_and_conll(
@@ -303,9 +303,9 @@ def test_predictions_for_a_table_are_written_as_brat_and_conll(
     texts = {p.stem: p.read_text() for p in (tmp_path / "out").glob("*.txt")}
     assert texts == {"x": TEXTS[0], "x~2": TEXTS[2], "x~2~2": "Third."}
     predict(model, NoteSource(str(path)), PredictionOutput(format="conll"))
-    shown = capsys.readouterr().out
-    assert shown.count("# newdoc id = x\n") == 2
-    tokens = [line.split("\t")[0] for line in shown.splitlines() if "\t" in line]
+    printed = capsys.readouterr().out
+    assert printed.count("# newdoc id = x\n") == 2
+    tokens = [line.split("\t")[0] for line in printed.splitlines() if "\t" in line]
     assert tokens[-2:] == ["Third", "."]
 
 
@@ -315,8 +315,8 @@ def test_a_file_of_an_unknown_format_is_refused(
 ) -> None:
     path = tmp_path / name
     path.write_text("He took aspirin.")
-    told = r"cannot tell the format: let the name of a text end in .txt, or name the format: one of"
-    with pytest.raises(DataError, match=told) as caught:
+    message = r"cannot tell the format: let the name of a text end in .txt, or name the format: one of"
+    with pytest.raises(DataError, match=message) as caught:
         predict(model, NoteSource(str(path)), PredictionOutput(tmp_path / "out"))
     assert all(
         name in str(caught.value) for name in ("mimic", "omop", "parquet", "brat")

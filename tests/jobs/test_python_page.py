@@ -23,10 +23,12 @@ def test_the_blocks_of_the_page_run(
     """
     text = PAGE.read_text("utf-8")
     monkeypatch.chdir(tmp_path)
-    found = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    assert len(found) > 5
+    blocks = list(
+        re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    )
+    assert len(blocks) > 5
     space: dict[str, object] = {}
-    for block in found:
+    for block in blocks:
         called = set(re.findall(r"\bfn\.(\w+)\(", block[1]))
         if any(not has_app(FUNCTIONS[name]) for name in called & FUNCTIONS.keys()):
             continue

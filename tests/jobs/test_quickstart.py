@@ -41,20 +41,20 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     nbclient.NotebookClient(
         book, timeout=300, kernel_name="python3", resources=where
     ).execute()
-    shown = [
+    outputs = [
         "".join(o.get("text", "") or o.data["text/plain"] for o in cell.outputs)
         for cell in book.cells
         if cell.cell_type == "code" and cell.outputs
     ]
-    assert "notes.jsonl:3: 3:30 is not a span of the text (8 characters)" in shown[0]
-    assert shown[1] == "[2, 2, 0]"
-    assert "'federated': " in shown[2]
+    assert "notes.jsonl:3: 3:30 is not a span of the text (8 characters)" in outputs[0]
+    assert outputs[1] == "[2, 2, 0]"
+    assert "'federated': " in outputs[2]
     # three sites and their mean, alone and federated
-    assert len(shown[3].splitlines()) == 8
-    assert "not calibrated" in shown[4]
-    assert "Drug      lisinopril" in shown[4]  # what a reader sees first is right
-    assert [line.split()[2] for line in shown[5].splitlines()] == ["21", "19", "36"]
-    assert "'O': " in shown[6]
+    assert len(outputs[3].splitlines()) == 8
+    assert "not calibrated" in outputs[4]
+    assert "Drug      lisinopril" in outputs[4]  # what a reader sees first is right
+    assert [line.split()[2] for line in outputs[5].splitlines()] == ["21", "19", "36"]
+    assert "'O': " in outputs[6]
 
 
 # The mentions of README's sentence, by the types that each of the demo's sites
@@ -65,8 +65,8 @@ MENTIONS = [("lisinopril", "Drug"), ("10 mg daily", "Dosage"), ("atenolol", "Dru
 def readme_example() -> tuple[str, str]:
     """The model and the sentence of the command in README."""
     readme = (BOOK.parents[1] / "README.md").read_text("utf-8")
-    (found,) = re.findall(r'fednotes predict runs/demo/(\S+) --text "(.+)"', readme)
-    model, text = found
+    (example,) = re.findall(r'fednotes predict runs/demo/(\S+) --text "(.+)"', readme)
+    model, text = example
     return model, text
 
 
@@ -74,8 +74,10 @@ def test_other_pages_show_the_same_sentence() -> None:
     """A sentence that no test reads is soon one that the demo's models read wrongly."""
     _, text = readme_example()
     for page in ("use.md", "bert.md", "notes.md"):
-        shown = re.findall(r'--text "(.+)"', (BOOK.parent / page).read_text("utf-8"))
-        assert set(shown) == {text}, page
+        sentences = re.findall(
+            r'--text "(.+)"', (BOOK.parent / page).read_text("utf-8")
+        )
+        assert set(sentences) == {text}, page
 
 
 @pytest.mark.slow
@@ -88,8 +90,8 @@ def test_the_demo_reads_the_sentence_of_the_readme(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / place).is_dir()
     for folder in sorted((tmp_path / "demo" / "federated" / "sites").glob("*/model")):
         model = fn.load(folder)
-        found = [
+        mentions = [
             (text[span.start : span.end], span.label) for span in model(text).spans
         ]
         known = [mention for mention in MENTIONS if mention[1] in model.types]
-        assert found == known, folder.parent.name
+        assert mentions == known, folder.parent.name

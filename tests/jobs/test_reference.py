@@ -142,8 +142,8 @@ def documented_model(method: str, preset: str, kind: str) -> dict[str, Any]:
     heading = f'[model] kind = "{kind}"' if kind else f"[model] of {method}"
     values = {}
     for table in all_tables():
-        name, _, rest = table.heading.partition("]")
-        if f"[model]{rest}" == heading and name.startswith("[model"):
+        name, _, remainder = table.heading.partition("]")
+        if f"[model]{remainder}" == heading and name.startswith("[model"):
             inner = name.removeprefix("[model").removeprefix(".")
             for key in table.keys:
                 dotted = f"{inner}.{key.name}".removeprefix(".")
@@ -275,25 +275,25 @@ def test_a_built_in_job_has_the_documented_training_defaults(built_in: BuiltIn) 
     heading = f"[training] of {built_in.job.method}"
     documented = documented_values(heading, *labels, f'preset "{built_in.preset}"')
     values = training_values(built_in.job)
-    written = built_in.table.get("training", {})
+    job_values = built_in.table.get("training", {})
     assert documented.keys() == values.keys()
-    for key in documented.keys() - written.keys():
+    for key in documented.keys() - job_values.keys():
         assert documented[key] == values[key], key
 
 
 def test_a_built_in_job_has_the_documented_model_defaults(built_in: BuiltIn) -> None:
-    written = built_in.table.get("model", {})
+    job_values = built_in.table.get("model", {})
     config = built_in.job.config.model
-    if "tagger" in written:
+    if "tagger" in job_values:
         # A light tagger of the job's own starts from its own defaults.
         heading = '[model] kind = "tagger"'
-        documented = documented_values(heading, f'tagger = "{written["tagger"]}"')
+        documented = documented_values(heading, f'tagger = "{job_values["tagger"]}"')
     else:
         kind = getattr(config, "kind", "")
         documented = documented_model(built_in.job.method, built_in.preset, kind)
     for key, value in flatten_without_kind(config).items():
-        is_written = key.split(".")[0] in written
-        trains_words = key == "train_words" and written.get("word_vectors")
+        is_written = key.split(".")[0] in job_values
+        trains_words = key == "train_words" and job_values.get("word_vectors")
         if not is_written and not trains_words:
             assert documented[key] == value, key
 
@@ -311,10 +311,12 @@ def schema_tables(method: str, preset: str | None) -> dict[str, Any]:
     job = {"method": method} | ({"preset": preset} if preset else {})
     tables: dict[str, Any] = {}
     for case in job_schema()["allOf"]:
-        wanted = case["if"]["properties"]
+        properties = case["if"]["properties"]
         has_required = all(name in job for name in case["if"]["required"])
         matches = all(
-            job[name] == value["const"] for name, value in wanted.items() if name in job
+            job[name] == value["const"]
+            for name, value in properties.items()
+            if name in job
         )
         if has_required and matches:
             assert not tables.keys() & case["then"]["properties"].keys()

@@ -113,9 +113,9 @@ def test_means_and_deviations_are_over_the_seeds(finished_runs) -> None:
         for condition in ("alone", "federated"):
             for measure in ("precision", "recall", "f1"):
                 values = [run.sites[site][condition]["strict"][measure] for run in runs]
-                found = result.sites[site][condition]["strict"][measure]
+                statistics = result.sites[site][condition]["strict"][measure]
                 expected = {"mean": mean(values), "std": stdev(values), "n": 3}
-                assert found == pytest.approx(expected)
+                assert statistics == pytest.approx(expected)
     tests = {each.site: each for each in result.differences}
     assert [*tests] == [*SITES, ""]
     for site, test in tests.items():
@@ -172,9 +172,9 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
     out, _ = finished_runs
     with pytest.raises(ConfigError, match="holds runs of several seeds already"):
         simulate_seeds(job(), out, [1])
-    other = job(training={"epochs": 1})
+    shorter_job = job(training={"epochs": 1})
     with pytest.raises(ConfigError, match=r"seed-1 holds a run of another job"):
-        simulate_seeds(other, out, [1], resume=True)
+        simulate_seeds(shorter_job, out, [1], resume=True)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("")
     with pytest.raises(
@@ -286,25 +286,25 @@ def test_after_a_kill_the_result_is_that_of_an_uninterrupted_run(
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     first = tmp_path / "killed/seed-1/summary.json"
-    written = first.stat().st_mtime_ns
+    modified = first.stat().st_mtime_ns
     assert not (tmp_path / "killed/seed-2/summary.json").exists()
     assert not (tmp_path / "killed" / SEEDS_FILE).exists()
 
     resumed = command(tmp_path, "killed", "--resume")
-    told, _ = resumed.communicate(timeout=400)
-    assert resumed.returncode == 0, told
-    assert first.stat().st_mtime_ns == written
-    assert "seed 1 (1 of 3)" not in told
-    assert "seed 2 (2 of 3)" in told
-    assert "mean ± SD of 3 seeds" in told
+    output, _ = resumed.communicate(timeout=400)
+    assert resumed.returncode == 0, output
+    assert first.stat().st_mtime_ns == modified
+    assert "seed 1 (1 of 3)" not in output
+    assert "seed 2 (2 of 3)" in output
+    assert "mean ± SD of 3 seeds" in output
     assert all(
-        len(line) <= 80 for line in told.partition("report: ")[2].splitlines()[1:]
+        len(line) <= 80 for line in output.partition("report: ")[2].splitlines()[1:]
     )
     assert (tmp_path / "killed/seed-3/report.html").is_file()
 
-    whole = command(tmp_path, "whole")
-    told, _ = whole.communicate(timeout=400)
-    assert whole.returncode == 0, told
+    uninterrupted = command(tmp_path, "whole")
+    output, _ = uninterrupted.communicate(timeout=400)
+    assert uninterrupted.returncode == 0, output
     results = [
         json.loads((tmp_path / out / SEEDS_FILE).read_text())
         for out in ("killed", "whole")

@@ -94,8 +94,8 @@ def test_the_text_of_a_job_reads_as_the_same_job(name: str) -> None:
 def test_a_value_is_shown_with_its_origin_and_line(
     file: Path, key: str, expected: tuple[Any, str, int | None]
 ) -> None:
-    shown = show_job(file, ("training.batch_size=4", "sites.*.fraction=0.5"))
-    setting = settings_by_key(shown)[key]
+    report = show_job(file, ("training.batch_size=4", "sites.*.fraction=0.5"))
+    setting = settings_by_key(report)[key]
     assert (setting.value, setting.origin, setting.line) == expected
 
 
@@ -138,21 +138,21 @@ def test_a_value_that_differential_privacy_fixes_names_its_table() -> None:
         "synthetic": {},
         "privacy": {"noise": 1.0, "counts": 1.0},
     }
-    shown = settings_by_key(show_job(table))
-    batch = shown["training.batch"]
+    settings = settings_by_key(show_job(table))
+    batch = settings["training.batch"]
     assert (batch.value, batch.source) == ("each", "[privacy]")
-    assert shown["training.cycles"].source == 'preset "best"'
-    assert shown["privacy.noise"].origin == "job"
+    assert settings["training.cycles"].source == 'preset "best"'
+    assert settings["privacy.noise"].origin == "job"
 
 
 def test_a_value_of_an_architecture_names_the_architecture() -> None:
     model = {"tagger": "gram-cnn", "hashed_words": 8}
-    shown = settings_by_key(
+    settings = settings_by_key(
         show_job({"method": "fedner", "synthetic": {}, "model": model})
     )
     sources = {
         key.removeprefix("model."): (setting.value, setting.source)
-        for key, setting in shown.items()
+        for key, setting in settings.items()
     }
     assert sources["cnn_widths"] == ([2, 3, 4], 'tagger "gram-cnn"')
     assert sources["lstm_units"] == (0, 'tagger "gram-cnn"')
@@ -163,27 +163,27 @@ def test_a_value_of_an_architecture_names_the_architecture() -> None:
 def test_sites_without_places_are_shown_without_these_keys() -> None:
     sites: dict[str, Any] = {"a": {}, "b": {"types": ["Drug"]}, "c": {}}
     table = {"method": "fedner", "model": {"hashed_words": 8}, "sites": sites}
-    shown = settings_by_key(show_job(table))
-    assert shown["sites.b.types"].value == ["Drug"]
-    assert shown["sites.a.valid_fraction"].value == 0.1
-    assert "sites.a.path" not in shown
-    secure_sum = shown["federation.secure_sum"]
+    settings = settings_by_key(show_job(table))
+    assert settings["sites.b.types"].value == ["Drug"]
+    assert settings["sites.a.valid_fraction"].value == 0.1
+    assert "sites.a.path" not in settings
+    secure_sum = settings["federation.secure_sum"]
     assert secure_sum.source == "default; true between real sites"
 
 
-def test_the_command_prints_toml_or_json(give: Any, file: Path) -> None:
-    code, out, _ = give("job", "show", str(file), "--set", "seed=2")
+def test_the_command_prints_toml_or_json(run_cli: Any, file: Path) -> None:
+    code, out, _ = run_cli("job", "show", str(file), "--set", "seed=2")
     assert code == 0
     assert tomllib.loads(out)["seed"] == 2
-    code, out, _ = give("job", "show", "demo", "--json")
+    code, out, _ = run_cli("job", "show", "demo", "--json")
     assert code == 0
     assert json.loads(out) == show_job("demo").to_dict()
 
 
 def test_a_job_of_the_python_api_can_be_shown() -> None:
-    shown = fn.show_job(fn.job("demo", seed=4))
-    assert shown.to_dict()["name"] == "demo"
-    assert settings_by_key(shown)["seed"].value == 4
+    report = fn.show_job(fn.job("demo", seed=4))
+    assert report.to_dict()["name"] == "demo"
+    assert settings_by_key(report)["seed"].value == 4
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_a_job_of_the_python_api_can_be_shown() -> None:
     ],
 )
 def test_a_mistake_is_reported_as_by_other_commands(
-    give: Any, name: str, settings: tuple[str, ...], message: str
+    run_cli: Any, name: str, settings: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         show_job(name, settings)
     options = [f"--set={setting}" for setting in settings]
-    code, out, error = give("job", "show", name, *options)
+    code, out, error = run_cli("job", "show", name, *options)
     assert (code, out) == (2, "")
     assert message in error

@@ -39,8 +39,8 @@ def job(folder: Path, **changes: Any) -> Job:
 
 
 def files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
-    found = [path for path in folder.rglob(pattern) if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(found)}
+    paths = [path for path in folder.rglob(pattern) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(paths)}
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -78,11 +78,11 @@ def test_the_verdict_of_a_run_is_that_of_compare(finished_run) -> None:
             scores["federated"]["strict"],
             scores["alone"]["strict"],
         )
-    whole = result.verdict()
-    assert whole is not None
+    run_verdict = result.verdict()
+    assert run_verdict is not None
     f1 = {c: result.mean[c]["strict"]["f1"] for c in ("alone", "federated")}
-    assert whole.gain == pytest.approx(f1["federated"] - f1["alone"])
-    assert whole.paired
+    assert run_verdict.gain == pytest.approx(f1["federated"] - f1["alone"])
+    assert run_verdict.paired
     assert read_result(out) == result
 
 
@@ -128,11 +128,11 @@ def test_a_run_leaves_the_documented_files(finished_run) -> None:
 
 def test_the_summary_has_the_documented_keys(finished_run) -> None:
     out, summary = finished_run
-    written = json.loads((out / "summary.json").read_text())
-    assert written == summary.model_dump(exclude_defaults=True)
+    saved = json.loads((out / "summary.json").read_text())
+    assert saved == summary.model_dump(exclude_defaults=True)
     assert read_result(out) == summary
     assert {"version", "method", "seed", "seconds", "bytes_up", "sites", "mean"} <= set(
-        written
+        saved
     )
     assert (summary.method, summary.seed) == ("fedner", 2)
     assert list(summary.sites) == list(SITES)
@@ -161,17 +161,17 @@ def test_scores_of_a_pooled_model_that_is_trained_less_are_marked(finished_run) 
     """The preset's five personal epochs; in the summary, on the page and in the pooled
     card."""
     out, summary = finished_run
-    told = "none of the 5 personal epochs that end alone and federated"
+    remark = "none of the 5 personal epochs that end alone and federated"
     assert [*summary.marks] == ["pooled"]
     model = out / "pooled" / "sites" / "pooled" / "model"
-    other = render_card(out / "federated" / "sites" / "reports" / "model")
+    federated_card = render_card(out / "federated" / "sites" / "reports" / "model")
     for text in (
         summary.marks["pooled"],
         (out / "report.html").read_text(),
         render_card(model),
     ):
-        assert told in text
-    assert told not in other
+        assert remark in text
+    assert remark not in federated_card
 
 
 def test_the_validation_scores_are_of_the_models_that_were_kept(finished_run) -> None:
@@ -185,7 +185,7 @@ def test_the_validation_scores_are_of_the_models_that_were_kept(finished_run) ->
             predicted = load_model(part / "sites" / site.id / "model").predict(
                 site.valid
             )
-            gold, found = (
+            gold, predicted_mentions = (
                 {
                     (n, s.start, s.end, s.label)
                     for n, d in enumerate(documents)
@@ -193,7 +193,11 @@ def test_the_validation_scores_are_of_the_models_that_were_kept(finished_run) ->
                 }
                 for documents in (site.valid, predicted)
             )
-            f1 = 2 * len(gold & found) / (len(gold) + len(found))
+            f1 = (
+                2
+                * len(gold & predicted_mentions)
+                / (len(gold) + len(predicted_mentions))
+            )
             assert summary.valid[condition]["sites"][site.id] == pytest.approx(
                 f1, abs=1e-12
             )
@@ -291,12 +295,12 @@ def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     with (killed / "metrics.jsonl").open("a") as log:
         # what a kill in the middle of a line leaves
         log.write('{"part": "federated", "rou')
-    whole = simulate(job(tmp_path, **LONG), tmp_path / "whole")
+    uninterrupted = simulate(job(tmp_path, **LONG), tmp_path / "whole")
     again = simulate(job(tmp_path, **LONG), killed, resume=True)
-    assert again.sites == whole.sites
-    assert again.mean == whole.mean
-    assert again.conditions["federated"]["bytes_up"] == whole.bytes_up
-    assert again.bytes_down == whole.bytes_down
+    assert again.sites == uninterrupted.sites
+    assert again.mean == uninterrupted.mean
+    assert again.conditions["federated"]["bytes_up"] == uninterrupted.bytes_up
+    assert again.bytes_down == uninterrupted.bytes_down
     models = files(tmp_path / "whole", "tagger.safetensors")
     assert len(models) == 4
     assert files(killed, "tagger.safetensors") == models
@@ -311,27 +315,27 @@ def test_no_line_of_the_log_is_lost_or_written_twice(
     tmp_path: Path, monkeypatch
 ) -> None:
     """Killed at the worst moments: before a checkpoint is saved, and right after."""
-    made = job(tmp_path, **LONG | {"conditions": ["federated"]})
-    simulate(made, tmp_path / "whole")
+    simulated_job = job(tmp_path, **LONG | {"conditions": ["federated"]})
+    simulate(simulated_job, tmp_path / "whole")
     from fednotes.engines import rounds
 
-    real, left = rounds.save_state, [3, 1, 2, 1]
+    real, saves_before_kill = rounds.save_state, [3, 1, 2, 1]
 
     def save(path: Path, *values: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0 and len(left) % 2:
+        saves_before_kill[0] -= 1
+        if saves_before_kill[0] == 0 and len(saves_before_kill) % 2:
             raise Stop  # not saved
         real(path, *values)
-        if left[0] == 0:
+        if saves_before_kill[0] == 0:
             raise Stop
 
     for _ in range(4):
         monkeypatch.setattr(rounds, "save_state", save)
         with pytest.raises(Stop):
-            simulate(made, tmp_path / "run", resume=True)
-        left.pop(0)
+            simulate(simulated_job, tmp_path / "run", resume=True)
+        saves_before_kill.pop(0)
     monkeypatch.setattr(rounds, "save_state", real)
-    simulate(made, tmp_path / "run", resume=True)
+    simulate(simulated_job, tmp_path / "run", resume=True)
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
 
 
@@ -435,15 +439,17 @@ def site(
 
 
 def tag_sets(out: Path) -> dict[str, list[str]]:
-    found = out.glob("pooled/sites/*/model/tagger.json")
-    return {p.parts[-3]: json.loads(p.read_text())["tagset"]["types"] for p in found}
+    model_files = out.glob("pooled/sites/*/model/tagger.json")
+    return {
+        p.parts[-3]: json.loads(p.read_text())["tagset"]["types"] for p in model_files
+    }
 
 
 def two_sites(
-    folder: Path, drug: str, finding: str = "ADE", **other: Any
+    folder: Path, drug: str, finding: str = "ADE", **second_settings: Any
 ) -> dict[str, Any]:
     """Of a job whose second site has these labels."""
-    second = site(folder, "b", (drug, finding), 50) | other
+    second = site(folder, "b", (drug, finding), 50) | second_settings
     return {
         "synthetic": None,
         "sites": {"a": site(folder, "a", ("Drug", "ADE"), 0), "b": second},
@@ -451,8 +457,8 @@ def two_sites(
 
 
 def test_equal_tag_sets_are_pooled_into_one_model(tmp_path: Path) -> None:
-    made = job(tmp_path, **two_sites(tmp_path, "Drug"), conditions=["pooled"])
-    summary = simulate(made, tmp_path / "run")
+    pooled_job = job(tmp_path, **two_sites(tmp_path, "Drug"), conditions=["pooled"])
+    summary = simulate(pooled_job, tmp_path / "run")
     assert tag_sets(tmp_path / "run") == {"pooled": ["ADE", "Drug"]}
     assert set(summary.sites) == {"a", "b"}
     assert all(s["pooled"]["support"] == 16 for s in summary.sites.values())
@@ -463,8 +469,8 @@ def test_different_tag_sets_are_pooled_with_a_head_each(
 ) -> None:
     """In the last checkpoint, which is kept here, only the CRF is private."""
     monkeypatch.setattr("fednotes.jobs.simulate.shutil.rmtree", lambda *_, **__: None)
-    made = job(tmp_path, **two_sites(tmp_path, "Chemical"), conditions=["pooled"])
-    simulate(made, tmp_path / "run")
+    pooled_job = job(tmp_path, **two_sites(tmp_path, "Chemical"), conditions=["pooled"])
+    simulate(pooled_job, tmp_path / "run")
     assert tag_sets(tmp_path / "run") == {
         "a": ["ADE", "Drug"],
         "b": ["ADE", "Chemical"],
@@ -479,8 +485,8 @@ def test_different_tag_sets_are_pooled_with_a_head_each(
 
 
 def test_sites_without_a_common_type_train(tmp_path: Path) -> None:
-    asked = two_sites(tmp_path, "Chemical", "Disease", scheme="BIOES")
-    summary = simulate(job(tmp_path, **asked), tmp_path / "run")
+    tables = two_sites(tmp_path, "Chemical", "Disease", scheme="BIOES")
+    summary = simulate(job(tmp_path, **tables), tmp_path / "run")
     assert set(summary.mean) == {"alone", "federated", "pooled"}
 
 
@@ -488,14 +494,16 @@ def test_sites_without_a_common_type_train(tmp_path: Path) -> None:
 def test_generated_pooled_data_has_types_that_no_site_annotates(
     tmp_path: Path, number: int
 ) -> None:
-    made = job(
+    generated_job = job(
         tmp_path, synthetic={"sites": number, "sentences": 20}, conditions=["pooled"],
         training={"epochs": 1},
     )  # fmt: skip
-    summary = simulate(made, tmp_path / "run")
+    summary = simulate(generated_job, tmp_path / "run")
     for name, scores in summary.sites.items():
-        own = load_model(tmp_path / "run" / "pooled/sites/pooled/model").tagset.types
-        assert set(scores["pooled"]["by_type"]) < set(own), name
+        model_types = load_model(
+            tmp_path / "run" / "pooled/sites/pooled/model"
+        ).tagset.types
+        assert set(scores["pooled"]["by_type"]) < set(model_types), name
 
 
 def test_a_site_without_held_out_data_trains(tmp_path: Path) -> None:

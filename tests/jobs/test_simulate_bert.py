@@ -36,8 +36,8 @@ def job(bert: Path, method: str, **changes: Any) -> Job:
         "training": {"cycles": 2, "batch_size": 8, "learning_rate": 1e-3},
         **changes,
     }
-    given = {key: value for key, value in table.items() if value is not None}
-    return parse_job(given, "test", bert, "test.toml")
+    present = {key: value for key, value in table.items() if value is not None}
+    return parse_job(present, "test", bert, "test.toml")
 
 
 class Stop(ProgressListener):
@@ -99,7 +99,7 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     assert personal(bert).conditions == ("federated", "pooled")
     default = personal(bert, conditions=None)
     assert default.conditions == ("alone", "own-mix", "federated", "pooled")
-    asked = ["alone", "own-mix", "federated"]
+    conditions = ["alone", "own-mix", "federated"]
     training = {
         "cycles": 2,
         "batch_size": 8,
@@ -107,13 +107,15 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
         "distil_epochs": 1,
     }
     few = {"synthetic": {"sites": 2, "sentences": 16}}
-    result = simulate(personal(bert, conditions=asked, training=training, **few), out)
-    assert {*result.conditions} == {*asked}
+    result = simulate(
+        personal(bert, conditions=conditions, training=training, **few), out
+    )
+    assert {*result.conditions} == {*conditions}
     for site, scores in result.sites.items():
         verdict = result.verdict(site, "own-mix")
         assert verdict is not None
         assert verdict.paired
-        f1 = {c: scores[c]["strict"]["f1"] for c in asked}
+        f1 = {c: scores[c]["strict"]["f1"] for c in conditions}
         assert verdict.gain == pytest.approx(f1["federated"] - f1["own-mix"])
         assert scores["own-mix"]["parts"]["own"]["strict"] == scores["alone"]["strict"]
     assert (
@@ -124,13 +126,13 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     assert titles[-1].startswith("federated against the mix of two own models")
     page = write_report(out).read_text("utf-8")
     assert "Compared with the mix of two own models" in page
-    other = personal(
+    unshared = personal(
         bert,
         conditions=["own-mix", "federated"],
         training=training | {"share_outputs": "none"},
         **few,
     )
-    again = simulate(other, tmp_path / "other")
+    again = simulate(unshared, tmp_path / "other")
     assert {s: of["own-mix"] for s, of in again.sites.items()} == {
         s: of["own-mix"] for s, of in result.sites.items()
     }
@@ -186,14 +188,14 @@ def test_the_traffic_of_a_secure_sum_is_shown(
 ) -> None:
     """Every number takes eight bytes; the keys add about 40 KB for each site."""
     training = {"cycles": 2, "batch_size": 32, "compression": compression}
-    made: dict[str, Any] = {"training": training, "conditions": ["federated"]}
-    made |= {
+    tables: dict[str, Any] = {"training": training, "conditions": ["federated"]}
+    tables |= {
         "synthetic": {"sites": 3, "sentences": 30},
         "federation": {"secure_sum": True},
     }
     display = Stop(0)
     summary = simulate(
-        job(bert, "finetune", **made), tmp_path / "run", listener=display
+        job(bert, "finetune", **tables), tmp_path / "run", listener=display
     )
     assert 0 < summary.bytes_up - 3 * display.traffic.up < 150_000
 
@@ -202,17 +204,17 @@ def test_the_traffic_of_a_secure_sum_is_shown(
 def test_a_stopped_run_resumes_to_the_same_model(
     bert: Path, tmp_path: Path, method: str
 ) -> None:
-    asked = job(bert, method, conditions=["federated"])
+    simulated_job = job(bert, method, conditions=["federated"])
     display = Stop(0)
-    summary = simulate(asked, tmp_path / "whole", listener=display)
+    summary = simulate(simulated_job, tmp_path / "whole", listener=display)
     # what was told of its cost, against the engine's count of both sites
     assert summary.conditions["federated"]["rounds"] == display.traffic.rounds
     # counts travel too
     assert 2 * display.traffic.up == pytest.approx(summary.bytes_up, rel=0.05)
     assert 2 * display.traffic.down == pytest.approx(summary.bytes_down, rel=0.02)
     with pytest.raises(KeyboardInterrupt):
-        simulate(asked, tmp_path / "cut", listener=Stop(2))
-    simulate(asked, tmp_path / "cut", resume=True)
+        simulate(simulated_job, tmp_path / "cut", listener=Stop(2))
+    simulate(simulated_job, tmp_path / "cut", resume=True)
     names = ("federated/model/model.safetensors", "federated/model/config.json")
     for name in names:
         assert (tmp_path / "cut" / name).read_bytes() == (
@@ -224,18 +226,18 @@ def test_a_job_that_shares_everything_is_warned_of(bert: Path, tmp_path: Path) -
     display = Stop(0)
     model = {"encoder": str(bert), "train": "all"}
     settings = {"cycles": 1, "min_tokens": 0, "min_steps": 0}
-    asked = job(
+    shared_job = job(
         bert, "pretrain", model=model, training=settings, conditions=["federated"]
     )
-    summary = simulate(asked, tmp_path / "run", listener=display)
+    summary = simulate(shared_job, tmp_path / "run", listener=display)
     assert "reveal which words" in display.warnings[0]
     assert display.warnings[0] in summary.notes
 
 
 def test_private_classifiers_are_saved_at_each_site(bert: Path, tmp_path: Path) -> None:
     settings = {"cycles": 1, "private": ["classifier"]}
-    asked = job(bert, "finetune", training=settings, conditions=["federated"])
-    summary = simulate(asked, tmp_path / "run")
+    private_job = job(bert, "finetune", training=settings, conditions=["federated"])
+    summary = simulate(private_job, tmp_path / "run")
     for site in summary.sites:
         folder = tmp_path / "run" / "federated" / "sites" / site / "model"
         model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
@@ -268,12 +270,12 @@ def test_no_token_of_a_note_is_in_what_a_run_leaves(bert: Path, tmp_path: Path) 
 
 def test_models_of_all_sites_are_compared(bert: Path, tmp_path: Path) -> None:
     """Where one copy is kept for all sites; a language model has nothing to compare."""
-    asked = job(bert, "finetune", silos={"number": 2, "by": "document"})
-    simulate(asked, tmp_path / "run")
-    found = compare_runs(
+    silo_job = job(bert, "finetune", silos={"number": 2, "by": "document"})
+    simulate(silo_job, tmp_path / "run")
+    comparisons = compare_runs(
         tmp_path / "run", tmp_path / "run", "federated", "pooled", samples=20
     ).tests
-    assert list(found) == ["silo1", "silo2"]
+    assert list(comparisons) == ["silo1", "silo2"]
     same = compare_runs(
         tmp_path / "run", tmp_path / "run", "pooled", "pooled", samples=20
     ).tests

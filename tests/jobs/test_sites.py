@@ -131,7 +131,10 @@ def test_a_fraction_is_of_training_sentences(tmp_path: Path) -> None:
     (full,) = load(tmp_path, a=site).data
     (tenth,) = load(tmp_path, a=site | {"fraction": 0.1}).data
     assert len(tenth.train) == 5
-    assert all(any(d.text in whole.text for whole in full.train) for d in tenth.train)
+    assert all(
+        any(d.text in full_document.text for full_document in full.train)
+        for d in tenth.train
+    )
     assert tenth.test == full.test
 
 
@@ -141,12 +144,12 @@ def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> N
     (site,) = loaded.data
     assert sum(len(d.sentences) for d in (*site.train, *site.valid)) == 40
     assert loaded.remarks == ("a: 10 training sentences dropped that occur in test",)
-    kept = load(
+    with_repeats = load(
         tmp_path,
         a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0},
     )
-    assert sum(len(d.sentences) for d in kept.data[0].train) == 50
-    assert kept.data[0].valid == kept.remarks == ()
+    assert sum(len(d.sentences) for d in with_repeats.data[0].train) == 50
+    assert with_repeats.data[0].valid == with_repeats.remarks == ()
 
 
 def test_a_label_map_renames_and_drops_labels(tmp_path: Path) -> None:
@@ -270,11 +273,11 @@ def test_generated_sites_have_their_complete_annotation_too() -> None:
 
 
 def test_the_types_of_generated_sites_can_be_sampled() -> None:
-    drawn = load(Path(), tables=GENERATED | {"tags": {"design": "disjoint"}})
-    assert drawn.complete is not None
-    types = [t for site in drawn.data for t in site.tags.types]
-    assert sorted(types) == sorted(drawn.complete[0].tags.types)
-    first = drawn.data[0]
+    sampled = load(Path(), tables=GENERATED | {"tags": {"design": "disjoint"}})
+    assert sampled.complete is not None
+    types = [t for site in sampled.data for t in site.tags.types]
+    assert sorted(types) == sorted(sampled.complete[0].tags.types)
+    first = sampled.data[0]
     assert {s.label for d in first.train for s in d.spans} <= set(first.tags.types)
 
 
@@ -323,17 +326,17 @@ def test_only_sampled_types_are_annotated_in_training(
     """Compare each part with the complete one, span by span."""
     loaded = load_with_tags(tmp_path, {"design": design}, **three_sites(tmp_path))
     assert loaded.complete is not None
-    for site, whole in zip(loaded.data, loaded.complete, strict=True):
-        assert whole.tags.types == site.test_types == site.scored_types == TYPES
+    for site, complete in zip(loaded.data, loaded.complete, strict=True):
+        assert complete.tags.types == site.test_types == site.scored_types == TYPES
         assert set(site.tags.types) < set(TYPES)
-        for part, full in ((site.train, whole.train), (site.valid, whole.valid)):
+        for part, full in ((site.train, complete.train), (site.valid, complete.valid)):
             assert [d.text for d in part] == [d.text for d in full]
             for document, every in zip(part, full, strict=True):
                 assert document.spans == tuple(
                     s for s in every.spans if s.label in site.tags.types
                 )
                 assert {s.label for s in every.spans} == set(TYPES)
-        assert site.test == whole.test
+        assert site.test == complete.test
         assert (
             f"{site.id}: annotates {', '.join(site.tags.types)} (of 4 types)"
             in loaded.remarks
@@ -358,12 +361,12 @@ def test_seeds_share_a_sampling_but_not_a_split(tmp_path: Path) -> None:
 def test_types_that_no_site_draws_are_left_out(tmp_path: Path) -> None:
     sites = three_sites(tmp_path)
     few = load_with_tags(tmp_path, {"design": "disjoint", "per_site": 1}, **sites)
-    drawn = {t for site in few.data for t in site.tags.types}
-    assert len(drawn) == 3
+    sampled_types = {t for site in few.data for t in site.tags.types}
+    assert len(sampled_types) == 3
     assert {site.test_types for site in few.data} == {
-        tuple(t for t in TYPES if t in drawn)
+        tuple(t for t in TYPES if t in sampled_types)
     }
-    (unused,) = set(TYPES) - drawn
+    (unused,) = set(TYPES) - sampled_types
     remark = f"annotated at no site in this sampling, left out: {unused}"
     assert few.remarks[0] == remark
 
@@ -375,10 +378,10 @@ def test_a_type_that_is_drawn_for_a_site_without_mentions_is_remarked_on(
         "c": {"path": rich(tmp_path / "c", 200, 60, ("ADE",))}
     }
     tags: dict[str, Any] = {"design": "disjoint", "types": list(TYPES)}
-    drawn = {
+    loaded_by_seed = {
         seed: load_with_tags(tmp_path, tags, seed, **sites) for seed in range(1, 6)
     }
-    for loaded in drawn.values():
+    for loaded in loaded_by_seed.values():
         lacking = [t for t in loaded.data[2].tags.types if t != "ADE"]
         note = f"c: no training mention of {', '.join(lacking)}"
         assert (note in loaded.remarks) == bool(lacking)
@@ -462,9 +465,11 @@ def test_tag_sets_that_do_not_fit_the_files_are_refused(
     tmp_path: Path, tags: dict[str, Any], site: dict[str, Any], message: str
 ) -> None:
     a, b = rich(tmp_path / "a", 0, 60), rich(tmp_path / "b", 100, 60)
-    other = {"types": ["ADE"]} if "types" in tags else {}
+    second_types = {"types": ["ADE"]} if "types" in tags else {}
     with pytest.raises((ConfigError, DataError), match=message):
-        load_with_tags(tmp_path, tags, a={"path": a, **site}, b={"path": b, **other})
+        load_with_tags(
+            tmp_path, tags, a={"path": a, **site}, b={"path": b, **second_types}
+        )
 
 
 @pytest.mark.parametrize("unit", ["document", "sentence"])
@@ -481,8 +486,8 @@ def test_shares_of_a_corpus_are_disjoint_and_together_everything(
     assert [len(share) for share in lines] == [30, 30, 30]
     assert len({line for share in lines for line in share}) == 90
     assert [len(s.valid) for s in loaded.data] == [0, 0, 0]
-    (whole,) = load(tmp_path, one=site | {"share": "1/1"}).data
-    assert sum(len(d.sentences) for d in (*whole.train, *whole.test)) == 90
+    (undivided,) = load(tmp_path, one=site | {"share": "1/1"}).data
+    assert sum(len(d.sentences) for d in (*undivided.train, *undivided.test)) == 90
 
 
 def test_the_number_of_sentences_can_be_limited(tmp_path: Path) -> None:
@@ -498,8 +503,8 @@ def test_the_number_of_sentences_can_be_limited(tmp_path: Path) -> None:
     assert texts(less.train) < {t for d in full.train for t in d.text.split("\n")}
     assert texts(less.test) < {t for d in full.test for t in d.text.split("\n")}
     assert "a: 20 of 72 sentences of train are used" in loaded.remarks
-    held = site | {"valid_fraction": 0.2, "max_valid_sentences": 5}
-    (valid,) = [len(s.valid) for s in load(tmp_path, a=held).data]
+    limited = site | {"valid_fraction": 0.2, "max_valid_sentences": 5}
+    (valid,) = [len(s.valid) for s in load(tmp_path, a=limited).data]
     assert valid == 5
     (more,) = load(tmp_path, a=site | {"max_sentences": 40}).data
     assert texts(less.train) < texts(more.train)
@@ -516,8 +521,10 @@ def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
     (tmp_path / "all.jsonl").write_text("\n".join(lines) + "\n")
     site = {"path": "all.jsonl", "split": "document", "where": "genre=bc"}
     (bc,) = load(tmp_path, a=site).data
-    found = [d.text for part in (bc.train, bc.valid, bc.test) for d in part]
-    assert sorted(found) == sorted(f"Case {i} had rash." for i in range(0, 60, 3))
+    texts_of_genre = [d.text for part in (bc.train, bc.valid, bc.test) for d in part]
+    assert sorted(texts_of_genre) == sorted(
+        f"Case {i} had rash." for i in range(0, 60, 3)
+    )
     with pytest.raises(
         DataError, match=r"site 'a': where = 'genre=tc': .* one of bc, nw"
     ):
@@ -533,13 +540,13 @@ def test_annotated_types_that_tags_lacks_are_left_out_or_refused(
     lines = "".join(f"a{i}\tB-Drug\nb{i}\tB-ADE\n\n" for i in range(20))
     (tmp_path / "both.conll").write_text(lines)
     (tmp_path / "ade.conll").write_text(lines.replace("B-Drug", "O"))
-    both, tags = {"path": "both.conll"}, {"types": ["Drug"]}
-    notes = load_with_tags(tmp_path, tags, both=both).remarks
+    both_types, tags = {"path": "both.conll"}, {"types": ["Drug"]}
+    notes = load_with_tags(tmp_path, tags, both=both_types).remarks
     assert "both: annotates ADE, which [tags] types lacks: left out" in notes
     with pytest.raises(
         ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"
     ):
-        load_with_tags(tmp_path, tags, both=both, ade={"path": "ade.conll"})
+        load_with_tags(tmp_path, tags, both=both_types, ade={"path": "ade.conll"})
 
 
 # ---- silos ---------------------------------------------------------------------------
@@ -553,12 +560,12 @@ def test_every_part_is_dealt_into_silos_by_document(tmp_path: Path) -> None:
     """Compare with `assign` on the documents of the undealt site, part by part."""
     name = conll(tmp_path / "all", 0, 180)
     site = {"path": name, "split": "document", "scheme": "BIOES"}
-    (whole,) = load(tmp_path, 1, a=site).data
+    (undivided,) = load(tmp_path, 1, a=site).data
     loaded = load_silos(tmp_path, {"number": 3}, a=site)
     assert [s.id for s in loaded.data] == ["silo1", "silo2", "silo3"]
-    assert {s.tags for s in loaded.data} == {whole.tags}
+    assert {s.tags for s in loaded.data} == {undivided.tags}
     for part in ("train", "valid", "test"):
-        documents = getattr(whole, part)
+        documents = getattr(undivided, part)
         where = assign([("document", "a", d.id) for d in documents], 3, 1)
         expected = [{k[2] for k, silo in where.items() if silo == i} for i in range(3)]
         assert [{d.id for d in getattr(s, part)} for s in loaded.data] == expected
@@ -658,16 +665,16 @@ def test_what_cannot_be_dealt_into_silos_is_refused(
 
 def test_generated_sites_are_dealt_into_silos_with_all_their_types() -> None:
     generated = {"synthetic": {"sites": 2, "sentences": 60}}
-    loaded, whole = (
+    loaded, undivided = (
         load(Path(), 1, generated | {"silos": {"number": 2}}),
         load(Path(), 1, generated),
     )
-    assert whole.complete is not None
-    assert {s.tags for s in loaded.data} == {s.tags for s in whole.complete}
+    assert undivided.complete is not None
+    assert {s.tags for s in loaded.data} == {s.tags for s in undivided.complete}
     for part in ("train", "valid", "test"):
         dealt = [d.id for s in loaded.data for d in getattr(s, part)]
         assert sorted(dealt) == sorted(
-            d.id for s in whole.complete for d in getattr(s, part)
+            d.id for s in undivided.complete for d in getattr(s, part)
         )
 
 
@@ -678,13 +685,13 @@ def test_holding_out_training_data_does_not_change_the_test_data(
     conll(tmp_path / "all.txt", 0, 60)
     site = {"path": "all.txt", "split": unit, "valid_fraction": 0.0}
     (plain,) = load(tmp_path, a=site).data
-    (held,) = load(tmp_path, a={**site, "hold_out": 0.25}).data
+    (held_out,) = load(tmp_path, a={**site, "hold_out": 0.25}).data
     assert not plain.valid
-    assert texts(held.test) == texts(plain.test)
-    assert texts(held.train) | texts(held.valid) == texts(plain.train)
-    assert not texts(held.train) & texts(held.valid)
+    assert texts(held_out.test) == texts(plain.test)
+    assert texts(held_out.train) | texts(held_out.valid) == texts(plain.train)
+    assert not texts(held_out.train) & texts(held_out.valid)
     sentences = sum(len(split_sentences(d)) for d in plain.train)
-    assert sum(len(split_sentences(d)) for d in held.valid) == pytest.approx(
+    assert sum(len(split_sentences(d)) for d in held_out.valid) == pytest.approx(
         sentences / 4, abs=1
     )
 

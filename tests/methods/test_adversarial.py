@@ -49,7 +49,7 @@ def draw(*shape: int, seed: int = 0, grad: bool = True) -> Tensor:
 
 def slopes(function: Callable[[], float], at: Tensor, step: float = 1e-5) -> np.ndarray:
     """Central differences of a scalar with respect to every number of `at`."""
-    found = np.zeros(at.numel())
+    slope = np.zeros(at.numel())
     flat = at.data.view(-1)  # behind the back of autograd, whose graphs stay valid
     for i, value in enumerate(flat.tolist()):
         ends = []
@@ -57,8 +57,8 @@ def slopes(function: Callable[[], float], at: Tensor, step: float = 1e-5) -> np.
             flat[i] = moved
             ends.append(function())
         flat[i] = value
-        found[i] = (ends[0] - ends[1]) / (2 * step)
-    return found.reshape(tuple(at.shape))
+        slope[i] = (ends[0] - ends[1]) / (2 * step)
+    return slope.reshape(tuple(at.shape))
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -79,9 +79,9 @@ def cross_entropy(states: np.ndarray, weight: np.ndarray, label: int) -> float:
 
 
 def grad_of(value: Tensor, at: Tensor) -> np.ndarray:
-    (found,) = torch.autograd.grad(value, at, retain_graph=True, materialize_grads=True,
+    (gradient,) = torch.autograd.grad(value, at, retain_graph=True, materialize_grads=True,
                                    allow_unused=True)  # fmt: skip
-    return found.numpy()
+    return gradient.numpy()
 
 
 def test_reversal_against_finite_differences() -> None:
@@ -105,10 +105,12 @@ def test_a_state_that_tells_no_site_is_left_alone() -> None:
     """Rows whose own site has a probability above 1 / K by NumPy climb the loss, the
     others stay; the discriminator learns from all."""
     states, weight = draw(12, 4, seed=1), draw(3, 4, seed=2)
-    told = softmax(states.detach().numpy() @ weight.detach().numpy().T)[:, 1] > 1 / 3
-    assert 3 < told.sum() < 9
+    revealing = (
+        softmax(states.detach().numpy() @ weight.detach().numpy().T)[:, 1] > 1 / 3
+    )
+    assert 3 < revealing.sum() < 9
     value = matching_loss(states, weight, 1, 0.3)
-    for at, scale in ((states, -0.3 * told[:, None]), (weight, 1.0)):
+    for at, scale in ((states, -0.3 * revealing[:, None]), (weight, 1.0)):
         expected = scale * slopes(lambda: domain_loss(states, weight, 1).item(), at)
         np.testing.assert_allclose(grad_of(value, at), expected, atol=1e-9)
 
@@ -128,7 +130,7 @@ def test_strengths_unless_a_job_says_otherwise() -> None:
 MASKED = np.array([1, 4])  # candidates that may not be
 
 
-def made(seed: int = 0) -> tuple[Losses, dict[str, Tensor], nn.Parameter]:
+def build_losses(seed: int = 0) -> tuple[Losses, dict[str, Tensor], nn.Parameter]:
     """Two layers of 5 sentences, 7 predictions of which 3 are pseudo, scores with -inf."""
     project = nn.Parameter(draw(6, 4, seed=seed + 9))
 
@@ -175,18 +177,18 @@ def test_the_loss_of_each_variant(variant: str) -> None:
     """[tagsets appendix a] NumPy, and central differences for the hidden states: minus
     the strength times the slope where they tell the site, for "hong" of half the
     square."""
-    losses, weights, project = made()
+    losses, weights, project = build_losses()
     settings = adversarial.Config(variant=variant, strength=0.7, entropy=0.2)
     value = adversarial_loss(losses, weights, 2, progress=0.25, config=settings)
     domain = plain_domain(losses, weights, 2)
-    outputs, own = (
+    outputs, domain_outputs = (
         t.detach().numpy() for t in (losses.outputs, weights["domain.outputs"])
     )
-    specific = outputs @ np.linalg.pinv(own) @ own
+    specific = outputs @ np.linalg.pinv(domain_outputs) @ domain_outputs
     expected = {
         "ganin": domain,
         "peng": domain
-        + cross_entropy(outputs, own, 2)
+        + cross_entropy(outputs, domain_outputs, 2)
         - 0.2 * entropy(plain_scores(specific, project)).mean(),
         "hong": domain**2 / 2
         + 0.2 * entropy(plain_scores(outputs, project))[losses.pseudo.numpy()].mean(),
@@ -210,15 +212,17 @@ def test_entropy_is_made_low_on_pseudo_targets_alone() -> None:
     """By NumPy over the open candidates; a known target's state has no gradient, a
     pseudo target's that of finite differences, and closed candidates make nothing NaN.
     """
-    losses, _, project = made()
+    losses, _, project = build_losses()
     value = pseudo_entropy(losses)
     scores = plain_scores(losses.outputs.detach().numpy(), project)
     assert np.isinf(scores).any()
     assert value.item() == pytest.approx(entropy(scores)[[1, 4, 5]].mean(), rel=1e-12)
-    found = grad_of(value, losses.outputs)
-    assert not found[[0, 2, 3, 6]].any()
+    gradient = grad_of(value, losses.outputs)
+    assert not gradient[[0, 2, 3, 6]].any()
     np.testing.assert_allclose(
-        found, slopes(lambda: pseudo_entropy(losses).item(), losses.outputs), atol=1e-9
+        gradient,
+        slopes(lambda: pseudo_entropy(losses).item(), losses.outputs),
+        atol=1e-9,
     )
     of_project = grad_of(value, project)
     assert np.isfinite(of_project).all()
@@ -234,9 +238,9 @@ def test_the_projection_parts_a_state() -> None:
     it and to every row of the discriminator."""
     states, weight = draw(7, 9, seed=1, grad=False), draw(3, 9, seed=2, grad=False)
     specific = domain_specific(states, weight)
-    own = weight.numpy()
+    rows = weight.numpy()
     np.testing.assert_allclose(
-        specific, states.numpy() @ np.linalg.pinv(own) @ own, atol=1e-5
+        specific, states.numpy() @ np.linalg.pinv(rows) @ rows, atol=1e-5
     )
     np.testing.assert_allclose(
         specific @ weight.T, states @ weight.T, rtol=0, atol=1e-5
@@ -264,8 +268,8 @@ def test_the_projection_of_rows_that_depend_on_each_other(weight: Tensor) -> Non
     weight.requires_grad_()
     states = draw(7, weight.shape[1], seed=1, grad=False).float().requires_grad_()
     specific = domain_specific(states, weight)
-    own = weight.detach().numpy()
-    expected = states.detach().numpy() @ np.linalg.pinv(own, rcond=1e-5) @ own
+    rows = weight.detach().numpy()
+    expected = states.detach().numpy() @ np.linalg.pinv(rows, rcond=1e-5) @ rows
     np.testing.assert_allclose(specific.detach().numpy(), expected, atol=1e-3)
     for gradient in torch.autograd.grad(specific.square().sum(), (states, weight)):
         assert torch.isfinite(gradient).all()
@@ -274,7 +278,7 @@ def test_the_projection_of_rows_that_depend_on_each_other(weight: Tensor) -> Non
 def test_disentanglement_leaves_what_predicts_alone() -> None:
     """States and discriminator get the slope of the (negative) entropy by finite
     differences; the output layer, which Peng et al. hold fixed, gets none."""
-    losses, weights, project = made()
+    losses, weights, project = build_losses()
     weight = weights["domain.outputs"]
     value = disentanglement(losses, weight)
     for at in (losses.outputs, weight):
@@ -286,7 +290,7 @@ def test_disentanglement_leaves_what_predicts_alone() -> None:
 
 def test_pengs_own_discriminator_does_not_move_the_states() -> None:
     """It learns (finite differences), but nothing asks a state to show its site."""
-    losses, weights, _ = made()
+    losses, weights, _ = build_losses()
     settings = adversarial.Config(variant="peng", entropy=0.0)
     value = adversarial_loss(losses, weights, 0, progress=0.5, config=settings)
     weight = weights["domain.outputs"]
@@ -412,9 +416,14 @@ def test_one_site_has_nothing_to_tell_apart(sites) -> None:
     members, state = federate(sites[:1], config(sites[:1]))
     assert members[0].discriminators == {}
     assert_same(dict(state.tensors), by_distill(sites[:1])[1])
-    for own in adversarial.METHOD.configure_alone(config(sites), sites):
-        assert own.platforms == ()
-        assert discriminators(own, build_model(own.model, own.tags, own.seed)) == {}
+    for settings in adversarial.METHOD.configure_alone(config(sites), sites):
+        assert settings.platforms == ()
+        assert (
+            discriminators(
+                settings, build_model(settings.model, settings.tags, settings.seed)
+            )
+            == {}
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -433,11 +442,11 @@ def test_the_global_discriminators_are_the_mean_of_the_sites(
     domains = [name for name in start if name.startswith("domain.")]
     assert len(domains) == (3 if variant == "peng" else 2)
     for name in domains:
-        mean = np.mean([own[name].double().numpy() for own in trained], axis=0)
-        found = state.tensors[f"shared.{name}"]
-        assert np.array_equal(found.numpy(), mean.astype(np.float32))
+        mean = np.mean([tensors[name].double().numpy() for tensors in trained], axis=0)
+        shared_value = state.tensors[f"shared.{name}"]
+        assert np.array_equal(shared_value.numpy(), mean.astype(np.float32))
         assert not torch.equal(trained[0][name], trained[1][name])
-        assert not torch.equal(found, start[name])
+        assert not torch.equal(shared_value, start[name])
 
 
 def test_discriminators_begin_as_unit_noise(sites) -> None:
@@ -468,8 +477,8 @@ def test_discriminators_begin_as_unit_noise(sites) -> None:
         torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
     )
     assert (cosines - torch.eye(9)).abs().max() < 5 / np.sqrt(600)
-    other = adversarial.initial(replace(settings, seed=settings.seed + 1))
-    assert not torch.equal(first["domain.0"], other["domain.0"])
+    reseeded = adversarial.initial(replace(settings, seed=settings.seed + 1))
+    assert not torch.equal(first["domain.0"], reseeded["domain.0"])
     for data in sites:
         member = adversarial.Site(data, settings)
         assert_same(values(member.discriminators), domains)
@@ -500,16 +509,16 @@ def test_the_schedule_runs_over_the_rounds(
     sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round r of R is r / R of the way, at every site."""
-    seen = set()
+    calls = set()
     loss = adversarial.adversarial_loss
 
     def spy(losses, weights, label, *, progress, config):
-        seen.add((label, progress))
+        calls.add((label, progress))
         return loss(losses, weights, label, progress=progress, config=config)
 
     monkeypatch.setattr(adversarial, "adversarial_loss", spy)
     federate(sites, config(sites, rounds=4))
-    assert seen == {
+    assert calls == {
         (label, part) for label in range(3) for part in (0.0, 0.25, 0.5, 0.75)
     }
 
@@ -520,18 +529,19 @@ def test_without_strength_and_entropy_it_is_distill(
 ) -> None:
     """Bit for bit, while the discriminators learn; with them it is another tagger."""
     settings = config(sites, variant=variant, strength=0.0, entropy=0.0)
-    found = federate(sites, settings)[1].tensors
-    own = {
-        name: v for name, v in found.items() if not name.startswith("shared.domain.")
+    tensors = federate(sites, settings)[1].tensors
+    tagger_tensors = {
+        name: v for name, v in tensors.items() if not name.startswith("shared.domain.")
     }
-    assert_same(own, reference[1])
+    assert_same(tagger_tensors, reference[1])
     start = adversarial.initial(settings)
-    assert len(found) > len(own)
-    for name in found.keys() - own.keys():
-        assert not torch.equal(found[name], start[name.removeprefix("shared.")])
-    other = federate(sites, replace(settings, strength=1.0))[1].tensors
+    assert len(tensors) > len(tagger_tensors)
+    for name in tensors.keys() - tagger_tensors.keys():
+        assert not torch.equal(tensors[name], start[name.removeprefix("shared.")])
+    adversarial_tensors = federate(sites, replace(settings, strength=1.0))[1].tensors
     assert any(
-        not torch.equal(other[name], value) for name, value in reference[1].items()
+        not torch.equal(adversarial_tensors[name], value)
+        for name, value in reference[1].items()
     )
 
 
@@ -589,5 +599,5 @@ def test_a_tagger_without_a_layer_that_learns_is_refused(sites) -> None:
         "give the tagger project, cnn_filters or lstm_units",
     ):
         adversarial.Site(sites[0], config(sites, model=bare))
-    one = config(sites[:1], model=bare, rounds=1)
-    assert federate(sites[:1], one)[1].round == 1
+    bare_config = config(sites[:1], model=bare, rounds=1)
+    assert federate(sites[:1], bare_config)[1].round == 1

@@ -120,15 +120,15 @@ def trained(
     sites: list[Fit], config: Averaging, warm_up: int = 0, **options: Any
 ) -> tuple[Server, InProcess, Seen]:
     """Server and engine after a run, each cycle's result and what was shared then."""
-    seen: Seen = []
-    noted = {"observer": lambda result: seen.append((result, dict(server.shared)))}
+    results: Seen = []
+    noted = {"observer": lambda result: results.append((result, dict(server.shared)))}
     engine = InProcess(sites, **noted | options)
     initial = {n: p for n, p in net().named_parameters() if n in sites[0].shared}
     server = Server(
         config, initial, judged, engine.resume(), before=warm_up, warm_up=HEAD
     )
     run_cycles(engine, server)
-    return server, engine, seen
+    return server, engine, results
 
 
 def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.Tensor]:
@@ -207,10 +207,10 @@ def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
     w, m, v, tau = start.astype(np.float64), np.zeros(6), np.full(6, 1e-6), 1e-3
     for _ in range(3):
         mean = rng.normal(size=6).astype(np.float32)
-        told = Update(
+        mean_update = Update(
             {"w": torch.from_numpy(mean)}, 2.0, {"loss": 1.0, "examples": 1.0}
         )
-        acting.step(told.tensors, Total.of([told]))
+        acting.step(mean_update.tensors, Total.of([mean_update]))
         change = mean - w
         m = 0.8 * m + 0.2 * change
         sign = np.sign(v - change**2) if server == "yogi" else 1.0
@@ -230,13 +230,13 @@ def test_nesterov_at_the_server_is_torchs(rate: float) -> None:
         CONFIG, cycles=4, server="nesterov", server_learning_rate=rate, momentum=0.4
     )
     sites = [Fit(number, config) for number in (1, 2)]
-    server, _, seen = trained(sites, config)
+    server, _, results = trained(sites, config)
     weights = {n: p.detach().clone() for n, p in net().named_parameters()}
     outer = torch.optim.SGD(
         weights.values(), lr=rate or 1.0, momentum=0.4, nesterov=True
     )
     plain = [Fit(number, replace(config, server="average")) for number in (1, 2)]
-    for cycle, (_, shared) in enumerate(seen):
+    for cycle, (_, shared) in enumerate(results):
         ends = [site.train(weights, cycle=cycle).tensors for site in plain]
         for name, weight in weights.items():
             weight.grad = weight - (ends[0][name] + ends[1][name]) / 2
@@ -303,8 +303,10 @@ def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(
     for site in together:
         site.take_share({}, examples=sum(sizes))
     assert [site.share for site in together] == [27, 3, 3]
-    for site, own, size in zip(together, parts(config, sizes), sizes, strict=True):
-        apart = Fit(1, own, size)
+    for site, site_config, size in zip(
+        together, parts(config, sizes), sizes, strict=True
+    ):
+        apart = Fit(1, site_config, size)
         assert (apart.share, apart._part_size) == (site.share, site._part_size)
 
 
@@ -327,9 +329,9 @@ def test_training_in_one_place_has_nothing_of_a_federation(
     """
     config = replace(CONFIG, **changes)
     (shared_batch,) = parts(replace(config, batch="shared"), [12])
-    for own in (central(config), *parts(config, [12, 30]), shared_batch):
-        site = Fit(1, own)
-        assert_same(run([site], own), by_hand(site, CONFIG, epochs=3))
+    for run_config in (central(config), *parts(config, [12, 30]), shared_batch):
+        site = Fit(1, run_config)
+        assert_same(run([site], run_config), by_hand(site, CONFIG, epochs=3))
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
@@ -394,11 +396,11 @@ def test_an_update_of_few_steps_covers_their_tokens() -> None:
 
 def test_parts_of_a_batch_add_to_the_whole() -> None:
     """Gradients of unequal parts, weighted by their sizes, are the whole batch's."""
-    whole = run([Fit(1, CONFIG, 14)], CONFIG)
+    undivided = run([Fit(1, CONFIG, 14)], CONFIG)
     config = replace(CONFIG, accumulate=2)
     parts = run([Fit(1, config, 14)], config)
-    for name in whole:
-        torch.testing.assert_close(parts[name], whole[name], rtol=1e-5, atol=1e-6)
+    for name in undivided:
+        torch.testing.assert_close(parts[name], undivided[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05])
@@ -413,7 +415,7 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty(clip: float) -> None:
     )
     config = replace(config, decay="constant")
     site, model = Fit(1, config), net()
-    found = run([site], config)
+    trained_values = run([site], config)
     start = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.Adam(
         model.parameters(), lr=config.learning_rate, fused=True
@@ -432,7 +434,7 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty(clip: float) -> None:
         optimizer.step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(
-            found[name], parameter.detach(), rtol=1e-4, atol=1e-6
+            trained_values[name], parameter.detach(), rtol=1e-4, atol=1e-6
         )
 
 
@@ -469,9 +471,9 @@ def test_a_run_that_is_cut_and_resumed_ends_in_the_same_bits(
         sites = [Fit(k, config, 8 + 4 * k, private=HEAD) for k in range(3)]
         return sites, run(sites, config, **options)
 
-    whole_sites, whole = trained()
+    whole_sites, reference = trained()
     sites, again = resumed(trained, tmp_path, 2)
-    assert_same(again, whole)
+    assert_same(again, reference)
     for a, b in zip(sites, whole_sites, strict=True):
         assert_same(a.private, b.private)
         assert_same(a.state().tensors, b.state().tensors)
@@ -508,7 +510,7 @@ def test_a_private_layer_is_not_pulled_back() -> None:
     )
     config = replace(config, decay="constant")
     site, model = Fit(1, config, private=HEAD), net()
-    found = run([site], config) | values(site.private)
+    trained_values = run([site], config) | values(site.private)
     start = [p.detach().clone() for p in model[0].parameters()]
     optimizer = torch.optim.Adam(
         model.parameters(), lr=config.learning_rate, fused=True
@@ -521,7 +523,7 @@ def test_a_private_layer_is_not_pulled_back() -> None:
         optimizer.step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(
-            found[name], parameter.detach(), rtol=1e-4, atol=1e-6
+            trained_values[name], parameter.detach(), rtol=1e-4, atol=1e-6
         )
 
 
@@ -532,11 +534,11 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> N
     config = replace(CONFIG, cycles=1, weight_decay=0.0, server=server)
     site = Fit(1, config, before=2, warm_up=HEAD, warm_up_rate=0.01)
     initial = values(dict(net().named_parameters()))
-    seen = [shared for _, shared in trained([site], config, warm_up=2)[2]]
-    assert len(seen) == 3
+    states = [shared for _, shared in trained([site], config, warm_up=2)[2]]
+    assert len(states) == 3
     for name in ("0.weight", "0.bias"):
-        assert torch.equal(seen[1][name], initial[name])
-        assert not torch.equal(seen[2][name], initial[name])
+        assert torch.equal(states[1][name], initial[name])
+        assert not torch.equal(states[2][name], initial[name])
     model = net()
     optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01, fused=True)
     for rows in (*site.batches(0), *site.batches(1)):
@@ -544,38 +546,47 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> N
         (model(site.x[rows]) - site.y[rows]).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(model[2].parameters(), 1.0)
         optimizer.step()
-    assert torch.equal(seen[1]["2.weight"], model[2].weight.detach())
+    assert torch.equal(states[1]["2.weight"], model[2].weight.detach())
 
 
 def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
     """All of them, or in the cycles of the warm-up its own: no request narrows them
     down."""
     site = Fit(1, CONFIG, before=1, warm_up=HEAD, warm_up_rate=0.01)
-    whole = values(dict(net().named_parameters()))
-    head = {name: whole[name] for name in HEAD}
-    for cycle, wrong in ((0, whole), (0, {"2.weight": whole["2.weight"]}), (1, head)):
+    parameters = values(dict(net().named_parameters()))
+    head = {name: parameters[name] for name in HEAD}
+    for cycle, wrong in (
+        (0, parameters),
+        (0, {"2.weight": parameters["2.weight"]}),
+        (1, head),
+    ):
         with pytest.raises(
             RefusedError, match=f"cycle {cycle} of the job trains other param"
         ):
             site.train(wrong, cycle=cycle)
     assert site.trainer.steps_taken == 0
     assert site.train(head, cycle=0).tensors.keys() == set(HEAD)
-    assert site.train(whole, cycle=1).tensors.keys() == whole.keys()
+    assert site.train(parameters, cycle=1).tensors.keys() == parameters.keys()
 
 
 def test_the_asked_cycle_is_kept() -> None:
     """It is the last that is run, and what a run of all cycles had then: rates are of
     all."""
-    found, runs = {}, {}
-    for kept in (0, 2, -1):
-        config = replace(CONFIG, cycles=4, keep_cycle=kept)
-        server, _, seen = trained([Fit(1, config)], config)
-        found[kept], runs[kept] = server.result, [shared for _, shared in seen]
-    assert {kept: len(run) for kept, run in runs.items()} == {0: 4, 2: 2, -1: 4}
-    assert_same(found[0], runs[0][-1])
-    assert_same(found[2], runs[0][1])
-    assert not torch.equal(found[2]["0.weight"], runs[0][0]["0.weight"])
-    assert_same(found[-1], max(seen, key=lambda each: each[0].metrics["held_out"])[1])
+    results, runs = {}, {}
+    for chosen in (0, 2, -1):
+        config = replace(CONFIG, cycles=4, keep_cycle=chosen)
+        server, _, observed = trained([Fit(1, config)], config)
+        results[chosen], runs[chosen] = (
+            server.result,
+            [shared for _, shared in observed],
+        )
+    assert {chosen: len(run) for chosen, run in runs.items()} == {0: 4, 2: 2, -1: 4}
+    assert_same(results[0], runs[0][-1])
+    assert_same(results[2], runs[0][1])
+    assert not torch.equal(results[2]["0.weight"], runs[0][0]["0.weight"])
+    assert_same(
+        results[-1], max(observed, key=lambda each: each[0].metrics["held_out"])[1]
+    )
 
 
 class Worsening(Fit):
@@ -595,9 +606,9 @@ def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
     """
     config = replace(CONFIG, cycles=2, keep_cycle=-1)
     warming = {"before": 2, "warm_up": HEAD, "warm_up_rate": 0.01}
-    server, _, seen = trained([Worsening(1, config, **warming)], config, warm_up=2)
-    assert len(seen) == 4
-    assert_same(server.result, seen[2][1])
+    server, _, observed = trained([Worsening(1, config, **warming)], config, warm_up=2)
+    assert len(observed) == 4
+    assert_same(server.result, observed[2][1])
     assert server.best.score == -2.0  # the loss of the third cycle
 
 
@@ -617,9 +628,9 @@ def test_the_best_cycle_is_kept_though_a_restart_came_before_any(
             0
         ]
 
-    whole, again = run_all(), resumed(run_all, tmp_path, kill=1)
-    assert again.best.score == whole.best.score == -2.0
-    assert_same(again.result, whole.result)
+    uninterrupted, again = run_all(), resumed(run_all, tmp_path, kill=1)
+    assert again.best.score == uninterrupted.best.score == -2.0
+    assert_same(again.result, uninterrupted.result)
 
 
 def test_a_cycle_is_the_best_against_all_before_it() -> None:
@@ -627,12 +638,12 @@ def test_a_cycle_is_the_best_against_all_before_it() -> None:
     not the third, which is only better than the one before it; equal ones stay behind
     the earlier."""
     config = replace(CONFIG, cycles=5, keep_cycle=-1)
-    acting = Server(config, {"w": torch.zeros(1)}, lambda told: dict(told), None)
-    kept = []
+    acting = Server(config, {"w": torch.zeros(1)}, lambda mean: dict(mean), None)
+    is_best = []
     for score in (3.0, 1.0, 2.0, 4.0, 4.0):
         acting.round += 1
-        kept.append(acting.judge(Total.of([Update({}, 1.0, {"held_out": score})])))
-    assert kept == [True, False, False, True, False]
+        is_best.append(acting.judge(Total.of([Update({}, 1.0, {"held_out": score})])))
+    assert is_best == [True, False, False, True, False]
 
 
 class Keeping(Worsening):
@@ -653,9 +664,9 @@ def test_private_layers_end_as_those_of_the_cycle_that_is_kept(
     """
     config = replace(CONFIG, cycles=4, keep_cycle=-1)
     after: list[dict[str, torch.Tensor]] = []
-    whole = Keeping(1, config, private=HEAD)
+    member = Keeping(1, config, private=HEAD)
     trained(
-        [whole], config, observer=lambda result: after.append(values(whole.private))
+        [member], config, observer=lambda result: after.append(values(member.private))
     )
 
     def run_all(**options: Any) -> Keeping:
@@ -671,8 +682,8 @@ def test_private_layers_end_as_those_of_the_cycle_that_is_kept(
 def test_bytes_that_are_saved() -> None:
     """On a wide map, so that heads of messages do not count."""
     sent = {}
-    for asked in ("none", "packed"):
-        config = replace(CONFIG, cycles=2, compression=asked)
+    for compression in ("none", "packed"):
+        config = replace(CONFIG, cycles=2, compression=compression)
         site = Fit(1, config)
         site.model = torch.nn.Sequential(
             torch.nn.Linear(5, 4000), torch.nn.Linear(4000, 3)
@@ -681,7 +692,7 @@ def test_bytes_that_are_saved() -> None:
         AveragingSite.__init__(site, "s1", config, parameters, weight=12, examples=12)
         engine = InProcess([site])
         run_cycles(engine, Server(config, parameters, judged, None))
-        sent[asked] = engine.bytes_up
+        sent[compression] = engine.bytes_up
     assert sent["none"] > 3.5 * sent["packed"]
 
 
@@ -709,8 +720,8 @@ def test_what_was_not_sent_goes_with_the_next_change() -> None:
         first[name] = value - steps[name] * (value / steps[name]).round()
     site.train(start, cycle=1)
     for name, value in site._change.items():
-        own = site.shared[name].detach() - start[name]
-        torch.testing.assert_close(value, own + first[name], rtol=0, atol=1e-7)
+        site_change = site.shared[name].detach() - start[name]
+        torch.testing.assert_close(value, site_change + first[name], rtol=0, atol=1e-7)
 
 
 def test_the_server_may_go_a_part_of_the_way() -> None:
@@ -725,12 +736,14 @@ def test_the_server_may_go_a_part_of_the_way() -> None:
 def test_cycles_are_judged_by_their_own_numbers() -> None:
     """A warm-up does not shift them; the last one is judged whatever the period."""
     judged_cycles = {}
-    for kept in (0, 3):
-        config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=kept)
+    for chosen in (0, 3):
+        config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=chosen)
         site = Fit(1, config, before=1, warm_up=HEAD, warm_up_rate=0.01)
         # counted from 0, the warm-up's first
-        seen = trained([site], config, warm_up=1)[2]
-        judged_cycles[kept] = [result.round for result, _ in seen if result.evaluated]
+        observed = trained([site], config, warm_up=1)[2]
+        judged_cycles[chosen] = [
+            result.round for result, _ in observed if result.evaluated
+        ]
     assert judged_cycles == {0: [0, 2, 4, 5], 3: [0, 2, 3]}
 
 
@@ -739,9 +752,9 @@ def test_a_rate_is_of_its_own_step() -> None:
     again."""
     weight = torch.zeros(1)
     adam, gradient = Adam({"w": weight}, 0.25), {"w": torch.ones(1)}
-    for rate, wanted in ((None, -0.25), (0.5, -0.75), (None, -1.0)):
+    for rate, expected in ((None, -0.25), (0.5, -0.75), (None, -1.0)):
         adam.step(gradient, rate=rate)
-        assert weight.item() == pytest.approx(wanted, abs=1e-6)
+        assert weight.item() == pytest.approx(expected, abs=1e-6)
 
 
 # mistakes
@@ -785,8 +798,8 @@ def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
 ) -> None:
     """Of a site of weight 12, of three at most."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
-    asked = site.train(values(dict(net().named_parameters())), cycle=0).tensors
-    code = step_sizes(asked)
+    squares = site.train(values(dict(net().named_parameters())), cycle=0).tensors
+    code = step_sizes(squares)
     with pytest.raises(RefusedError, match="received an impossible sum, of weight"):
         site.send(code, weight=weight, sites=sites)
     assert site.send(code, weight=36.0, sites=3).metrics == {"part": 1.0}
@@ -796,8 +809,8 @@ def test_a_sum_below_a_sites_own_weight_is_not_refused() -> None:
     """A refusal would tell the server the weight, number by number. Such a sum is the
     site's own weight, 12, and so its part is the number of sites."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
-    asked = site.train(values(dict(net().named_parameters())), cycle=0).tensors
-    sent = site.send(step_sizes(asked), weight=11.0, sites=2)
+    squares = site.train(values(dict(net().named_parameters())), cycle=0).tensors
+    sent = site.send(step_sizes(squares), weight=11.0, sites=2)
     assert sent.metrics == {"part": 2.0}
 
 
@@ -819,7 +832,7 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
     """Python's integers: nearest multiples of 4 rms / 12 of a change times its weight,
     of which the mean is 1, at most 12 times the weight; and of a sum nothing is lost.
     """
-    count, whole = len(weights), sum(weights)
+    count, total_weight = len(weights), sum(weights)
     sites = [change(seed) for seed in range(count)]
     means = Total.of(
         [Update(mean_squares(s), w) for s, w in zip(sites, weights, strict=True)]
@@ -827,8 +840,8 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
     code = step_sizes(means.mean())
     sent, levels = [], dict.fromkeys(code, 0)
     for site, weight in zip(sites, weights, strict=True):
-        part = count * weight / whole
-        words, left = encode(site, code, part, count)
+        part = count * weight / total_weight
+        words, remainder = encode(site, code, part, count)
         sent.append(Update(words, metrics={"part": part}))
         for name, value in site.items():
             assert words[name].dtype == torch.int64
@@ -836,76 +849,81 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(
             assert len(words[name]) < value.numel() / 3 + 1
             step = np.float32(code[name].item())
             rounded = np.round(np.float32(part) * value.numpy() / step)
-            own = np.clip(rounded, -math.ceil(12 * part), math.ceil(12 * part))
-            levels[name] = levels[name] + own.astype(np.int64)
-            back = torch.from_numpy(own * step / part).float()
-            torch.testing.assert_close(back + left[name], value, rtol=1e-5, atol=1e-6)
+            clipped = np.clip(rounded, -math.ceil(12 * part), math.ceil(12 * part))
+            levels[name] = levels[name] + clipped.astype(np.int64)
+            back = torch.from_numpy(clipped * step / part).float()
+            torch.testing.assert_close(
+                back + remainder[name], value, rtol=1e-5, atol=1e-6
+            )
     total = unpack_total(Total.of(sent), sites[0], count)
     assert total.weight == pytest.approx(count)
-    found = decode(total.mean(), code, sites[0])
-    for name, wanted in levels.items():
+    decoded = decode(total.mean(), code, sites[0])
+    for name, level in levels.items():
         rms = np.sqrt(
             sum(
                 w * np.mean(s[name].numpy() ** 2)
                 for s, w in zip(sites, weights, strict=True)
             )
-            / whole
+            / total_weight
         )
         assert code[name].item() == pytest.approx(4 * rms / 12, rel=1e-5)
-        np.testing.assert_array_equal(total.tensors[name].numpy(), wanted)
+        np.testing.assert_array_equal(total.tensors[name].numpy(), level)
         torch.testing.assert_close(
-            found[name], (torch.from_numpy(wanted) * code[name] / count).float()
+            decoded[name], (torch.from_numpy(level) * code[name] / count).float()
         )
 
 
 @pytest.mark.parametrize("sites", [1, 2, 5, 20, 1000])
 def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
     """All sites at the bound, of either sign, side by side."""
-    one = {"w": torch.tensor([1e9, -1e9, 0.0, 1e9, -1e9, -1e9, 1e9, 1e9])}
-    words, _ = encode(one, {"w": torch.tensor([1.0])}, 1.0, sites)
+    largest = {"w": torch.tensor([1e9, -1e9, 0.0, 1e9, -1e9, -1e9, 1e9, 1e9])}
+    words, _ = encode(largest, {"w": torch.tensor([1.0])}, 1.0, sites)
     total = Total.of([Update(words, metrics={"part": 1.0})] * sites)
-    found = unpack_total(total, one, sites).tensors["w"]
-    assert found.tolist() == [
-        12 * sites * math.copysign(1, v) * (v != 0) for v in one["w"].tolist()
+    decoded = unpack_total(total, largest, sites).tensors["w"]
+    assert decoded.tolist() == [
+        12 * sites * math.copysign(1, v) * (v != 0) for v in largest["w"].tolist()
     ]
 
 
 def test_digits_do_not_carry_where_weights_are_not_whole() -> None:
     """By hand: two sites of 5 and 195 notes are weighed by 0.05 and 1.95. A digit is at
     most 12 times that, rounded up, so 1 and 24: together more than 12 a site."""
-    one, code = {"w": torch.tensor([1e9, -1e9, 1e9, 1e9])}, {"w": torch.tensor([1.0])}
+    largest, code = (
+        {"w": torch.tensor([1e9, -1e9, 1e9, 1e9])},
+        {"w": torch.tensor([1.0])},
+    )
     parts = (0.05, 1.95)
-    sent = [Update(encode(one, code, p, 2)[0], metrics={"part": p}) for p in parts]
-    found = unpack_total(Total.of(sent), one, 2).tensors["w"]
-    assert found.tolist() == [25, -25, 25, 25]
+    sent = [Update(encode(largest, code, p, 2)[0], metrics={"part": p}) for p in parts]
+    decoded = unpack_total(Total.of(sent), largest, 2).tensors["w"]
+    assert decoded.tolist() == [25, -25, 25, 25]
 
 
 def test_a_site_without_weight_keeps_its_change() -> None:
     """It sends zeros, and all that it could not send is left for the next time."""
-    one = change(1)
-    code = step_sizes(mean_squares(one))
-    words, left = encode(one, code, 0.0, 3)
+    update = change(1)
+    code = step_sizes(mean_squares(update))
+    words, remainder = encode(update, code, 0.0, 3)
     assert not any(value.any() for value in words.values())
-    assert_same(left, one)
+    assert_same(remainder, update)
 
 
 def test_error_feedback_sends_everything_in_time() -> None:
     """A site that keeps changing by the same amount: what was sent tends to t times
     that."""
     constant = {name: value / value.std() for name, value in change(1).items()}
-    left = {name: torch.zeros_like(value) for name, value in constant.items()}
+    remainder = {name: torch.zeros_like(value) for name, value in constant.items()}
     total: dict[str, torch.Tensor] = {}
     for _ in range(60):
-        now = {n: v + left[n] for n, v in constant.items()}
+        now = {n: v + remainder[n] for n, v in constant.items()}
         steps = step_sizes(mean_squares(now))
-        sent, left = encode(now, steps)
+        sent, remainder = encode(now, steps)
         summed = Total.of([Update(sent, metrics={"part": 1.0})])
-        got = decode(unpack_total(summed, constant, 1).mean(), steps, constant)
-        total = {n: got[n] + total.get(n, 0) for n in got}
+        decoded = decode(unpack_total(summed, constant, 1).mean(), steps, constant)
+        total = {n: decoded[n] + total.get(n, 0) for n in decoded}
     for name, value in constant.items():
         torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
         torch.testing.assert_close(
-            total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3
+            total[name] + remainder[name], 60 * value, rtol=1e-4, atol=1e-3
         )
 
 
@@ -916,29 +934,29 @@ def test_a_small_site_is_late_by_as_much_as_the_page_says(
     """Each number changes by the root mean square. A step is a third of that, and half
     of one is sent: by hand, after 1 / (6 part) cycles. What was sent and what is left
     are the whole."""
-    moved, left, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
+    moved, backlog, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
     code = step_sizes({"w": moved.square().mean(0, keepdim=True)})
     first = 0
     for now in range(1, 40):
-        words, rest = encode({"w": moved + left}, code, part, 5)
+        words, remainder = encode({"w": moved + backlog}, code, part, 5)
         # of all five, only this one moves
         total = Total.of([Update(words, metrics={"part": 5.0})])
-        got = decode(
+        decoded = decode(
             unpack_total(total, {"w": moved}, 5).mean(),
             code,
             {"w": moved},
         )
-        left, sent = rest["w"], sent + got["w"] * 5 / part
-        first = first or now * bool(got["w"].any())
-        torch.testing.assert_close(sent + left, now * moved, rtol=1e-4, atol=1e-4)
+        backlog, sent = remainder["w"], sent + decoded["w"] * 5 / part
+        first = first or now * bool(decoded["w"].any())
+        torch.testing.assert_close(sent + backlog, now * moved, rtol=1e-4, atol=1e-4)
     assert first == cycle
-    assert float(left.abs().max()) <= 1 / (6 * part) * 1.0001
+    assert float(backlog.abs().max()) <= 1 / (6 * part) * 1.0001
 
 
 def test_step_sizes_that_no_sum_has_are_refused() -> None:
-    one = change(1)
+    model_change = change(1)
     steps = {"a": torch.tensor([0.1]), "b": torch.tensor([0.0])}
-    require_step_sizes(steps, one)
+    require_step_sizes(steps, model_change)
     wrong_steps = (
         torch.tensor([-0.1]),
         torch.tensor([torch.inf]),
@@ -950,7 +968,7 @@ def test_step_sizes_that_no_sum_has_are_refused() -> None:
     wrong = [steps | {"b": step} for step in wrong_steps]
     for code in (*wrong, {"a": steps["a"]}, steps | {"c": steps["a"]}):
         with pytest.raises(RefusedError, match="does not match this job"):
-            require_step_sizes(code, one)
+            require_step_sizes(code, model_change)
 
 
 @pytest.mark.parametrize("keep", [0, -1])

@@ -26,8 +26,8 @@ class Warned(ProgressListener):
 def test_a_thousand_sites_make_a_batch_of_64_a_thousand() -> None:
     """By hand: 64 / 1,000 rounds to 0, and a quarter of that, rounded up, is 1."""
     config = fedner.Config(batch_size=64, sites=1000)
-    (told,) = fedner.METHOD.list_size_warnings(config, [30] * 1000)
-    assert told.startswith(
+    (warning,) = fedner.METHOD.list_size_warnings(config, [30] * 1000)
+    assert warning.startswith(
         "batch_size = 64 becomes 1,000: each of the 1,000 sites adds at least 1 example"
     )
 
@@ -36,8 +36,8 @@ def test_a_least_share_is_named() -> None:
     """By hand: each of ten equal sites has 6.4 of 64, so 6, and the job wants 20 of
     each."""
     config = fedner.Config(batch_size=64, least_share=20, sites=10)
-    (told,) = fedner.METHOD.list_size_warnings(config, [100] * 10)
-    assert told.startswith(
+    (warning,) = fedner.METHOD.list_size_warnings(config, [100] * 10)
+    assert warning.startswith(
         "batch_size = 64 becomes 200: each of the 10 sites adds at least 20 exam"
     )
 
@@ -52,8 +52,8 @@ def test_rounding_is_not_warned_of() -> None:
 
 def test_only_a_shared_batch_of_averaging_grows() -> None:
     config = finetune.Config(batch="shared", batch_size=8, sites=100)
-    (told,) = averaging.size_warnings(config, [50] * 100)
-    assert told.startswith("batch_size = 8 becomes 100: each of the 100 sites")
+    (warning,) = averaging.size_warnings(config, [50] * 100)
+    assert warning.startswith("batch_size = 8 becomes 100: each of the 100 sites")
     assert averaging.size_warnings(replace(config, batch="each"), [50] * 100) == ()
 
 
@@ -63,13 +63,13 @@ def test_a_run_says_so_before_training_and_in_its_notes(tmp_path: Path) -> None:
         "conditions": ["federated"],
         "training": {"rounds": 1, "batch_size": 2},
     }
-    shown = Warned()
+    listener = Warned()
     job = parse_job(table, "tiny", tmp_path, "tiny.toml")
-    result = simulate(job, tmp_path / "run", listener=shown)
-    told = [
+    result = simulate(job, tmp_path / "run", listener=listener)
+    warnings = [
         text
-        for text in shown.texts
+        for text in listener.texts
         if text.startswith("batch_size = 2 becomes 3: each of")
     ]
-    assert len(told) == 1
-    assert told[0] in result.notes
+    assert len(warnings) == 1
+    assert warnings[0] in result.notes

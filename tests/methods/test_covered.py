@@ -24,10 +24,14 @@ def member(job: str, epochs: int, data: dict[str, dict[str, Any]]) -> Any:
     table["training"] = {**table.get("training", {}), "local_epochs": epochs}
     if table["method"] == "fedner":
         table["training"]["exchange"] = "weights"
-    table["sites"] = {name: dict(own) for name, own in data.items()}
-    made = parse_job({**table, "conditions": ["federated"]}, "job", Path(), "job.toml")
-    sites = load_sites(made).data
-    return made.module.make_site(sites[0], made.module.configure(made.config, sites))
+    table["sites"] = {name: dict(part_files) for name, part_files in data.items()}
+    parsed = parse_job(
+        {**table, "conditions": ["federated"]}, "job", Path(), "job.toml"
+    )
+    sites = load_sites(parsed).data
+    return parsed.module.make_site(
+        sites[0], parsed.module.configure(parsed.config, sites)
+    )
 
 
 def words_of(data: dict[str, dict[str, Any]]) -> list[str]:
@@ -42,21 +46,25 @@ def test_more_epochs_are_more_steps_over_the_same_words(
 ) -> None:
     data = corpus(tmp_path / "notes")
     words = len(words_of(data))
-    one, five = (member(job, epochs, data).covered("train") for epochs in (1, 5))
-    assert one["tokens"] == five["tokens"] == words
-    assert five["steps"] == 5 * one["steps"] > 0
+    single_epoch, five_epochs = (
+        member(job, epochs, data).covered("train") for epochs in (1, 5)
+    )
+    assert single_epoch["tokens"] == five_epochs["tokens"] == words
+    assert five_epochs["steps"] == 5 * single_epoch["steps"] > 0
 
 
 def test_sub_words_of_a_fine_tuned_encoder(bert: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     data = corpus(tmp_path / "notes")
     job = f'method = "finetune"\n[training]\nbatch_size = 8\n[model]\nencoder = "{bert}"\n{SITES}'
-    one, five = (member(job, epochs, data).covered("train") for epochs in (1, 5))
-    assert one["tokens"] == five["tokens"]
-    assert five["steps"] == 5 * one["steps"] > 0
+    single_epoch, five_epochs = (
+        member(job, epochs, data).covered("train") for epochs in (1, 5)
+    )
+    assert single_epoch["tokens"] == five_epochs["tokens"]
+    assert five_epochs["steps"] == 5 * single_epoch["steps"] > 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
     pieces = [
         tokenizer(word, add_special_tokens=False)["input_ids"]
         for word in words_of(data)
     ]
-    assert one["tokens"] == sum(map(len, pieces))
+    assert single_epoch["tokens"] == sum(map(len, pieces))

@@ -49,13 +49,17 @@ def complete() -> list[SiteData]:
 
 def test_rates_at_which_a_token_classifier_diverges_are_told_of() -> None:
     encoder = TokenClassifierConfig(encoder="nowhere")
-    for model, rate, told in ((encoder, 3e-3, 1), (encoder, 1e-3, 0), (MODEL, 3e-3, 0)):
-        made = distill.Config(model=model, learning_rate=rate)
-        assert len(distill.METHOD.list_warnings(made)) == told
+    for model, rate, count in (
+        (encoder, 3e-3, 1),
+        (encoder, 1e-3, 0),
+        (MODEL, 3e-3, 0),
+    ):
+        settings = distill.Config(model=model, learning_rate=rate)
+        assert len(distill.METHOD.list_warnings(settings)) == count
         assert (
-            not told
+            not count
             or "0.003: a token classifier diverges"
-            in distill.METHOD.list_warnings(made)[0]
+            in distill.METHOD.list_warnings(settings)[0]
         )
 
 
@@ -82,18 +86,18 @@ def plain_training(
     on; loss: of a mini-batch, of the losses of its sentences."""
     model = build_model(settings.model, settings.tags, settings.seed)
     load_into(model.trainable(), start)
-    read = corpus(model)
+    prepared = corpus(model)
     adam = torch.optim.Adam(
         list(model.trainable().values()), lr=settings.learning_rate, fused=True
     )
     step = 0
     for epoch in range(int(settings.local_epochs)):
         rng = rng_of(settings.seed, "order", data.id, round, epoch)
-        for batch in buckets(read.lengths, settings.batch_size, rng):
+        for batch in buckets(prepared.lengths, settings.batch_size, rng):
             torch.manual_seed(seed_of(settings.seed, "dropout", data.id, round, step))
             model.train()
             adam.zero_grad()
-            loss(model.losses(read, batch), batch).backward()
+            loss(model.losses(prepared, batch), batch).backward()
             adam.step()
             step += 1
     return values(model.trainable())
@@ -117,9 +121,9 @@ def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
     start = distill.initial(settings)
     trained = [local_training(site, settings, start) for site in complete]
     for name, value in shared(state).items():
-        own = [t[name].double().numpy() for t in trained]
+        site_values = [t[name].double().numpy() for t in trained]
         assert np.array_equal(
-            value.numpy(), (sum(own) / len(own)).astype(np.float32)
+            value.numpy(), (sum(site_values) / len(site_values)).astype(np.float32)
         ), name
 
 
@@ -144,9 +148,12 @@ def test_aggregation_by_size_weighs_by_sentences(complete) -> None:
     sizes = [member.num_examples for member in members]
     assert len(set(sizes)) > 1
     for name, value in shared(state).items():
-        own = np.stack([t[name].double().numpy() for t in trained])
+        site_values = np.stack([t[name].double().numpy() for t in trained])
         np.testing.assert_allclose(
-            value.numpy(), np.average(own, axis=0, weights=sizes), rtol=1e-6, atol=1e-7
+            value.numpy(),
+            np.average(site_values, axis=0, weights=sizes),
+            rtol=1e-6,
+            atol=1e-7,
         )
 
 
@@ -164,9 +171,10 @@ def test_one_site_federated_is_trained_alone_bitwise(complete) -> None:
 def test_a_complete_tag_set_leaves_nothing_to_distil(complete, unannotated) -> None:
     """[tagsets eq 5] T_k = T at every site: each way ends in plain federated averaging."""
     plain = config(complete, weighting=False, unannotated="outside")
-    other = config(complete, weighting=False, unannotated=unannotated)
+    plain_config = config(complete, weighting=False, unannotated=unannotated)
     assert_same(
-        federate(complete, other)[1].tensors, federate(complete, plain)[1].tensors
+        federate(complete, plain_config)[1].tensors,
+        federate(complete, plain)[1].tensors,
     )
 
 
@@ -191,8 +199,8 @@ class OnlySums:
         replies = {
             m.id: getattr(m, task)(tensors or {}, **options) for m in self.members
         }
-        kept = {name: r for name, r in replies.items() if name not in self.left_out}
-        total = replace(Total.of(kept.values()), included=tuple(kept))
+        counted = {name: r for name, r in replies.items() if name not in self.left_out}
+        total = replace(Total.of(counted.values()), included=tuple(counted))
         self.totals[task] = total
         return total
 
@@ -224,11 +232,11 @@ def plain_weights(members, settings, included) -> list[np.ndarray]:
     for member in members:
         corpus = member._begun[1]
         parameter = member.parameters[member.model.transfer]
-        own, total = [], 0.0
+        source_weights, total = [], 0.0
         member.model.eval()
         for i in range(corpus.sentences):
             losses = member.model.losses(corpus, [i])
-            for part, keep in ((losses.source, own), (losses.target, None)):
+            for part, keep in ((losses.source, source_weights), (losses.target, None)):
                 (g,) = torch.autograd.grad(
                     part.sum(), parameter, retain_graph=True, allow_unused=True,
                     materialize_grads=True,
@@ -237,7 +245,7 @@ def plain_weights(members, settings, included) -> list[np.ndarray]:
                     total = total + g.double().numpy().ravel()
                 else:
                     keep.append(g.double().numpy().ravel())
-        sources.append(np.stack(own))
+        sources.append(np.stack(source_weights))
         targets.append(total / corpus.sentences)
     weights = []
     for k, source in enumerate(sources):
@@ -299,19 +307,19 @@ def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
     settings, members, _ = weighed(sites)
     plain = [distill.Site(site, settings) for site in sites]
     start = distill.initial(settings)
-    for member, other in zip(members, plain, strict=True):
-        made = next_weights(member)
-        assert np.array_equal(member.state().tensors["weights"].numpy(), made)
-        other.begin(start, round=0)
+    for member, reference in zip(members, plain, strict=True):
+        weights = next_weights(member)
+        assert np.array_equal(member.state().tensors["weights"].numpy(), weights)
+        reference.begin(start, round=0)
         first = member.train({}, round=0)
-        assert_same(first.tensors, other.train({}, round=0).tensors)
-        assert np.array_equal(member.weights, made)
+        assert_same(first.tensors, reference.train({}, round=0).tensors)
+        assert np.array_equal(member.weights, weights)
         late = distill.Site(member.data, settings)
         late.restore(member.state())
-        for each in (member, late, other):
+        for each in (member, late, reference):
             each.begin(start, round=1)
-        other.weights = made
-        second = [each.train({}, round=1).tensors for each in (member, late, other)]
+        reference.weights = weights
+        second = [each.train({}, round=1).tensors for each in (member, late, reference)]
         assert_same(second[0], second[1])
         assert_same(second[0], second[2])
         assert not torch.equal(
@@ -321,14 +329,14 @@ def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
 
 def test_weights_of_a_round_that_a_site_did_not_train_in_are_not_lost(sites) -> None:
     settings, members, federation = weighed(sites)
-    made, member = next_weights(members[0]), members[0]
+    weights, member = next_weights(members[0]), members[0]
     # the same round again: nothing is due yet
     member.begin(distill.initial(settings), round=0)
     assert (member.weights == 1).all()
     distill._update_weights(federation, federation.totals["begin"], 0)
     members[1].begin(distill.initial(settings), round=1)
     assert not (members[1].weights == 1).all()
-    assert made.shape == member.weights.shape
+    assert weights.shape == member.weights.shape
 
 
 def test_two_contributors_are_refused_on_both_sides(sites) -> None:
@@ -356,8 +364,8 @@ def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None
     """One site annotates all types: of the two others each would receive the other's
     vector. And weights rest until a round distils."""
     mixed = [replace(complete[0], id="all"), *sites[1:]]
-    for own, changes, contributing in ((mixed, {}, 2), (sites, {"warmup": 1}, 0)):
-        _, members, federation = weighed(own, **changes)
+    for job_sites, changes, contributing in ((mixed, {}, 2), (sites, {"warmup": 1}, 0)):
+        _, members, federation = weighed(job_sites, **changes)
         assert federation.totals["begin"].metrics["contributing"] == contributing
         assert "update_weights" not in federation.totals
         assert all(member._next is None for member in members)
@@ -373,14 +381,14 @@ def test_a_site_of_one_sentence_has_a_target_gradient_by_secret_draws_too(
     assert member.covered("begin")["batch"] == member._draw_counted(0).sum() == 23
     note = Document("1", "Aspirin helps", (Span(0, 7, "Drug"),))
     small, settings = replace(sites[0], train=(note,)), config(sites, model=NO_DROPOUT)
-    found = []
+    gradients = []
     for draws in (Draws.of_secret(bytes(32)), Draws(3)):
         member = distill.Site(small, settings, draws=draws)
         assert member.num_examples == 1
         update = member.begin(distill.initial(settings), round=0)
-        found.append(update.tensors["target_gradient"])
-    assert found[0].isfinite().all()
-    assert torch.equal(*found)
+        gradients.append(update.tensors["target_gradient"])
+    assert gradients[0].isfinite().all()
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize(
@@ -394,18 +402,24 @@ def test_a_part_of_an_epoch_is_so_many_of_its_batches(
     member = distill.Site(sites[0], settings)
     assert member.num_examples == 45
     lengths = member.train_set.lengths
-    found = list(member._batches(member.train_set, 3))
+    batches_drawn = list(member._batches(member.train_set, 3))
     orders = [
         buckets(lengths, 8, rng_of(settings.seed, "order", member.id, 3, epoch))
         for epoch in (0, 1)
     ]
-    wanted = [*orders[0], *orders[1]][:batches]
-    assert len(found) == len(wanted) == batches
-    assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
-    told = member.covered("train")
-    assert told["steps"] == batches
+    expected = [*orders[0], *orders[1]][:batches]
+    assert len(batches_drawn) == len(expected) == batches
+    assert all(
+        np.array_equal(a, b) for a, b in zip(batches_drawn, expected, strict=True)
+    )
+    covered = member.covered("train")
+    assert covered["steps"] == batches
     least = np.sort(lengths)[: 45 - 8 * max(0, 6 - batches)].sum()
-    assert told["tokens"] == least <= lengths[np.unique(np.concatenate(found))].sum()
+    assert (
+        covered["tokens"]
+        == least
+        <= lengths[np.unique(np.concatenate(batches_drawn))].sum()
+    )
     member.begin(distill.initial(settings), round=0)
     metrics = member.train({}, round=0).metrics
     # the loss is the mean over what was seen, times these
@@ -449,8 +463,8 @@ def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(
             ).mean()
             return mean + losses.target.mean() if round else mean
 
-        wanted = plain_training(data, settings, start, round, completed, loss)
-        assert_same(update.tensors, wanted)
+        expected = plain_training(data, settings, start, round, completed, loss)
+        assert_same(update.tensors, expected)
 
 
 def test_test_types_are_scored_where_they_are_given(sites, complete) -> None:
@@ -487,8 +501,8 @@ def foreign(gold: Document, guess: Document, known: set[str]) -> list[Span]:
 def test_the_sum_instead_of_the_mean_is_the_mean_times_the_sentences(sites) -> None:
     """[tagsets alg 2] sums over i where Eq. 7 takes the mean."""
     members, others = begun(sites)[1], begun(sites, target_gradient="sum")[1]
-    for member, other in zip(members, others, strict=True):
-        mean, total = (m._sent.tensors["target_gradient"] for m in (member, other))
+    for member, summed in zip(members, others, strict=True):
+        mean, total = (m._sent.tensors["target_gradient"] for m in (member, summed))
         torch.testing.assert_close(total, mean * member.num_examples)
 
 
@@ -516,21 +530,21 @@ def test_figure_2() -> None:
         word: (text.index(word), text.index(word) + len(word))
         for word in text[:-1].split()
     }
-    own = Document("1", text, (Span(*at["akathisia"], "ADE"),))
+    gold = Document("1", text, (Span(*at["akathisia"], "ADE"),))
     guess = (
         Span(*at["Clozapine"], "Drug"),
         Span(*at["children"], "ADE"),  # of a type that the platform annotates itself
         Span(*at["schizophrenia"], "Disease"),
     )
-    made = pseudo_complete(own, replace(own, spans=guess), {"ADE"})
-    assert made.spans == (guess[0], own.spans[0], guess[2])
+    completed = pseudo_complete(gold, replace(gold, spans=guess), {"ADE"})
+    assert completed.spans == (guess[0], gold.spans[0], guess[2])
 
 
 def test_gold_wins_where_spans_overlap() -> None:
     gold = Document("1", "aspirin induced asthma", (Span(0, 15, "ADE"),))
     guess = (Span(0, 7, "Drug"), Span(16, 22, "Disease"))
-    made = pseudo_complete(gold, replace(gold, spans=guess), {"ADE"})
-    assert made.spans == (Span(0, 15, "ADE"), Span(16, 22, "Disease"))
+    completed = pseudo_complete(gold, replace(gold, spans=guess), {"ADE"})
+    assert completed.spans == (Span(0, 15, "ADE"), Span(16, 22, "Disease"))
 
 
 def test_mentions_side_by_side_do_not_overlap() -> None:
@@ -538,8 +552,8 @@ def test_mentions_side_by_side_do_not_overlap() -> None:
     it ends too; one character more, and the gold one wins."""
     gold = Document("1", "abcdefgh", (Span(2, 5, "ADE"),))
     beside = (Span(0, 2, "Drug"), Span(5, 8, "Drug"))
-    made = pseudo_complete(gold, replace(gold, spans=beside), {"ADE"})
-    assert made.spans == (beside[0], gold.spans[0], beside[1])
+    completed = pseudo_complete(gold, replace(gold, spans=beside), {"ADE"})
+    assert completed.spans == (beside[0], gold.spans[0], beside[1])
     over = (Span(0, 3, "Drug"), Span(4, 8, "Drug"))
     assert pseudo_complete(gold, replace(gold, spans=over), {"ADE"}).spans == gold.spans
 
@@ -555,8 +569,10 @@ def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
         member = distill.Site(data, settings)
         member.begin(start, round=0)
         guesses = model.predict(model.prepare(data.train))
-        pairs, own = zip(data.train, guesses, strict=True), set(data.tags.types)
-        assert member.pseudo == sum(len(foreign(*pair, own)) for pair in pairs) > 0
+        pairs, own_types = zip(data.train, guesses, strict=True), set(data.tags.types)
+        assert (
+            member.pseudo == sum(len(foreign(*pair, own_types)) for pair in pairs) > 0
+        )
 
 
 def test_the_distribution_of_weights_is_written_at_the_site(
@@ -581,13 +597,15 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
     """By F1 on the validation data, against the highest of the committed rounds."""
     settings = config(sites, rounds=8, weighting=False, select="best", **QUICK)
     members = [distill.Site(site, settings) for site in sites]
-    seen: list[tuple[float, int]] = []
+    judged: list[tuple[float, int]] = []
     engine = InProcess(
         members,
-        observer=lambda result: seen.append((result.metrics["valid_f1"], result.round)),
+        observer=lambda result: judged.append(
+            (result.metrics["valid_f1"], result.round)
+        ),
     )
     state = distill.train(engine, settings)
-    best_f1, best_round = max(seen)
+    best_f1, best_round = max(judged)
     assert state.facts["best"] == best_f1 > 0
     short = config(sites, rounds=best_round + 1, weighting=False, **QUICK)
     _, again = federate(sites, short)
@@ -599,11 +617,11 @@ class Scripted(distill.Site):
     """A site whose validation counts are given: so many of ten mentions are found, by
     round."""
 
-    found: ClassVar[tuple[int, ...]] = (2, 9, 9, 5)
+    true_positives: ClassVar[tuple[int, ...]] = (2, 9, 9, 5)
 
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
         load_into(self.parameters, tensors)
-        right = TypeCounts(gold=10, predicted=10, strict=self.found[round])
+        right = TypeCounts(gold=10, predicted=10, strict=self.true_positives[round])
         return Update(metrics=SpanCounts({"Drug": right}).to_metrics())
 
 
@@ -621,14 +639,14 @@ def test_sites_and_the_job_end_with_the_selected_model(
     state = distill.train(InProcess(members), settings)
 
     _, plain = federate(sites, config(sites, rounds=rounds, weighting=False, **QUICK))
-    wanted = shared(plain)
+    selected = shared(plain)
     for member in members:
-        assert_same(values(member.model.trainable()), wanted)
+        assert_same(values(member.model.trainable()), selected)
         assert_same(
-            values(load_model(tmp_path / member.id / "model").trainable()), wanted
+            values(load_model(tmp_path / member.id / "model").trainable()), selected
         )
     distill.METHOD.save_model(settings, state, tmp_path / "job")
-    assert_same(values(load_model(tmp_path / "job").trainable()), wanted)
+    assert_same(values(load_model(tmp_path / "job").trainable()), selected)
 
 
 def test_rounds_are_judged_at_their_period_and_at_the_end(sites) -> None:
@@ -642,16 +660,16 @@ def test_rounds_are_judged_at_their_period_and_at_the_end(sites) -> None:
             judged.append(round)
             return super().evaluate(tensors, round=round)
 
-    seen = []
+    evaluations = []
     engine = InProcess(
         [Noting(site, settings) for site in sites],
-        observer=lambda result: seen.append(
+        observer=lambda result: evaluations.append(
             (result.evaluated, "valid_f1" in result.metrics)
         ),
     )
     distill.train(engine, settings)
     assert judged == [1] * 3 + [3] * 3 + [4] * 3
-    assert seen == [(n in (1, 3, 4), n in (1, 3, 4)) for n in range(5)]
+    assert evaluations == [(n in (1, 3, 4), n in (1, 3, 4)) for n in range(5)]
 
 
 def test_a_restored_site_has_the_state_that_was_kept(sites) -> None:
@@ -662,14 +680,14 @@ def test_a_restored_site_has_the_state_that_was_kept(sites) -> None:
     for trained in (False, True):
         if trained:
             member.train({}, round=0)
-        kept = member.state()
-        assert not np.all(kept.tensors["weights"].numpy() == 1)
+        saved = member.state()
+        assert not np.all(saved.tensors["weights"].numpy() == 1)
         again = distill.Site(sites[0], member.config)
-        again.restore(kept)
-        found = again.state()
-        assert_same(found.tensors, kept.tensors)
-        assert (found.round, found.facts) == (kept.round, kept.facts)
-        assert (found.round, len(found.facts["history"])) == (int(trained), 1)
+        again.restore(saved)
+        restored = again.state()
+        assert_same(restored.tensors, saved.tensors)
+        assert (restored.round, restored.facts) == (saved.round, saved.facts)
+        assert (restored.round, len(restored.facts["history"])) == (int(trained), 1)
 
 
 def test_the_global_model_predicts_types_that_a_site_never_annotated(
@@ -701,9 +719,9 @@ def test_clipping_and_normalising_are_switches(sites) -> None:
         sites[0], config(sites, clip_weights=True, normalise_weights=True)
     )
     member.weights = np.linspace(-1, 1, member.num_examples)
-    made = member._effective_weights()
+    weights = member._effective_weights()
     expected = np.maximum(np.linspace(-1, 1, member.num_examples), 0)
-    np.testing.assert_allclose(made, expected / expected.mean())
+    np.testing.assert_allclose(weights, expected / expected.mean())
     member.weights[:] = 0.0
     # by hand: one positive weight, so it counts n times
     member.weights[:3] = (-0.3, -0.1, 0.1)
@@ -721,15 +739,15 @@ def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
     """The job names every type's words; a model refuses those of a type that it does
     not have."""
     words = {label: label.lower() for label in config(sites).tags.types}
-    whole = replace(config(sites), model=PromptBartConfig(label_words=words))
-    for site, own in zip(
-        sites, distill.METHOD.configure_alone(whole, sites), strict=True
+    settings = replace(config(sites), model=PromptBartConfig(label_words=words))
+    for site, site_config in zip(
+        sites, distill.METHOD.configure_alone(settings, sites), strict=True
     ):
-        assert isinstance(own.model, PromptBartConfig)
-        assert own.model.label_words == {
+        assert isinstance(site_config.model, PromptBartConfig)
+        assert site_config.model.label_words == {
             label: label.lower() for label in site.tags.types
         }
-        assert len(own.model.label_words) < len(words)
+        assert len(site_config.model.label_words) < len(words)
 
 
 def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
@@ -748,8 +766,10 @@ def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
     start = distill.initial(plain)
     trained = [local_training(site, plain, start) for site in members]
     for name, value in shared(state).items():
-        own = np.stack([t[name].double().numpy() for t in trained])
-        np.testing.assert_allclose(value.numpy(), own.mean(0), rtol=1e-6, atol=1e-7)
+        site_values = np.stack([t[name].double().numpy() for t in trained])
+        np.testing.assert_allclose(
+            value.numpy(), site_values.mean(0), rtol=1e-6, atol=1e-7
+        )
     assert any(not torch.equal(start[name], trained[0][name]) for name in start)
 
 
@@ -779,5 +799,5 @@ def test_an_update_minus_its_contribution_leaves_the_others() -> None:
     """Bitwise for integers that float64 holds; the identity that Eq. 11 rests on."""
     a = Update({"g": torch.tensor([1.5, -2.0])}, 3)
     b = Update({"g": torch.tensor([0.25, 8.0])}, 2)
-    rest = Total.of((a, b)).tensors["g"] - contribution(a)["g"]
-    assert torch.equal(rest, torch.tensor([0.5, 16.0], dtype=torch.float64))
+    others = Total.of((a, b)).tensors["g"] - contribution(a)["g"]
+    assert torch.equal(others, torch.tensor([0.5, 16.0], dtype=torch.float64))

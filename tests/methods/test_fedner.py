@@ -97,12 +97,20 @@ def plain_loop(
 
 
 def strict_f1(gold, predicted, tags) -> float:
-    right = wanted = found = 0
+    right = gold_count = predicted_count = 0
     for g, p in zip(gold, predicted, strict=True):
         a = {(s.start, s.end, s.label) for s in g.spans}
         b = {(s.start, s.end, s.label) for s in p.spans}
-        right, wanted, found = right + len(a & b), wanted + len(a), found + len(b)
-    return 2 * right / (wanted + found) if wanted + found else 0.0
+        right, gold_count, predicted_count = (
+            right + len(a & b),
+            gold_count + len(a),
+            predicted_count + len(b),
+        )
+    return (
+        2 * right / (gold_count + predicted_count)
+        if gold_count + predicted_count
+        else 0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,10 +164,10 @@ def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
             buckets(lengths[i], 4, rng_of(settings.seed, "order", half.id, epoch))
             for i, half in enumerate(halves)
         ]
-        for left, right in zip(*orders, strict=True):
+        for first_order, second_batch in zip(*orders, strict=True):
             adam.zero_grad()
             tagger.loss(
-                union, np.concatenate([left, right + len(lengths[0])])
+                union, np.concatenate([first_order, second_batch + len(lengths[0])])
             ).backward()
             adam.step()
     expected = {name: value.detach() for name, value in tagger.trainable().items()}
@@ -186,19 +194,19 @@ def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
             for y in product(range(3), repeat=length):
                 if any(t == 2 and (i == 0 or y[i - 1] == 0) for i, t in enumerate(y)):
                     continue  # I without B
-                written = prepared.encoded.tags.copy()
-                written[part] = y
-                other = replace(
-                    prepared, encoded=replace(prepared.encoded, tags=written)
+                candidate_tags = prepared.encoded.tags.copy()
+                candidate_tags[part] = y
+                retagged = replace(
+                    prepared, encoded=replace(prepared.encoded, tags=candidate_tags)
                 )
-                likelihood[y] = np.exp(-float(tagger.loss(other, [sentence])))
+                likelihood[y] = np.exp(-float(tagger.loss(retagged, [sentence])))
             assert sum(likelihood.values()) == pytest.approx(1, abs=1e-5)
             losses.append(-np.log(likelihood[gold]))
         assert float(tagger.loss(prepared, [0, 1])) == pytest.approx(
             np.mean(losses), rel=1e-5
         )
-        whole = 2 * float(tagger.loss(prepared, [0, 1]))
-        assert whole == pytest.approx(np.sum(losses), rel=1e-5)
+        summed = 2 * float(tagger.loss(prepared, [0, 1]))
+        assert summed == pytest.approx(np.sum(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("left_over", [0, 1, 11])
@@ -293,10 +301,14 @@ def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
             state.tensors[f"shared.{name}"], parameter.detach(), rtol=1e-5, atol=1e-6
         )
     for member, (tagger, _) in zip(members, plain, strict=True):
-        own = {n: p for n, p in tagger.trainable().items() if n in member.private}
-        assert {name.split(".")[0] for name in own} == {"lstm", "crf"}
-        torch.optim.Adam(own.values(), lr=settings.learning_rate, fused=True).step()
-        assert_same(values(member.private), own)
+        private_layers = {
+            n: p for n, p in tagger.trainable().items() if n in member.private
+        }
+        assert {name.split(".")[0] for name in private_layers} == {"lstm", "crf"}
+        torch.optim.Adam(
+            private_layers.values(), lr=settings.learning_rate, fused=True
+        ).step()
+        assert_same(values(member.private), private_layers)
 
 
 def test_eq_2_weighs_weights_by_sentences(sites) -> None:
@@ -311,20 +323,20 @@ def test_eq_2_weighs_weights_by_sentences(sites) -> None:
         observer=lambda result: losses.append(result.metrics["loss"]),
     )
     state = fedner.train(engine, settings)
-    apart, own = [], []
+    apart, step_losses = [], []
     for data, share in zip(platforms, (8, 5, 3), strict=True):
         # Nothing to judge by: the loop keeps its last tagger.
         alone = replace(settings, tags=data.tags, epochs=1, batch_size=share)
-        apart.append(plain_loop(data, alone, losses=own))
-    means = [np.mean(own[low:high]) for low, high in ((0, 3), (3, 6), (6, 9))]
+        apart.append(plain_loop(data, alone, losses=step_losses))
+    means = [np.mean(step_losses[low:high]) for low, high in ((0, 3), (3, 6), (6, 9))]
     assert losses == [pytest.approx(np.average(means, weights=(24, 15, 9)), rel=1e-6)]
     for name in apart[0]:
         if name.split(".")[0] in ("lstm", "crf"):
             continue
         each = [tagger[name].double().numpy() for tagger in apart]
-        wanted = np.average(each, axis=0, weights=(24, 15, 9))
+        expected = np.average(each, axis=0, weights=(24, 15, 9))
         np.testing.assert_allclose(
-            state.tensors[f"shared.{name}"], wanted, rtol=1e-6, atol=1e-7
+            state.tensors[f"shared.{name}"], expected, rtol=1e-6, atol=1e-7
         )
 
 
@@ -337,10 +349,10 @@ def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
     settings = replace(
         config(platforms, batch_size=16, least_share=1, select="last"), sites=3
     )
-    own = fedner.METHOD.configure_alone(settings, platforms)
+    site_configs = fedner.METHOD.configure_alone(settings, platforms)
     shares = agreed_by_hand([24, 15, 9], 16)
-    assert [each.batch_size for each in own] == shares == [8, 5, 3]
-    for data, part, share in zip(platforms, own, shares, strict=True):
+    assert [each.batch_size for each in site_configs] == shares == [8, 5, 3]
+    for data, part, share in zip(platforms, site_configs, shares, strict=True):
         (member,), _ = federate([data], replace(part, tags=data.tags))
         # epochs, mini-batches of each
         assert (member.share, member.steps) == (share, 2 * 3)
@@ -371,12 +383,12 @@ def test_pooled_heads_train_as_long_as_a_federation_that_exchanges_weights(
     plain = config(platforms, select="last", personal_epochs=2)
     settings = replace(plain, exchange="weights", **changes)
     together, pooled = fedner.METHOD.configure_pooled(settings, platforms, None)
-    wanted = replace(plain, private=("crf",), personal_epochs=0, epochs=epochs)
+    equivalent = replace(plain, private=("crf",), personal_epochs=0, epochs=epochs)
     members, state = federate(together, pooled)
-    expected, ended = federate(platforms, wanted)
+    expected, ended = federate(platforms, equivalent)
     assert_same(state.tensors, ended.tensors)
-    for left, right in zip(members, expected, strict=True):
-        assert_same(weights(left), weights(right))
+    for pooled_member, expected_member in zip(members, expected, strict=True):
+        assert_same(weights(pooled_member), weights(expected_member))
 
     apart, _ = federate(platforms, settings)
     for member in apart:  # two personal epochs come after the federation
@@ -419,8 +431,8 @@ def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
     all."""
     settings = config(sites, epochs=1)
     members, state = federate(sites, settings)
-    own = {member.model.crf.project.weight.shape for member in members}
-    assert len(own) == len({len(site.tags.types) for site in sites})
+    shapes = {member.model.crf.project.weight.shape for member in members}
+    assert len(shapes) == len({len(site.tags.types) for site in sites})
     assert all(name.startswith(("shared.", "adam.")) for name in state.tensors)
     server = {
         n.removeprefix("shared."): v
@@ -441,8 +453,8 @@ def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
 def test_mixed_schemes_train_together(sites) -> None:
     """BIO at one platform, BIOES at another: only the private CRF differs. What a
     tagger that says a lot finds in their test data is counted by hand."""
-    other = replace(sites[1], tags=TagSet(sites[1].tags.types, "BIOES"))
-    members, _ = federate([sites[0], other], config(sites[:2], epochs=1))
+    relabelled = replace(sites[1], tags=TagSet(sites[1].tags.types, "BIOES"))
+    members, _ = federate([sites[0], relabelled], config(sites[:2], epochs=1))
     types = [len(site.tags.types) for site in sites[:2]]
     rows = [len(member.model.crf.project.weight) for member in members]
     assert rows == [1 + 2 * types[0], 1 + 4 * types[1]]
@@ -454,14 +466,16 @@ def test_mixed_schemes_train_together(sites) -> None:
             )
         predicted = member.model.predict(member.data.test)
         counts = member.counts("test").scores()["strict"]
-        gold, found = (
+        gold, predicted_mentions = (
             {(d.id, s) for d in part for s in d.spans}
             for part in (member.data.test, predicted)
         )
-        both = gold & found
-        assert len(both) > 0
-        assert counts["precision"] == pytest.approx(len(both) / len(found), rel=1e-9)
-        assert counts["recall"] == pytest.approx(len(both) / len(gold), rel=1e-9)
+        correct = gold & predicted_mentions
+        assert len(correct) > 0
+        assert counts["precision"] == pytest.approx(
+            len(correct) / len(predicted_mentions), rel=1e-9
+        )
+        assert counts["recall"] == pytest.approx(len(correct) / len(gold), rel=1e-9)
 
 
 class SizeOnly(fedner.Site):
@@ -546,10 +560,10 @@ def test_nor_does_the_end_of_an_epoch(size: int) -> None:
 LARGE = replace(MODEL, hashed_words=2048)  # a table that travels by rows
 
 
-def judge(server: fedner.Server, found: int) -> None:
+def judge(server: fedner.Server, true_positives: int) -> None:
     """Tell a server that so many of ten validation mentions are found."""
     counts = {
-        "strict/Drug/tp": found,
+        "strict/Drug/tp": true_positives,
         "support/Drug/gold": 10,
         "support/Drug/predicted": 10,
     }
@@ -570,8 +584,8 @@ def test_training_stops_when_validation_stops_improving(
     more."""
     server = fedner.Server(config(sites, patience=patience), None)
     history = []
-    for found in right:
-        judge(server, found)
+    for true_positives in right:
+        judge(server, true_positives)
         history.append(server.is_converged)
     assert history == stops
 
@@ -594,16 +608,18 @@ def test_epochs_are_judged_at_their_period_and_at_the_end(sites) -> None:
     """Of five epochs with `evaluate_every = 2`: after the second, the fourth and the
     last one."""
     settings = config(sites, epochs=5, evaluate_every=2, select="last")
-    seen = []
-    _, state = federate(sites, settings, observer=seen.append)
+    epoch_results = []
+    _, state = federate(sites, settings, observer=epoch_results.append)
     epoch, left_over = divmod(state.round, 5)
     assert left_over == 0
     assert epoch > 1
-    wanted = [2 * epoch, 4 * epoch, 5 * epoch]
-    assert [result.round + 1 for result in seen if result.evaluated] == wanted
+    expected = [2 * epoch, 4 * epoch, 5 * epoch]
     assert [
-        result.round + 1 for result in seen if "valid_f1" in result.metrics
-    ] == wanted
+        result.round + 1 for result in epoch_results if result.evaluated
+    ] == expected
+    assert [
+        result.round + 1 for result in epoch_results if "valid_f1" in result.metrics
+    ] == expected
 
 
 def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) -> None:
@@ -611,17 +627,24 @@ def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) 
     first and no later one is better than all before; the third only finds more by half.
     """
     gold = Document("1", "a b c d e f", (Span(0, 3, "Drug"), Span(4, 7, "Drug")))
-    exact, half, other = gold.spans[0], Span(4, 5, "Drug"), Span(0, 1, "Drug")
+    exact, half, wrong_span = gold.spans[0], Span(4, 5, "Drug"), Span(0, 1, "Drug")
     member = fedner.Site(sites[0], config(sites[:1]))
     member.data = replace(member.data, valid=(gold,))
-    kept = []
-    for found in ((exact, Span(8, 9, "Drug")), (other, half), (exact, half), (half,)):
-        said = (replace(gold, spans=found),)
-        monkeypatch.setattr(member.model, "predict", lambda _, said=said: said)
+    is_best = []
+    for spans in (
+        (exact, Span(8, 9, "Drug")),
+        (wrong_span, half),
+        (exact, half),
+        (half,),
+    ):
+        prediction = (replace(gold, spans=spans),)
+        monkeypatch.setattr(
+            member.model, "predict", lambda _, prediction=prediction: prediction
+        )
         member.best.tensors = {}
         member._judge()
-        kept.append(bool(member.best.tensors))
-    assert kept == [True, False, False, False]
+        is_best.append(bool(member.best.tensors))
+    assert is_best == [True, False, False, False]
 
 
 def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
@@ -629,11 +652,11 @@ def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
     bare = tuple(replace(d, spans=()) for d in sites[0].valid[:3])
     data = replace(sites[0], valid=bare)
     member, _ = federate([data], config(sites[:1], epochs=3))
-    other, _ = federate([data], config(sites[:1], epochs=2))
+    last_members, _ = federate([data], config(sites[:1], epochs=2))
     assert_same(weights(member[0]), plain_loop(data, config(sites[:1], epochs=3)))
     assert not torch.equal(
         weights(member[0])["crf.project.weight"],
-        weights(other[0])["crf.project.weight"],
+        weights(last_members[0])["crf.project.weight"],
     )
 
 
@@ -646,19 +669,19 @@ def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
     (bare,), again = federate([replace(sites[0], valid=())], last)
     f1 = iter([9, 8, 7, 6, 9, 8, 7, 6])  # of three epochs and the test data
 
-    def counts(self, part, seen=()) -> SpanCounts:
-        told = {
+    def counts(self, part, _documents=()) -> SpanCounts:
+        metrics = {
             "strict/Drug/tp": next(f1),
             "support/Drug/gold": 10,
             "support/Drug/predicted": 10,
         }
-        return SpanCounts.from_metrics(told)
+        return SpanCounts.from_metrics(metrics)
 
     monkeypatch.setattr(fedner.Site, "counts", counts)
     (member,), state = federate(sites[:1], last)
-    whole = plain_loop(sites[0], last, keep_best=False)
-    assert_same(weights(member), whole)
-    assert_same(weights(bare), whole)
+    reference = plain_loop(sites[0], last, keep_best=False)
+    assert_same(weights(member), reference)
+    assert_same(weights(bare), reference)
     (best,), fewer = federate(sites[:1], replace(last, select="best"))
     assert_same(weights(best), plain_loop(sites[0], replace(last, epochs=1)))
     assert 3 * fewer.round == 2 * state.round == 2 * again.round
@@ -670,14 +693,14 @@ def test_personal_epochs_go_on_from_the_best_tagger(sites) -> None:
     """
     data, settings = sites[0], config(sites[:1], personal_epochs=2)
     member = fedner.Site(data, settings)
-    kept = build_tagger(MODEL, data.tags, seed=77)
-    member.best.tensors = values(kept.trainable())
+    best_tagger = build_tagger(MODEL, data.tags, seed=77)
+    member.best.tensors = values(best_tagger.trainable())
     bare = tuple(replace(d, spans=()) for d in data.valid)
     member.data = replace(data, valid=bare)  # F1 is 0: the later one is kept
     member.finish(values(member.shared))
-    for _ in plain_epochs(data, settings, kept, []):
+    for _ in plain_epochs(data, settings, best_tagger, []):
         pass
-    assert_same(weights(member), values(kept.trainable()))
+    assert_same(weights(member), values(best_tagger.trainable()))
 
 
 def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
@@ -691,8 +714,8 @@ def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
         fedner.train(InProcess([member]), settings)
     with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
         config(sites, private=("lstn",))
-    told = explained(caught.value, member.id)  # a server could make one word fail
-    assert told.startswith(
+    message = explained(caught.value, member.id)  # a server could make one word fail
+    assert message.startswith(
         f"site {member.id!r}: the loss is not finite: lower learning_rate"
     )
 
@@ -723,9 +746,9 @@ def test_a_run_has_the_bits_of_whole_tables(
     assert plain[0].tables == ()
     assert_same(state.tensors, expected.tensors)
     assert state.facts == expected.facts
-    for one, other in zip(by_rows, plain, strict=True):
-        assert_same(one.model.trainable(), other.model.trainable())
-        assert one.scores == other.scores
+    for sparse_member, dense_member in zip(by_rows, plain, strict=True):
+        assert_same(sparse_member.model.trainable(), dense_member.model.trainable())
+        assert sparse_member.scores == dense_member.scores
 
 
 class Lossy:
@@ -738,11 +761,11 @@ class Lossy:
         lost: Mapping[tuple[str, int], tuple[int, ...]],
     ):
         self.members, self.lost = members, lost
-        self.asked: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
         self.sent: list[tuple[str, int, int]] = []  # task, bytes there, bytes back
 
     def sum(self, task: str, tensors: Any = None, /, **options: Any) -> Total:
-        number = self.asked[task] = self.asked.get(task, -1) + 1
+        number = self.calls[task] = self.calls.get(task, -1) + 1
         updates = [getattr(m, task)(tensors or {}, **options) for m in self.members]
         self.sent.append((task, nbytes(tensors or {}), nbytes(updates[0].tensors)))
         left_out = self.lost.get((task, number), ())
@@ -771,16 +794,16 @@ def test_after_a_lost_reply_rows_are_asked_for_anew(sites) -> None:
     lost = {("gradients", 1): (2,)}
     by_rows = Lossy([fedner.Site(site, settings) for site in sites], lost)
     server = rounds(by_rows, settings, 5)
-    assert by_rows.asked == {"count": 0, "take_share": 0, "mark": 1, "gradients": 4}
+    assert by_rows.calls == {"count": 0, "take_share": 0, "mark": 1, "gradients": 4}
     plain = Lossy([fedner.Site(site, settings) for site in sites], lost)
     for member in plain.members:
         member.tables = ()
     expected = rounds(plain, settings, 5, tables=())
-    assert "mark" not in plain.asked
+    assert "mark" not in plain.calls
     assert_same(server.shared, expected.shared)
     assert_same(server._adam.state(), expected._adam.state())
-    for one, other in zip(by_rows.members, plain.members, strict=True):
-        assert_same(one.private, other.private)
+    for sparse_member, dense_member in zip(by_rows.members, plain.members, strict=True):
+        assert_same(sparse_member.private, dense_member.private)
 
 
 def test_a_site_that_misses_the_marks_too_trains_on_the_rows_it_had(sites) -> None:
@@ -795,7 +818,7 @@ def test_a_site_that_misses_the_marks_too_trains_on_the_rows_it_had(sites) -> No
     }
     federation = Lossy([fedner.Site(site, settings) for site in sites], lost)
     server = rounds(federation, settings, 5)
-    assert federation.asked["mark"] == 2  # before rounds 0, 2 and 3
+    assert federation.calls["mark"] == 2  # before rounds 0, 2 and 3
     assert [member.steps for member in federation.members] == [5, 5, 5]
     assert all(bool(torch.isfinite(value).all()) for value in server.shared.values())
 
@@ -804,21 +827,24 @@ def test_a_server_that_leaves_rows_out_learns_less(sites) -> None:
     """The same weight and counts, and the whole table's gradient in the rows that were
     asked for: nothing tells whether the site reads others."""
     settings = large(sites)
-    one, other = fedner.Site(sites[0], settings), fedner.Site(sites[0], settings)
-    shared = values(one.shared)
-    other.tables = ()
-    dense = other.gradients(shared, round=0)
-    read = torch.nonzero(dense.tensors["words.hashed"].abs().sum(1)).flatten()
-    asked = torch.unique(torch.cat([read[::2], torch.tensor([7])]))
-    assert 1 < len(asked) < len(read)
-    update = one.gradients(
-        word_rows.select_rows(shared, {"words.hashed": asked}), round=0
+    sparse_site, dense_site = (
+        fedner.Site(sites[0], settings),
+        fedner.Site(sites[0], settings),
+    )
+    shared = values(sparse_site.shared)
+    dense_site.tables = ()
+    dense = dense_site.gradients(shared, round=0)
+    rows_read = torch.nonzero(dense.tensors["words.hashed"].abs().sum(1)).flatten()
+    rows_sent = torch.unique(torch.cat([rows_read[::2], torch.tensor([7])]))
+    assert 1 < len(rows_sent) < len(rows_read)
+    update = sparse_site.gradients(
+        word_rows.select_rows(shared, {"words.hashed": rows_sent}), round=0
     )
     assert (update.weight, update.metrics) == (dense.weight, dense.metrics)
     assert torch.equal(
-        update.tensors["words.hashed"], dense.tensors["words.hashed"][asked]
+        update.tensors["words.hashed"], dense.tensors["words.hashed"][rows_sent]
     )
-    assert_same(one.private, other.private)
+    assert_same(sparse_site.private, dense_site.private)
 
 
 def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
@@ -830,9 +856,9 @@ def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
     assert (marks.dtype, tuple(marks.shape)) == (torch.int32, (2048,))
     again = member.mark({}, round=0).tensors["words.hashed.marks"]
     assert torch.equal(marks, again)  # a request that comes again has the same reply
-    other = fedner.Site(sites[0], settings)
-    other.restore(member.state())
-    assert torch.equal(marks, other._mark_rows()["words.hashed.marks"])
+    restored = fedner.Site(sites[0], settings)
+    restored.restore(member.state())
+    assert torch.equal(marks, restored._mark_rows()["words.hashed.marks"])
     fresh = fedner.Site(sites[0], replace(settings, model=replace(LARGE, dropout=0.0)))
     assert not torch.equal(marks, fresh._mark_rows()["words.hashed.marks"])
     assert torch.equal(marks != 0, fresh._mark_rows()["words.hashed.marks"] != 0)
@@ -880,12 +906,18 @@ def test_bytes_of_a_round(sites) -> None:
     federation = Lossy([fedner.Site(site, settings) for site in sites], {})
     server = rounds(federation, settings, 3)
     table = 20_000 * 50 * 4
-    rest = nbytes({n: v for n, v in server.shared.items() if n != "words.hashed"})
-    sent = [both for task, *both in federation.sent if task == "gradients"]
+    other_bytes = nbytes(
+        {n: v for n, v in server.shared.items() if n != "words.hashed"}
+    )
+    sent = [sizes for task, *sizes in federation.sent if task == "gradients"]
     assert len(sent) == 3
-    for there, back in sent:
-        assert rest < there < rest + table / 50
-        assert rest + 4 * 20_000 < back < rest + 4 * 20_000 + table / 50
+    for sent_bytes, received_bytes in sent:
+        assert other_bytes < sent_bytes < other_bytes + table / 50
+        assert (
+            other_bytes + 4 * 20_000
+            < received_bytes
+            < other_bytes + 4 * 20_000 + table / 50
+        )
 
 
 # tensors that do not fit: a server's at a site, a checkpoint's at both; nothing is cast
@@ -960,9 +992,9 @@ def test_a_checkpoint_of_another_form_is_one_error_at_a_site(sites) -> None:
     member.gradients(values(member.shared), round=0)
     state = member.state()
     for wrong in damaged(state):
-        other = fedner.Site(sites[0], config(sites[:1]))
+        restored = fedner.Site(sites[0], config(sites[:1]))
         with (
             pytest.raises(ModelError, match="start again without it"),
             restoring("here"),
         ):
-            other.restore(wrong)
+            restored.restore(wrong)

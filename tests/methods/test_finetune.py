@@ -38,7 +38,7 @@ FILL = "patient has the was given mg daily with on exam no".split()
 def documents(seed: int, count: int, types: Sequence[str] = ("drug", "finding")) -> Any:
     """Short notes in which the two kinds of words are mentions."""
     rng = np.random.default_rng(seed)
-    made = []
+    notes = []
     for number in range(count):
         text, spans = "", []
         for _ in range(3):
@@ -52,14 +52,16 @@ def documents(seed: int, count: int, types: Sequence[str] = ("drug", "finding"))
                     spans.append(Span(len(text), len(text) + len(word), label))
                 text += word + " "
             text = text[:-1] + ". "
-        made.append(Document(f"{seed}-{number}", text, tuple(spans)))
-    return tuple(made)
+        notes.append(Document(f"{seed}-{number}", text, tuple(spans)))
+    return tuple(notes)
 
 
 def site_data(name: str, seed: int, count: int, *types: str) -> SiteData:
-    own = types or ("drug", "finding")
-    parts = (documents(seed + k, n, own) for k, n in ((0, count), (100, 4), (200, 6)))
-    return SiteData(name, TagSet(own), *parts)
+    site_types = types or ("drug", "finding")
+    parts = (
+        documents(seed + k, n, site_types) for k, n in ((0, count), (100, 4), (200, 6))
+    )
+    return SiteData(name, TagSet(site_types), *parts)
 
 
 def config(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
@@ -86,28 +88,30 @@ def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> 
         "cycles": 1,
         "local_epochs": 0.8,
     }
-    made = config(bert, sites, private=("classifier",), **settings)
-    made = replace(
-        made, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)
+    settings_with_privacy = config(bert, sites, private=("classifier",), **settings)
+    settings_with_privacy = replace(
+        settings_with_privacy,
+        privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1),
     )
     method = DPMethod(finetune.METHOD)
     members = [
-        method.make_site(data, made, directory=tmp_path / data.id) for data in sites
+        method.make_site(data, settings_with_privacy, directory=tmp_path / data.id)
+        for data in sites
     ]
     for unit in members[0].units:
         parts = members[0].clipped(unit).items()
-        whole = [v.numpy().ravel() * members[0]._grids[name] for name, v in parts]
-        length = float(np.linalg.norm(np.concatenate(whole)))
+        scaled = [v.numpy().ravel() * members[0]._grids[name] for name, v in parts]
+        length = float(np.linalg.norm(np.concatenate(scaled)))
         assert 0.0999 < length <= 0.1
     before = [copied(member.site.private) for member in members]
-    final = method.train(InProcess(members, secure=True), made)
+    final = method.train(InProcess(members, secure=True), settings_with_privacy)
     assert final.round == 2
-    for member, own in zip(members, before, strict=True):
+    for member, start in zip(members, before, strict=True):
         assert (tmp_path / member.id / "model").is_dir()
         for name, value in member.site.shared.items():
             assert torch.equal(value, final.tensors[f"shared.{name}"])
         assert not any(
-            torch.equal(value, own[n]) for n, value in member.site.private.items()
+            torch.equal(value, start[n]) for n, value in member.site.private.items()
         )
 
 
@@ -119,7 +123,7 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
     """The judge: one plain loop with torch's AdamW on the mean loss of a word."""
     data = site_data("a", 1, 10)
     settings = config(bert, [data])
-    found = values(train([data], settings)[0])
+    trained_values = values(train([data], settings)[0])
     model = build_model(settings.model, data.tags, settings.seed)
     corpus: Any = model.prepare(data.train)
     model.train(True)
@@ -134,7 +138,7 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
     batches = [batch for epoch in epochs for batch in epoch]
     steps = [partial(loss, step, batch) for step, batch in enumerate(batches)]
     plain_adamw(model.trainable(), settings, steps)
-    assert_same(found, copied(model.trainable()))
+    assert_same(trained_values, copied(model.trainable()))
 
 
 def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
@@ -146,22 +150,24 @@ def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
     save_model(earlier, tmp_path / "model")
     model = TokenClassifierConfig(encoder=str(tmp_path / "model"), train="lora")
     for method in (finetune, personal, distill):
-        given = {"weighting": False} if method is distill else {}
-        for types, told in (
+        options = {"weighting": False} if method is distill else {}
+        for types, reused in (
             (("Drug", "ADR"), "ADR"),
             ((), "Dose, ADR"),
             (("Drug",), ""),
         ):
-            made = method.METHOD.config_class(model=model, tags=TagSet(types), **given)
-            warnings = method.METHOD.list_warnings(made)
-            assert len(warnings) == bool(told)
-            assert not told or f"outputs for {told} are reused" in warnings[0]
-        other = replace(made, model=replace(model, encoder=str(bert)))
-        assert method.METHOD.list_warnings(other) == ()
+            settings = method.METHOD.config_class(
+                model=model, tags=TagSet(types), **options
+            )
+            warnings = method.METHOD.list_warnings(settings)
+            assert len(warnings) == bool(reused)
+            assert not reused or f"outputs for {reused} are reused" in warnings[0]
+        without_tags = replace(settings, model=replace(model, encoder=str(bert)))
+        assert method.METHOD.list_warnings(without_tags) == ()
     begun = finetune.initial(Config(model=model, tags=TagSet(("Drug", "ADR"))))
-    old = dict(earlier.named_parameters())["classifier.weight"]
-    assert torch.equal(begun["classifier.weight"][[0, 3, 4]], old[[0, 3, 4]])
-    assert not torch.equal(begun["classifier.weight"][[1, 2]], old[[1, 2]])
+    earlier_weight = dict(earlier.named_parameters())["classifier.weight"]
+    assert torch.equal(begun["classifier.weight"][[0, 3, 4]], earlier_weight[[0, 3, 4]])
+    assert not torch.equal(begun["classifier.weight"][[1, 2]], earlier_weight[[1, 2]])
 
 
 def test_silos_count_by_their_notes(bert: Path) -> None:
@@ -172,8 +178,8 @@ def test_silos_count_by_their_notes(bert: Path) -> None:
     together = values(train(sites, settings)[0])
     for name, value in together.items():
         each = [q[name].numpy().astype(np.float64) for q in apart]
-        wanted = ((9 * each[0] + 5 * each[1]) / 14).astype(np.float32)
-        np.testing.assert_array_equal(value.numpy(), wanted)
+        expected = ((9 * each[0] + 5 * each[1]) / 14).astype(np.float32)
+        np.testing.assert_array_equal(value.numpy(), expected)
 
 
 def test_notes_of_two_patients_are_two_whatever_they_are_called() -> None:
@@ -191,8 +197,10 @@ def test_the_cycle_is_judged_by_exact_mentions() -> None:
     gold = Document(
         "1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x"))
     )
-    found = replace(gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x")))
-    counts = SpanCounts.of([gold], [found], types=["x"])
+    predicted = replace(
+        gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x"))
+    )
+    counts = SpanCounts.of([gold], [predicted], types=["x"])
     assert finetune.METHOD.summarise(counts.to_metrics()) == {
         "held_out": pytest.approx(1 / 3),
         "valid_f1": pytest.approx(1 / 3),
@@ -203,8 +211,8 @@ def test_a_cycle_is_not_judged_where_no_site_annotates_a_held_out_note() -> None
     """A wrong mention among notes without any has an F1 of 0, and says nothing of the
     cycle."""
     gold = Document("1", "a b c d e f")
-    found = replace(gold, spans=(Span(0, 1, "x"),))
-    for predicted in (gold, found):
+    false_positive = replace(gold, spans=(Span(0, 1, "x"),))
+    for predicted in (gold, false_positive):
         counts = SpanCounts.of([gold], [predicted], types=["x"])
         judged = finetune.METHOD.summarise(counts.to_metrics())
         assert judged == {"held_out": -math.inf, "valid_f1": 0.0}
@@ -222,9 +230,9 @@ def test_it_learns_and_saves_what_hugging_face_loads(
     folder = tmp_path / "a" / "model"
     theirs = transformers.AutoModelForTokenClassification.from_pretrained(folder)
     again = load_model(folder)
-    held = sites[0].test
-    assert [d.spans for d in again.predict(held)] == [
-        d.spans for d in members[0].model.predict(held)
+    documents_held_out = sites[0].test
+    assert [d.spans for d in again.predict(documents_held_out)] == [
+        d.spans for d in members[0].model.predict(documents_held_out)
     ]
     state = theirs.state_dict()
     assert torch.equal(
@@ -264,14 +272,16 @@ def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
     probabilities = torch.softmax(words.logits, 1).detach().numpy()
     tags = site._read.encoded.tags[words.tokens]
     foreign = probabilities[:, [0, 3, 4]].sum(1)  # O, B-finding, I-finding
-    own = np.where(tags == 0, foreign, probabilities[np.arange(len(tags)), tags])
+    token_probabilities = np.where(
+        tags == 0, foreign, probabilities[np.arange(len(tags)), tags]
+    )
     assert (tags > 0).any()
-    wanted = -np.log(own[tags == 0]).sum()
-    assert wanted < 1e-3
+    expected = -np.log(token_probabilities[tags == 0]).sum()
+    assert expected < 1e-3
     logs = torch.log_softmax(words.logits, 1).detach().numpy()
-    wanted -= logs[np.arange(len(tags)), tags][tags > 0].sum()
+    expected -= logs[np.arange(len(tags)), tags][tags > 0].sum()
     assert float(part.loss([part]).detach()) == pytest.approx(
-        wanted / len(tags), rel=1e-4
+        expected / len(tags), rel=1e-4
     )
 
 
@@ -283,34 +293,40 @@ def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
             site,
             tags=TagSet((kind,)),
             train=documents(seed, 60, (kind,)),
-            test_types=both,
+            test_types=all_types,
         )
         for site, seed, kind in zip(full, (1, 2), ("drug", "finding"), strict=True)
-        for both in [("drug", "finding")]
+        for all_types in [("drug", "finding")]
     ]
     changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 6}
-    found = train(sites, config(bert, sites, **changes))
-    for site in found:
+    trained = train(sites, config(bert, sites, **changes))
+    for site in trained:
         assert site.scores["by_type"].keys() == {"drug", "finding"}
         assert site.scores["strict"]["recall"] > 0.9
 
 
-@pytest.mark.parametrize("kept", [1, -1])
-def test_private_layers_are_of_the_cycle_that_is_kept(bert: Path, kept: int) -> None:
+@pytest.mark.parametrize("keep_cycle", [1, -1])
+def test_private_layers_are_of_the_cycle_that_is_kept(
+    bert: Path, keep_cycle: int
+) -> None:
     """A run of the kept cycle alone, under the same schedule, ends with the same
     classifier."""
     sites = [site_data("a", 1, 9, "drug"), site_data("b", 2, 7, "finding")]
-    settings = config(bert, sites, cycles=3, private=("classifier",), keep_cycle=kept)
-    seen: list[tuple[float, list[dict[str, torch.Tensor]]]] = []
+    settings = config(
+        bert, sites, cycles=3, private=("classifier",), keep_cycle=keep_cycle
+    )
+    judged: list[tuple[float, list[dict[str, torch.Tensor]]]] = []
     members = [Site(data, settings) for data in sites]
 
     def note(result: Any) -> None:
-        seen.append((result.metrics["held_out"], [copied(m.private) for m in members]))
+        judged.append(
+            (result.metrics["held_out"], [copied(m.private) for m in members])
+        )
 
     finetune.train(InProcess(members, observer=note), settings)
-    best = seen[0] if kept == 1 else max(seen, key=lambda each: each[0])
-    for member, wanted in zip(members, best[1], strict=True):
-        assert_same(member.private, wanted)
+    best = judged[0] if keep_cycle == 1 else max(judged, key=lambda each: each[0])
+    for member, expected in zip(members, best[1], strict=True):
+        assert_same(member.private, expected)
 
 
 def test_adapters_of_a_frozen_encoder_train_too(bert: Path) -> None:
@@ -331,8 +347,8 @@ def test_pooling(bert: Path) -> None:
     apart, settings = finetune.METHOD.configure_pooled(config(bert, mixed), mixed, None)
     assert [s.id for s in apart] == ["a", "b"]
     assert settings.private == ("classifier",)
-    own = finetune.METHOD.configure_alone(config(bert, mixed), mixed)
-    assert [each.tags.types for each in own] == [("drug",), ("finding",)]
+    site_configs = finetune.METHOD.configure_alone(config(bert, mixed), mixed)
+    assert [each.tags.types for each in site_configs] == [("drug",), ("finding",)]
 
 
 def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
@@ -341,21 +357,22 @@ def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
     long, short = site_data("a", 1, 6), site_data("b", 2, 6)
     first = tuple(Document(d.id, d.text.split(".")[0]) for d in short.train)
     sites = [long, replace(short, train=first)]
-    for context, wanted in (("document", [4, 4]), ("sentence", [6, 2])):
+    for context, shares in (("document", [4, 4]), ("sentence", [6, 2])):
         model = {"context": context}
         settings = config(bert, sites, batch="shared", batch_size=8, model=model)
         assert [
-            own.batch_size for own in finetune.METHOD.configure_alone(settings, sites)
-        ] == wanted
+            site_config.batch_size
+            for site_config in finetune.METHOD.configure_alone(settings, sites)
+        ] == shares
         members = train(sites, replace(settings, cycles=1))
-        assert [site.share for site in members] == wanted
+        assert [site.share for site in members] == shares
 
 
 def test_mistakes_are_named(bert: Path) -> None:
     sites = [site_data("a", 1, 4)]
     small: Any = {"model": {"train": "all"}, "min_tokens": 10_000, "min_steps": 10}
     empty = [replace(sites[0], train=())]
-    for message, given, changes in (
+    for message, job_sites, changes in (
         (
             r"no layer is called 'crf'; this model has classifier",
             sites,
@@ -366,6 +383,6 @@ def test_mistakes_are_named(bert: Path) -> None:
         ("site 'a' has no training sentence", empty, {}),
     ):
         with pytest.raises(ConfigError, match=message):
-            train(given, config(bert, sites, **changes))
+            train(job_sites, config(bert, sites, **changes))
     with pytest.raises(ConfigError, match="does not support model kind"):
         finetune.METHOD.read_model_config({"kind": "tagger", "hashed_words": 8})

@@ -33,7 +33,7 @@ class TestMethods(MethodContract):
 @pytest.mark.parametrize("name", names())
 def test_every_method_is_under_the_contract(name: str) -> None:
     """A method of an application is in the application's tests."""
-    room, folder, *rest = type(find(name)).__module__.split(".")[1:]
+    room, folder, *modules = type(find(name)).__module__.split(".")[1:]
     if room == "methods":
         assert folder == name
         assert name in {case.partition(",")[0] for case in CASES}, (
@@ -41,7 +41,7 @@ def test_every_method_is_under_the_contract(name: str) -> None:
         )
         return
     tests = (APPLICATIONS / folder).glob("test_*_contract.py")
-    assert rest
+    assert modules
     assert any("MethodContract" in path.read_text("utf-8") for path in tests), (
         f"add a subclass of MethodContract in tests/apps/{folder}/test_…_contract.py"
     )

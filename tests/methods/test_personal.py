@@ -44,9 +44,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def notes(seed: int, count: int, types: tuple[str, ...]) -> tuple[Document, ...]:
     rng = np.random.default_rng(seed)
-    made = [rng.choice(WORDS, int(rng.integers(2, 7))).tolist() for _ in range(count)]
-    found = [document(i, words, types=types) for i, words in enumerate(made)]
-    return tuple(replace(each, id=f"{seed}-{each.id}") for each in found)
+    sentences = [
+        rng.choice(WORDS, int(rng.integers(2, 7))).tolist() for _ in range(count)
+    ]
+    documents = [document(i, words, types=types) for i, words in enumerate(sentences)]
+    return tuple(replace(each, id=f"{seed}-{each.id}") for each in documents)
 
 
 def site_data(name: str, seed: int, count: int, *types: str) -> SiteData:
@@ -92,8 +94,8 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
     (site,) = train([data], settings)
     fresh: Any = build_model(settings.model, data.tags, 3)
     fresh.adapt(3, "private")
-    whole = fresh.library
-    start = {n: p.detach().clone() for n, p in whole.named_parameters()}
+    library = fresh.library
+    start = {n: p.detach().clone() for n, p in library.named_parameters()}
     maps = [
         f"bert.encoder.layer.{i}.attention.self.{n}"
         for i in range(3)
@@ -112,8 +114,8 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
 
     def sentence(index: int) -> torch.Tensor:
         words = data.train[index].text.split()
-        read = fresh.tokenizer(words, is_split_into_words=True, return_tensors="pt")
-        first = [read.word_ids().index(k) for k in range(len(words))]
+        encoding = fresh.tokenizer(words, is_split_into_words=True, return_tensors="pt")
+        first = [encoding.word_ids().index(k) for k in range(len(words))]
         weights = start | {
             n: p for n, p in trained.items() if n.startswith("classifier")
         }
@@ -122,10 +124,10 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
                 product = trained[f"{change}.up"][at] @ trained[f"{change}.down"][at]
                 # 16 / 2
                 weights[f"{name}.weight"] = weights[f"{name}.weight"] + 8.0 * product
-        whole.eval()
-        ids = read["input_ids"]
+        library.eval()
+        ids = encoding["input_ids"]
         out = torch.func.functional_call(
-            whole, weights, (ids,), {"attention_mask": ids * 0 + 1}
+            library, weights, (ids,), {"attention_mask": ids * 0 + 1}
         )
         labels = {"pain": 1, "nausea": 1, "metoprolol": 3}
         gold = torch.tensor([labels.get(word, 0) for word in words])
@@ -146,8 +148,8 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
         )
     for part in ("weight", "bias"):
         rows = [site.parameters[f"classifier.{part}.{tag}"] for tag in data.tags.tags]
-        wanted = trained[f"classifier.{part}"]
-        torch.testing.assert_close(torch.cat(rows), wanted, rtol=2e-4, atol=2e-5)
+        expected = trained[f"classifier.{part}"]
+        torch.testing.assert_close(torch.cat(rows), expected, rtol=2e-4, atol=2e-5)
     assert trained["private.up"].abs().max() > 0.01
 
 
@@ -182,8 +184,8 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
             k: members[k].parameters[name].detach().double().numpy() for k in places
         }
         notes = {k: (9, 7, 6)[k] for k in places}
-        wanted = sum(notes[k] * each[k] for k in places) / sum(notes.values())
-        np.testing.assert_array_equal(mean[name].numpy(), wanted.astype(np.float32))
+        expected = sum(notes[k] * each[k] for k in places) / sum(notes.values())
+        np.testing.assert_array_equal(mean[name].numpy(), expected.astype(np.float32))
     # b and c dropped out: a row of theirs stays
     apart = server.mean(Total.of(updates[:1]))
     assert torch.equal(
@@ -194,7 +196,7 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("how", "types", "wanted"),
+    ("how", "types", "shared_tags"),
     [
         ("common", (ADR, BOTH), "B-ADR I-ADR"),
         ("common", (BOTH, BOTH), "O B-ADR I-ADR B-Drug I-Drug"),
@@ -203,20 +205,22 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
     ],
 )
 def test_which_rows_are_shared(
-    encoder: Path, how: str, types: Sequence[Sequence[str]], wanted: str
+    encoder: Path, how: str, types: Sequence[Sequence[str]], shared_tags: str
 ) -> None:
     """By hand; and the sites end with equal ones of these, and each with its own of the
     others."""
-    sites = [site_data(f"s{n}", n, 5, *own) for n, own in enumerate(types)]
+    sites = [
+        site_data(f"s{n}", n, 5, *site_types) for n, site_types in enumerate(types)
+    ]
     settings = config(encoder, sites, share_outputs=how, cycles=1)
-    assert settings.shared_tags == tuple(wanted.split())
-    one, two = train(sites, settings)
-    assert_same(values(one.shared), values(two.shared))
-    assert not torch.equal(one.private["private.up"], two.private["private.up"])
-    own = {
-        name.split(".", 2)[2] for name in one.private if name.startswith("classifier")
+    assert settings.shared_tags == tuple(shared_tags.split())
+    first, second = train(sites, settings)
+    assert_same(values(first.shared), values(second.shared))
+    assert not torch.equal(first.private["private.up"], second.private["private.up"])
+    private_tags = {
+        name.split(".", 2)[2] for name in first.private if name.startswith("classifier")
     }
-    assert own == set(TagSet(tuple(types[0])).tags) - set(settings.shared_tags)
+    assert private_tags == set(TagSet(tuple(types[0])).tags) - set(settings.shared_tags)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +243,11 @@ def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) 
     sites = three()
     settings = config(encoder, sites, **changes)
     members = train(sites, settings)
-    for data, own, member in zip(
+    for data, own_config, member in zip(
         sites, personal.METHOD.configure_alone(settings, sites), members, strict=True
     ):
-        assert isinstance(own, finetune.Config)
-        (alone,) = train([data], own)
+        assert isinstance(own_config, finetune.Config)
+        (alone,) = train([data], own_config)
         assert type(alone) is finetune.Site
         assert_same(values(member.own.parameters), values(alone.parameters))
         assert member.scores["parts"]["own"]["strict"] == alone.scores["strict"]
@@ -265,7 +269,10 @@ def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
     settings = config(encoder, sites, **control)
     assert initial(settings) == {}
     members = train(sites, settings)
-    own, second = values(members[0].own.parameters), values(members[0].parameters)
+    own_values, second = (
+        values(members[0].own.parameters),
+        values(members[0].parameters),
+    )
     sent = members[0].train({}, cycle=1)
     assert not sent.tensors
     others = [
@@ -274,8 +281,8 @@ def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
     ]
     again = train(others, settings)
     assert_same(second, values(again[0].parameters))
-    assert_same(own, values(again[0].own.parameters))
-    assert not torch.equal(own["lora.up"], second["lora.up"])
+    assert_same(own_values, values(again[0].own.parameters))
+    assert not torch.equal(own_values["lora.up"], second["lora.up"])
 
 
 def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None:
@@ -299,8 +306,10 @@ def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -
     sites[1] = replace(sites[1], valid=())
     settings = config(encoder, sites, keep_cycle=-1)
     member = train(sites, settings)[1]
-    own = replace(personal.METHOD.configure_alone(settings, sites)[1], keep_cycle=0)
-    (alone,) = train([sites[1]], own)
+    own_config = replace(
+        personal.METHOD.configure_alone(settings, sites)[1], keep_cycle=0
+    )
+    (alone,) = train([sites[1]], own_config)
     assert_same(values(member.own.parameters), values(alone.parameters))
 
 
@@ -313,18 +322,20 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
     targets = site.targets()
     at = 0
     for n, each in enumerate(sites[1].train):
-        own, federated = (
+        own_log_probabilities, federated = (
             torch.log_softmax(model._read(site.train_set, np.array([n])).logits, 1)
             .detach()
             .numpy()
             for model in (site.own.model.eval(), site.model.eval())
         )
-        mixed = np.exp(0.75 * own + 0.25 * federated)
+        mixed = np.exp(0.75 * own_log_probabilities + 0.25 * federated)
         labels = {"pain": 1, "nausea": 1, "metoprolol": 3}
         gold = np.eye(5)[[labels.get(word, 0) for word in each.text.split()]]
-        wanted = 0.5 * gold + 0.5 * mixed / mixed.sum(1, keepdims=True)
-        np.testing.assert_allclose(targets[at : at + len(wanted)], wanted, atol=2e-6)
-        at += len(wanted)
+        expected = 0.5 * gold + 0.5 * mixed / mixed.sum(1, keepdims=True)
+        np.testing.assert_allclose(
+            targets[at : at + len(expected)], expected, atol=2e-6
+        )
+        at += len(expected)
     assert at == len(targets)
     before: list[torch.Tensor] = []
 
@@ -335,11 +346,11 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
             a_tenth = pytest.approx(0.002)
             assert self._settings.learning_rate == a_tenth
             (part,) = parts
-            read = part.model._read(part.corpus, part.indices)
-            q = torch.from_numpy(targets[read.tokens])
-            wanted = F.cross_entropy(read.logits, q)
-            torch.testing.assert_close(part.loss(parts), wanted)
-            before.append(wanted)
+            batch = part.model._read(part.corpus, part.indices)
+            q = torch.from_numpy(targets[batch.tokens])
+            expected = F.cross_entropy(batch.logits, q)
+            torch.testing.assert_close(part.loss(parts), expected)
+            before.append(expected)
             return 0.0
 
     with pytest.MonkeyPatch.context() as patch:
@@ -375,19 +386,20 @@ def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None
             assert parts["mix"] == parts[name]
             federated = SpanCounts.of(data.test, member.model.predict(data.test))
             assert parts["federated"]["strict"] == federated.scores()["strict"]
-            own = train(
+            alone_site = train(
                 [data],
                 personal.METHOD.configure_alone(settings, sites)[sites.index(data)],
             )[0]
-            assert parts["own"]["strict"] == own.scores["strict"]
+            assert parts["own"]["strict"] == alone_site.scores["strict"]
             changed = member.own.model.trainable()["lora.up"]
             assert not torch.equal(changed, member.model.trainable()["lora.up"])
             assert_same(
-                values(member._own_model.trainable()), values(own.model.trainable())
+                values(member._own_model.trainable()),
+                values(alone_site.model.trainable()),
             )
-            told = member.scores
+            scores = member.scores
             member.finish({})  # which a site may be asked for twice
-            assert member.scores == told
+            assert member.scores == scores
         # else this would compare zeros
         assert sum(member.scores["strict"]["f1"] > 0.1 for member in members) >= 2
 
@@ -396,14 +408,14 @@ def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
     """Within the steps of the code the rows are those that are sent whole: were they
     divided by the notes of all sites, they would have moved about half as far."""
     sites = three()
-    whole, eight = (
+    uncompressed, eight = (
         train(sites, config(encoder, sites, cycles=1, compression=how))[1]
         for how in ("none", "packed")
     )
     start = initial(config(encoder, sites))
-    for name, value in whole.shared.items():
-        moved, other = value - start[name], eight.shared[name] - start[name]
-        assert (moved - other).norm() < 0.3 * moved.norm()
+    for name, value in uncompressed.shared.items():
+        moved, packed_change = value - start[name], eight.shared[name] - start[name]
+        assert (moved - packed_change).norm() < 0.3 * moved.norm()
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
@@ -411,17 +423,19 @@ def test_a_secure_sum_says_how_many_notes_are_behind_a_row(
     encoder: Path, compression: str
 ) -> None:
     """A site without a note of its own type adds to no row; "Drug" is at the others."""
-    own = [site_data(f"s{i}", i, 6 + 2 * i, *DRUG) for i in range(4)]
-    own[1:] = [
+    sites = [site_data(f"s{i}", i, 6 + 2 * i, *DRUG) for i in range(4)]
+    sites[1:] = [
         replace(site, tags=TagSet((*DRUG, f"Other{i % 2}")))
-        for i, site in enumerate(own[1:])
+        for i, site in enumerate(sites[1:])
     ]
-    silent = tuple(replace(document, spans=()) for document in own[0].train)
-    own[0] = replace(own[0], tags=TagSet(("Other0",)), train=silent, valid=(), test=())
-    settings = config(encoder, own, cycles=1, compression=compression)
+    silent = tuple(replace(document, spans=()) for document in sites[0].train)
+    sites[0] = replace(
+        sites[0], tags=TagSet(("Other0",)), train=silent, valid=(), test=()
+    )
+    settings = config(encoder, sites, cycles=1, compression=compression)
     assert settings.shared_tags == ("B-Other0", "I-Other0", "B-Drug", "I-Drug")
 
-    engine = Compared([personal.METHOD.make_site(data, settings) for data in own])
+    engine = Compared([personal.METHOD.make_site(data, settings) for data in sites])
     personal.train(engine, settings)
     check_sums(engine)
     task = "train" if compression == "none" else "send"
@@ -443,11 +457,11 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
     for it. Expected is what the tasks give that are called here one by one."""
     sites = three()
     settings = config(encoder, sites, cycles=3, distil_epochs=0)
-    made: dict[str, Site] = {}
+    started: dict[str, Site] = {}
 
     def make(data: SiteData) -> Site:
-        made[data.id] = Site(data, settings)
-        return made[data.id]
+        started[data.id] = Site(data, settings)
+        return started[data.id]
 
     def come_back() -> None:
         net.down.clear()
@@ -464,19 +478,21 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
     members = [Site(data, settings) for data in sites]
     server = Server(settings, initial(settings), personal.judged_mentions, None)
     for cycle in range(3):
-        here = members[: least if cycle == 1 else 3]
+        present = members[: least if cycle == 1 else 3]
         total = Total.of(
-            [member.train(server.select_sent(), cycle=cycle) for member in here]
+            [member.train(server.select_sent(), cycle=cycle) for member in present]
         )
         server.step(server.mean(total), total)
-        server.judge(Total.of([m.evaluate(server.shared, cycle=cycle) for m in here]))
+        server.judge(
+            Total.of([m.evaluate(server.shared, cycle=cycle) for m in present])
+        )
     for member in members:
         member.finish(server.result)
-        assert_same(values(made[member.id].parameters), values(member.parameters))
+        assert_same(values(started[member.id].parameters), values(member.parameters))
         assert_same(
-            values(made[member.id].own.parameters), values(member.own.parameters)
+            values(started[member.id].own.parameters), values(member.own.parameters)
         )
-        assert made[member.id].scores == member.scores
+        assert started[member.id].scores == member.scores
     assert_same(dict(final.tensors), dict(server.state().tensors))
 
 
@@ -500,7 +516,7 @@ def test_pooling_and_mistakes(encoder: Path) -> None:
     ):
         personal.METHOD.read_model_config({"kind": "tagger", "hashed_words": 8})
     assert personal.METHOD.read_model_config({"rank": 4}).train == "lora"
-    sent, got = personal.METHOD.estimate_traffic(settings, [9, 7, 6])
+    sent, received = personal.METHOD.estimate_traffic(settings, [9, 7, 6])
     update = Site(sites[0], settings).train(initial(settings), cycle=0)
     assert sent == 2 * nbytes(update.tensors)
-    assert got == 3 * nbytes(initial(settings))
+    assert received == 3 * nbytes(initial(settings))

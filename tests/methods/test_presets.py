@@ -68,33 +68,35 @@ class Row(NamedTuple):
 def rows(section: str) -> tuple[Row, ...]:
     """A section's table; a line may name several settings of one value."""
     (table,) = [body for title, body in SECTION.findall(TEXT) if title == section]
-    found = []
+    table_rows = []
     for settings, value, source in LINE.findall(table):
         value = tomllib.loads(f"value = {value}")["value"]
-        found += [Row(s, value, source) for s in re.findall(r"`([^`]+)`", settings)]
+        table_rows += [
+            Row(s, value, source) for s in re.findall(r"`([^`]+)`", settings)
+        ]
     lines = sum(line.startswith("| `") for line in table.splitlines())
     assert len(LINE.findall(table)) == lines, (
         f"{section}: a line of the table cannot be read"
     )
-    return tuple(found)
+    return tuple(table_rows)
 
 
 def of(section: str, start: str) -> dict[str, Any]:
     """Setting → value, of those that begin so."""
-    found = [row for row in rows(section) if row.setting.startswith(start)]
-    assert len(found) == len({row.setting for row in found}), (
+    matches = [row for row in rows(section) if row.setting.startswith(start)]
+    assert len(matches) == len({row.setting for row in matches}), (
         "a setting is listed twice"
     )
-    return {row.setting.removeprefix(start): row.value for row in found}
+    return {row.setting.removeprefix(start): row.value for row in matches}
 
 
 def flat(table: Mapping[str, Any]) -> dict[str, Any]:
     """{"a": {"b": 1}} → {"a.b": 1}."""
-    found = {}
+    settings = {}
     for key, value in table.items():
         inner = flat(value) if isinstance(value, Mapping) else {"": value}
-        found |= {f"{key}.{name}".rstrip("."): each for name, each in inner.items()}
-    return found
+        settings |= {f"{key}.{name}".rstrip("."): each for name, each in inner.items()}
+    return settings
 
 
 def listed(value: Any) -> Any:
@@ -121,26 +123,28 @@ EACH = [(section, method) for section, names in METHODS.items() for method in na
 )
 def test_a_preset_is_the_tables(section: str, method: str) -> None:
     """In both directions, and what a job gets of it, which names neither."""
-    told = of(section, f"{method}.")
+    table_settings = of(section, f"{method}.")
     preset = flat(methods.find(method).presets["paper"])
     preset = {
         key.replace("with_word_vectors.", "model."): v for key, v in preset.items()
     }
-    assert preset == told
+    assert preset == table_settings
     model = {"fedner": {"word_vectors": "v.txt"}, "distill": {"backbone": "b"}}.get(
         method, {}
     )
     sites = {f"site{i}": {"path": "x"} for i in range(3)}
     table = {"method": method, "preset": "paper", "model": model, "sites": sites}
-    got = dict(settings_of(parse_job(table, "j", Path(), "j.toml").config))
-    assert {key: listed(got[key]) for key in told} == told
+    preset_settings = dict(settings_of(parse_job(table, "j", Path(), "j.toml").config))
+    assert {
+        key: listed(preset_settings[key]) for key in table_settings
+    } == table_settings
     # a job that names the preset's own model gets it too
     for key in ("kind", "tagger"):
         if name := preset.get(f"model.{key}"):
             again = parse_job(
                 table | {"model": {**model, key: name}}, "j", Path(), "j.toml"
             )
-            assert dict(settings_of(again.config)) == got
+            assert dict(settings_of(again.config)) == preset_settings
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -158,9 +162,9 @@ def test_a_job_on_the_papers_corpora_is_the_tables(
         monkeypatch.setenv(variable, str(tmp_path))
     for variable in ("I2B2_2012", "BERT_BASE"):
         monkeypatch.setenv(variable, str(tmp_path))
-    told = of(JOBS[name], f"{name} ")
+    table_settings = of(JOBS[name], f"{name} ")
     job = load_job(name)
-    for setting, value in told.items():
+    for setting, value in table_settings.items():
         table, key = setting.split(".", 1)
         if table != "sites":
             where = job.config.model if table == "model" else getattr(job, table)
@@ -180,7 +184,9 @@ def test_a_job_on_the_papers_corpora_is_the_tables(
         if parts[0] == "sites" and parts[2] in UNTOLD:
             continue
         names = {setting, ".".join([parts[0], "*", *parts[2:]]), ".".join(parts[:2])}
-        assert names & told.keys(), f"{name}: {setting} is not in docs/papers.md"
+        assert names & table_settings.keys(), (
+            f"{name}: {setting} is not in docs/papers.md"
+        )
 
 
 def test_label_words_name_every_type() -> None:

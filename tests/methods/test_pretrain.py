@@ -87,10 +87,12 @@ def test_one_silo_is_ordinary_pretraining_bit_for_bit(
     """The judge: one plain loop with torch's AdamW, masks and order by their documented
     seeds."""
     settings = config(bert)
-    own = notes(1, 12, 12)
-    _, found = train([site_notes("a", own)], settings, tmp_path)
+    train_notes = notes(1, 12, 12)
+    _, trained_values = train([site_notes("a", train_notes)], settings, tmp_path)
     model = build_language_model(settings.model, settings.seed)
-    tokens = tokens_of([model.tokenizer.tokenize(sentences(note.text)) for note in own])
+    tokens = tokens_of(
+        [model.tokenizer.tokenize(sentences(note.text)) for note in train_notes]
+    )
     model.train(True)
 
     def loss(step: int, sequences: Any, masked: Any) -> torch.Tensor:
@@ -108,7 +110,7 @@ def test_one_silo_is_ordinary_pretraining_bit_for_bit(
             steps.append(partial(loss, len(steps), sequences, masked))
     assert len(steps) == 2 * -(-len(plan_full(tokens, 24, 5, 0)) // 4)
     plain_adamw(model.trainable(), settings, steps)
-    assert_same(found, values(model.trainable()))
+    assert_same(trained_values, values(model.trainable()))
 
 
 def test_silos_count_by_their_patients(bert: Path, tmp_path: Path) -> None:
@@ -120,24 +122,24 @@ def test_silos_count_by_their_patients(bert: Path, tmp_path: Path) -> None:
     together = train(sites, settings, tmp_path)[1]
     for name, value in together.items():
         each = [q[name].numpy().astype(np.float64) for q in apart]
-        wanted = ((3 * each[0] + 4 * each[1]) / 7).astype(np.float32)
-        np.testing.assert_array_equal(value.numpy(), wanted)
+        expected = ((3 * each[0] + 4 * each[1]) / 7).astype(np.float32)
+        np.testing.assert_array_equal(value.numpy(), expected)
 
 
 def test_the_result_is_a_hugging_face_directory(bert: Path, tmp_path: Path) -> None:
     """AutoModel and AutoModelForMaskedLM read the trained weights back, to the bit."""
     import transformers
 
-    sites, found = train(
+    sites, trained_values = train(
         [site_notes("a", notes(1, 8, 8), notes(2, 3, 3))], config(bert), tmp_path
     )
     folder = tmp_path / "out" / "model"
-    whole = transformers.AutoModelForMaskedLM.from_pretrained(folder).state_dict()
+    saved = transformers.AutoModelForMaskedLM.from_pretrained(folder).state_dict()
     plain = transformers.AutoModel.from_pretrained(
         folder, add_pooling_layer=False
     ).state_dict()
-    for name, value in found.items():
-        assert torch.equal(whole[name], value)
+    for name, value in trained_values.items():
+        assert torch.equal(saved[name], value)
         if name.startswith("bert.") and "pooler" not in name:
             assert torch.equal(plain[name.removeprefix("bert.")], value)
     scores = sites[0].scores
@@ -155,13 +157,17 @@ def test_held_out_loss_is_the_mean_over_masked_tokens(
     seed."""
     import transformers
 
-    own = notes(2, 6, 6)
-    sites, _ = train([site_notes("a", notes(1, 8, 8), own)], config(bert), tmp_path)
+    held_out_notes = notes(2, 6, 6)
+    sites, _ = train(
+        [site_notes("a", notes(1, 8, 8), held_out_notes)], config(bert), tmp_path
+    )
     judge = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "out" / "model"
     ).eval()
     model = sites[0].model
-    tokens = tokens_of([model.tokenizer.tokenize(sentences(note.text)) for note in own])
+    tokens = tokens_of(
+        [model.tokenizer.tokenize(sentences(note.text)) for note in held_out_notes]
+    )
     plan = plan_full(tokens, 24, 5, 0)
     batch = gather(tokens, plan, np.arange(len(plan)), model.specials)
     masked = mask(
@@ -199,21 +205,21 @@ def test_embeddings_and_output_bias_stay(bert: Path, tmp_path: Path) -> None:
 
 def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) -> None:
     settings = config(bare_bert, cycles=1)
-    seen: list[dict[str, torch.Tensor]] = []
+    states: list[dict[str, torch.Tensor]] = []
     site = Site(site_notes("a", notes(1, 8, 8)), settings, cache=tmp_path)
     assert site.model.new_head
     engine = InProcess(
         [site],
-        observer=lambda r: seen.append(values(site.shared)),
+        observer=lambda r: states.append(values(site.shared)),
     )
     pretrain.train(engine, settings)
     initial = shared_model(settings.model, settings.seed, "cpu").initial
-    assert len(seen) == 2
-    changed = {n for n in initial if not torch.equal(seen[0][n], initial[n])}
+    assert len(states) == 2
+    changed = {n for n in initial if not torch.equal(states[0][n], initial[n])}
     assert changed
     assert all(name.startswith("cls.") for name in changed)
     assert any(
-        not torch.equal(seen[1][n], initial[n])
+        not torch.equal(states[1][n], initial[n])
         for n in initial
         if n.startswith("bert.")
     )
@@ -241,10 +247,13 @@ def test_every_way_learns(
     changes: dict[str, Any],
 ) -> None:
     """Held-out loss falls below that of the untrained model, by the same counts."""
-    own, held = notes(1, 30, 30), notes(2, 8, 8)
+    train_notes, held_out_notes = notes(1, 30, 30), notes(2, 8, 8)
     encoder = bart if model.get("objective") == "denoise" else bert
     settings = config(encoder, model=model, cycles=4, learning_rate=5e-3, **changes)
-    sites = [site_notes("a", own[:15], held[:4]), site_notes("b", own[15:], held[4:])]
+    sites = [
+        site_notes("a", train_notes[:15], held_out_notes[:4]),
+        site_notes("b", train_notes[15:], held_out_notes[4:]),
+    ]
     start = Site(sites[0], settings, cache=tmp_path)
     before = start.finish(shared_model(settings.model, settings.seed, "cpu").initial)
     after = train(sites, settings, tmp_path)[0][0].scores["masked"]["loss"]
@@ -256,11 +265,11 @@ def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(
 ) -> None:
     """Equal masks in one part and in three; pairs count by rows, tokens by what is
     masked."""
-    own, found = notes(1, 24, 24), []
+    train_notes, losses = notes(1, 24, 24), []
     for accumulate in (1, 3):
         model = {"objective": "mlm+nsp"}
         settings = config(bert, model=model, batch_size=6, accumulate=accumulate)
-        site = Site(site_notes("a", own), settings, cache=tmp_path)
+        site = Site(site_notes("a", train_notes), settings, cache=tmp_path)
         site.model.train(False)
         parts = next(iter(site.steps(0)))
         site.model.train(False)
@@ -275,11 +284,11 @@ def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(
             ):  # by hand: B is what stands behind the first [SEP], up to the second
                 first, last = np.flatnonzero(ids == sep)[[0, -1]]
                 assert (ids[0], last) == (cls, length - 1)
-                wanted = [int(first < at <= last) for at in range(len(ids))]
-                assert segments.tolist() == wanted
-                assert sum(wanted) > 0
-        found.append(sum(float(part.loss(parts).detach()) for part in parts))
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+                expected = [int(first < at <= last) for at in range(len(ids))]
+                assert segments.tolist() == expected
+                assert sum(expected) > 0
+        losses.append(sum(float(part.loss(parts).detach()) for part in parts))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_another_run_of_the_process_leaves_nothing_behind(
@@ -299,12 +308,12 @@ def test_another_run_of_the_process_leaves_nothing_behind(
 def test_lengths_words_and_rates_are_those_asked_for(
     bare_bert: Path, tmp_path: Path
 ) -> None:
-    asked: dict[str, Any] = {"long_cycles": 2, "long_length": 48, "keep_cycle": 3}
-    settings = config(bare_bert, cycles=4, head_cycles=2, whole_words=True, **asked)
-    own = [
+    schedule: dict[str, Any] = {"long_cycles": 2, "long_length": 48, "keep_cycle": 3}
+    settings = config(bare_bert, cycles=4, head_cycles=2, whole_words=True, **schedule)
+    train_notes = [
         replace(note, text=note.text.replace("a", "ec")) for note in notes(1, 12, 12)
     ]
-    site = Site(site_notes("a", own), settings, cache=tmp_path)
+    site = Site(site_notes("a", train_notes), settings, cache=tmp_path)
     longest = [
         max(len(s.sequences.ids[0]) for (s,) in site.steps(epoch)) for epoch in range(6)
     ]
@@ -324,9 +333,9 @@ def test_lengths_words_and_rates_are_those_asked_for(
 
 
 def test_bfloat16_rounds(bert: Path, tmp_path: Path) -> None:
-    own = [site_notes("a", notes(1, 8, 8))]
+    job_sites = [site_notes("a", notes(1, 8, 8))]
     exact, rounded = (
-        train(own, config(bert, cycles=1, precision=precision), tmp_path)[1]
+        train(job_sites, config(bert, cycles=1, precision=precision), tmp_path)[1]
         for precision in ("float32", "bfloat16")
     )
     name = "bert.encoder.layer.0.attention.self.query.weight"
@@ -343,11 +352,13 @@ def test_scores_of_a_site_do_not_depend_on_who_trained(
     bert: Path, tmp_path: Path
 ) -> None:
     """The same weights, judged by the site and by another on that site's notes."""
-    held = site_notes("a", notes(1, 8, 8), notes(2, 5, 5))
-    sites, found = train([held], config(bert), tmp_path)
-    other = Site(site_notes("pooled", notes(3, 8, 8)), config(bert), cache=tmp_path)
-    other.load(found)
-    assert other.scores_on(held) == sites[0].scores
+    site = site_notes("a", notes(1, 8, 8), notes(2, 5, 5))
+    sites, trained_values = train([site], config(bert), tmp_path)
+    pooled_site = Site(
+        site_notes("pooled", notes(3, 8, 8)), config(bert), cache=tmp_path
+    )
+    pooled_site.load(trained_values)
+    assert pooled_site.scores_on(site) == sites[0].scores
 
 
 # what an update tells

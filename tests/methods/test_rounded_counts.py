@@ -45,7 +45,7 @@ def three_sites(**changes: Any) -> Case:
     ]
     return Case(
         fedner.METHOD,
-        lambda own: fedner.METHOD.configure(base, own),
+        lambda site_data: fedner.METHOD.configure(base, site_data),
         sites,
         "train",
         True,
@@ -64,8 +64,8 @@ def test_equation_2_weighs_by_reported_numbers() -> None:
     for name in updates["small"].tensors:
         values = [updates[site].tensors[name].double().numpy() for site in SIZES]
         expected = np.average(values, axis=0, weights=[10, 10, 30])
-        found = state.tensors[f"shared.{name}"].double().numpy()
-        np.testing.assert_allclose(found, expected, rtol=2**-23, atol=1e-12)
+        shared_value = state.tensors[f"shared.{name}"].double().numpy()
+        np.testing.assert_allclose(shared_value, expected, rtol=2**-23, atol=1e-12)
 
 
 def test_parts_of_a_mini_batch_follow_from_reported_numbers() -> None:

@@ -29,11 +29,11 @@ def words() -> Tags:
 def annotations(words: Tags) -> tuple[Tags, Tags]:
     """Two random annotations of the words, by type or O."""
     rng = random.Random(4)
-    one, two = (
+    first, second = (
         [[rng.choice(["O", "O", "X", "Y"]) for _ in row] for row in words]
         for _ in range(2)
     )
-    return one, two
+    return first, second
 
 
 def annotate(words: Tags, tags: Tags) -> list[Document]:
@@ -52,16 +52,16 @@ def annotate(words: Tags, tags: Tags) -> list[Document]:
 def test_kappa_is_that_of_scikit_learn(
     words: Tags, annotations: tuple[Tags, Tags]
 ) -> None:
-    one, two = annotations
-    scores = measure_agreement(annotate(words, one), annotate(words, two))
+    first, second = annotations
+    scores = measure_agreement(annotate(words, first), annotate(words, second))
     flat = [[tag for row in tags for tag in row] for tags in annotations]
     assert scores["kappa"] == pytest.approx(cohen_kappa_score(*flat), abs=1e-12)
     assert scores["tokens"] == 108
 
 
 def test_f1_is_that_of_nervaluate(words: Tags, annotations: tuple[Tags, Tags]) -> None:
-    one, two = (annotate(words, tags) for tags in annotations)
-    scores = measure_agreement(one, two)
+    first, second = (annotate(words, tags) for tags in annotations)
+    scores = measure_agreement(first, second)
     spans = [
         [
             [
@@ -70,7 +70,7 @@ def test_f1_is_that_of_nervaluate(words: Tags, annotations: tuple[Tags, Tags]) -
             ]
             for document in documents
         ]
-        for documents in (one, two)
+        for documents in (first, second)
     ]
     expected = Evaluator(*spans, tags=["X", "Y"]).evaluate()["overall"]
     assert scores["strict"] == pytest.approx(expected["strict"].f1, abs=1e-12)
@@ -78,9 +78,9 @@ def test_f1_is_that_of_nervaluate(words: Tags, annotations: tuple[Tags, Tags]) -
 
 
 def test_documents_of_one_side_or_with_another_text_are_not_compared() -> None:
-    one = [Document("d", "x"), Document("only a", "x"), Document("changed", "a")]
-    two = [Document("d", "x"), Document("only b", "x"), Document("changed", "b")]
-    scores = measure_agreement(one, two)
+    first = [Document("d", "x"), Document("only a", "x"), Document("changed", "a")]
+    second = [Document("d", "x"), Document("only b", "x"), Document("changed", "b")]
+    scores = measure_agreement(first, second)
     assert (scores["documents"], scores["apart"]) == (1, 3)
 
 

@@ -32,7 +32,7 @@ from fednotes.metrics.calibration import (
 DOCUMENTS, EACH = 80, 25
 
 
-def drawn(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ...]:
+def draw_spans(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ...]:
     """Confidences of whom `slope · log-odds + intercept` are the true log-odds; 25 a
     document."""
     rng = np.random.default_rng(seed)
@@ -46,14 +46,14 @@ def drawn(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ..
 
 
 def fitted(slope: float, intercept: float) -> Calibrated:
-    return calibrate(*drawn(slope, intercept), _fit_platt, "")
+    return calibrate(*draw_spans(slope, intercept), _fit_platt, "")
 
 
 def test_the_reliability_table_is_scikit_learns() -> None:
     """Its `calibration_curve` of equal widths has each bin's means, NumPy the counts."""
     curves = pytest.importorskip("sklearn.calibration")
     metrics = pytest.importorskip("sklearn.metrics")
-    chances, right, _ = drawn(0.6, -0.5)
+    chances, right, _ = draw_spans(0.6, -0.5)
     actual = Reliability.of(chances, right, DOCUMENTS)
     share, mean = curves.calibration_curve(
         right, chances, n_bins=BINS, strategy="uniform"
@@ -78,18 +78,23 @@ def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) ->
     pytest.importorskip("matplotlib")
     stats = pytest.importorskip("scipy.stats")
     actual = fitted(0.5, -0.7)
-    panel, below = _figure(actual.shown).axes
+    panel, counts_panel = _figure(actual.shown).axes
     for number, each in enumerate((actual.before, actual.after)):
         line, _, (bars,) = panel.containers[number]
         assert line.get_xdata().tolist() == [b.confidence for b in each.bins]
         assert line.get_ydata().tolist() == [b.right for b in each.bins]
-        for one, segment in zip(each.bins, bars.get_segments(), strict=True):
-            test = stats.binomtest(round(one.right * one.spans), one.spans)
-            wanted = test.proportion_ci(method="wilson")
-            assert segment[:, 1].tolist() == pytest.approx(
-                [wanted.low, wanted.high], abs=1e-4
+        for reliability_bin, segment in zip(
+            each.bins, bars.get_segments(), strict=True
+        ):
+            test = stats.binomtest(
+                round(reliability_bin.right * reliability_bin.spans),
+                reliability_bin.spans,
             )
-        assert [b.get_height() for b in below.containers[number]] == [
+            interval = test.proportion_ci(method="wilson")
+            assert segment[:, 1].tolist() == pytest.approx(
+                [interval.low, interval.high], abs=1e-4
+            )
+        assert [b.get_height() for b in counts_panel.containers[number]] == [
             b.spans for b in each.bins
         ]
     actual.plot(tmp_path / "new" / "a.SVG")
@@ -110,15 +115,15 @@ def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) ->
 def test_the_fit_is_scikit_learns() -> None:
     """Its sigmoid calibration has Platt's targets too; it is given the log-odds."""
     curves = pytest.importorskip("sklearn.calibration")
-    chances, right, _ = drawn(0.5, -0.7)
-    other = curves._SigmoidCalibration().fit(log_odds(chances), right)
+    chances, right, _ = draw_spans(0.5, -0.7)
+    reference = curves._SigmoidCalibration().fit(log_odds(chances), right)
     assert _fit_platt(log_odds(chances), right) == pytest.approx(
-        (-other.a_, -other.b_), rel=1e-3
+        (-reference.a_, -reference.b_), rel=1e-3
     )
     calibration = fitted(0.5, -0.7).calibration
     assert calibration is not None
     assert calibration.values(chances) == pytest.approx(
-        other.predict(log_odds(chances)), rel=1e-3
+        reference.predict(log_odds(chances)), rel=1e-3
     )
 
 
@@ -133,10 +138,10 @@ def test_what_is_wrong_is_mended_and_what_is_right_is_left() -> None:
     assert actual.after.ece < 0.04 < 0.2 < actual.before.ece
     assert actual.gain == pytest.approx(actual.before.log_loss - actual.after.log_loss)
     assert actual.gain > 10 * actual.error > 0
-    left = fitted(1.0, 0.0)
-    assert left.calibration is None
-    assert left.gain < left.error
-    assert abs(left.before.ece - left.after.ece) < 0.02
+    judged = fitted(1.0, 0.0)
+    assert judged.calibration is None
+    assert judged.gain < judged.error
+    assert abs(judged.before.ece - judged.after.ece) < 0.02
 
 
 def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
@@ -156,10 +161,10 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
     odds = log_odds(chances)
     fits: list[tuple[np.ndarray, Any]] = []
 
-    def fit(some: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
-        rows = np.flatnonzero(np.isin(odds, some))
+    def fit(fitted_odds: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+        rows = np.flatnonzero(np.isin(odds, fitted_odds))
         assert np.array_equal(right[rows], truth)
-        theirs = curves._SigmoidCalibration().fit(some, truth)
+        theirs = curves._SigmoidCalibration().fit(fitted_odds, truth)
         fits.append((rows, theirs))
         return -float(theirs.a_), -float(theirs.b_)
 
@@ -177,15 +182,15 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
 
     losses = [-np.log(np.where(right, each, 1 - each)) for each in (chances, after)]
     gains = losses[0] - losses[1]
-    off = [(gains[owner == one] - gains.mean()).sum() for one in range(12)]
+    off = [(gains[owner == document] - gains.mean()).sum() for document in range(12)]
     error = np.sqrt(12 / 11 * np.square(off).sum()) / len(owner)
     assert actual.after.log_loss == pytest.approx(
         metrics.log_loss(right, after), rel=1e-6
     )
     assert actual.gain == pytest.approx(gains.mean(), rel=1e-6)
     assert actual.error == pytest.approx(error, rel=1e-6)
-    seen = curves._SigmoidCalibration().fit(odds, right).predict(odds)
-    assert actual.after.log_loss > metrics.log_loss(right, seen) + 0.005
+    in_sample = curves._SigmoidCalibration().fit(odds, right).predict(odds)
+    assert actual.after.log_loss > metrics.log_loss(right, in_sample) + 0.005
 
 
 def test_spans_are_judged_by_document() -> None:
@@ -224,14 +229,16 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
         weights_digest(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert Calibration.of(tmp_path) is None
-    made = Calibration(
+    calibration = Calibration(
         0.5, -0.25, weights_digest(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4)
     )
     before = folder_fingerprint(tmp_path)
-    made.write(tmp_path)
-    assert Calibration.of(tmp_path) == made
+    calibration.write(tmp_path)
+    assert Calibration.of(tmp_path) == calibration
     assert folder_fingerprint(tmp_path) == before  # as an encoder it is what it was
-    (document,) = made.on([Document("a", "x", (Span(0, 1, "A", confidence=0.8),))])
+    (document,) = calibration.on(
+        [Document("a", "x", (Span(0, 1, "A", confidence=0.8),))]
+    )
     by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) - 0.25)))
     assert document.spans[0].confidence == pytest.approx(by_hand)
     table = json.loads((tmp_path / FILE).read_text())
@@ -248,7 +255,7 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
         (tmp_path / FILE).write_text(text)
         with pytest.raises(ModelError, match=r"calibration.json: .*delete this file"):
             Calibration.of(tmp_path)
-    made.write(tmp_path)
+    calibration.write(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"others")
     with pytest.raises(ModelError, match="belongs to other weights"):
         Calibration.of(tmp_path)

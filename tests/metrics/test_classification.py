@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from phenotype_scores import OUTPUTS, codes_alone, drawn, site_score
+from phenotype_scores import OUTPUTS, codes_alone, draw_patients, site_score
 from sklearn.metrics import (
     average_precision_score,
     f1_score,
@@ -61,11 +61,14 @@ def scikit_learn(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """(precision, recall, f1): macro of each output, then the mean over those with
     labels."""
     rows = []
-    for gold, said in zip(labels.T, predicted.T, strict=True):
+    for gold, predictions in zip(labels.T, predicted.T, strict=True):
         is_labelled = gold >= 0
         if is_labelled.any():
             scores = precision_recall_fscore_support(
-                gold[is_labelled], said[is_labelled], average="macro", zero_division=0
+                gold[is_labelled],
+                predictions[is_labelled],
+                average="macro",
+                zero_division=0,
             )
             rows.append(scores[:3])
     return np.mean(rows, axis=0)
@@ -83,18 +86,20 @@ def test_macro_is_scikit_learns() -> None:
     assert scores["outputs"] == 5
     assert scores["macro"]["support"] == (labels >= 0).sum()
     for column, name in enumerate(NAMES[:5]):
-        gold, said = labels[:, column], predicted[:, column]
+        gold, predictions = labels[:, column], predicted[:, column]
         is_labelled = gold >= 0
-        wanted = precision_recall_fscore_support(
-            gold[is_labelled], said[is_labelled], zero_division=0
+        expected = precision_recall_fscore_support(
+            gold[is_labelled], predictions[is_labelled], zero_division=0
         )
-        present = np.unique([gold[is_labelled], said[is_labelled]])
-        for c, row in zip(present, np.transpose(wanted), strict=True):
-            found = scores["by_output"][name][CLASSES[c]]
-            assert [*values(found), found["support"]] == pytest.approx(row)
-            assert found["predicted"] == (said[is_labelled] == c).sum()
+        present = np.unique([gold[is_labelled], predictions[is_labelled]])
+        for c, row in zip(present, np.transpose(expected), strict=True):
+            class_scores = scores["by_output"][name][CLASSES[c]]
+            assert [*values(class_scores), class_scores["support"]] == pytest.approx(
+                row
+            )
+            assert class_scores["predicted"] == (predictions[is_labelled] == c).sum()
         assert values(scores["by_output"][name]["macro"]) == pytest.approx(
-            np.mean(np.transpose(wanted)[:, :3], axis=0)
+            np.mean(np.transpose(expected)[:, :3], axis=0)
         )
         assert set(scores["by_output"][name]) == {
             "macro",
@@ -108,12 +113,12 @@ def test_micro_and_present_are_scikit_learns() -> None:
     labels, predicted = random_labels()
     scores = ClassCounts.of(labels, predicted, NAMES).scores()
     is_labelled = labels >= 0
-    gold, said = labels[is_labelled], predicted[is_labelled]
+    gold, predictions = labels[is_labelled], predicted[is_labelled]
     three = (precision_score, recall_score, f1_score)
     assert values(scores["micro"]) == pytest.approx(
-        [f(gold, said, average="micro") for f in three]
+        [f(gold, predictions, average="micro") for f in three]
     )
-    binary = [f(gold == 1, said == 1, zero_division=0) for f in three]
+    binary = [f(gold == 1, predictions == 1, zero_division=0) for f in three]
     assert values(scores["present"]["micro"]) == pytest.approx(binary)
     columns = [
         (labels[k, c] == 1, predicted[k, c] == 1)
@@ -129,20 +134,20 @@ def test_micro_and_present_are_scikit_learns() -> None:
 def test_counts_add_over_sites() -> None:
     """Oracle: all patients at one site; through the metrics of an Update and back."""
     labels, predicted = random_labels()
-    whole = ClassCounts.of(labels, predicted, NAMES)
+    together = ClassCounts.of(labels, predicted, NAMES)
     parts = [
         ClassCounts.of(labels[r], predicted[r], NAMES)
         for r in (slice(0, 9), slice(9, 80))
     ]
     total = Total.of([Update(metrics=p.to_metrics() | {"loss": 1.0}) for p in parts])
-    found = ClassCounts.from_metrics(
+    received = ClassCounts.from_metrics(
         total.metrics | {"classes/x": 1.0, "classes/x/y/z": 1.0}
     )
-    assert found.scores() == whole.scores()
-    assert (parts[0] + parts[1]).scores() == whole.scores()
-    assert (ClassCounts() + whole).scores() == whole.scores()
+    assert received.scores() == together.scores()
+    assert (parts[0] + parts[1]).scores() == together.scores()
+    assert (ClassCounts() + together).scores() == together.scores()
     empty = ClassCounts.of(labels[:0], predicted[:0], NAMES)
-    assert empty.to_metrics().keys() == whole.to_metrics().keys()
+    assert empty.to_metrics().keys() == together.to_metrics().keys()
     assert empty.scores()["outputs"] == 0
     assert ClassCounts().scores()["macro"] == {
         "precision": 0,
@@ -158,14 +163,17 @@ def test_questionable_left_out_and_no_prediction() -> None:
     labels, predicted = random_labels()
     labels, predicted = labels[:, :2], np.minimum(predicted[:, :2], 1)
     counts = ClassCounts.of(labels, predicted, NAMES[:2], ((0, 1), (0, 1)))
-    wanted = scikit_learn(np.where(labels == 2, -1, labels), predicted)
-    assert values(counts.scores()["macro"]) == pytest.approx(wanted)
-    said = predicted.copy()
-    said[::3] = -1
-    scores = ClassCounts.of(labels, said, NAMES[:2]).scores()["by_output"][NAMES[0]]
+    expected = scikit_learn(np.where(labels == 2, -1, labels), predicted)
+    assert values(counts.scores()["macro"]) == pytest.approx(expected)
+    withheld = predicted.copy()
+    withheld[::3] = -1
+    scores = ClassCounts.of(labels, withheld, NAMES[:2]).scores()["by_output"][NAMES[0]]
     is_labelled = labels[:, 0] >= 0
     _, recall, _, _ = precision_recall_fscore_support(
-        labels[is_labelled, 0], said[is_labelled, 0], labels=[0, 1, 2], zero_division=0
+        labels[is_labelled, 0],
+        withheld[is_labelled, 0],
+        labels=[0, 1, 2],
+        zero_division=0,
     )
     assert [scores[c]["recall"] for c in CLASSES] == pytest.approx(recall)
 
@@ -185,8 +193,8 @@ def test_the_papers_average_is_the_mean_over_diseases() -> None:
     assert abs(2 * precision * recall / (precision + recall) - f1) > 0.03
     gold = np.array([1] * 10 + [0] * 90)[:, None]
     # as rare a disease: high precision, low recall
-    said = np.array([1] * 2 + [0] * 98)[:, None]
-    macro = ClassCounts.of(gold, said, ["d"]).scores()["macro"]
+    predictions = np.array([1] * 2 + [0] * 98)[:, None]
+    macro = ClassCounts.of(gold, predictions, ["d"]).scores()["macro"]
     assert macro["f1"] == pytest.approx(np.mean([2 * 2 / 12, 2 * 90 / 188]))
     assert macro["f1"] < 2 / (1 / macro["precision"] + 1 / macro["recall"]) - 0.05
 
@@ -195,30 +203,34 @@ def test_the_papers_average_is_the_mean_over_diseases() -> None:
 
 
 def is_the_loop(
-    found: Bootstrap, score: Callable[..., float], a: Any, b: Any, units: int
+    bootstrap: Bootstrap, score: Callable[..., float], a: Any, b: Any, units: int
 ) -> None:
     """Oracle: a loop over the same draws (seed 5), which scores each anew."""
-    draws = np.random.default_rng(5).integers(0, units, (found.samples, units))
+    draws = np.random.default_rng(5).integers(0, units, (bootstrap.samples, units))
     each = [score(draw, a) - score(draw, b) for draw in draws]
     everyone = np.arange(units)
     observed = score(everyone, a) - score(everyone, b)
-    assert (found.f1_a, found.f1_b) == pytest.approx(
+    assert (bootstrap.f1_a, bootstrap.f1_b) == pytest.approx(
         (score(everyone, a), score(everyone, b))
     )
-    assert found.difference == pytest.approx(observed)
-    assert (found.low, found.high) == pytest.approx(
+    assert bootstrap.difference == pytest.approx(observed)
+    assert (bootstrap.low, bootstrap.high) == pytest.approx(
         tuple(np.quantile(each, (0.025, 0.975)))
     )
     extreme = sum(abs(d - observed) >= abs(observed) - 1e-12 for d in each)
-    assert found.p_value == pytest.approx((1 + extreme) / (1 + found.samples))
+    assert bootstrap.p_value == pytest.approx((1 + extreme) / (1 + bootstrap.samples))
 
 
 def test_paired_macro_f1_is_the_loop() -> None:
     labels, a = random_labels(30)
     b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
-    found = paired_patients(labels, a, b, samples=200, seed=5)
+    bootstrap = paired_patients(labels, a, b, samples=200, seed=5)
     is_the_loop(
-        found, lambda draw, said: scikit_learn(labels[draw], said[draw])[2], a, b, 30
+        bootstrap,
+        lambda draw, predictions: scikit_learn(labels[draw], predictions[draw])[2],
+        a,
+        b,
+        30,
     )
 
 
@@ -235,9 +247,9 @@ def test_paired_areas_are_the_loop() -> None:
     def area(draw: np.ndarray, scores: np.ndarray) -> float:
         each = []
         for c in range(3):
-            own = draw[np.isin(labels[draw, c], (0, 1))]
-            if len(np.unique(labels[own, c])) == 2:
-                each.append(roc_auc_score(labels[own, c], scores[own, c]))
+            labelled = draw[np.isin(labels[draw, c], (0, 1))]
+            if len(np.unique(labels[labelled, c])) == 2:
+                each.append(roc_auc_score(labels[labelled, c], scores[labelled, c]))
         return float(np.mean(each))
 
     is_the_loop(
@@ -257,11 +269,11 @@ def test_areas_are_scikit_learns(ties: bool) -> None:
     scores = rng.normal(size=200) + (labels == 1)
     scores = np.round(scores) if ties else scores
     is_labelled = (labels == 0) | (labels == 1)
-    found = rankings(labels[:, None], scores[:, None], ["d"], samples=0)["by_output"][
+    ranked = rankings(labels[:, None], scores[:, None], ["d"], samples=0)["by_output"][
         "d"
     ]
     for name, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
-        assert found[name]["value"] == pytest.approx(
+        assert ranked[name]["value"] == pytest.approx(
             area(labels[is_labelled], scores[is_labelled])
         )
 
@@ -274,7 +286,7 @@ def test_intervals_are_the_loop() -> None:
     labels[:, 2] = 0
     labels[:2, 2] = 1  # so rare that some draws have none
     scores = np.round(rng.normal(size=labels.shape) + labels, 1)
-    found = rankings(labels, scores, ["a", "b", "c"], samples=100, seed=2)
+    ranked = rankings(labels, scores, ["a", "b", "c"], samples=100, seed=2)
     areas = {"auroc": roc_auc_score, "auprc": average_precision_score}
     for name, area in areas.items():
         per_draw = np.full((101, 3), np.nan)
@@ -285,36 +297,38 @@ def test_intervals_are_the_loop() -> None:
                 if len(np.unique(y[y >= 0])) == 2:
                     per_draw[i, c] = area(y[y >= 0], s[y >= 0])
         for c, output in enumerate("abc"):
-            got, drawn = found["by_output"][output][name], per_draw[1:, c]
-            assert got["value"] == pytest.approx(per_draw[0, c])
-            wanted = np.quantile(drawn[~np.isnan(drawn)], (0.025, 0.975))
-            assert [got["low"], got["high"]] == pytest.approx(wanted)
+            interval, values_drawn = ranked["by_output"][output][name], per_draw[1:, c]
+            assert interval["value"] == pytest.approx(per_draw[0, c])
+            expected = np.quantile(
+                values_drawn[~np.isnan(values_drawn)], (0.025, 0.975)
+            )
+            assert [interval["low"], interval["high"]] == pytest.approx(expected)
         assert np.isnan(per_draw[1:, 2]).any()
-        macro, means = found["macro"][name], np.nanmean(per_draw, axis=1)
+        macro, means = ranked["macro"][name], np.nanmean(per_draw, axis=1)
         assert macro["value"] == pytest.approx(means[0])
         assert [macro["low"], macro["high"]] == pytest.approx(
             np.quantile(means[1:], (0.025, 0.975))
         )
-    assert found["by_output"]["c"]["present"] == 2
-    assert found["by_output"]["c"]["absent"] == 38
+    assert ranked["by_output"]["c"]["present"] == 2
+    assert ranked["by_output"]["c"]["absent"] == 38
 
 
 def test_one_class_has_no_area() -> None:
     """Oracle: scikit-learn refuses; here None, and the macro mean goes without it."""
     labels = np.array([[1, 0, -1], [1, 1, -1], [1, 0, 2]])
     scores = np.array([[0.1, 0.2, 0.3], [0.2, 0.9, 0.3], [0.3, 0.3, 0.3]])
-    found = rankings(labels, scores, ["all", "some", "none"], samples=20)
+    ranked = rankings(labels, scores, ["all", "some", "none"], samples=20)
     nothing = {"value": None, "low": None, "high": None}
     for name in ("all", "none"):
         assert (
-            found["by_output"][name]["auroc"]
-            == found["by_output"][name]["auprc"]
+            ranked["by_output"][name]["auroc"]
+            == ranked["by_output"][name]["auprc"]
             == nothing
         )
-    assert found["macro"]["outputs"] == 1
+    assert ranked["macro"]["outputs"] == 1
     assert (
-        found["macro"]["auroc"]["value"]
-        == found["by_output"]["some"]["auroc"]["value"]
+        ranked["macro"]["auroc"]["value"]
+        == ranked["by_output"]["some"]["auroc"]["value"]
         == 1
     )
     assert (
@@ -424,8 +438,8 @@ def test_bootstrap_equals_explicit_resampling(
     gold, a, b = systems(15, (0.1, 0.4))
 
     def f1(draw: np.ndarray, system: list[Document]) -> float:
-        left, right = [gold[i] for i in draw], [system[i] for i in draw]
-        return float(SpanCounts.of(left, right).scores()[metric]["f1"])
+        gold_drawn, system_drawn = [gold[i] for i in draw], [system[i] for i in draw]
+        return float(SpanCounts.of(gold_drawn, system_drawn).scores()[metric]["f1"])
 
     # all at once, and seven resamples at a time
     for chunk in (classification._CHUNK, 15 * 7):
@@ -471,9 +485,9 @@ def test_means_are_over_the_sites_that_have_the_number() -> None:
     ):
         assert means[kind][key] == pytest.approx((a[kind][key] + b[kind][key]) / 2)
     for name in OUTPUTS:
-        found = means["by_output"][name]
-        assert found["sites"] == 2
-        assert found["f1"] == pytest.approx(
+        mean_score = means["by_output"][name]
+        assert mean_score["sites"] == 2
+        assert mean_score["f1"] == pytest.approx(
             fmean(each["by_output"][name]["macro"]["f1"] for each in (a, b))
         )
 
@@ -493,7 +507,7 @@ def test_the_mean_of_the_diseases_is_the_macro_score() -> None:
     way."""
     means = mean_scores([site_score(seed) for seed in (1, 2, 3)])
     for key in ("precision", "recall", "f1"):
-        each = [found[key] for found in means["by_output"].values()]
+        each = [disease[key] for disease in means["by_output"].values()]
         assert fmean(each) == pytest.approx(means["phenotypes"][key])
 
 
@@ -514,17 +528,17 @@ def test_intervals_stay_where_all_sites_say_the_same() -> None:
 def test_sums_are_the_scores_of_all_patients_together() -> None:
     """Oracle: scikit-learn's macro F1 of each disease over both sites' labelled
     patients."""
-    parts = [drawn(seed) for seed in (1, 2)]
+    parts = [draw_patients(seed) for seed in (1, 2)]
     labels, predicted = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    found = summed_scores([site_score(1), codes_alone(3), site_score(2)])
+    summed = summed_scores([site_score(1), codes_alone(3), site_score(2)])
     each = []
     for column, name in enumerate(OUTPUTS):
         known = labels[:, column] >= 0
         each.append(
             f1_score(labels[known, column], predicted[known, column], average="macro")
         )
-        assert found["by_output"][name]["macro"]["f1"] == pytest.approx(each[-1])
-    assert found["phenotypes"]["f1"] == pytest.approx(fmean(each))
+        assert summed["by_output"][name]["macro"]["f1"] == pytest.approx(each[-1])
+    assert summed["phenotypes"]["f1"] == pytest.approx(fmean(each))
 
 
 def test_without_counts_there_is_no_sum() -> None:
@@ -573,15 +587,15 @@ def test_the_means_over_sites_are_compared_by_draws_of_each_site() -> None:
     assert {s: test.difference for s, test in each.items()} == pytest.approx(gains)
     assert mean.difference == pytest.approx(sum(gains.values()) / 4)
     rng = np.random.default_rng(123)
-    drawn = []
+    mean_differences = []
     for _ in range(2000):
         differences = [0.0]
         for a, b in counts.values():
             if len(a):
                 rows = rng.integers(0, len(a), len(a))
                 differences.append(f1(a[rows]) - f1(b[rows]))
-        drawn.append(sum(differences) / 4)
-    low, high = np.quantile(drawn, (0.025, 0.975))
+        mean_differences.append(sum(differences) / 4)
+    low, high = np.quantile(mean_differences, (0.025, 0.975))
     assert mean.high - mean.low == pytest.approx(high - low, rel=0.1)
     assert (mean.low, mean.high) == pytest.approx((low, high), abs=0.01)
 

@@ -42,8 +42,8 @@ def test_the_error_of_f1_is_that_of_drawn_mentions(
     rng = np.random.default_rng(1)
     parts = np.array([right, predicted - right, gold - right])
     tp, fp, fn = rng.multinomial(parts.sum(), parts / parts.sum(), 200_000).T
-    drawn = (2 * tp / (2 * tp + fp + fn)).std()
-    assert f1_error(right, predicted, gold) == pytest.approx(drawn, rel=0.04)
+    deviation = (2 * tp / (2 * tp + fp + fn)).std()
+    assert f1_error(right, predicted, gold) == pytest.approx(deviation, rel=0.04)
 
 
 def test_nothing_named_has_no_error() -> None:
@@ -53,8 +53,8 @@ def test_nothing_named_has_no_error() -> None:
 def test_few_mentions_are_not_certain() -> None:
     """The share of right ones is (n + 1) / (n + 2) then, as Agresti and Coull have it."""
     for right, gold, share in ((2, 2, 3 / 4), (0, 2, 1 / 4), (10, 10, 11 / 12)):
-        wanted = 2 / (1 + share) ** 2 * (share * (1 - share) / (gold + 2)) ** 0.5
-        assert f1_error(right, right, gold) == pytest.approx(wanted)
+        expected = 2 / (1 + share) ** 2 * (share * (1 - share) / (gold + 2)) ** 0.5
+        assert f1_error(right, right, gold) == pytest.approx(expected)
 
 
 def test_a_share_is_one_where_all_is_won_and_none_within_noise() -> None:
@@ -85,7 +85,7 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
 ) -> None:
     """Two F1s of 1,000 mentions each, drawn anew: 95 % of their differences are in an
     interval."""
-    one, two = (right / 1000 for right in (500, federated))
+    alone_f1, federated_f1 = (right / 1000 for right in (500, federated))
     actual = verdict(
         [
             {
@@ -96,21 +96,21 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     )
     assert actual is not None
     assert (actual.use, actual.gap) == (use, None)
-    assert actual.gain == pytest.approx(two - one)
+    assert actual.gain == pytest.approx(federated_f1 - alone_f1)
     rng = np.random.default_rng(1)
-    unions = [round(1000 * (2 - f1)) for f1 in (one, two)]
+    unions = [round(1000 * (2 - f1)) for f1 in (alone_f1, federated_f1)]
     shares = [
         rng.binomial(u, f1 / (2 - f1), 20_000) / u
-        for u, f1 in zip(unions, (one, two), strict=True)
+        for u, f1 in zip(unions, (alone_f1, federated_f1), strict=True)
     ]
-    drawn = [2 * share / (1 + share) for share in shares]
+    f1_drawn = [2 * share / (1 + share) for share in shares]
     assert (actual.high - actual.low) / 3.92 == pytest.approx(
-        (drawn[1] - drawn[0]).std(), rel=0.05
+        (f1_drawn[1] - f1_drawn[0]).std(), rel=0.05
     )
 
 
 def test_sites_without_a_condition_are_left_out() -> None:
-    whole = {
+    complete_site = {
         c: mentions(k, 2000, 2000)
         for c, k in zip(
             ("alone", "federated", "pooled"), (1000, 1300, 1400), strict=True
@@ -119,7 +119,7 @@ def test_sites_without_a_condition_are_left_out() -> None:
     part = {"alone": mentions(1, 9, 9), "federated": mentions(2, 9, 9)}
     assert gap_of_sites([part]) is None
     assert gap_of_sites([{}]) is None
-    assert gap_of_sites([whole, part, {}]) == gap_of_sites([whole])
+    assert gap_of_sites([complete_site, part, {}]) == gap_of_sites([complete_site])
 
 
 def test_diseases_count_by_their_classes() -> None:
@@ -158,10 +158,10 @@ def test_over_seeds_the_interval_decides() -> None:
     pooled = list(0.57 + 0.01 * rng.standard_normal(5))
     federated = list(0.56 + 0.01 * rng.standard_normal(5))
     shares, why = gap_by_seed(alone, federated, pooled)
-    whole = np.mean(pooled) - np.mean(alone)
+    gain_pooled = np.mean(pooled) - np.mean(alone)
     assert why == ""
     assert np.mean(shares) == pytest.approx(
-        (np.mean(federated) - np.mean(alone)) / whole
+        (np.mean(federated) - np.mean(alone)) / gain_pooled
     )
     near = [a + d for a, d in zip(alone, (0.02, -0.01, 0.01, 0.0, 0.005), strict=True)]
     interval = stats.ttest_rel(near, alone).confidence_interval()

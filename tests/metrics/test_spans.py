@@ -86,9 +86,9 @@ def brute_force(
         ),
         0,
     )
-    for left, right in zip(gold, predicted, strict=True):
-        g = sorted({s for s in left.spans if s.label == label})
-        p = sorted({s for s in right.spans if s.label == label})
+    for gold_document, predicted_document in zip(gold, predicted, strict=True):
+        g = sorted({s for s in gold_document.spans if s.label == label})
+        p = sorted({s for s in predicted_document.spans if s.label == label})
         counts["gold"] += len(g)
         counts["predicted"] += len(p)
         counts["strict"] += sum(s in p for s in g)
@@ -109,10 +109,10 @@ NESTED = [
 # (0,9) must leave (0,2) to (0,3): no choice from left to right
 @example([(NESTED[0], NESTED[1])])
 def test_all_definitions_equal_a_double_loop(
-    drawn: list[tuple[list[Span], list[Span]]],
+    pairs: list[tuple[list[Span], list[Span]]],
 ) -> None:
     """Expected counts: `brute_force` above (sets of characters, scipy's matching)."""
-    gold, predicted = corpus(drawn)
+    gold, predicted = corpus(pairs)
     counts = SpanCounts.of(gold, predicted, types=TYPES)
     assert (
         SpanCounts.of(gold, gold).total.strict == SpanCounts.of(gold, gold).total.gold
@@ -125,25 +125,25 @@ def test_all_definitions_equal_a_double_loop(
 @settings(deadline=None)
 @given(sides, st.randoms(use_true_random=False))
 def test_shards_add_and_order_is_nothing(
-    drawn: list[tuple[list[Span], list[Span]]], rng: random.Random
+    pairs: list[tuple[list[Span], list[Span]]], rng: random.Random
 ) -> None:
     """The counts of the whole are the sum of its parts, in any order, over the wire or
     not."""
-    gold, predicted = corpus(drawn)
-    seen = {"abc", "d"}
-    whole = SpanCounts.of(gold, predicted, seen, TYPES)
+    gold, predicted = corpus(pairs)
+    seen_forms = {"abc", "d"}
+    together = SpanCounts.of(gold, predicted, seen_forms, TYPES)
     order = rng.sample(range(len(gold)), len(gold))
-    parts = [SpanCounts.of([gold[i]], [predicted[i]], seen) for i in order]
+    parts = [SpanCounts.of([gold[i]], [predicted[i]], seen_forms) for i in order]
     sent: dict[str, float] = {}
     for part in parts:
         for key, value in part.to_metrics().items():
             sent[key] = sent.get(key, 0.0) + value
-    assert sum(parts, SpanCounts()).total == whole.total
-    assert SpanCounts.from_metrics(sent).total == whole.total
-    assert sum(parts, SpanCounts(dict.fromkeys(TYPES, SpanCounts().total))) == whole
+    assert sum(parts, SpanCounts()).total == together.total
+    assert SpanCounts.from_metrics(sent).total == together.total
+    assert sum(parts, SpanCounts(dict.fromkeys(TYPES, SpanCounts().total))) == together
     assert (
-        SpanCounts.from_metrics({**whole.to_metrics(), "loss": 1.0, "strict/x": 2.0})
-        == whole
+        SpanCounts.from_metrics({**together.to_metrics(), "loss": 1.0, "strict/x": 2.0})
+        == together
     )
 
 
@@ -274,7 +274,8 @@ def test_many_mentions_in_each_other_are_judged_at_once() -> None:
     for kind, label in (("correct", "D"), ("type", "E")):
         predictions = [replace(span, label=label) for span in gold]
         assert judge_mentions(gold, predictions) == [
-            (kind, one, other) for one, other in zip(gold, predictions, strict=True)
+            (kind, gold_document, predicted_document)
+            for gold_document, predicted_document in zip(gold, predictions, strict=True)
         ]
     assert time.process_time() - begin < 3
 
@@ -282,9 +283,9 @@ def test_many_mentions_in_each_other_are_judged_at_once() -> None:
 @given(sides)
 @settings(max_examples=60, deadline=None)
 def test_every_mention_is_judged_once(
-    made: list[tuple[list[Span], list[Span]]],
+    pairs: list[tuple[list[Span], list[Span]]],
 ) -> None:
-    for gold, predicted in made:
+    for gold, predicted in pairs:
         actual = judge_mentions(gold, predicted)
         assert sorted(e.gold for e in actual if e.gold) == sorted(set(gold))
         assert sorted(e.predicted for e in actual if e.predicted) == sorted(
@@ -354,14 +355,14 @@ def test_unseen_forms() -> None:
 def test_document_counts_sum_to_the_whole() -> None:
     """Counts by document, summed, equal the counts of the corpus."""
     rng = random.Random(3)
-    drawn = [
+    pairs = [
         tuple(
             [Span(s, s + rng.randint(1, 3), rng.choice(TYPES)) for s in range(0, 11, 3)]
             for _ in range(2)
         )
         for _ in range(30)
     ]
-    gold, predicted = corpus(drawn)
+    gold, predicted = corpus(pairs)
     total = SpanCounts.of(gold, predicted).total
     expected = {
         "strict": [total.strict, total.predicted, total.strict, total.gold],
@@ -382,8 +383,8 @@ def test_document_counts_sum_to_the_whole() -> None:
         counts = document_counts(gold, predicted, definition)
         assert counts.shape == (30, 4)
         assert counts.sum(axis=0).tolist() == expected[definition]
-        one = SpanCounts.of(gold[4:5], predicted[4:5]).total
-        assert counts[4, [1, 3]].tolist() == [one.predicted, one.gold]
+        one_document = SpanCounts.of(gold[4:5], predicted[4:5]).total
+        assert counts[4, [1, 3]].tolist() == [one_document.predicted, one_document.gold]
 
 
 def test_types_choose_what_counts() -> None:
@@ -466,8 +467,8 @@ def test_the_kappa_of_tokens_is_scikit_learns() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(2)
     text = " ".join("abcdefghij" * 6)
-    one = rng.choice(["", "ADR", "Drug"], 60, p=[0.5, 0.4, 0.1])
-    other = np.where(rng.random(60) < 0.6, one, rng.choice(["", "Drug"], 60))
+    first = rng.choice(["", "ADR", "Drug"], 60, p=[0.5, 0.4, 0.1])
+    second = np.where(rng.random(60) < 0.6, first, rng.choice(["", "Drug"], 60))
     documents = [
         [
             Document(
@@ -480,8 +481,8 @@ def test_the_kappa_of_tokens_is_scikit_learns() -> None:
                 ),
             )
         ]
-        for row in (one.tolist(), other.tolist())
+        for row in (first.tolist(), second.tolist())
     ]
     number, kappa = token_kappa(*documents)
     assert number == 60
-    assert kappa == pytest.approx(metrics.cohen_kappa_score(one, other), rel=1e-12)
+    assert kappa == pytest.approx(metrics.cohen_kappa_score(first, second), rel=1e-12)

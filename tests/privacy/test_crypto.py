@@ -30,8 +30,8 @@ ZERO_KEY_STREAM = bytes.fromhex(
 
 
 def stream(words: int, key: bytes) -> np.ndarray:
-    whole = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(whole.update(bytes(8 * words)), "<u8")
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(cipher.update(bytes(8 * words)), "<u8")
 
 
 def test_stream_is_that_of_the_rfc() -> None:
@@ -42,14 +42,14 @@ def test_stream_is_that_of_the_rfc() -> None:
 
 def test_streams_run_on_over_blocks_and_add_modulo_2_to_the_64() -> None:
     """Against the library's streams in one piece."""
-    one, other = bytes(range(32)), bytes(range(32, 64))
+    first_key, second_key = bytes(range(32)), bytes(range(32, 64))
     size = 2 * crypto.BLOCK + 11
     base = np.arange(size, dtype=np.uint64) - np.uint64(5)
     words = base.copy()
-    crypto.add_streams(words, [(one, 1), (other, -1)])
-    plus, minus = map(partial(stream, size), (one, other))
+    crypto.add_streams(words, [(first_key, 1), (second_key, -1)])
+    plus, minus = map(partial(stream, size), (first_key, second_key))
     assert (words == base + plus - minus).all()
-    crypto.add_streams(words, [(one, -1), (other, 1)])
+    crypto.add_streams(words, [(first_key, -1), (second_key, 1)])
     assert (words == base).all()
 
 
@@ -75,9 +75,9 @@ def test_joined_is_one_to_one() -> None:
         (), ("",), ("", ""), ("ab",), ("a", "b"), ("", "ab"), (b"ab",), (1,), ("1",), (b"1",),
         (11,), (1, 1), ("s" + 7 * "\0" + "\x01a",), (-1,),
     ]  # fmt: skip
-    for one, other in combinations(lists, 2):
-        assert crypto.joined(*one) != crypto.joined(*other)
-        assert crypto.digest(*one) != crypto.digest(*other)
+    for first, second in combinations(lists, 2):
+        assert crypto.joined(*first) != crypto.joined(*second)
+        assert crypto.digest(*first) != crypto.digest(*second)
     assert crypto.digest("a", 1) == hashlib.sha256(crypto.joined("a", 1)).digest()
 
 
@@ -106,10 +106,12 @@ def shares_of(
     secret: int, factors: Iterable[int], points: Iterable[int]
 ) -> dict[int, int]:
     """Point → share, as numbers, of the polynomial with these factors."""
-    drawn = [*factors]
-    with mock.patch("secrets.randbelow", side_effect=drawn):
-        made = crypto.split(secret.to_bytes(32, "big"), 1 + len(drawn), [*points])
-    return {point: int.from_bytes(share, "big") for point, share in made.items()}
+    factors_drawn = [*factors]
+    with mock.patch("secrets.randbelow", side_effect=factors_drawn):
+        shares = crypto.split(
+            secret.to_bytes(32, "big"), 1 + len(factors_drawn), [*points]
+        )
+    return {point: int.from_bytes(share, "big") for point, share in shares.items()}
 
 
 @mock.patch.object(crypto, "PRIME", 1613)
@@ -119,8 +121,8 @@ def test_published_shares() -> None:
     published = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
     assert shares_of(1234, [166, 94], range(1, 7)) == published
     for three in combinations(published, 3):
-        found = crypto.combine({x: published[x].to_bytes(33, "big") for x in three})
-        assert int.from_bytes(found, "big") == 1234
+        recovered = crypto.combine({x: published[x].to_bytes(33, "big") for x in three})
+        assert int.from_bytes(recovered, "big") == 1234
 
 
 def test_the_prime_is_the_least_above_2_to_the_256() -> None:
@@ -138,14 +140,16 @@ def test_the_prime_is_the_least_above_2_to_the_256() -> None:
 def test_fewer_shares_than_the_threshold_fit_every_secret_alike() -> None:
     """Brute force over all polynomials modulo 7: for t - 1 given shares, each secret is
     left with equally many polynomials."""
-    made = [
+    dealings = [
         (secret, shares_of(secret, factors, (1, 2, 4, 6)))
         for secret, *factors in product(range(7), repeat=3)
     ]
-    for seen in combinations((1, 2, 4, 6), 2):
-        left = Counter((secret, *(shares[x] for x in seen)) for secret, shares in made)
-        assert len(left) == 7**3  # every pair of shares with every secret
-        assert set(left.values()) == {1}
+    for points in combinations((1, 2, 4, 6), 2):
+        views = Counter(
+            (secret, *(shares[x] for x in points)) for secret, shares in dealings
+        )
+        assert len(views) == 7**3  # every pair of shares with every secret
+        assert set(views.values()) == {1}
 
 
 @pytest.mark.parametrize("n", [3, 5, 10, 50])
@@ -168,11 +172,11 @@ def test_a_polynomials_factors_are_drawn_from_the_whole_field() -> None:
 
     Factors from a part of the field would leave some secrets more likely than others.
     """
-    with mock.patch("secrets.randbelow", side_effect=lambda end: end - 1) as drawn:
+    with mock.patch("secrets.randbelow", side_effect=lambda end: end - 1) as randbelow:
         shares = crypto.split((5).to_bytes(32, "big"), 3, [1, 2, 3])
-    assert drawn.call_count == 2
-    wanted = {x: (5 - x - x**2) % (2**256 + 297) for x in (1, 2, 3)}
-    assert {x: int.from_bytes(share, "big") for x, share in shares.items()} == wanted
+    assert randbelow.call_count == 2
+    expected = {x: (5 - x - x**2) % (2**256 + 297) for x in (1, 2, 3)}
+    assert {x: int.from_bytes(share, "big") for x, share in shares.items()} == expected
 
 
 def test_impossible_input_is_refused() -> None:

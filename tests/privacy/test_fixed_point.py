@@ -76,11 +76,11 @@ def test_one_word_sums_are_the_sums_of_rounded_values(case: tuple[int, list]) ->
     ]
     assert total.tensors["w"].tolist() == [float(Fraction(r) / unit) for r in rounded]
     bound = len(updates) * 2.0 ** -(layout.fields[0].exponent + 1)
-    for got, exact in zip(
+    for actual, exact in zip(
         total.tensors["w"].tolist(), plain(updates, "w"), strict=True
     ):
         assert (
-            abs(Fraction(got) - exact)
+            abs(Fraction(actual) - exact)
             <= Fraction(bound) + abs(exact) * Fraction(2) ** -53
         )
     assert total.weight == sum(k for _, k in rows)
@@ -102,11 +102,12 @@ def test_float64_sums_are_off_by_their_last_bit_only(rows: list[list[float]]) ->
     ]
     layout = SumLayout.of(updates[0], 5)
     total = summed(updates, layout)
-    for got, exact in zip(
+    for actual, exact in zip(
         total.tensors["w"].tolist(), plain(updates, "w"), strict=True
     ):
         assert (
-            abs(Fraction(got) - exact) <= abs(exact) * Fraction(2) ** -52 + 5 * 2**-60
+            abs(Fraction(actual) - exact)
+            <= abs(exact) * Fraction(2) ** -52 + 5 * 2**-60
         )
     exact = sum((Fraction(row[0]) for row in rows), Fraction())
     assert (
@@ -126,10 +127,10 @@ def test_what_the_first_word_leaves_is_rounded_to_the_nearest_unit_of_the_second
     cut_off = []
     for at, value in enumerate(values):
         scaled = Fraction(value) * Fraction(2) ** field.exponent
-        rest = (scaled - round(scaled)) * Fraction(2) ** field.fine
+        fine_part = (scaled - round(scaled)) * Fraction(2) ** field.fine
         assert signed[at] == round(scaled)
-        assert signed[len(values) + at] == round(rest)
-        cut_off.append(round(rest) != math.trunc(rest))
+        assert signed[len(values) + at] == round(fine_part)
+        cut_off.append(round(fine_part) != math.trunc(fine_part))
     assert any(cut_off)
 
 
@@ -156,13 +157,13 @@ def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
     total = summed(now, SumLayout.of(now[0], 5, limits=limits))
     exact = plain(now, "g")
     weight = sum(Fraction(u.weight) for u in now)
-    wanted = torch.tensor([float(e / weight) for e in exact]).float()
-    large = wanted.abs() >= wanted.abs().max() * 2**-20
+    expected = torch.tensor([float(e / weight) for e in exact]).float()
+    large = expected.abs() >= expected.abs().max() * 2**-20
     assert large.sum() > 1000
-    different = (total.mean()["g"] != wanted) & large
+    different = (total.mean()["g"] != expected) & large
     # a tie between two float32 may fall the other way
     assert different.float().mean() < 0.01
-    assert torch.allclose(total.mean()["g"], wanted, rtol=2**-23, atol=1e-16)
+    assert torch.allclose(total.mean()["g"], expected, rtol=2**-23, atol=1e-16)
 
 
 @pytest.mark.parametrize(

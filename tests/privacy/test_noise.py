@@ -18,10 +18,12 @@ KEY = bytes(range(32))
 def exact(scale: int, values: np.ndarray) -> np.ndarray:
     """exp(-x² / 2 s²) over its sum, by math.fsum; beyond 40 s nothing is left in
     float64."""
-    whole = math.fsum(
+    normalizer = math.fsum(
         math.exp(-x * x / (2 * scale**2)) for x in range(-40 * scale, 40 * scale + 1)
     )
-    return np.array([math.exp(-(int(x) ** 2) / (2 * scale**2)) / whole for x in values])
+    return np.array(
+        [math.exp(-(int(x) ** 2) / (2 * scale**2)) / normalizer for x in values]
+    )
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -29,38 +31,40 @@ def test_its_frequencies_are_the_exact_probabilities(bits: int) -> None:
     """χ² over all values that are expected five times and more, the rest as one; p >
     1e-4."""
     count, scale = 200_000, 2**bits
-    found = discrete_gaussian(Stream(KEY), count, bits)
+    sample = discrete_gaussian(Stream(KEY), count, bits)
     values = np.arange(-6 * scale, 6 * scale + 1)
     expected = count * exact(scale, values)
-    seen = np.array([(found == value).sum() for value in values])
+    frequencies = np.array([(sample == value).sum() for value in values])
     often = expected >= 5
-    rest = count - expected[often].sum(), count - seen[often].sum()
-    test = stats.chisquare([*seen[often], rest[1]], [*expected[often], rest[0]])
+    tails = count - expected[often].sum(), count - frequencies[often].sum()
+    test = stats.chisquare(
+        [*frequencies[often], tails[1]], [*expected[often], tails[0]]
+    )
     assert test.pvalue > 1e-4
 
 
 def test_at_its_own_scale_it_is_a_gaussian() -> None:
     """Mean 0 and variance 1 within five standard errors (1 / √n, √(2 / n));
     Kolmogorov-Smirnov."""
-    found = discrete_gaussian(Stream(KEY), 200_000) / SCALE
-    assert abs(found.mean()) < 5 / math.sqrt(len(found))
-    assert abs(found.var() - 1) < 5 * math.sqrt(2 / len(found))
-    assert stats.kstest(found, "norm").pvalue > 1e-4
+    sample = discrete_gaussian(Stream(KEY), 200_000) / SCALE
+    assert abs(sample.mean()) < 5 / math.sqrt(len(sample))
+    assert abs(sample.var() - 1) < 5 * math.sqrt(2 / len(sample))
+    assert stats.kstest(sample, "norm").pvalue > 1e-4
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])
 def test_one_of_k_is_one_of_k(k: int) -> None:
-    held = noise._one_of(Stream(KEY), k, 100_000)
-    assert stats.binomtest(int(held.sum()), len(held), 1 / k).pvalue > 1e-4
+    hits = noise._one_of(Stream(KEY), k, 100_000)
+    assert stats.binomtest(int(hits.sum()), len(hits), 1 / k).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(
     ("above", "bits"), [(0, 4), (5, 4), (15, 4), (16, 4), (50, 4), (300, 4)]
 )
 def test_a_power_of_e_is_tossed_with_its_own_probability(above: int, bits: int) -> None:
-    held = noise._exponential(Stream(KEY), np.full(100_000, above), bits)
-    wanted = math.exp(-above / 2**bits)
-    assert stats.binomtest(int(held.sum()), len(held), wanted).pvalue > 1e-4
+    hits = noise._exponential(Stream(KEY), np.full(100_000, above), bits)
+    expected = math.exp(-above / 2**bits)
+    assert stats.binomtest(int(hits.sum()), len(hits), expected).pvalue > 1e-4
 
 
 def test_a_stream_repeats_nothing_and_another_key_is_another_stream() -> None:
@@ -75,9 +79,9 @@ def test_a_stream_repeats_nothing_and_another_key_is_another_stream() -> None:
 
 @pytest.mark.parametrize("rate", [0.001, 0.05, 0.7, 1.0])
 def test_units_are_drawn_at_their_rate(rate: float) -> None:
-    held = chosen(Stream(KEY), 100_000, rate)
-    assert stats.binomtest(int(held.sum()), len(held), rate).pvalue > 1e-4
-    assert rate < 1 or held.all()
+    selected = chosen(Stream(KEY), 100_000, rate)
+    assert stats.binomtest(int(selected.sum()), len(selected), rate).pvalue > 1e-4
+    assert rate < 1 or selected.all()
 
 
 @pytest.mark.parametrize("bits", [1, 3])
@@ -85,12 +89,12 @@ def test_what_candidates_are_drawn_from_is_laplace(bits: int) -> None:
     """P(y) ∝ exp(-|y| / s): with r = exp(-1 / s) it is (1 - r) / (1 + r) · r^|y|. χ², p
     > 1e-4."""
     count, ratio = 100_000, math.exp(-1 / 2**bits)
-    found = noise._laplace(Stream(KEY), count, bits)
+    sample = noise._laplace(Stream(KEY), count, bits)
     values = np.arange(-5 * 2**bits, 5 * 2**bits + 1)
     expected = count * (1 - ratio) / (1 + ratio) * ratio ** np.abs(values)
-    seen = np.array([(found == value).sum() for value in values])
+    frequencies = np.array([(sample == value).sum() for value in values])
     test = stats.chisquare(
-        [*seen, count - seen.sum()], [*expected, count - expected.sum()]
+        [*frequencies, count - frequencies.sum()], [*expected, count - expected.sum()]
     )
     assert test.pvalue > 1e-4
 
@@ -117,18 +121,18 @@ def test_a_toss_of_a_fraction_is_of_its_own_words() -> None:
     8 at once, 7 and then no 2 as False, 7, 2, 7 and then no 3 as True."""
 
     def toss(*words: int) -> bool:
-        rest = list(words)
+        words_left = list(words)
 
         class Queue(Stream):
             def __init__(self) -> None: ...
 
             def words(self, count: int) -> noise.Words:
                 assert count == 1
-                return np.array([rest.pop(0)], np.uint64)
+                return np.array([words_left.pop(0)], np.uint64)
 
-        held = noise._fraction(Queue(), np.array([8]), 4)
-        assert not rest
-        return bool(held[0])
+        tossed = noise._fraction(Queue(), np.array([8]), 4)
+        assert not words_left
+        return bool(tossed[0])
 
     low, high = 7 << 60, 8 << 60
     assert toss(high)
@@ -144,16 +148,16 @@ def test_what_is_cut_is_as_long_as_it_may_be() -> None:
     finite is nothing."""
     grids = {"a": 2.0**-30, "b": 2.0**-31}
 
-    def given(a: float, b: float) -> dict[str, torch.Tensor]:
+    def gradient(a: float, b: float) -> dict[str, torch.Tensor]:
         return {"a": torch.tensor([a]), "b": torch.tensor([b])}
 
-    found = noise.cut(given(3, -4), 2.0, grids)
-    assert {n: (v.tolist(), v.dtype) for n, v in found.items()} == {
+    clipped = noise.cut(gradient(3, -4), 2.0, grids)
+    assert {n: (v.tolist(), v.dtype) for n, v in clipped.items()} == {
         "a": ([1288490187], torch.int64),
         "b": ([-3435973833], torch.int64),
     }
-    short = noise.cut(given(0.5, 0), 2.0, grids)
+    short = noise.cut(gradient(0.5, 0), 2.0, grids)
     assert [short["a"].item(), short["b"].item()] == [2**29, 0]
-    zero = noise.cut(given(0, 0), 2.0, grids)
+    zero = noise.cut(gradient(0, 0), 2.0, grids)
     assert [zero["a"].item(), zero["b"].item()] == [0, 0]
-    assert noise.cut(given(math.inf, 1), 2.0, grids) == {}
+    assert noise.cut(gradient(math.inf, 1), 2.0, grids) == {}

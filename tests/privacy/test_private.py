@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from applications import has_app
-from private_sites import MODEL, SECRET, config_of, made, patients, theta
+from private_sites import MODEL, SECRET, config_of, make_private_site, patients, theta
 from scipy import stats
 from tiny_jobs import TABLE
 
@@ -40,10 +40,10 @@ from fednotes.privacy.training import NOISY
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
     """Whole numbers as what they stand for, one vector."""
-    found = [
+    scaled = [
         tensors[name].double().numpy().ravel() * grids[name] for name in sorted(tensors)
     ]
-    return np.concatenate(found)
+    return np.concatenate(scaled)
 
 
 @pytest.fixture
@@ -73,15 +73,16 @@ def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
 
     def sums(units: Sequence[int]) -> np.ndarray:
         without_noise(units)
-        site = made(privacy={"clip": clip})
-        taken = site._adam.step
-        site._adam.step = lambda gradients: (moved.update(gradients), taken(gradients))[
-            1
-        ]  # type: ignore[method-assign]
+        site = make_private_site(privacy={"clip": clip})
+        adam_step = site._adam.step
+        site._adam.step = lambda gradients: (
+            moved.update(gradients),
+            adam_step(gradients),
+        )[1]  # type: ignore[method-assign]
         answer = site.noisy_gradients(theta(site), round=0)
         shared = values(dict(answer.tensors), site._grids)
-        own = [moved[n].double().numpy().ravel() for n in sorted(moved)]
-        return np.concatenate([shared, 4 * np.concatenate(own)])  # N = 4
+        private_part = [moved[n].double().numpy().ravel() for n in sorted(moved)]
+        return np.concatenate([shared, 4 * np.concatenate(private_part)])  # N = 4
 
     nothing = sums([])
     assert not nothing.any()
@@ -106,26 +107,27 @@ def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
             units: Sequence[int], factor: float = factor
         ) -> dict[str, torch.Tensor]:
             without_noise(units)
-            site = made()
+            site = make_private_site()
             return dict(site.noisy_gradients(theta(site, factor), round=0).tensors)
 
-        whole, single = sums([0, 1, 2]), [sums([unit]) for unit in range(3)]
-        for name, value in whole.items():
+        together, single = sums([0, 1, 2]), [sums([unit]) for unit in range(3)]
+        for name, value in together.items():
             assert torch.equal(
-                value, sum((own[name] for own in single), torch.zeros_like(value))
+                value,
+                sum((unit_sum[name] for unit_sum in single), torch.zeros_like(value)),
             )
-        assert any(value.any() for value in whole.values())
+        assert any(value.any() for value in together.values())
 
 
 def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> None:
     """A secret word a unit, of all generators of torch alike."""
     without_noise([1])
-    site = made()
+    site = make_private_site()
     answer = site.noisy_gradients(theta(site), round=0).tensors
-    other = made()
-    other.site.model.train(True)
-    torch.manual_seed(int(Stream(other._key(0)).words(3)[1] >> np.uint64(1)))
-    alone = other.clipped(other.units[1])
+    reseeded = make_private_site()
+    reseeded.site.model.train(True)
+    torch.manual_seed(int(Stream(reseeded._key(0)).words(3)[1] >> np.uint64(1)))
+    alone = reseeded.clipped(reseeded.units[1])
     assert answer.keys() <= alone.keys()
     assert any(value.any() for value in answer.values())
     assert all(torch.equal(answer[name], alone[name]) for name in answer)
@@ -133,23 +135,23 @@ def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> Non
 
 def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:
     """Against torch's gradients of the mean loss, scaled and cut by hand."""
-    site = made(privacy={"clip": 0.05})
+    site = make_private_site(privacy={"clip": 0.05})
     site.site.model.train(True)
     indices = site.units[1]
     torch.manual_seed(3)
-    found = site.clipped(indices)
+    clipped = site.clipped(indices)
     parameters = {**site.site.shared, **site.site.private}
     torch.manual_seed(3)
     loss = site.site.model.loss(site.site.train_set, indices)
-    own = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    flat = [np.zeros(0) if g is None else g.double().numpy().ravel() for g in own]
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    flat = [np.zeros(0) if g is None else g.double().numpy().ravel() for g in gradients]
     norm = np.linalg.norm(np.concatenate(flat))
     assert norm > 0.05
-    for (name, _), gradient in zip(parameters.items(), own, strict=True):
+    for (name, _), gradient in zip(parameters.items(), gradients, strict=True):
         if gradient is not None:
-            wanted = gradient.double().numpy() * (0.05 / norm) / site._grids[name]
-            error = np.abs(found[name].numpy()) - np.abs(wanted)
-            rounded = 2e-9 * np.abs(wanted)  # the clip has a margin of 1e-9
+            expected = gradient.double().numpy() * (0.05 / norm) / site._grids[name]
+            error = np.abs(clipped[name].numpy()) - np.abs(expected)
+            rounded = 2e-9 * np.abs(expected)  # the clip has a margin of 1e-9
             assert (error <= rounded).all()  # towards zero
             assert (error >= -1 - rounded).all()
 
@@ -163,25 +165,25 @@ def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
     one has 1 of 65 sentences, or 22 of 150. Nothing is clipped and there is no dropout.
     """
     model = FEDNER.read_model_config({**MODEL, "dropout": 0.0})
-    site = made(
+    site = make_private_site(
         patients(size=size, owners="a" * size), privacy={"clip": 1e3}, model=model
     )
     (unit,) = site.units
     assert len(unit) == size
-    found = site.clipped(unit)
+    clipped = site.clipped(unit)
     parameters = {**site.site.shared, **site.site.private}
     loss = site.site.model.train(True).loss(site.site.train_set, np.arange(size))
-    own = torch.autograd.grad(loss, list(parameters.values()))
-    assert found.keys() == parameters.keys()
-    for (name, _), gradient in zip(parameters.items(), own, strict=True):
-        wanted = gradient.double().numpy()
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    assert clipped.keys() == parameters.keys()
+    for (name, _), gradient in zip(parameters.items(), gradients, strict=True):
+        expected = gradient.double().numpy()
         unit_of_grid = site._grids[name]
         # cut to the grid; float32 sums
-        close = unit_of_grid + 1e-5 * np.abs(wanted).max()
+        close = unit_of_grid + 1e-5 * np.abs(expected).max()
         np.testing.assert_allclose(
-            found[name].numpy() * unit_of_grid, wanted, rtol=0, atol=close
+            clipped[name].numpy() * unit_of_grid, expected, rtol=0, atol=close
         )
-        assert np.abs(wanted).max() > 50 * close
+        assert np.abs(expected).max() > 50 * close
 
 
 def test_all_that_is_of_a_patient_is_one_unit() -> None:
@@ -196,10 +198,12 @@ def test_all_that_is_of_a_patient_is_one_unit() -> None:
         "document": [[n] for n in range(6)],
         "sentence": [[n] for n in range(6)],
     }
-    for unit, wanted in by.items():
-        assert [list(u) for u in made(site, privacy={"unit": unit}).units] == wanted
+    for unit, unit_documents in by.items():
+        assert [
+            list(u) for u in make_private_site(site, privacy={"unit": unit}).units
+        ] == unit_documents
     cut = replace(site, train=tuple(replace(d, patient=None) for d in notes))
-    units = made(cut, privacy={"unit": "document"}).units
+    units = make_private_site(cut, privacy={"unit": "document"}).units
     assert [list(u) for u in units] == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -209,10 +213,12 @@ def test_a_patients_name_may_be_written_in_several_ways() -> None:
     names = ("Ann B", "ann b", "Cy", " cy ", "ANN  B", "D")
     site = patients()
     notes = tuple(replace(d, patient=p) for d, p in zip(site.train, names, strict=True))
-    units = made(replace(site, train=notes)).units
+    units = make_private_site(replace(site, train=notes)).units
     assert [list(u) for u in units] == [[0, 1, 4], [2, 3], [5]]
     numbered = tuple(replace(d, meta={"document": "n1"}) for d in notes)
-    units = made(replace(site, train=numbered), privacy={"unit": "document"}).units
+    units = make_private_site(
+        replace(site, train=numbered), privacy={"unit": "document"}
+    ).units
     assert [list(u) for u in units] == [[0, 1, 4], [2, 3], [5]]
 
 
@@ -224,13 +230,13 @@ def test_unmarked_patients_are_asked_for() -> None:
     with pytest.raises(
         ConfigError, match=r'1 of 6 training documents.*unit = "document"'
     ):
-        made(unknown)
-    made(unknown, privacy={"unit": "document"})
+        make_private_site(unknown)
+    make_private_site(unknown, privacy={"unit": "document"})
 
 
 def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
     with pytest.raises(ConfigError, match="a delta of 1 / units or more"):
-        made(
+        make_private_site(
             privacy={"delta": 0.09, "unit": "sentence"},
             site=patients(size=12, owners="ab" * 6),
         )
@@ -239,34 +245,38 @@ def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
 def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> None:
     """Noise that was added to two answers would go with their difference: of no two
     questions is the difference as short as without noise (σ √2 per number)."""
-    site, again = made(), made()
+    site, again = make_private_site(), make_private_site()
     first = site.noisy_gradients(theta(site), round=0).tensors
     same = again.noisy_gradients(theta(again), round=0).tensors
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert all(torch.equal(a, b) for a, b in zip(
         site.site.private.values(), again.site.private.values(), strict=True))  # fmt: skip
 
-    other = made()
+    second_site = make_private_site()
     data = patients()
     longer = replace(data.train[0], text=data.train[0].text + " ")
     changed = replace(data, train=(longer, *data.train[1:]))
     answers = {
-        "other parameters": other.noisy_gradients(theta(other, 1 + 1e-6), round=0),
+        "other parameters": second_site.noisy_gradients(
+            theta(second_site, 1 + 1e-6), round=0
+        ),
         "another step": site.noisy_gradients(theta(site), round=0),
-        "another round": (s := made()).noisy_gradients(theta(s), round=1),
-        "another sum": (s := made(question=lambda: b"x")).noisy_gradients(
+        "another round": (s := make_private_site()).noisy_gradients(theta(s), round=1),
+        "another sum": (s := make_private_site(question=lambda: b"x")).noisy_gradients(
             theta(s), round=0
         ),
-        "another secret": (s := made(secret=bytes(32))).noisy_gradients(
+        "another secret": (s := make_private_site(secret=bytes(32))).noisy_gradients(
             theta(s), round=0
         ),
-        "another text": (s := made(changed)).noisy_gradients(theta(s), round=0),
-        "another setting": (s := made(learning_rate=0.5)).noisy_gradients(
+        "another text": (s := make_private_site(changed)).noisy_gradients(
+            theta(s), round=0
+        ),
+        "another setting": (s := make_private_site(learning_rate=0.5)).noisy_gradients(
             theta(site), round=0
         ),
-        "another promise": (s := made(privacy={"clip": 0.26})).noisy_gradients(
-            theta(s), round=0
-        ),
+        "another promise": (
+            s := make_private_site(privacy={"clip": 0.26})
+        ).noisy_gradients(theta(s), round=0),
     }
     for what, answer in answers.items():
         apart = np.concatenate(
@@ -285,7 +295,7 @@ def test_no_two_steps_have_the_same_noise() -> None:
     same noise to two sums. The difference of two answers has the noise of both, √2 of
     one, and units besides.
     """
-    site = made(private=(), rounds=3)
+    site = make_private_site(private=(), rounds=3)
     answers = [site.noisy_gradients(theta(site), round=0).tensors for _ in range(3)]
     for first, second in combinations(answers, 2):
         apart = [
@@ -303,14 +313,19 @@ def test_an_answer_has_the_noise_that_is_promised(
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
     )
-    site, moved = made(privacy={"noise": 1.5, "clip": 0.25}), {}
+    site, moved = make_private_site(privacy={"noise": 1.5, "clip": 0.25}), {}
     site._adam.step = moved.update  # type: ignore[method-assign,assignment]
     answer = site.noisy_gradients(theta(site), round=0)
     shared = values(dict(answer.tensors), site._grids)
-    own = 4 * np.concatenate([moved[n].double().numpy().ravel() for n in sorted(moved)])
-    for found, deviation in ((shared, 1.5 * 0.25 / math.sqrt(2)), (own, 1.5 * 0.25)):
-        square = float((found / deviation) ** 2 @ np.ones(len(found)))
-        low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
+    private_part = 4 * np.concatenate(
+        [moved[n].double().numpy().ravel() for n in sorted(moved)]
+    )
+    for part, deviation in (
+        (shared, 1.5 * 0.25 / math.sqrt(2)),
+        (private_part, 1.5 * 0.25),
+    ):
+        square = float((part / deviation) ** 2 @ np.ones(len(part)))
+        low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(part))
         assert low < square < high
 
 
@@ -324,7 +339,7 @@ def test_an_answer_is_the_sum_of_units_and_noise(
     )
     sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", sevens)
-    site = made()
+    site = make_private_site()
     site.clipped = lambda indices: {  # type: ignore[method-assign]
         n: torch.full(p.shape, 1000) for n, p in site._parameters.items()
     }
@@ -336,26 +351,26 @@ def test_an_answer_is_the_sum_of_units_and_noise(
 def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
     """By hand: σ = 1.5, C = 1/4, three sites of which one counts as none, and N = 4: a
     step of the grid is 1.5 / 4 / √2 / 2^26 / 4."""
-    site = made()
+    site = make_private_site()
     config: Any = config_of(patients())
     server = private.Server(config, site.promise, theta(site), None)
-    taken: dict[str, torch.Tensor] = {}
-    server._adam.step = taken.update  # type: ignore[method-assign,assignment]
-    given = {n: torch.full(v.shape, 2**40) for n, v in theta(site).items()}
-    server.step(Total(given, 3.0, {}))
-    wanted = 2**40 * 1.5 / 4 / math.sqrt(2) / 2**26 / 4
-    assert taken.keys() == given.keys()
-    for value in taken.values():
+    gradients: dict[str, torch.Tensor] = {}
+    server._adam.step = gradients.update  # type: ignore[method-assign,assignment]
+    totals = {n: torch.full(v.shape, 2**40) for n, v in theta(site).items()}
+    server.step(Total(totals, 3.0, {}))
+    expected = 2**40 * 1.5 / 4 / math.sqrt(2) / 2**26 / 4
+    assert gradients.keys() == totals.keys()
+    for value in gradients.values():
         assert value.dtype == torch.float32
-        assert torch.allclose(value, torch.full_like(value, wanted), rtol=1e-6)
-    rests = given.popitem()[0]
-    server.step(Total(given, 3.0, {}))
-    assert taken.keys() == {*given, rests}
-    assert taken[rests] is None  # what no site sends has no gradient
+        assert torch.allclose(value, torch.full_like(value, expected), rtol=1e-6)
+    rests = totals.popitem()[0]
+    server.step(Total(totals, 3.0, {}))
+    assert gradients.keys() == {*totals, rests}
+    assert gradients[rests] is None  # what no site sends has no gradient
 
 
 def test_nothing_else_leaves() -> None:
-    site = made()
+    site = make_private_site()
     assert site.tasks == {NOISY, COUNTS, "begin", "finish"}
     answer = site.noisy_gradients(theta(site), round=0)
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
@@ -371,7 +386,7 @@ def test_parameters_that_break_every_gradient_are_answered_with_noise(
     value: float,
 ) -> None:
     """A refusal would tell of the units; one that is not finite adds nothing."""
-    site = made()
+    site = make_private_site()
     sent = {name: torch.full_like(t, value) for name, t in theta(site).items()}
     answer = site.noisy_gradients(sent, round=0)
     spread = (
@@ -382,7 +397,7 @@ def test_parameters_that_break_every_gradient_are_answered_with_noise(
 
 
 def test_no_more_rounds_are_answered_than_are_promised() -> None:
-    site = made(rounds=2)
+    site = make_private_site(rounds=2)
     for _ in range(2):
         site.noisy_gradients(theta(site), round=0)
     with pytest.raises(RefusedError, match="promises 2 rounds"):
@@ -392,15 +407,17 @@ def test_no_more_rounds_are_answered_than_are_promised() -> None:
 def test_a_restored_site_has_its_own_secret_again() -> None:
     """A new process draws a new secret; the kept one comes back, or what is done again
     after a fault would have a second answer, with other noise and other units."""
-    site = made()
+    site = make_private_site()
     site.noisy_gradients(theta(site), round=0)
-    kept = site.state()
-    again = made(secret=None)
-    again.restore(kept)
-    one = site.noisy_gradients(theta(site), round=1).tensors
-    other = again.noisy_gradients(theta(again), round=1).tensors
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    saved = site.state()
+    again = make_private_site(secret=None)
+    again.restore(saved)
+    first_answer = site.noisy_gradients(theta(site), round=1).tensors
+    second_answer = again.noisy_gradients(theta(again), round=1).tensors
+    assert first_answer.keys() == second_answer.keys()
+    assert all(
+        torch.equal(first_answer[name], second_answer[name]) for name in first_answer
+    )
 
 
 def job(**tables: Any) -> Any:
@@ -411,31 +428,35 @@ def job(**tables: Any) -> Any:
 def test_a_run_says_what_it_promises_and_nothing_of_losses(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    asked = {"epsilon": 8.0, "rate": 0.5, "unit": "document"}
-    result = simulate(job(privacy=asked), tmp_path)
-    told = result.privacy["federated"]
-    assert told["rounds"] == 4  # two epochs of two
-    assert 7.9 < told["epsilon"] <= 8.0
-    assert told["epsilon"] == epsilon_of(told["noise"], 1e-5, 0.5, 4)
+    privacy = {"epsilon": 8.0, "rate": 0.5, "unit": "document"}
+    result = simulate(job(privacy=privacy), tmp_path)
+    promise = result.privacy["federated"]
+    assert promise["rounds"] == 4  # two epochs of two
+    assert 7.9 < promise["epsilon"] <= 8.0
+    assert promise["epsilon"] == epsilon_of(promise["noise"], 1e-5, 0.5, 4)
     assert (
         json.loads((tmp_path / "summary.json").read_text())["privacy"]["federated"]
-        == told
+        == promise
     )
     lines = [
         json.loads(line)
         for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
     ]
     assert [line["round"] for line in lines] == [1, 3]
-    assert lines[0]["epsilon"] < lines[1]["epsilon"] == told["epsilon"]
+    assert lines[0]["epsilon"] < lines[1]["epsilon"] == promise["epsilon"]
     assert not any("loss" in line or line["sites"] for line in lines)
     assert any("ε = 8.00 at δ = 1e-05 after 4 rounds" in note for note in result.notes)
     assert result.mean["federated"]["strict"]["f1"] >= 0
     model = next((tmp_path / "federated" / "sites").iterdir()) / "model"
     alone = shutil.copytree(model, tmp_path_factory.mktemp("kit") / "run" / "model")
     assert "differential privacy" not in render_card(alone)
-    (alone.parent / PROMISED).write_text(json.dumps(told))
+    (alone.parent / PROMISED).write_text(json.dumps(promise))
     for text in (render_card(model), render_card(alone)):
-        for line in (f"epsilon: {told['epsilon']}", "delta: 1e-05", "unit: document"):
+        for line in (
+            f"epsilon: {promise['epsilon']}",
+            "delta: 1e-05",
+            "unit: document",
+        ):
             assert f"- {line}\n" in text
         assert "without differential privacy" not in text
         # a number of units is none to publish
@@ -527,10 +548,10 @@ def least_epsilon(canaries: int, right: int, guesses: int, delta: float) -> floa
     as in its Appendix D."""
 
     def chance(epsilon: float) -> float:
-        own = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
-        whole = np.cumsum(own.pmf(np.arange(right - 1, -1, -1)))
-        alpha = float((whole / np.arange(1, right + 1)).max(initial=0.0))
-        return float(own.sf(right - 1)) + 2 * alpha * delta * canaries
+        guesses_right = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
+        cumulative = np.cumsum(guesses_right.pmf(np.arange(right - 1, -1, -1)))
+        alpha = float((cumulative / np.arange(1, right + 1)).max(initial=0.0))
+        return float(guesses_right.sf(right - 1)) + 2 * alpha * delta * canaries
 
     return max(
         (e for e in np.linspace(0, 12, 241) if chance(float(e)) < 0.05), default=0.0
@@ -562,9 +583,9 @@ def audited(
     )
     site._grids = {"w": site.promise.grids[0]}
     rng, scores, was_in = np.random.default_rng(1), [], []
-    drawn = private.discrete_gaussian
+    original = private.discrete_gaussian
     monkeypatch.setattr(noise_room, "MARGIN", clip)
-    less = lambda stream, n: (drawn(stream, n) * noise).astype(np.int64)  # noqa: E731
+    less = lambda stream, n: (original(stream, n) * noise).astype(np.int64)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", less)
     for _ in range(runs):
         inside = rng.random(count) < 0.5

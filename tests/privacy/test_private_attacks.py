@@ -14,7 +14,7 @@ import pytest
 import torch
 from fault_net import Net, seal_of
 from fault_toy import JOB, SITES
-from private_sites import made, patients, theta
+from private_sites import make_private_site, patients, theta
 from tiny_models import save_bert
 
 from fednotes.core.errors import ConfigError
@@ -31,10 +31,12 @@ from fednotes.privacy.training import NOISY, DPSite
 SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chance
 
 
-def apart(one: Any, other: Any) -> float:
+def apart(first: Any, second: Any) -> float:
     """The spread of the difference of two answers, in units of a site's noise."""
-    found = [(one[n] - other[n]).double().numpy().ravel() / SCALE for n in one]
-    return float(np.concatenate(found).std())
+    differences = [
+        (first[n] - second[n]).double().numpy().ravel() / SCALE for n in first
+    ]
+    return float(np.concatenate(differences).std())
 
 
 def test_sums_that_differ_by_one_have_other_noise(
@@ -43,20 +45,20 @@ def test_sums_that_differ_by_one_have_other_noise(
     """A graphics card, a new version of a library or another file of word vectors
     computes another gradient of the same parameters: with the same noise the difference
     would be free of it."""
-    first, again = made(), made()
+    first, again = make_private_site(), make_private_site()
     exact = DPSite.clipped
 
     def inexact(site: DPSite, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        found = exact(site, indices)
-        name = next(iter(found))
-        return {**found, name: found[name] + (found[name] != 0).long()}
+        clipped = exact(site, indices)
+        name = next(iter(clipped))
+        return {**clipped, name: clipped[name] + (clipped[name] != 0).long()}
 
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.ones(count, bool)
     )
-    told = first.noisy_gradients(theta(first), round=0).tensors
+    answer = first.noisy_gradients(theta(first), round=0).tensors
     monkeypatch.setattr(DPSite, "clipped", inexact)
-    assert apart(told, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
+    assert apart(answer, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
 
 
 def test_dropout_is_of_no_seed_that_others_know(
@@ -70,15 +72,15 @@ def test_dropout_is_of_no_seed_that_others_know(
     )
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
-    dropping = replace(made().site.config.model, dropout=0.5)
+    dropping = replace(make_private_site().site.config.model, dropout=0.5)
 
     def answer(secret: bytes) -> dict[str, torch.Tensor]:
-        site = made(secret=secret, model=dropping)
+        site = make_private_site(secret=secret, model=dropping)
         return dict(site.noisy_gradients(theta(site), round=0).tensors)
 
-    one, same, other = (answer(bytes([n]) * 32) for n in (1, 1, 2))
-    assert all(torch.equal(one[n], same[n]) for n in one)
-    assert not all(torch.equal(one[n], other[n]) for n in one)
+    first, same, reseeded = (answer(bytes([n]) * 32) for n in (1, 1, 2))
+    assert all(torch.equal(first[n], same[n]) for n in first)
+    assert not all(torch.equal(first[n], reseeded[n]) for n in first)
 
 
 def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(
@@ -92,11 +94,13 @@ def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(
     def make(name: str) -> DPSite:
         data = replace(patients(SITES.index(name)), id=name)
         config: Any = {"min_sites": 2, "privacy": {"colluding": 0}}
-        site = made(data, question=lambda: net.hosts[name].question, **config)
-        told = site.noisy_gradients
+        site = make_private_site(
+            data, question=lambda: net.hosts[name].question, **config
+        )
+        noisy_gradients = site.noisy_gradients
 
         def noted(tensors: Any, *, round: int) -> Any:
-            answers[name].append(told(tensors, round=round))
+            answers[name].append(noisy_gradients(tensors, round=round))
             return answers[name][-1]
 
         site.noisy_gradients = noted  # type: ignore[method-assign]
@@ -109,20 +113,20 @@ def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(
     )
     summing = SecureSum(SITES, job=JOB, threshold=2)
     server = net.engine(SITES, patience, summing=summing)
-    sent = theta(made(patients()))
+    sent = theta(make_private_site(patients()))
     turns = server.rounds(0, 2)
     next(turns)
     before = dict(server._members.counted)
-    whole = server.sum(NOISY, sent, round=0)
+    full_sum = server.sum(NOISY, sent, round=0)
     server._members.counted.update(before)
     net.down = {"a"}
     next(turns)
     less = server.sum(NOISY, sent, round=1)
-    assert (whole.included, less.included) == (SITES, ("b", "c"))
+    assert (full_sum.included, less.included) == (SITES, ("b", "c"))
     for site in ("b", "c"):
         first, again = (update.tensors for update in answers[site])
         assert apart(first, again) > SPREAD, site
-    assert _are_sums(whole, [answers[site][0] for site in SITES])
+    assert _are_sums(full_sum, [answers[site][0] for site in SITES])
 
 
 def _are_sums(total: Total, updates: list[Any]) -> bool:
@@ -148,7 +152,7 @@ def test_no_refusal_tells_which_tags_a_site_has(
     )
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
-    site = made(private=())
+    site = make_private_site(private=())
     sent = theta(site)
     (name,) = [n for n in sent if n.startswith("crf") and n.endswith(place)]
     beginning = site.site.model.tagset.tags.index("B-Drug")
@@ -165,20 +169,20 @@ def test_patients_are_one_where_their_names_differ_in_case_or_blanks_alone() -> 
     site = patients()
     names = ("p 1", "P 1", " p  1 ", "p2", "P2\t", "p3")
     owned = tuple(replace(d, patient=p) for d, p in zip(site.train, names, strict=True))
-    units = made(replace(site, train=owned)).units
+    units = make_private_site(replace(site, train=owned)).units
     assert [list(unit) for unit in units] == [[0, 1, 2], [3, 4], [5]]
     blank = (*owned[:-1], replace(owned[-1], patient="  "))
     with pytest.raises(ConfigError, match="1 of 6 training documents"):
-        made(replace(site, train=blank))
+        make_private_site(replace(site, train=blank))
 
 
 def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
     """Scores of test mentions may be shared; which of their forms are new is a count of
     training data without noise."""
-    site = made(directory=tmp_path)
+    site = make_private_site(directory=tmp_path)
     site.finish(theta(site))
-    kept = json.loads((tmp_path / "scores.json").read_text())
-    for scores in (site.scores, site.scores_on(site.site.data), kept):
+    saved = json.loads((tmp_path / "scores.json").read_text())
+    for scores in (site.scores, site.scores_on(site.site.data), saved):
         assert "strict" in scores
         assert "unseen" not in scores
         assert scores["counts"]["unseen_gold"] == scores["counts"]["gold"] > 0
@@ -199,8 +203,12 @@ def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -
         ConfigError, match='reads whole documents: set unit = "document"'
     ):
         DPMethod(FINETUNE).make_site(patients(), config)
-    read = replace(config.model, context="sentence")
+    sentence_model = replace(config.model, context="sentence")
     assert (
-        len(DPMethod(FINETUNE).make_site(patients(), replace(config, model=read)).units)
+        len(
+            DPMethod(FINETUNE)
+            .make_site(patients(), replace(config, model=sentence_model))
+            .units
+        )
         == 6
     )

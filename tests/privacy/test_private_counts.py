@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from private_sites import config_of, made, patients, theta
+from private_sites import config_of, make_private_site, patients, theta
 from scipy import stats
 from tiny_jobs import TABLE
 
@@ -49,14 +49,14 @@ def ended(
 ) -> DPSite:
     """A site after the one round of its job, whose model finds every other mention, and
     one in each note that is none."""
-    site = made(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
+    site = make_private_site(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
     site.noisy_gradients(theta(site), round=0)
 
-    def found(documents: list[Document]) -> tuple[Document, ...]:
+    def predict(documents: list[Document]) -> tuple[Document, ...]:
         wrong = Span(1, 2, "Drug")
         return tuple(replace(d, spans=(*d.spans[::2], wrong)) for d in documents)
 
-    monkeypatch.setattr(site.site.model, "predict", found)
+    monkeypatch.setattr(site.site.model, "predict", predict)
     return site
 
 
@@ -65,7 +65,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
 
 
-def told(site: DPSite) -> np.ndarray:
+def read_counts(site: DPSite) -> np.ndarray:
     """(3,) in mentions."""
     answer = site.noisy_counts(theta(site), round=0)
     assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (
@@ -83,16 +83,18 @@ def test_a_unit_moves_counts_by_the_most_at_most(
     """By hand: right, found and annotated mentions of each patient; 20, 21 and 40 are
     scaled to a length of 20 together."""
     without_noise(monkeypatch)
-    whole = told(ended(monkeypatch))
-    wanted = {"p": [2.0, 4.0, 3.0], "q": [20.0, 21.0, 40.0], "r": [0.0, 1.0, 0.0]}
-    length = float(np.linalg.norm(wanted["q"]))
-    wanted["q"] = [n * COUNTED / length for n in wanted["q"]]
-    for patient, own in wanted.items():
-        without = told(
+    full_counts = read_counts(ended(monkeypatch))
+    expected = {"p": [2.0, 4.0, 3.0], "q": [20.0, 21.0, 40.0], "r": [0.0, 1.0, 0.0]}
+    length = float(np.linalg.norm(expected["q"]))
+    expected["q"] = [n * COUNTED / length for n in expected["q"]]
+    for patient, contribution in expected.items():
+        without = read_counts(
             ended(monkeypatch, tuple(d for d in NOTES if d.patient != patient))
         )
-        assert np.linalg.norm(whole - without) <= COUNTED
-        np.testing.assert_allclose(whole - without, own, rtol=0, atol=1e-6)
+        assert np.linalg.norm(full_counts - without) <= COUNTED
+        np.testing.assert_allclose(
+            full_counts - without, contribution, rtol=0, atol=1e-6
+        )
 
 
 def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,18 +102,22 @@ def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
     Nobody is in it.
     """
-    nobody, drawn = ended(monkeypatch, ()), []
+    nobody, answers = ended(monkeypatch, ()), []
     for number in range(150):
         nobody._noise_secret = bytes([number]) * 32
-        drawn.append(told(nobody) / (2.0 * COUNTED / math.sqrt(2)))
-    flat = np.concatenate(drawn)
+        answers.append(read_counts(nobody) / (2.0 * COUNTED / math.sqrt(2)))
+    flat = np.concatenate(answers)
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(flat))
     assert low < float(flat @ flat) < high
     first, again = ended(monkeypatch), ended(monkeypatch)
-    assert (told(first) == told(again)).all()  # what is made again is the same
-    other = told(ended(monkeypatch, NOTES[1:])) - told(first)
-    assert np.abs(other[1:]).max() > 1e3 / SCALE  # not the counts' difference alone
-    assert not np.allclose(other, np.round(other), atol=1e-3)
+    assert (
+        read_counts(first) == read_counts(again)
+    ).all()  # what is made again is the same
+    difference = read_counts(ended(monkeypatch, NOTES[1:])) - read_counts(first)
+    assert (
+        np.abs(difference[1:]).max() > 1e3 / SCALE
+    )  # not the counts' difference alone
+    assert not np.allclose(difference, np.round(difference), atol=1e-3)
 
 
 def test_an_answer_is_the_sum_of_counts_and_noise(
@@ -139,20 +145,22 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     if not clipped:
         exact = private.cut
         monkeypatch.setattr(
-            private, "cut", lambda own, clip, grids: exact(own, 1e9, grids)
+            private, "cut", lambda tensors, clip, grids: exact(tensors, 1e9, grids)
         )
-    asked = {**ASKED, "counts": 3.0, "where": "site"}
+    privacy = {**ASKED, "counts": 3.0, "where": "site"}
     others = (NOTES[0], *NOTES[2:])
-    both = ((*others, note("2", "q", 400)), others)
-    sites = [ended(monkeypatch, notes, privacy=asked) for notes in both]
-    secret, own = bytes(32), np.array([200.0, 201.0, 400.0])
+    neighbours = ((*others, note("2", "q", 400)), others)
+    sites = [ended(monkeypatch, notes, privacy=privacy) for notes in neighbours]
+    secret, contribution = bytes(32), np.array([200.0, 201.0, 400.0])
     known, right = np.array([2.0, 5.0, 3.0]), 0
-    length = COUNTED if clipped else float(np.linalg.norm(own))
+    length = COUNTED if clipped else float(np.linalg.norm(contribution))
     for number in range(trials := 200):
         inside = number % 2
         site = sites[1 - inside]
         site._noise_secret = secret[:30] + number.to_bytes(2, "big")
-        score = float((told(site) - known) @ own / np.linalg.norm(own))
+        score = float(
+            (read_counts(site) - known) @ contribution / np.linalg.norm(contribution)
+        )
         right += (score > length / 2) == inside
     least = float(stats.beta.ppf(1e-4, right, trials - right + 1))
     refuted = math.log(least / (1 - least))
@@ -163,10 +171,10 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
 
 
 def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
-    early = made(site_of(), rounds=2, privacy=ASKED)
+    early = make_private_site(site_of(), rounds=2, privacy=ASKED)
     with pytest.raises(RefusedError, match="sends no counts, or only after training"):
         early.noisy_counts(theta(early), round=0)
-    site = made(site_of(), rounds=1)
+    site = make_private_site(site_of(), rounds=1)
     site.noisy_gradients(theta(site), round=0)
     with pytest.raises(RefusedError, match="the job sends no counts"):
         site.noisy_counts(theta(site), round=0)
@@ -177,7 +185,7 @@ def test_a_model_that_fails_on_a_note_tells_nothing_of_it(
 ) -> None:
     """Parameters that are no numbers: a refusal would tell, here or of one word alone."""
     without_noise(monkeypatch)
-    site = made(site_of(), rounds=1, privacy=ASKED)
+    site = make_private_site(site_of(), rounds=1, privacy=ASKED)
     site.noisy_gradients(theta(site), round=0)
     broken = {
         name: torch.full_like(value, math.nan) for name, value in theta(site).items()
@@ -194,7 +202,7 @@ def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
         config_of(patients(), privacy={"counts": 0.01})
     unknown = tuple(replace(d, patient=None) for d in NOTES)
     with pytest.raises(ConfigError, match=r"4 of 4 .* documents .* name no patient"):
-        made(site_of(unknown), privacy=ASKED)
+        make_private_site(site_of(unknown), privacy=ASKED)
     table = {
         "method": "pretrain",
         "synthetic": {},
@@ -207,8 +215,8 @@ def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
 def test_a_run_tells_a_score_and_what_it_cost(tmp_path: Path) -> None:
     """The last line of its metrics has it; ε is that of the rounds and of the counts
     together."""
-    asked = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}
-    table = {**TABLE, "conditions": ["federated"], "privacy": asked}
+    privacy = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}
+    table = {**TABLE, "conditions": ["federated"], "privacy": privacy}
     result = simulate(parse_job(table, "job", Path(), "job.toml"), tmp_path)
     lines = [
         json.loads(line)

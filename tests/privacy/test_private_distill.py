@@ -39,18 +39,20 @@ SECRET = bytes(range(32))
 @lru_cache
 def three() -> list[SiteData]:
     """Up to eight notes, two of a patient; each site annotates one of three types."""
-    made = []
-    for of, own in zip(
+    site_data = []
+    for of, entity_type in zip(
         generate(num_sites=3, sentences_per_site=40, seed=5), TYPES, strict=True
     ):
-        notes = relabel(of.complete.train[:8], {}, {own})
+        notes = relabel(of.complete.train[:8], {}, {entity_type})
         owned = tuple(replace(d, patient=f"p{n // 2}") for n, d in enumerate(notes))
-        made.append(SiteData(of.data.id, TagSet((own,)), owned, owned, owned))
-    return made
+        site_data.append(
+            SiteData(of.data.id, TagSet((entity_type,)), owned, owned, owned)
+        )
+    return site_data
 
 
-def config_of(**given: Any) -> Any:
-    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
+def config_of(**options: Any) -> Any:
+    privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | options.pop("privacy", {})
     settings = {
         **distill.METHOD.dp.required_settings,
         "rounds": 3,
@@ -61,15 +63,15 @@ def config_of(**given: Any) -> Any:
         "learning_rate": 0.02,
         "unannotated": "soft",
         "model": NO_DROPOUT,
-        **given,
+        **options,
     }
     return distill.METHOD.configure(
-        distill.Config(privacy=Privacy(**asked), **settings), three()
+        distill.Config(privacy=Privacy(**privacy), **settings), three()
     )
 
 
-def site_of(number: int = 0, **given: Any) -> Any:
-    return PRIVATE.make_site(three()[number], config_of(**given), secret=SECRET)
+def site_of(number: int = 0, **options: Any) -> Any:
+    return PRIVATE.make_site(three()[number], config_of(**options), secret=SECRET)
 
 
 def other_than(site: Any, seed: int = 9) -> dict[str, torch.Tensor]:
@@ -116,15 +118,15 @@ def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
         return second(site, other_than(site))
 
     units = (0, 1, 3)
-    whole, single = sums(units), [sums([unit]) for unit in units]
-    for name, value in whole.items():
+    together, single = sums(units), [sums([unit]) for unit in units]
+    for name, value in together.items():
         assert torch.equal(
-            value, sum((own[name] for own in single), torch.zeros_like(value))
+            value, sum((unit_sum[name] for unit_sum in single), torch.zeros_like(value))
         )
     grid = site_of(privacy={"clip": clip}).promise.grids[0]
-    for own in single:
+    for unit_sum in single:
         length = grid * float(
-            torch.cat([v.double().flatten() for v in own.values()]).norm()
+            torch.cat([v.double().flatten() for v in unit_sum.values()]).norm()
         )
         assert 0 < length <= clip
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
@@ -138,10 +140,12 @@ def test_a_unit_is_completed_alike_where_others_are_not_there(
 
     def sums(unit: int, owners: Sequence[str]) -> dict[str, torch.Tensor]:
         without_noise([unit])
-        own = three()[0]
-        left = tuple(d for d in own.train if d.patient in owners)
+        data = three()[0]
+        remaining = tuple(d for d in data.train if d.patient in owners)
         site = PRIVATE.make_site(
-            replace(own, train=left), config_of(unannotated=unannotated), secret=SECRET
+            replace(data, train=remaining),
+            config_of(unannotated=unannotated),
+            secret=SECRET,
         )
         return second(site, other_than(site))
 
@@ -157,13 +161,13 @@ def plain(
     site that holds this unit's notes and no other."""
     data = replace(three()[0], train=tuple(three()[0].train[n] for n in unit))
     settings = replace(config_of(unannotated=how), privacy=None)
-    own = distill.Site(data, settings)
-    own.begin(teacher, round=0)
-    (_, corpus), start = own._begun, snapshot(site.site.shared)
-    load_into(own.parameters, start)
-    losses = own.model.losses(corpus, range(own.num_examples))
+    reference = distill.Site(data, settings)
+    reference.begin(teacher, round=0)
+    (_, corpus), start = reference._begun, snapshot(site.site.shared)
+    load_into(reference.parameters, start)
+    losses = reference.model.losses(corpus, range(reference.num_examples))
     return list(torch.autograd.grad((losses.source + losses.target * (how != "marginal")).mean(),
-                                    list(own.parameters.values()), allow_unused=True))  # fmt: skip
+                                    list(reference.parameters.values()), allow_unused=True))  # fmt: skip
 
 
 @pytest.mark.parametrize("unannotated", ["soft", "pseudo", "marginal", "outside"])
@@ -175,15 +179,17 @@ def test_a_unit_is_completed_as_without_a_promise(
     without_noise([2])
     site = site_of(unannotated=unannotated, privacy={"clip": 1e6})
     start, teacher = snapshot(site.site.shared), other_than(site)
-    found = second(site, teacher)
+    private_gradient = second(site, teacher)
     load_into(site.site.shared, start)
-    wanted = plain(site, teacher, unannotated, [4, 5])
-    for (name, value), gradient in zip(found.items(), wanted, strict=True):
+    plain_gradient = plain(site, teacher, unannotated, [4, 5])
+    for (name, value), gradient in zip(
+        private_gradient.items(), plain_gradient, strict=True
+    ):
         expected = (
             torch.zeros_like(site.site.shared[name]) if gradient is None else gradient
         )
-        got = value.double() * site.promise.grids[0]
-        torch.testing.assert_close(got.float(), expected, rtol=1e-4, atol=3e-2)
+        rescaled = value.double() * site.promise.grids[0]
+        torch.testing.assert_close(rescaled.float(), expected, rtol=1e-4, atol=3e-2)
 
 
 def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
@@ -199,12 +205,14 @@ def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
     gold = three()[0].train
     predicted = model.predict([replace(d, spans=()) for d in gold])
     known = frozenset(("Disease",))
-    wanted = [
+    completed = [
         pseudo_complete(g, p, known) for g, p in zip(gold, predicted, strict=True)
     ]
-    other = model.annotate(site.site.train_set, wanted, known)
-    assert (corpus.encoded.tags == other.encoded.tags).all()
-    assert any(len(w.spans) > len(g.spans) for w, g in zip(wanted, gold, strict=True))
+    expected = model.annotate(site.site.train_set, completed, known)
+    assert (corpus.encoded.tags == expected.encoded.tags).all()
+    assert any(
+        len(w.spans) > len(g.spans) for w, g in zip(completed, gold, strict=True)
+    )
     assert all(
         torch.equal(v, site.site.shared[n])
         for n, v in snapshot(site.site.shared).items()
@@ -231,15 +239,15 @@ def test_an_answer_is_of_its_teacher_too() -> None:
     """The same parameters at the same step after another teacher have other units and
     other noise; after the same one, made again from the kept state too, the same bits.
     """
-    site, again, other = site_of(), site_of(), site_of()
+    site, again, third_site = site_of(), site_of(), site_of()
     teacher, sent = other_than(site), snapshot(site.site.shared)
     first = second(site, teacher)
     again.noisy_gradients(teacher, round=0)
     back = site_of()
     back.restore(again.state())
     assert_same(first, dict(back.noisy_gradients(sent, round=1).tensors))
-    third = second(other, other_than(other, 8))
-    assert site._key(1) == back._key(1) != other._key(1)
+    third = second(third_site, other_than(third_site, 8))
+    assert site._key(1) == back._key(1) != third_site._key(1)
     spread = [(first[n] - third[n]).double().numpy().ravel() / SCALE for n in first]
     assert np.concatenate(spread).std() > 1.2
 
@@ -251,12 +259,12 @@ def test_nobody_in_a_round_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> No
     )
     site = site_of()
     answer = site.noisy_gradients(snapshot(site.site.shared), round=0)
-    found = (
+    noise = (
         np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()])
         / SCALE
     )
-    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
-    assert low < float(found @ found) < high
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(noise))
+    assert low < float(noise @ noise) < high
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
 
 
@@ -274,9 +282,9 @@ def test_token_classifiers_are_taught_too(
         site = site_of(unannotated=unannotated, model=model)
         return second(site, other_than(site))
 
-    whole, single = sums([1, 4]), [sums([1]), sums([4])]
-    assert_same(whole, {n: single[0][n] + single[1][n] for n in whole})
-    assert any(value.any() for value in whole.values())
+    together, single = sums([1, 4]), [sums([1]), sums([4])]
+    assert_same(together, {n: single[0][n] + single[1][n] for n in together})
+    assert any(value.any() for value in together.values())
 
 
 def test_what_couples_units_is_refused_by_name() -> None:
@@ -286,7 +294,7 @@ def test_what_couples_units_is_refused_by_name() -> None:
         "privacy": {"epsilon": 2.0},
     }
     assert not parse_job(table, "job", Path(), "job.toml").config.weighting
-    for training, told in (
+    for training, message in (
         (
             {"unannotated": "pseudo", "weighting": True},
             r"weighting = True: under \[privacy\]",
@@ -294,7 +302,7 @@ def test_what_couples_units_is_refused_by_name() -> None:
         ({"aggregation": "uniform"}, r"aggregation = 'uniform': under \[privacy\]"),
         ({"trace": True}, r"trace = True: under \[privacy\]"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             parse_job({**table, "training": training}, "job", Path(), "job.toml")
     with pytest.raises(
         ConfigError, match=r"\[model\] kind = 'prompt-bart' does not: set"

@@ -30,21 +30,29 @@ PRIVATE: Any = DPMethod(personal.METHOD)
 def three() -> list[SiteData]:
     """Eight notes each. "Drug" is at all sites, "ADE" at the last two."""
     types = (("Drug",), ("Drug", "ADE"), ("ADE", "Drug"))
-    return [replace(tiny_site(n, 8), tags=TagSet(own)) for n, own in enumerate(types)]
+    return [
+        replace(tiny_site(n, 8), tags=TagSet(site_types))
+        for n, site_types in enumerate(types)
+    ]
 
 
-def config_of(bert: Path, sites: Sequence[Any], **given: Any) -> Any:
+def config_of(bert: Path, sites: Sequence[Any], **privacy_options: Any) -> Any:
     model = TokenClassifierConfig(encoder=str(bert), train="lora", rank=2)
-    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "unit": "document"} | given
+    privacy = {
+        "noise": 1.5,
+        "rate": 0.5,
+        "clip": 0.25,
+        "unit": "document",
+    } | privacy_options
     settings = personal.METHOD.dp.required_settings | {
         "cycles": 2,
         "batch_size": 4,
         "seed": 3,
     }
-    made = personal.Config(
-        model=model, privacy=Privacy(**asked), learning_rate=0.02, **settings
+    config = personal.Config(
+        model=model, privacy=Privacy(**privacy), learning_rate=0.02, **settings
     )
-    return personal.METHOD.configure(made, sites)
+    return personal.METHOD.configure(config, sites)
 
 
 @pytest.mark.parametrize("clip", [0.01, 1e6])
@@ -69,20 +77,22 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
         answer = site.noisy_gradients(snapshot(site.site.shared), round=0).tensors
         assert not answer["classifier.weight.B-ADE"].any()
         assert {name.split(".")[0] for name in moved} == {"private", "classifier"}
-        left = [
+        sent_part = [
             v.double().numpy().ravel() * site._grids[n]
             for n, v in sorted(answer.items())
         ]
         # N = 4
-        own = [4 * v.double().numpy().ravel() for _, v in sorted(moved.items())]
-        return np.concatenate(left + own)
+        private_part = [
+            4 * v.double().numpy().ravel() for _, v in sorted(moved.items())
+        ]
+        return np.concatenate(sent_part + private_part)
 
     every = range(8)
-    whole, lengths = sums(every), []
+    together, lengths = sums(every), []
     for unit in (0, 3, 7):
         alone = sums([unit])
         without = sums([u for u in every if u != unit])
-        assert np.allclose(whole - without, alone, rtol=0, atol=2e-6 * min(clip, 1))
+        assert np.allclose(together - without, alone, rtol=0, atol=2e-6 * min(clip, 1))
         lengths.append(float(np.linalg.norm(alone)))
     assert 0 < max(lengths) <= clip
     assert clip > 1 or min(lengths) == pytest.approx(clip, rel=2e-3)
@@ -96,38 +106,42 @@ def test_a_run_ends_with_what_was_trained_with_noise(
     without noise."""
     sites = three()
     config = config_of(bert, sites)
-    made = [
+    members = [
         PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
         for n, d in enumerate(sites)
     ]
-    first = made[0].noisy_gradients(snapshot(made[0].site.shared), round=0).tensors
+    first = (
+        members[0].noisy_gradients(snapshot(members[0].site.shared), round=0).tensors
+    )
     lacked = first["classifier.weight.B-ADE"].double().numpy() / SCALE
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], lacked.size)
     assert low < float((lacked**2).sum()) < high
-    made[0] = PRIVATE.make_site(
+    members[0] = PRIVATE.make_site(
         sites[0], config, secret=bytes(32), directory=tmp_path / "a"
     )
-    untrained = snapshot(made[0].site.own.parameters)
-    final = PRIVATE.train(InProcess(made), config)
+    untrained = snapshot(members[0].site.own.parameters)
+    final = PRIVATE.train(InProcess(members), config)
     assert final.round == 4
-    assert {"parts", "unseen"}.isdisjoint(made[0].scores)
-    assert "strict" in made[0].scores
-    own = made[0].site.own.parameters
-    assert all(torch.equal(own[name], value) for name, value in untrained.items())
+    assert {"parts", "unseen"}.isdisjoint(members[0].scores)
+    assert "strict" in members[0].scores
+    own_parameters = members[0].site.own.parameters
+    assert all(
+        torch.equal(own_parameters[name], value) for name, value in untrained.items()
+    )
     saved = load_model(tmp_path / "a" / "model")
     corpus = saved.prepare(sites[0].test, gold=False)
-    mine = made[0].site.model.prepare(sites[0].test, gold=False)
-    wanted = made[0].site.model.emissions(mine)
-    np.testing.assert_allclose(saved.emissions(corpus), wanted, rtol=0, atol=1e-4)
+    mine = members[0].site.model.prepare(sites[0].test, gold=False)
+    expected = members[0].site.model.emissions(mine)
+    np.testing.assert_allclose(saved.emissions(corpus), expected, rtol=0, atol=1e-4)
 
 
 def test_alone_and_pooled_are_private_fine_tuning(bert: Path) -> None:
     sites = [tiny_site(0, 6), tiny_site(1, 6)]
     config = config_of(bert, sites)
-    for own in PRIVATE.configure_alone(config, sites):
-        assert (own.sites, own.batch_size) == (1, 4)
-        assert own.privacy == config.privacy
-        assert PRIVATE.make_promise(own).shares == 1
+    for own_config in PRIVATE.configure_alone(config, sites):
+        assert (own_config.sites, own_config.batch_size) == (1, 4)
+        assert own_config.privacy == config.privacy
+        assert PRIVATE.make_promise(own_config).shares == 1
     (together,), of_all = PRIVATE.configure_pooled(config, sites, None)
     final = PRIVATE.train(InProcess([PRIVATE.make_site(together, of_all)]), of_all)
     assert final.round == 4

@@ -35,23 +35,23 @@ LENGTH = 24
 def notes(owners: Sequence[str | None] = OWNERS) -> list[Note]:
     """Notes of four sentences, which follow from their number; one in which nothing is
     read."""
-    found = []
+    corpus = []
     for number, owner in enumerate(owners):
         rng = np.random.default_rng(number)
         text = " ".join(" ".join(rng.choice(WORDS, 9)) + "." for _ in range(4))
-        found.append(Note(f"n{number}", text, owner, None, "made"))
-    return [found[0], Note("empty", "\u200b", owners[0], None, "made"), *found[1:]]
+        corpus.append(Note(f"n{number}", text, owner, None, "made"))
+    return [corpus[0], Note("empty", "\u200b", owners[0], None, "made"), *corpus[1:]]
 
 
-def site_of(own: Sequence[Note]) -> SiteNotes:
-    patients = len({note.patient for note in own})
+def site_of(site_notes: Sequence[Note]) -> SiteNotes:
+    patients = len({note.patient for note in site_notes})
     return SiteNotes(
-        "a", lambda: iter(own), lambda: iter(()), len(own), 0, patients, 0, 1, 0, 1
+        "a", lambda: iter(site_notes), lambda: iter(()), len(site_notes), 0, patients, 0, 1, 0, 1
     )  # fmt: skip
 
 
 def config_of(bert: Path, model: Any = (), **privacy: Any) -> Any:
-    given = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | privacy
+    privacy_options = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | privacy
     settings = PRETRAIN.dp.required_settings | {
         "length": LENGTH,
         "batch_size": 4,
@@ -61,19 +61,19 @@ def config_of(bert: Path, model: Any = (), **privacy: Any) -> Any:
         {"encoder": str(bert), "train": "lora", **dict(model)}
     )
     return PRETRAIN.config_class(
-        model=named, privacy=Privacy(**given), seed=5, sites=3, **settings
+        model=named, privacy=Privacy(**privacy_options), seed=5, sites=3, **settings
     )
 
 
-def made(
+def make_private_site(
     bert: Path,
     tmp_path: Path,
-    own: Sequence[Note] | None = None,
+    site_notes: Sequence[Note] | None = None,
     model: Any = (),
     **privacy: Any,
 ) -> Any:
     site, config = (
-        site_of(notes() if own is None else own),
+        site_of(notes() if site_notes is None else site_notes),
         config_of(bert, model, **privacy),
     )
     kind: Any = DPMethod(PRETRAIN).make_site
@@ -84,7 +84,7 @@ def theta(bert: Path) -> dict[str, torch.Tensor]:
     return {n: v.clone() for n, v in PRETRAIN.dp.initial(config_of(bert), {}).items()}
 
 
-def drawn(
+def draw_units(
     monkeypatch: pytest.MonkeyPatch, units: Sequence[int], noise: bool = False
 ) -> None:
     """Rounds of these units, to whose sum nothing is added."""
@@ -112,33 +112,35 @@ def texts(site: Any) -> list[list[list[int]]]:
 def test_a_unit_has_its_own_notes_alone(bert: Path, tmp_path: Path) -> None:
     """Against the tokens of its notes, found by hand: in sequences that are the same
     whoever else is at the site, each token once."""
-    site = made(bert, tmp_path)
+    site = make_private_site(bert, tmp_path)
     tokenize = site.site.model.tokenizer.tokenize
     of = [[i for line in tokenize(sentences(n.text)) for i in line] for n in notes()]
     assert site.site.train_set.dropped == 1
     assert not of[1]
     by_patient = [of[0] + of[3], of[2], of[4]]
     assert [sorted(chain.from_iterable(unit)) for unit in texts(site)] == [
-        sorted(own) for own in by_patient
+        sorted(unit_notes) for unit_notes in by_patient
     ]
     assert all(len(row) <= LENGTH - 2 for unit in texts(site) for row in unit)
-    without = made(bert, tmp_path, [n for n in notes() if n.patient != "b"])
+    without = make_private_site(
+        bert, tmp_path, [n for n in notes() if n.patient != "b"]
+    )
     assert texts(without) == [texts(site)[0], texts(site)[2]]
-    documents = made(bert, tmp_path, unit="document")
+    documents = make_private_site(bert, tmp_path, unit="document")
     assert [sorted(chain.from_iterable(unit)) for unit in texts(documents)] == [
-        sorted(own) for own in of if own
+        sorted(unit_notes) for unit_notes in of if unit_notes
     ]
 
 
 def test_units_that_cannot_be_told_are_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'unit = "sentence".*set unit = "document"'):
-        made(bert, tmp_path, unit="sentence")
+        make_private_site(bert, tmp_path, unit="sentence")
     unknown = notes(["a", None, "b"])
     with pytest.raises(
         ConfigError, match=r'1 of 4 training documents.*unit = "document"'
     ):
-        made(bert, tmp_path, unknown)
-    made(bert, tmp_path, unknown, unit="document")
+        make_private_site(bert, tmp_path, unknown)
+    make_private_site(bert, tmp_path, unknown, unit="document")
     with pytest.raises(
         ConfigError, match=r'"mlm\+nsp" puts text of one patient beside another'
     ):
@@ -153,14 +155,17 @@ def test_a_unit_moves_what_leaves_by_the_clip_at_most(
     |g|) long."""
 
     def sums(units: Sequence[int]) -> dict[str, torch.Tensor]:
-        drawn(monkeypatch, units)
-        site = made(bert, tmp_path, clip=clip)
+        draw_units(monkeypatch, units)
+        site = make_private_site(bert, tmp_path, clip=clip)
         return dict(site.noisy_gradients(theta(bert), round=0).tensors)
 
-    grid, whole = made(bert, tmp_path, clip=clip).promise.grids[0], sums([0, 1, 2])
+    grid, together = (
+        make_private_site(bert, tmp_path, clip=clip).promise.grids[0],
+        sums([0, 1, 2]),
+    )
     for unit in range(3):
         without, alone = sums([u for u in range(3) if u != unit]), sums([unit])
-        assert all(torch.equal(whole[n] - without[n], alone[n]) for n in whole)
+        assert all(torch.equal(together[n] - without[n], alone[n]) for n in together)
         square = sum(
             float((value.double() * grid).square().sum()) for value in alone.values()
         )
@@ -173,15 +178,17 @@ def test_a_clipped_gradient_is_that_of_the_units_own_loss(
 ) -> None:
     """Against torch's gradients of masked sequences of the unit's notes, packed by
     themselves."""
-    site = made(bert, tmp_path, clip=0.02)
-    model, own = site.site.model, [n for n in notes() if n.patient == "a"]
+    site = make_private_site(bert, tmp_path, clip=0.02)
+    model, unit_notes = site.site.model, [n for n in notes() if n.patient == "a"]
     model.train(True)
     torch.manual_seed(3)
-    found = site.clipped(site.units[0])
+    clipped = site.clipped(site.units[0])
     torch.manual_seed(3)
     rng = np.random.default_rng(int(torch.randint(2**62, ())))
     split = [
-        lines for n in own if (lines := model.tokenizer.tokenize(sentences(n.text)))
+        lines
+        for n in unit_notes
+        if (lines := model.tokenizer.tokenize(sentences(n.text)))
     ]
     tokens = tokens_of([lines for lines in split if any(lines)])
     plan = plan_full(tokens, LENGTH, 5, 0)
@@ -196,10 +203,10 @@ def test_a_clipped_gradient_is_that_of_the_units_own_loss(
     assert norm > 0.02
     for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
-            wanted = gradient.double().numpy() * (0.02 / norm) / site._grids[name]
+            expected = gradient.double().numpy() * (0.02 / norm) / site._grids[name]
             # towards zero by one at most, and float32's rounding of numbers of about s
             # at most
-            assert np.abs(found[name].numpy() - wanted).max() <= 1 + 1e-4 * SCALE
+            assert np.abs(clipped[name].numpy() - expected).max() <= 1 + 1e-4 * SCALE
 
 
 def test_what_leaves_has_the_noise_that_is_promised(
@@ -207,15 +214,15 @@ def test_what_leaves_has_the_noise_that_is_promised(
 ) -> None:
     """With nobody in the round, a site's share of three sites': s of the grid, by χ², p
     > 1e-4; and nothing but that leaves."""
-    drawn(monkeypatch, [], noise=True)
-    site = made(bert, tmp_path)
+    draw_units(monkeypatch, [], noise=True)
+    site = make_private_site(bert, tmp_path)
     answer = site.noisy_gradients(theta(bert), round=0)
-    found = (
+    noise = (
         np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()])
         / SCALE
     )
-    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
-    assert low < float(found @ found) < high
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(noise))
+    assert low < float(noise @ noise) < high
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
     end = site.finish(theta(bert))
     assert (dict(end.tensors), dict(end.metrics)) == ({}, {})
@@ -233,9 +240,9 @@ def test_a_job_says_what_it_promises(bert: Path, tmp_path: Path) -> None:
         "privacy": {"epsilon": 8.0, "rate": 0.5, "unit": "document"},
     }
     result = simulate(parse_job(table, "job", Path(), "job.toml"), tmp_path / "run")
-    told = result.privacy["federated"]
-    assert (told["rounds"], told["unit"]) == (2, "document")
-    assert 7.9 < told["epsilon"] <= 8.0
+    promise = result.privacy["federated"]
+    assert (promise["rounds"], promise["unit"]) == (2, "document")
+    assert 7.9 < promise["epsilon"] <= 8.0
     for key, value in (("head_cycles", 1), ("long_cycles", 1), ("server", "adam")):
         wrong = {**table, "training": {**table["training"], key: value}}
         with pytest.raises(

@@ -56,8 +56,8 @@ def by_hand(noise: float, delta: float, rate: float, rounds: int) -> float:
 def test_epsilon_is_that_of_the_formulas(
     noise: float, delta: float, rate: float, rounds: int
 ) -> None:
-    wanted = by_hand(noise, delta, rate, rounds)
-    assert epsilon_of(noise, delta, rate, rounds) == pytest.approx(wanted, rel=1e-6)
+    expected = by_hand(noise, delta, rate, rounds)
+    assert epsilon_of(noise, delta, rate, rounds) == pytest.approx(expected, rel=1e-6)
 
 
 def test_epsilon_of_counts_is_added_order_by_order() -> None:
@@ -65,12 +65,12 @@ def test_epsilon_of_counts_is_added_order_by_order() -> None:
     rounds of rate 1 it is so too."""
     for noise, rounds, scores in ((4.0, 3, 6.0), (9.0, 20, 2.0)):
         curve = rounds / (2 * noise**2) + 1 / (2 * scores**2)
-        wanted = min(
+        expected = min(
             a * curve + math.log((a - 1) / a) - (math.log(1e-5) + math.log(a)) / (a - 1)
             for a in ORDERS
         )
         assert epsilon_of(noise, 1e-5, 1.0, rounds, scores) == pytest.approx(
-            wanted, rel=1e-6
+            expected, rel=1e-6
         )
     with_counts = noise_for(4.0, 1e-5, 0.1, 40, 3.0)
     assert with_counts > noise_for(4.0, 1e-5, 0.1, 40)
@@ -89,11 +89,11 @@ def integrated(order: float, noise: float, rate: float) -> float:
     with_one = np.logaddexp(
         math.log1p(-rate) + without, math.log(rate) + stats.norm.logpdf(x, 1, noise)
     )
-    both = [
+    divergences = [
         special.logsumexp(order * p + (1 - order) * q) + math.log(noise / 64)
         for p, q in ((with_one, without), (without, with_one))
     ]
-    return float(max(both)) / (order - 1)
+    return float(max(divergences)) / (order - 1)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,11 @@ def test_epsilon_is_that_of_an_accountant_by_integration(
             for a in orders
         )
 
-    told = epsilon_of(noise, delta, rate, rounds)
-    assert told == pytest.approx(least([a for a in ORDERS if a <= 64]), rel=1e-6)
-    assert 0.99 * told < least(np.arange(1.5, 40, 0.1).tolist()) <= told * (1 + 1e-9)
+    epsilon = epsilon_of(noise, delta, rate, rounds)
+    assert epsilon == pytest.approx(least([a for a in ORDERS if a <= 64]), rel=1e-6)
+    assert (
+        0.99 * epsilon < least(np.arange(1.5, 40, 0.1).tolist()) <= epsilon * (1 + 1e-9)
+    )
 
 
 def test_a_published_setting() -> None:
@@ -128,8 +130,10 @@ def test_a_published_setting() -> None:
         accountants = importlib.import_module(
             "dp_accounting.pld.pld_privacy_accountant"
         )
-        one = events.PoissonSampledDpEvent(64 / 5000, events.GaussianDpEvent(1.0))
-        accountant = accountants.PLDAccountant().compose(one, 1560)
+        training_step = events.PoissonSampledDpEvent(
+            64 / 5000, events.GaussianDpEvent(1.0)
+        )
+        accountant = accountants.PLDAccountant().compose(training_step, 1560)
         assert accountant.get_epsilon(1e-5) == pytest.approx(3.00, abs=0.02)
 
 
@@ -146,15 +150,15 @@ def test_the_discrete_gaussian_promises_no_less(
     def weight(x: int) -> float:
         return math.exp(-(x**2) / (2 * scale**2))
 
-    whole = math.fsum(map(weight, wide))
+    normalizer = math.fsum(map(weight, wide))
     mixed = {x: (1 - rate) * weight(x) + rate * weight(x - shift) for x in wide}
-    kept = [x for x in wide if weight(x) > 1e-290 and weight(x - shift) > 1e-290]
-    ratio = {x: math.log(mixed[x]) - math.log(weight(x)) for x in kept}
+    support = [x for x in wide if weight(x) > 1e-290 and weight(x - shift) > 1e-290]
+    ratio = {x: math.log(mixed[x]) - math.log(weight(x)) for x in support}
     adding = math.fsum(
-        math.exp(order * ratio[x] + math.log(weight(x) / whole)) for x in kept
+        math.exp(order * ratio[x] + math.log(weight(x) / normalizer)) for x in support
     )
     removing = math.fsum(
-        math.exp((1 - order) * ratio[x]) * weight(x) / whole for x in kept
+        math.exp((1 - order) * ratio[x]) * weight(x) / normalizer for x in support
     )
     bound = moment(order, scale / shift, rate)
     assert math.log(adding) <= bound + 1e-9
@@ -194,8 +198,8 @@ def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:
     """ε is shown with two decimals, rounded up, of whatever noise."""
     for noise in (0.8, 0.9, 1.0, 1.1, 1.3, 1.7, 2.3):
         promise = Promise.of(Privacy(noise=noise), 50, 3)
-        (shown,) = re.findall(r"ε = ([0-9.]+) at δ", str(promise))
-        assert promise.epsilon() <= float(shown) < promise.epsilon() + 0.01
+        (printed,) = re.findall(r"ε = ([0-9.]+) at δ", str(promise))
+        assert promise.epsilon() <= float(printed) < promise.epsilon() + 0.01
 
 
 @pytest.mark.parametrize(
@@ -215,8 +219,8 @@ def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:
 def test_the_noise_of_the_fewest_honest_sites_is_all(
     sites: int, least: int, where: str, colluding: int, shares: int
 ) -> None:
-    given = {"noise": 2.0, "where": where, "colluding": colluding}
-    promise = Promise.of(Privacy(**given), 10, sites, least)
+    privacy = {"noise": 2.0, "where": where, "colluding": colluding}
+    promise = Promise.of(Privacy(**privacy), 10, sites, least)
     assert promise.shares == shares
     assert promise.share**2 * shares == pytest.approx(2.0**2)
 
@@ -231,7 +235,7 @@ def test_steps_of_the_grid_are_parts_of_the_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ({}, "give either epsilon"),
         ({"epsilon": 1.0, "noise": 1.0}, "give either epsilon"),
@@ -245,8 +249,10 @@ def test_steps_of_the_grid_are_parts_of_the_noise() -> None:
         ({"epsilon": 1.0, "unit": "word"}, "unit = 'word'"),
     ],
 )
-def test_what_promises_nothing_is_refused(table: dict[str, float], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_promises_nothing_is_refused(
+    table: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         Privacy(**table)
 
 

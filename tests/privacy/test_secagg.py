@@ -52,8 +52,8 @@ def check(
 ) -> None:
     """Against NumPy: round each weight · value to its unit, add Python integers; and
     against `Total.of`, the plain float64 sum, within the stated error."""
-    kept = [updates[name] for name in included]
-    layout = SumLayout.of(kept[0], sites)
+    summands = [updates[name] for name in included]
+    layout = SumLayout.of(summands[0], sites)
     units = {
         f.name: 2.0**f.exponent
         for f in layout.fields
@@ -62,21 +62,27 @@ def check(
     assert set(units) == {"layer.weight", "count"}
     for name, unit in units.items():
         rows = [
-            np.rint(u.tensors[name].double().numpy() * u.weight * unit) for u in kept
+            np.rint(u.tensors[name].double().numpy() * u.weight * unit)
+            for u in summands
         ]
         exact = [
             sum(map(int, column)) / unit
             for column in zip(*map(np.ravel, rows), strict=True)
         ]
         assert total.tensors[name].view(-1).tolist() == exact
-    plain, units = Total.of(kept), {f.name: f.exponent + f.fine for f in layout.fields}
+    plain, units = (
+        Total.of(summands),
+        {f.name: f.exponent + f.fine for f in layout.fields},
+    )
     for name, value in plain.tensors.items():
-        slack = len(kept) * 2.0 ** -(units[name] + 1) + 1e-15 * float(value.abs().max())
+        slack = len(summands) * 2.0 ** -(units[name] + 1) + 1e-15 * float(
+            value.abs().max()
+        )
         assert float((total.tensors[name] - value).abs().max()) <= slack
     assert total.weight == plain.weight
     assert total.metrics == pytest.approx(plain.metrics, rel=1e-15)
     assert total.metrics["tp"] == plain.metrics["tp"]
-    assert (total.included, total.sites) == (tuple(included), len(kept))
+    assert (total.included, total.sites) == (tuple(included), len(summands))
 
 
 def drop_outs(sites: tuple[str, ...], threshold: int) -> Iterator[tuple[str, ...]]:
@@ -89,12 +95,12 @@ def exact_at(n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
     the answer, and split over these."""
     sites, chance = names(n), random.Random(n)
     updates = updates_of(sites, n)
-    for gone in sets:
+    for dropped in sets:
         parts: list[list[str]] = [[], [], []]
-        for site in gone:
+        for site in dropped:
             chance.choice(parts).append(site)
-        ways = [(gone, (), ()), ((), gone, ()), ((), (), gone), parts]
-        for no_shares, no_update, no_answer in ways[: len(gone) * 4 or 1]:
+        ways = [(dropped, (), ()), ((), dropped, ()), ((), (), dropped), parts]
+        for no_shares, no_update, no_answer in ways[: len(dropped) * 4 or 1]:
             lost = {
                 "no_shares": no_shares,
                 "no_update": no_update,
@@ -240,9 +246,9 @@ def test_a_total_is_made_of_masks_that_cancel_only() -> None:
     run.upload({s: updates[s] for s in (B, C)}, boxes)
     with pytest.raises(TrainingError, match="did not cancel"):
         run.total()
-    for part, gone in (("masks", ()), ("keys", (C,))):
+    for part, dropped in (("masks", ()), ("keys", (C,))):
         run = Exchange((A, B, C))
-        run.upload({s: u for s, u in updates.items() if s not in gone})
+        run.upload({s: u for s, u in updates.items() if s not in dropped})
         answers = run.answers().values()
         for answer in answers:
             shares = getattr(answer, part)
@@ -256,9 +262,9 @@ def test_a_total_is_made_of_masks_that_cancel_only() -> None:
 
 def test_late_doubled_and_foreign_messages_are_refused() -> None:
     updates = updates_of((A, B, C))
-    run, other = Exchange((A, B, C)), Exchange((A, B, C), context=b"job/run/1")
+    run, other_run = Exchange((A, B, C)), Exchange((A, B, C), context=b"job/run/1")
     for wrong, why in [
-        (other.sites[A].keys(), "another exchange"),
+        (other_run.sites[A].keys(), "another exchange"),
         (
             SecureSite("x", Parties(("x", B, C)), b"job/run/0").keys(),
             "site 'x' takes no part",
@@ -273,9 +279,9 @@ def test_late_doubled_and_foreign_messages_are_refused() -> None:
     with pytest.raises(RefusedError, match="site 'a' answered twice"):
         run.server.add_masked(messages[A])
     late = run.sites[B].masked(boxes[B], updates[B])
-    other_boxes = other.set_up()
+    other_boxes = other_run.set_up()
     with pytest.raises(RefusedError, match="another exchange"):
-        run.server.add_masked(other.sites[B].masked(other_boxes[B], updates[B]))
+        run.server.add_masked(other_run.sites[B].masked(other_boxes[B], updates[B]))
     run.server.add_masked(late)
     answers = run.answers()
     with pytest.raises(RefusedError, match="site 'b' is late"):
@@ -315,8 +321,8 @@ def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
         for site in range(n)
     ]
     least = n
-    for shown in product(*lists):
-        named = [sum(m >> site & 1 for m in shown) for site in range(n)]
+    for lists_shown in product(*lists):
+        named = [sum(m >> site & 1 for m in lists_shown) for site in range(n)]
         opened = [count >= threshold for count in named]
         if all(
             o or n - count >= threshold for o, count in zip(opened, named, strict=True)
@@ -334,8 +340,8 @@ def test_lists_are_confirmed_wherever_a_sum_may_leave_sites_out(n: int) -> None:
     sites = [f"s{number}" for number in range(n)]
     for threshold in range(n // 2 + 1, n + 1):
         assert Parties(sites, threshold).confirmed == (threshold < n)
-        for asked in (True, False):
-            assert Parties(sites, threshold, asked).confirmed == asked
+        for is_asked in (True, False):
+            assert Parties(sites, threshold, is_asked).confirmed == is_asked
     assert Parties(sites).threshold == n // 2 + 1
 
 
@@ -366,19 +372,19 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
         s: run.sites[s].masked(boxes[s], update)
         for s, update in powers((A, B, C)).items()
     }
-    for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
+    for mapping in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
         with pytest.raises(
             RefusedError, match="site 'a' did not send one receipt for each"
         ):
-            run.server.add_masked(replace(masked[A], receipts=given))
+            run.server.add_masked(replace(masked[A], receipts=mapping))
     for update in masked.values():
         run.server.add_masked(update)
     confirm = run.sites[A].confirm(run.server.requests()[A])
-    for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
+    for mapping in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
         with pytest.raises(
             RefusedError, match="the confirmations of site 'a' do not cover all"
         ):
-            run.server.add_confirm(replace(confirm, confirmations=given))
+            run.server.add_confirm(replace(confirm, confirmations=mapping))
     run.server.add_confirm(confirm)
 
 
@@ -399,10 +405,10 @@ def test_opened_shares_of_another_length_are_refused(length: int) -> None:
     run.upload(powers((A, B, C)))
     answer = run.answers()[A]
     for part, site in (("masks", B), ("keys", D)):
-        given = dict(getattr(answer, part))
-        given[site] = (given[site] + bytes(1))[:length]
+        shares = dict(getattr(answer, part))
+        shares[site] = (shares[site] + bytes(1))[:length]
         with pytest.raises(RefusedError, match="site 'a' opened other shares than"):
-            run.server.add_unmask(replace(answer, **{part: given}))
+            run.server.add_unmask(replace(answer, **{part: shares}))
     run.server.add_unmask(answer)
 
 
@@ -417,10 +423,10 @@ def spoilt(answer: UnmaskMessage) -> UnmaskMessage:
     return replace(answer, masks=wrong(answer.masks), keys=wrong(answer.keys))
 
 
-def opened(liars: str, threshold: int, gone: str = "") -> tuple[Total, set[str]]:
+def opened(liars: str, threshold: int, dropped: str = "") -> tuple[Total, set[str]]:
     """The total with wrong shares from the liars, and whom the server names."""
     run = Exchange(SIX, threshold)
-    run.upload({s: u for s, u in powers(SIX).items() if s not in gone})
+    run.upload({s: u for s, u in powers(SIX).items() if s not in dropped})
     answers = run.answers().items()
     total = run.total(
         [spoilt(each) if site in liars else each for site, each in answers]
@@ -436,7 +442,7 @@ def test_the_sum_is_made_without_the_wrong_shares(liars: str) -> None:
     assert total.tensors["w"].tolist() == [63.0] * 4
     assert total.included == SIX
     assert named == (set() if liars == "f" else set(liars))
-    total, again = opened(liars[:1], 4, gone="e")  # its key is rebuilt too
+    total, again = opened(liars[:1], 4, dropped="e")  # its key is rebuilt too
     assert total.tensors["w"].tolist() == [63.0 - 16.0] * 4
     assert again == named & {liars[0]}
 
@@ -454,8 +460,8 @@ def test_a_site_that_dealt_a_wrong_share_is_named_with_who_opened_it() -> None:
     right."""
     run = Exchange(SIX, 4)
     run.upload(powers(SIX))
-    other, answers = split(bytes(32), 4, range(1, 7)), run.answers()
-    answers[B] = replace(answers[B], masks={**answers[B].masks, D: other[2]})
+    wrong_shares, answers = split(bytes(32), 4, range(1, 7)), run.answers()
+    answers[B] = replace(answers[B], masks={**answers[B].masks, D: wrong_shares[2]})
     assert run.total(answers.values()).tensors["w"].tolist() == [63.0] * 4
     assert run.server.doubtful == [(B, D)]
 
@@ -499,7 +505,7 @@ class Network:
         return self.server.total()
 
 
-def given(round: int, sites: Collection[str] = SITES) -> dict[str, Update]:
+def network_updates(round: int, sites: Collection[str] = SITES) -> dict[str, Update]:
     """Integers, so that the plain sum is exact."""
     return {
         s: Update({"w": torch.arange(5.0) * (i + round)}, 1.0 + i, {"n": float(i)})
@@ -518,14 +524,14 @@ def right(total: Total, updates: dict[str, Update]) -> None:
 
 def test_after_a_failure_a_higher_number_starts_afresh() -> None:
     network = Network()
-    network.sum(given(0))
+    network.sum(network_updates(0))
     with pytest.raises(TrainingError, match="threshold is 3"):
         # a and b sent masked updates of the prepared exchange
-        network.sum(given(1, "ab"))
+        network.sum(network_updates(1, "ab"))
     # still open for c and d, but nothing to reuse
     assert network.server.prepared == SITES
     network.start()
-    right(network.sum(given(2)), given(2))
+    right(network.sum(network_updates(2)), network_updates(2))
     with pytest.raises(TrainingError, match="start one"):
         _ = ServerChain(PARTIES, b"job").now
     with pytest.raises(RefusedError, match="was used before"):
@@ -539,7 +545,7 @@ def test_a_spoilt_piggyback_costs_no_sum() -> None:
     starts afresh."""
     network = Network()
     network.start()
-    network.mask(given(0))
+    network.mask(network_updates(0))
     requests, keys = network.server.requests()
     assert set(keys) == set(SITES)
     for name, request in requests.items():
@@ -547,9 +553,9 @@ def test_a_spoilt_piggyback_costs_no_sum() -> None:
         answer = network.sites[name].unmask(network.server.number, request, wrong)
         assert answer.next_shares is None
         network.server.add_unmask(answer)
-    right(network.server.total(), given(0))
+    right(network.server.total(), network_updates(0))
     assert network.server.prepared == ()
-    right(network.sum(given(1)), given(1))
+    right(network.sum(network_updates(1)), network_updates(1))
 
 
 def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
@@ -557,7 +563,7 @@ def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
     what was masked in an exchange that was passed over can be opened by nobody any
     more."""
     network = Network()
-    network.sum(given(0))
+    network.sum(network_updates(0))
     site = network.sites[A]
     # its keys rode on the first exchange's masked updates
     newest = network.server.number
@@ -565,7 +571,7 @@ def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
         with pytest.raises(RefusedError, match="was used before"):
             site.keys(number)
     first = site._open[newest]
-    network.mask(given(1))
+    network.mask(network_updates(1))
     requests, keys = network.server.requests()
     server = ServerChain(PARTIES, b"job")
     server.number = newest - 1
@@ -575,7 +581,7 @@ def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
     keys = following.keys()
     for name in SITES:
         following.add_shares(network.sites[name].at(newest + 1).shares(keys))
-    site.masked(newest + 1, following.boxes()[A], given(2)[A])
+    site.masked(newest + 1, following.boxes()[A], network_updates(2)[A])
     with pytest.raises(RefusedError, match=f"no keys for exchange {newest}"):
         site.unmask(newest, requests[A])
     with pytest.raises(RefusedError, match="is at 'closed'"):

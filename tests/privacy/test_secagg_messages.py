@@ -81,8 +81,8 @@ def test_there_and_back() -> None:
         again = read(type(message), facts, **apart)
         kinds.add(type(message))
         for name in message.__dataclass_fields__:
-            one, other = getattr(message, name), getattr(again, name)
-            assert one is other if name == "words" else one == other
+            before, after = getattr(message, name), getattr(again, name)
+            assert before is after if name == "words" else before == after
     assert kinds == {
         KeysMessage, SharesMessage, MaskedMessage, ConfirmMessage, UnmaskRequest, UnmaskMessage
     }  # fmt: skip
@@ -107,15 +107,15 @@ def test_words_travel_as_they_are() -> None:
 def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a JSON value."""
     inner = table.items() if isinstance(table, dict) else enumerate(table)
-    found = [path] if path else []
+    key_paths = [path] if path else []
     if isinstance(table, dict | list):
         for key, value in inner:
-            found += (
+            key_paths += (
                 places(value, (*path, key))
                 if isinstance(value, dict | list)
                 else [(*path, key)]
             )
-    return found
+    return key_paths
 
 
 def test_malformed_messages_are_refused_or_harmless() -> None:

@@ -34,23 +34,23 @@ def signing(
     sites: tuple[str, ...],
 ) -> tuple[dict[str, SecureSite], dict[str, KeysMessage]]:
     """Sites that sign their keys, and these."""
-    made = {
-        s: SecureSite(s, Parties(sites), b"x", own)
-        for s, own in identities(sites).items()
+    sites_signing = {
+        s: SecureSite(s, Parties(sites), b"x", site_identity)
+        for s, site_identity in identities(sites).items()
     }
-    return made, {s: site.keys() for s, site in made.items()}
+    return sites_signing, {s: site.keys() for s, site in sites_signing.items()}
 
 
-def asked(sites: tuple[str, ...], gone: tuple[str, ...] = ()) -> Any:
+def ask_to_unmask(sites: tuple[str, ...], dropped: tuple[str, ...] = ()) -> Any:
     """An exchange that stands at the server's requests."""
     run = Exchange(sites)
-    run.upload({s: u for s, u in powers(sites).items() if s not in gone})
+    run.upload({s: u for s, u in powers(sites).items() if s not in dropped})
     run.requests = run.server.requests()
     return run
 
 
 def test_lists_of_survivors_that_no_honest_server_sends() -> None:
-    run = asked((A, B, C, D), gone=(D,))
+    run = ask_to_unmask((A, B, C, D), dropped=(D,))
     fair = run.requests[A]
     assert (fair.survivors, fair.dropped) == ((A, B, C), (D,))
     lies: list[tuple[dict[str, Any], str]] = [
@@ -88,12 +88,12 @@ def test_lists_of_survivors_that_no_honest_server_sends() -> None:
 def test_one_list_is_answered_and_only_that_again() -> None:
     """First c is a survivor, then it is said to have dropped out: both shares together
     would open its update."""
-    run = asked((A, B, C, D))
+    run = ask_to_unmask((A, B, C, D))
     fair = run.requests[A]
-    other = replace(fair, survivors=(A, B, D), dropped=(C,))
+    second_request = replace(fair, survivors=(A, B, D), dropped=(C,))
     answer = run.sites[A].unmask(fair)
     with pytest.raises(RefusedError, match="'unmask' is refused"):
-        run.sites[A].unmask(other)
+        run.sites[A].unmask(second_request)
     assert run.sites[A].unmask(fair) == answer
     assert run.sites[A].unmask(replace(fair, survivors=(D, C, B, A))) == answer
     run.sites[B].confirm(run.requests[B])
@@ -124,9 +124,9 @@ def short_roster() -> tuple[Any, dict[str, UnmaskRequest]]:
     boxes = run.set_up()
     boxes[A] = {s: boxes[A][s] for s in (B, C)}
     run.masked = {s: run.sites[s].masked(boxes[s], u) for s, u in powers(FIVE).items()}
-    shown = (A, D, E)
+    roster = (A, D, E)
     # b and c are asked too, as survivors of lists of their own
-    lists = {D: shown, E: shown, B: (A, B, D, E), C: (A, C, D, E)}
+    lists = {D: roster, E: roster, B: (A, B, D, E), C: (A, C, D, E)}
     return run, asked_of(run, lists, run.masked)
 
 
@@ -144,20 +144,20 @@ def test_a_short_roster_for_one_site_is_refused(
             run.sites[to].unmask(request)
 
     run, requests = short_roster()
-    anything = lambda left, right: True  # noqa: E731
+    anything = lambda first, second: True  # noqa: E731
     monkeypatch.setattr("fednotes.privacy.secure_sum.site.compare_digest", anything)
     answers = {to: run.sites[to].unmask(request) for to, request in requests.items()}
     assert not any(a.masks.keys() & a.keys.keys() for a in answers.values())
 
     def secret(part: str, of: str) -> bytes:
-        given = {
+        shares = {
             s: getattr(a, part)[of]
             for s, a in answers.items()
             if of in getattr(a, part)
         }
-        assert len(given) >= 3
+        assert len(shares) >= 3
         return combine(
-            {FIVE.index(s) + 1: share for s, share in list(given.items())[:3]}
+            {FIVE.index(s) + 1: share for s, share in list(shares.items())[:3]}
         )
 
     keys, words = run.server.keys(), run.masked[A].words.copy()
@@ -191,7 +191,7 @@ def test_different_lists_are_seen_by_confirmation() -> None:
         to: run.sites[to].confirm(request) for to, request in requests.items()
     }
     for to, request in requests.items():
-        given = {
+        received = {
             s: c.confirmations[to]
             for s, c in confirmations.items()
             if to in c.confirmations
@@ -199,14 +199,14 @@ def test_different_lists_are_seen_by_confirmation() -> None:
         with pytest.raises(
             RefusedError, match=r"received another list|confirmed the survivors"
         ):
-            run.sites[to].unmask(replace(request, confirmations=given))
+            run.sites[to].unmask(replace(request, confirmations=received))
         with pytest.raises(
             RefusedError, match="1 sites confirmed the survivors, 3 are needed"
         ):
             run.sites[to].unmask(request)
         same = {
             s: raw
-            for s, raw in given.items()
+            for s, raw in received.items()
             if requests[s].survivors == request.survivors
         }
         with pytest.raises(RefusedError, match=r"[12] sites confirmed"):
@@ -223,11 +223,13 @@ def test_different_lists_are_seen_by_confirmation() -> None:
 
 
 def test_confirmed_exchange_gives_the_same_total() -> None:
-    for gone in ((), (D, E)):
+    for dropped in ((), (D, E)):
         plain, sure = Exchange(FIVE), Exchange(FIVE, confirmed=True)
-        one, other = (run.run(powers(FIVE), no_update=gone) for run in (plain, sure))
-        assert torch.equal(one.tensors["w"], other.tensors["w"])
-        assert one.included == other.included
+        plain_total, confirmed_total = (
+            run.run(powers(FIVE), no_update=dropped) for run in (plain, sure)
+        )
+        assert torch.equal(plain_total.tensors["w"], confirmed_total.tensors["w"])
+        assert plain_total.included == confirmed_total.included
     mixed = SecureSite(A, Parties(FIVE, confirmed=True), b"job/run/0")
     with pytest.raises(RefusedError, match="another exchange"):
         plain.server.__class__(Parties(FIVE, confirmed=False), b"job/run/0").add_keys(
@@ -238,25 +240,25 @@ def test_confirmed_exchange_gives_the_same_total() -> None:
 def test_keys_that_no_honest_server_sends() -> None:
     run = Exchange((A, B, C))
     fair = {name: site.keys() for name, site in run.sites.items()}
-    own = fair[A]
+    own_keys = fair[A]
     lies: list[tuple[dict[str, KeysMessage], str]] = [
-        ({A: own}, "1 sites in the list of keys: a sum takes 2"),
+        ({A: own_keys}, "1 sites in the list of keys: a sum takes 2"),
         ({B: fair[B], C: fair[C]}, "leaves out this site"),
-        ({**fair, "x": replace(own, site="x")}, "site 'x' in the list of keys"),
+        ({**fair, "x": replace(own_keys, site="x")}, "site 'x' in the list of keys"),
         (
-            {**fair, A: replace(own, sharing=fair[B].sharing)},
+            {**fair, A: replace(own_keys, sharing=fair[B].sharing)},
             "other keys for this site",
         ),
         ({**fair, B: replace(fair[B], site=C)}, "keys of site 'c' are listed as 'b'"),
         ({**fair, B: replace(fair[B], sharing=fair[C].sharing)}, "same key twice"),
-        ({**fair, B: replace(fair[B], masking=own.masking)}, "same key twice"),
+        ({**fair, B: replace(fair[B], masking=own_keys.masking)}, "same key twice"),
         ({**fair, B: replace(fair[B], sharing=b"short")}, "wrong length"),
         ({**fair, B: replace(fair[B], exchange=bytes(32))}, "another exchange"),
         ({**fair, B: replace(fair[B], sharing=bytes(32))}, "not a usable X25519 key"),
     ]
     for keys, why in lies:
         fresh = Exchange((A, B, C)).sites[A]
-        fresh._own_keys = own
+        fresh._own_keys = own_keys
         with pytest.raises(RefusedError, match=why):
             fresh.shares(keys)
 
@@ -290,14 +292,14 @@ def test_different_keys_for_two_sites_are_seen_by_the_second() -> None:
 def test_signed_keys_cannot_be_replaced() -> None:
     """A server in the middle with keys of its own would read every share; signatures,
     whose keys it does not hold, stop it at the first step."""
-    parties, own = Parties((A, B, C)), identities((A, B, C))[B]
-    made, keys = signing((A, B, C))
+    parties, identity = Parties((A, B, C)), identities((A, B, C))[B]
+    honest_sites, keys = signing((A, B, C))
     theirs = crypto.public_bytes(crypto.private_key(b"7" * 32))
     forged = replace(keys[B], sharing=theirs)
     signed = replace(forged, signature=Ed25519Identity(b"8" * 32, {}).sign(b""))
     unsigned = SecureSite(B, parties, b"x").keys()
-    old = SecureSite(B, parties, b"y", own).keys()
-    replayed = replace(old, exchange=keys[B].exchange)
+    old_keys = SecureSite(B, parties, b"y", identity).keys()
+    replayed = replace(old_keys, exchange=keys[B].exchange)
     # the server would believe another seed
     committed = replace(keys[B], commitment=bytes(32))
     for lie in (
@@ -309,8 +311,8 @@ def test_signed_keys_cannot_be_replaced() -> None:
         replace(keys[C], site=B),
     ):
         with pytest.raises(RefusedError, match="site 'b' are not signed by it"):
-            made[A].shares({**keys, B: lie})
-    assert set(made[A].shares(keys).boxes) == {B, C}
+            honest_sites[A].shares({**keys, B: lie})
+    assert set(honest_sites[A].shares(keys).boxes) == {B, C}
 
 
 def test_what_a_site_sent_is_no_message_to_itself() -> None:
@@ -318,9 +320,9 @@ def test_what_a_site_sent_is_no_message_to_itself() -> None:
     back, as another's, has nothing of it."""
     run = Exchange((A, B, C, D))
     boxes = run.set_up()
-    own = run.server._boxes[A].boxes
+    own_boxes = run.server._boxes[A].boxes
     with pytest.raises(RefusedError, match="shares of site 'b' cannot be opened"):
-        run.sites[A].masked({**boxes[A], B: own[B]}, powers((A,))[A])
+        run.sites[A].masked({**boxes[A], B: own_boxes[B]}, powers((A,))[A])
     messages = run.upload(powers((A, B, C, D)), boxes)
     assert messages[A].receipts[B] != messages[B].receipts[A]
     request = run.server.requests()[A]

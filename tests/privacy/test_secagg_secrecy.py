@@ -36,10 +36,10 @@ class Oracle:
         self.shifts = shifts
 
         def named(
-            secret: bytes, session: bytes, one: str, other: str, layout: bytes
+            secret: bytes, session: bytes, first: str, second: str, layout: bytes
         ) -> bytes:
-            key = pair_stream(secret, session, one, other, layout)
-            self.pairs[key] = frozenset((one, other))
+            key = pair_stream(secret, session, first, second, layout)
+            self.pairs[key] = frozenset((first, second))
             return key
 
         def added(words: crypto.Words, streams: list[tuple[bytes, int]]) -> None:
@@ -61,9 +61,9 @@ def tables(sent: list[Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("gone", [(), (D,)])
+@pytest.mark.parametrize("dropped", [(), (D,)])
 def test_the_transcript_does_not_determine_a_summand(
-    monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, dropped: tuple[str, ...]
 ) -> None:
     """An algebraic proof. Let p(u, v) be the stream of a pair, y(u) = x(u) + b(u) + Σ ±
     p(u, v). For any x' with Σ x' = Σ x put d = x' - x and
@@ -74,36 +74,38 @@ def test_the_transcript_does_not_determine_a_summand(
     y(c) + d(c) - d(c): every message is the same. The streams between survivors are
     never opened, so with ideal streams x and x' are equally likely, whoever dropped
     out. The test plays both."""
-    sites = (A, B, C, D)[: 3 + len(gone)]
+    sites = (A, B, C, D)[: 3 + len(dropped)]
     first = {s: Update({"w": torch.arange(4.0) + i}, 1.0 + i, {"n": 5.0 * i})
              for i, s in enumerate(sites)}  # fmt: skip
-    other = {
+    alternative = {
         A: Update({"w": torch.tensor([1000.0, -7.0, 0.5, 0.0])}, 2.0, {"n": 15.0}),
         B: Update({"w": torch.zeros(4)}, 3.0, {"n": 0.0}),
     }
-    rest = [float(sum(first[s].weight * first[s].tensors["w"][i] for s in (A, B, C)))
-            - float(sum(u.weight * u.tensors["w"][i] for u in other.values()))
+    remaining = [float(sum(first[s].weight * first[s].tensors["w"][i] for s in (A, B, C)))
+            - float(sum(u.weight * u.tensors["w"][i] for u in alternative.values()))
             for i in range(4)]  # fmt: skip
-    other[C] = Update({"w": torch.tensor(rest)}, 1.0, {"n": 0.0})
-    other |= {site: first[site] for site in gone}
+    alternative[C] = Update({"w": torch.tensor(remaining)}, 1.0, {"n": 0.0})
+    alternative |= {site: first[site] for site in dropped}
     layout = SumLayout.of(first[A], len(sites))
-    d = {s: encode(other[s], layout) - encode(first[s], layout) for s in (A, B, C)}
+    d = {
+        s: encode(alternative[s], layout) - encode(first[s], layout) for s in (A, B, C)
+    }
     assert not (d[A] + d[B] + d[C]).any()
     assert all(part.any() for part in d.values())
 
     real = Exchange(sites, seed="same")
     with monkeypatch.context() as patch:
         Oracle(patch, {})
-        total = real.run(first, no_update=gone)
+        total = real.run(first, no_update=dropped)
     with monkeypatch.context() as patch:
         Oracle(patch, {frozenset((A, B)): np.uint64(0) - d[A], frozenset((B, C)): d[C]})
         fake = Exchange(sites, seed="same")
         assert torch.equal(
-            fake.run(other, no_update=gone).tensors["w"], total.tensors["w"]
+            fake.run(alternative, no_update=dropped).tensors["w"], total.tensors["w"]
         )
     assert tables(fake.sent) == tables(real.sent)
     plain = Exchange(sites, seed="same")  # other inputs under the first masks show up
-    plain.run(other, no_update=gone)
+    plain.run(alternative, no_update=dropped)
     assert tables(plain.sent) != tables(real.sent)
 
 
@@ -149,10 +151,11 @@ def test_masked_uploads_look_uniform() -> None:
         return float(np.nanmax(np.abs(each)))
 
     assert correlation(bare) > 0.5
-    for one, other in ((A, B), (B, C), (C, A)):
-        assert correlation(messages[one].words) < 4.5 / SIZE**0.5
+    for first, second in ((A, B), (B, C), (C, A)):
+        assert correlation(messages[first].words) < 4.5 / SIZE**0.5
         assert (
-            correlation(messages[one].words + messages[other].words) < 4.5 / SIZE**0.5
+            correlation(messages[first].words + messages[second].words)
+            < 4.5 / SIZE**0.5
         )
 
 
@@ -226,12 +229,14 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
         return words
 
     bare = encode(updates[C], late.layout)
-    own = runs[0].sites[C]._seed
-    assert (stripped(0, own) == bare).all()  # key and seed of 0 open its update of 0 …
+    own_seed = runs[0].sites[C]._seed
+    assert (
+        stripped(0, own_seed) == bare
+    ).all()  # key and seed of 0 open its update of 0 …
     assert C not in seeds
     # … but the seed of who dropped out is not opened
     assert (stripped(0, None) != bare).all()
-    for seed in (own, *seeds.values()):
+    for seed in (own_seed, *seeds.values()):
         assert (stripped(1, seed) != bare).all()
     public = [
         {k.sharing, k.masking, k.commitment}
@@ -239,7 +244,7 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
         for k in r.server.keys().values()
     ]
     assert len(set.union(*public)) == 3 * len(public)
-    secrets = [key, own, *seeds.values()]
+    secrets = [key, own_seed, *seeds.values()]
     for site in (A, B):  # boxes of exchange 1 under whatever exchange 0 opened
         box, keys = boxes[1][site][C], runs[1].server.keys()
         session = secagg_site.session_id(runs[1].server.exchange, list(keys.values()))
@@ -258,9 +263,9 @@ def test_secrets_are_gone_after_the_answer() -> None:
     exchange."""
     run = Exchange((A, B, C), seed="gone")
     source = Exchange((A, B, C), seed="gone")
-    kept = [(s._seed, s._masking_bytes) for s in source.sites.values()]
+    secrets_before = [(s._seed, s._masking_bytes) for s in source.sites.values()]
     run.run({s: Update({"w": torch.ones(2)}) for s in (A, B, C)})
-    for site, (seed, key) in zip(run.sites.values(), kept, strict=True):
+    for site, (seed, key) in zip(run.sites.values(), secrets_before, strict=True):
         text = repr(vars(site))
         assert repr(seed) not in text
         assert repr(key) not in text

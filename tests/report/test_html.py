@@ -90,12 +90,12 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     values = summary()
     rows = Tree(report(tmp_path, values)).rows
     site = ""
-    found: dict[tuple[str, str], list[str]] = {}
+    rows_shown: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if len(row) > 2 and row[1] in ("alone", "federated", "pooled"):
             site, row = row[0], row[1:]
         if row[0] in ("alone", "federated", "pooled"):
-            found.setdefault((site, row[0]), row[1:])
+            rows_shown.setdefault((site, row[0]), row[1:])
     for name, conditions in {
         **values["sites"],
         "Mean of sites": values["mean"],
@@ -109,7 +109,7 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
             change = (
                 "" if condition == "alone" else f"{strict_change(scores, alone):+.3f}"
             )
-            assert found[name, condition] == [*strict, change, *relaxed]
+            assert rows_shown[name, condition] == [*strict, change, *relaxed]
     starts = [place for place, row in enumerate(rows) if row[0] == "ADR"]
     for start, name in zip(starts, ("psytar", "ncbi"), strict=True):
         trained = ("alone", "federated", "pooled")
@@ -149,13 +149,13 @@ def test_self_contained_and_accessible(tmp_path: Path) -> None:
     assert not [
         name for _, name, _ in tree.attributes if name in ("src", "href", "onload")
     ]
-    drawn = charts(page)
-    assert len(drawn) == 2 + 2 + 2 + 2 + 1, (
+    page_charts = charts(page)
+    assert len(page_charts) == 2 + 2 + 2 + 2 + 1, (
         "dots, all sites, F1 and loss by site, bytes"
     )
     identities = [value for _, name, value in tree.attributes if name == "id"]
     assert len(identities) == len(set(identities))
-    for chart in drawn:
+    for chart in page_charts:
         title, description = chart.find(f"{SVG}title"), chart.find(f"{SVG}desc")
         assert title is not None
         assert description is not None
@@ -186,12 +186,12 @@ def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
     assert x[2] - x[1] == pytest.approx(x[1] - x[0], abs=0.2)
     assert y[1] - y[2] == pytest.approx(y[0] - y[1], abs=0.2)
     assert y[0] > y[1]
-    (one,) = (
+    (loss_chart,) = (
         c
         for c in charts(report(tmp_path, summary(), [{"round": 1, "loss": 0.5}]))
         if c.get("aria-labelledby") == "mean-loss-t mean-loss-d"
     )  # a point is a chart
-    mark = next(m for m in one if "mark" in m.get("class", ""))
+    mark = next(m for m in loss_chart if "mark" in m.get("class", ""))
     assert 0 < float(mark.get("cx", "nan")) < 460
     assert 0 < float(mark.get("cy", "nan")) < 230
 
@@ -245,8 +245,8 @@ def test_numbers_of_any_size_are_drawn(tmp_path: Path, value: float) -> None:
 def test_backticks_in_a_remark_mark_code(tmp_path: Path) -> None:
     remark = "lower `learning_rate`, or see `fednotes check`"
     page = report(tmp_path, summary() | {"notes": [remark]}, metrics())
-    shown = "lower <code>learning_rate</code>, or see <code>fednotes check</code>"
-    assert f"<li>{shown}</li>" in page
+    markup = "lower <code>learning_rate</code>, or see <code>fednotes check</code>"
+    assert f"<li>{markup}</li>" in page
 
 
 @pytest.mark.parametrize("key", [*summary(), *metrics()[0], "all"])
@@ -292,19 +292,19 @@ def test_lines_of_one_site_make_no_mean(tmp_path: Path) -> None:
     lines = [line for line in metrics() if line["condition"] == "federated"]
     for site in ("psytar", "ncbi"):
         for n in (1, 2):
-            own = {
+            site_line = {
                 "valid_f1": 0.3,
                 "loss": 1.0,
                 "sites": {site: {"f1": 0.3, "loss": 1.0}},
             }
-            lines.append({"condition": "alone", "round": n, "site": site, **own})
-    drawn = {
+            lines.append({"condition": "alone", "round": n, "site": site, **site_line})
+    charts_by_id = {
         c.get("aria-labelledby", "").split()[0]: c
         for c in charts(report(tmp_path, summary(), lines))
     }
     looks = {
         ident: {m.get("class") for m in chart if "mark" in m.get("class", "")}
-        for ident, chart in drawn.items()
+        for ident, chart in charts_by_id.items()
     }
     assert looks["mean-f1-t"] == {"c1 mark"}
     assert looks["f1-1-t"] == {"c0 mark", "c1 mark"}
@@ -335,8 +335,8 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     target = tmp_path / "pages" / "run.html"
     assert write_report(tmp_path, target) == target
     # and nothing half-written
-    found = {"summary.json", "report.html", "pages", "run.html"}
-    assert {p.name for p in tmp_path.rglob("*")} == found
+    file_names = {"summary.json", "report.html", "pages", "run.html"}
+    assert {p.name for p in tmp_path.rglob("*")} == file_names
     (tmp_path / "metrics.jsonl").write_text(good + '\n{"round": 9')
     write_report(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"round": 9\n' + good)
@@ -388,10 +388,12 @@ def stages() -> list[dict[str, Any]]:
     for condition in ("federated", "pooled"):
         sites = ("north", "south") if condition == "federated" else ("pooled",)
         for n in range(4):
-            judged, own = ("valid_loss", "valid_loss") if n < 2 else ("valid_f1", "f1")
-            by_site = {s: {"loss": 0.5, own: 0.2 + n / 10} for s in sites}
-            both = {"loss": 1 / (n + 1), judged: 0.2 + n / 10, "sites": by_site}
-            lines.append({"condition": condition, "round": n, **both})
+            judged, site_metric = (
+                ("valid_loss", "valid_loss") if n < 2 else ("valid_f1", "f1")
+            )
+            by_site = {s: {"loss": 0.5, site_metric: 0.2 + n / 10} for s in sites}
+            line_metrics = {"loss": 1 / (n + 1), judged: 0.2 + n / 10, "sites": by_site}
+            lines.append({"condition": condition, "round": n, **line_metrics})
     return lines
 
 
@@ -461,19 +463,19 @@ def test_diseases_have_a_table_and_an_average(tmp_path: Path) -> None:
 def test_a_site_shows_patients_and_intervals_of_each_disease(tmp_path: Path) -> None:
     values = of_patients({"south": {"alone": site_score(5)}})
     rows = Tree(report(tmp_path, values)).rows
-    found = values["sites"]["south"]["alone"]["by_output"]["obesity"]
+    obesity = values["sites"]["south"]["alone"]["by_output"]["obesity"]
     expected = [
         "obesity",
-        str(found["present"]["support"]),
-        str(found["absent"]["support"]),
+        str(obesity["present"]["support"]),
+        str(obesity["absent"]["support"]),
     ]
     row = [r for r in rows if r[:4] == [*expected, "alone"]][-1]
     scores = [
-        found[kind][k]
+        obesity[kind][k]
         for kind in ("macro", "present")
         for k in ("precision", "recall", "f1")
     ]
-    area = found["auroc"]
+    area = obesity["auroc"]
     assert row[4:10] == [f"{v:.3f}" for v in scores]
     assert row[10] == f"{area['value']:.3f} ({area['low']:.2f}\u2013{area['high']:.2f})"
 
@@ -485,15 +487,15 @@ def test_the_page_is_of_patients(tmp_path: Path) -> None:
     assert "by entity type" not in page
     assert page.count("<h2>Phenotypes</h2>") == 1
     assert "Macro F1 on validation patients. Loss of stage 1" in page
-    drawn = charts(page)
-    names = [chart.get("aria-labelledby", "").split("-t ")[0] for chart in drawn]
+    page_charts = charts(page)
+    names = [chart.get("aria-labelledby", "").split("-t ")[0] for chart in page_charts]
     assert len(names) == len(set(names))
     assert {"dots-phenotypes", "dots-ranking", "disease-f1", "disease-auroc"} <= set(
         names
     )
     assert {"mean-f1", "mean-valid_loss", "mean-loss"} <= set(names)
     assert "dots-codes" not in names
-    overall = drawn[names.index("mean-f1")]
+    overall = page_charts[names.index("mean-f1")]
     assert {m.get("class") for m in overall if "mark" in m.get("class", "")} == {
         "c1 mark",  # federated
         "c2 mark",  # pooled, whose lines are of one site that stands for all

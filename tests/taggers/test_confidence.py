@@ -26,17 +26,17 @@ Found = set[tuple[int, int, str]]
 def spans_of(tags: list[str]) -> Found:
     """conlleval's reading of a tag sequence, written anew: words (first, behind the
     last), type."""
-    found, start = set(), None
+    spans, start = set(), None
     for at, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         before, _, last = (tags[at - 1] if at else "O").partition("-")
         ends = start is not None and (prefix in "OBS" or before in "ES" or kind != last)
         if ends:
-            found.add((start, at, last))
+            spans.add((start, at, last))
             start = None
         if prefix != "O" and start is None:
             start = at
-    return found
+    return spans
 
 
 def summed(
@@ -73,31 +73,31 @@ def words_of(text: str) -> list[tuple[int, int]]:
 
 def every_alternative(model: Any, text: str) -> dict[tuple[int, int, str], float]:
     """What `alternatives` says of all stretches of words."""
-    found, words = {}, words_of(text)
+    chances, words = {}, words_of(text)
     document = Document("1", text, sentences=((0, len(text)),))
     for a, b in itertools.combinations(range(len(words) + 1), 2):
         span = Span(words[a][0], words[b - 1][1], "ADR")
         for label, chance in model.alternatives(document, span).items():
-            found[a, b, label] = chance
-    return found
+            chances[a, b, label] = chance
+    return chances
 
 
-def agree(model: Any, wanted: dict[tuple[int, int, str], float]) -> None:
+def agree(model: Any, expected: dict[tuple[int, int, str], float]) -> None:
     """All stretches with all labels; and the confidences of what is predicted."""
-    found = every_alternative(model, TEXT)
-    assert len(found) == 15 * 3
-    for place, chance in found.items():
-        assert chance == pytest.approx(wanted.get(place, 0.0), rel=1e-4, abs=1e-6), (
+    chances = every_alternative(model, TEXT)
+    assert len(chances) == 15 * 3
+    for place, chance in chances.items():
+        assert chance == pytest.approx(expected.get(place, 0.0), rel=1e-4, abs=1e-6), (
             place
         )
     document = Document("1", TEXT, sentences=((0, len(TEXT)),))
-    (said,) = model.predict([document], confidence=True)
-    assert said.spans
+    (predicted,) = model.predict([document], confidence=True)
+    assert predicted.spans
     starts = {start: n for n, (start, _) in enumerate(words_of(TEXT))}
     ends = {end: n + 1 for n, (_, end) in enumerate(words_of(TEXT))}
-    for span in said.spans:
+    for span in predicted.spans:
         place = starts[span.start], ends[span.end], span.label
-        assert span.confidence == pytest.approx(found[place], rel=1e-4)
+        assert span.confidence == pytest.approx(chances[place], rel=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
@@ -138,9 +138,9 @@ def test_the_same_spans_and_alike_alone(kind: str, tmp_path: Path) -> None:
     model = talking(kind, tmp_path)
     many = [Document(str(n), " ".join(WORDS[: 1 + n % 7])) for n in range(12)]
     for documents in (DOCUMENTS, tuple(many)):
-        found = model.predict(documents, confidence=True)
-        assert found == model.predict(documents)
-        sure = [span.confidence for d in found for span in d.spans]
+        predicted = model.predict(documents, confidence=True)
+        assert predicted == model.predict(documents)
+        sure = [span.confidence for d in predicted for span in d.spans]
         assert sure
         assert all(0 <= c <= 1 for c in sure)
         assert {s.confidence for d in model.predict(documents) for s in d.spans} == {

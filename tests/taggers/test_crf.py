@@ -15,7 +15,7 @@ from fednotes.core.errors import ModelError
 from fednotes.taggers.crf import CRF, TorchOps
 
 BACKENDS = ("numba", "torch")
-both = pytest.mark.parametrize("backend", BACKENDS)
+on_both_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def bio_masks(types: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -83,7 +83,7 @@ def batch(
 # ---- equal to enumeration ------------------------------------------------------------
 
 
-@both
+@on_both_backends
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_equal_enumeration(case: str, backend: str) -> None:
     """loss = log Z - score(gold); gradients = expected minus gold counts, all by
@@ -117,7 +117,7 @@ def test_loss_and_gradients_equal_enumeration(case: str, backend: str) -> None:
         np.testing.assert_allclose(parameter.grad, value, atol=1e-9, rtol=0)
 
 
-@both
+@on_both_backends
 @pytest.mark.parametrize("case", CASES)
 def test_decode_and_marginals_equal_enumeration(case: str, backend: str) -> None:
     """The highest-scoring of all sequences, and the summed probability of those with
@@ -282,7 +282,7 @@ def test_extreme_emissions(case: str, extreme: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(decoded[0], decoded[1])
 
 
-@both
+@on_both_backends
 def test_a_path_that_underflows_on_the_way_still_wins(backend: str) -> None:
     """Tag 1 starts e^-1000 behind, 0 -> 1 is forbidden, then tag 0 falls to -5000: only
     the path 1, 1 counts, with log Z = -1000. Plain scaling would have lost it at the
@@ -293,15 +293,15 @@ def test_a_path_that_underflows_on_the_way_still_wins(backend: str) -> None:
         for parameter in crf.parameters():
             parameter.zero_()
     x = torch.tensor([[[0.0, -1000.0], [-5000.0, 0.0]]], dtype=torch.float64)
-    one, two = torch.ones(1, 2, dtype=torch.int64), torch.tensor([2])
-    assert crf.loss(x, one, two).item() == pytest.approx(0.0, abs=1e-9)
+    length, two = torch.ones(1, 2, dtype=torch.int64), torch.tensor([2])
+    assert crf.loss(x, length, two).item() == pytest.approx(0.0, abs=1e-9)
     torch.testing.assert_close(
         crf.posterior(x, two)[0][0, :, 1], torch.ones(2, dtype=torch.float64)
     )
     assert crf.decode(x, two).tolist() == [[1, 1]]
 
 
-@both
+@on_both_backends
 @pytest.mark.parametrize("score", [500.0, -500.0])
 def test_extreme_transitions(backend: str, score: float) -> None:
     """Transitions beyond exp's range, against numpy.logaddexp."""
@@ -314,9 +314,9 @@ def test_extreme_transitions(backend: str, score: float) -> None:
     start, matrix, end = masked(crf)
     for n, length in enumerate(lengths.tolist()):
         values, path = x[n, :length].numpy(), gold[n, :length].numpy()
-        own = start[path[0]] + end[path[-1]] + matrix[path[:-1], path[1:]].sum()
-        own += values[np.arange(length), path].sum()
-        expected = log_z_by_logaddexp(values, start, matrix, end) - own
+        path_score = start[path[0]] + end[path[-1]] + matrix[path[:-1], path[1:]].sum()
+        path_score += values[np.arange(length), path].sum()
+        expected = log_z_by_logaddexp(values, start, matrix, end) - path_score
         assert loss[n].item() == pytest.approx(expected, abs=1e-9)
     assert crf.transitions.grad is not None
     assert torch.isfinite(crf.transitions.grad).all()
@@ -325,7 +325,7 @@ def test_extreme_transitions(backend: str, score: float) -> None:
 # ---- constraints and errors ----------------------------------------------------------
 
 
-@both
+@on_both_backends
 @pytest.mark.parametrize("scale", [2.0, 400.0])
 def test_forbidden_transitions_have_no_gradient(backend: str, scale: float) -> None:
     """Exactly zero, and never NaN, in exp-space and in log-space."""
@@ -340,7 +340,7 @@ def test_forbidden_transitions_have_no_gradient(backend: str, scale: float) -> N
         assert (gradient[mask] != 0).any()
 
 
-@both
+@on_both_backends
 def test_forbidden_gold_tags_are_refused(backend: str) -> None:
     crf, x, lengths = (
         build("bioes5", backend),
@@ -365,22 +365,22 @@ def test_forbidden_gold_tags_are_refused(backend: str) -> None:
             crf.loss(x, torch.tensor([[0, 0, 0], [0, tag, 0]]), lengths)
 
 
-@both
+@on_both_backends
 def test_sentences_without_any_sequence_are_refused(backend: str) -> None:
     """One token cannot both open and close a mention; neither can an empty allowed set."""
     closed = np.array([False, True])
     crf = computing(CRF(2, ~closed, None, closed), backend)
-    x, one = torch.zeros(1, 1, 2), torch.tensor([1])
+    x, length = torch.zeros(1, 1, 2), torch.tensor([1])
     with pytest.raises(ModelError, match="no tag sequence"):
-        crf.decode(x, one)
+        crf.decode(x, length)
     with pytest.raises(ModelError, match="no tag sequence is allowed for sentence 0"):
-        crf.posterior(x, one)[0]
+        crf.posterior(x, length)[0]
     free = computing(CRF(2), backend)
     with pytest.raises(ModelError, match="exclude each other"):
-        free._losses(x, [torch.zeros(1, 1, 2, dtype=torch.bool)], one)[0]
+        free._losses(x, [torch.zeros(1, 1, 2, dtype=torch.bool)], length)[0]
 
 
-@both
+@on_both_backends
 @pytest.mark.parametrize("case", ["bioes5", "free"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_broken_emissions_stay_in_their_sentence(
@@ -403,19 +403,19 @@ def test_broken_emissions_stay_in_their_sentence(
         crf.decode(x, lengths)
 
 
-@both
-@pytest.mark.parametrize("some", [True, False], ids=["one", "all"])
-def test_nan_parameters_give_a_nan_loss(backend: str, some: bool) -> None:
+@on_both_backends
+@pytest.mark.parametrize("only_first", [True, False], ids=["one", "all"])
+def test_nan_parameters_give_a_nan_loss(backend: str, only_first: bool) -> None:
     """So that training sees it; decoding refuses what it cannot rank."""
     crf, (x, gold, lengths) = build("free", backend), batch("free")
     with torch.no_grad():
-        crf.start[: 1 if some else None] = torch.nan
-        crf.transitions[0 if some else slice(None)] = torch.nan
+        crf.start[: 1 if only_first else None] = torch.nan
+        crf.transitions[0 if only_first else slice(None)] = torch.nan
     loss = crf.loss(x, gold, lengths)
     loss.sum().backward()
     assert loss.isnan().all()
     assert crf.transitions.grad is not None
-    if not some:
+    if not only_first:
         with pytest.raises(ModelError, match="no tag sequence"):
             crf.decode(x, lengths)
 

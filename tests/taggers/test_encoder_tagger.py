@@ -81,9 +81,9 @@ def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) 
     sentences = [passage(d.text.split()) for d in documents]
     every = words_of(model, documents, every=True)
     assert len(every) == (layer or LAYERS)
-    for number, found in enumerate(every, start=1):
-        wanted = HuggingFaceEncoder(bert, layer=number).hidden(sentences)[:, 0]
-        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+    for number, layer_states in enumerate(every, start=1):
+        expected = HuggingFaceEncoder(bert, layer=number).hidden(sentences)[:, 0]
+        torch.testing.assert_close(layer_states, expected, rtol=0, atol=2e-5)
     (top,) = words_of(model, documents)
     torch.testing.assert_close(top, every[-1], rtol=0, atol=0)
 
@@ -124,8 +124,8 @@ def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
     each sentence alone, in float64 (but for the shares of sub-words, 1/3 in float32).
     """
     model = stir(build(bert, "lora", alpha=6.0)).double()
-    own = copy.deepcopy(model.backbone.model).double()
-    model.backbone = replace(model.backbone, model=own)
+    encoder_model = copy.deepcopy(model.backbone.model).double()
+    model.backbone = replace(model.backbone, model=encoder_model)
     merged = transformers.BertModel.from_pretrained(bert).double().eval()
     at = 0
     with torch.no_grad():
@@ -135,10 +135,10 @@ def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
                 at += 1
     tokenizer = transformers.BertTokenizerFast.from_pretrained(bert)
     documents = lines(9, 5)
-    found = words_of(model, documents)[0].split(
+    vectors_by_document = words_of(model, documents)[0].split(
         [len(d.text.split()) for d in documents]
     )
-    for doc, vectors in zip(documents, found, strict=True):
+    for doc, vectors in zip(documents, vectors_by_document, strict=True):
         result = tokenizer(
             doc.text.split(), is_split_into_words=True, return_tensors="pt"
         )
@@ -146,8 +146,10 @@ def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
             states = merged(**result).last_hidden_state[0]
         owner = [-1 if w is None else w for w in result.word_ids(0)]
         for number, vector in enumerate(vectors):
-            own = [i for i, o in enumerate(owner) if o == number]
-            torch.testing.assert_close(vector, states[own].mean(0), rtol=0, atol=5e-7)
+            encoder_model = [i for i, o in enumerate(owner) if o == number]
+            torch.testing.assert_close(
+                vector, states[encoder_model].mean(0), rtol=0, atol=5e-7
+            )
 
 
 def annotated(model: EncoderTagger, known: tuple[str, ...] = ("Drug",)) -> Any:
@@ -163,10 +165,10 @@ def test_states(bert: Path) -> None:
     order = [3, 8, 0]
     losses = model.losses(corpus, order, states=True)
     texts = [passage(corpus.documents[i].text.split()) for i in order]
-    for number, found in enumerate(losses.hidden, start=1):
+    for number, layer_states in enumerate(losses.hidden, start=1):
         encoder = HuggingFaceEncoder(bert, layer=number)
         means = torch.stack([encoder.hidden([t])[:, 0].mean(0) for t in texts])
-        torch.testing.assert_close(found, means, rtol=0, atol=2e-5)
+        torch.testing.assert_close(layer_states, means, rtol=0, atol=2e-5)
     assert losses.outputs is not None
     assert losses.pseudo is not None
     assert losses.score is not None

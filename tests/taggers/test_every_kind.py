@@ -39,11 +39,11 @@ def test_every_kind_of_tagger_has_a_small_model() -> None:
 def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
     """In another order; both parts make the whole, which has no target part at all."""
     model = make(kind, folder).eval()
-    corpus, whole = partly(model), model.losses(model.prepare(DOCUMENTS), ORDER)
+    corpus, complete = partly(model), model.losses(model.prepare(DOCUMENTS), ORDER)
     together = model.losses(corpus, ORDER)
-    assert not whole.target.any()
-    assert not whole.target.requires_grad or not KINDS[kind].tags_words
-    torch.testing.assert_close(together.source + together.target, whole.source)
+    assert not complete.target.any()
+    assert not complete.target.requires_grad or not KINDS[kind].tags_words
+    torch.testing.assert_close(together.source + together.target, complete.source)
     for place, sentence in enumerate(ORDER):
         alone = model.losses(corpus, [sentence])
         torch.testing.assert_close(together.source[place], alone.source[0])
@@ -88,10 +88,10 @@ def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
         summed = torch.zeros_like(total)
         for row, sentence in zip(each, ORDER, strict=True):
             losses = model.losses(corpus, [sentence])
-            (wanted,) = torch.autograd.grad(
+            (expected,) = torch.autograd.grad(
                 losses.source.sum(), weight, retain_graph=True
             )
-            torch.testing.assert_close(row, wanted.flatten(), **close)
+            torch.testing.assert_close(row, expected.flatten(), **close)
             if losses.target.requires_grad:
                 summed += torch.autograd.grad(losses.target.sum(), weight)[0].flatten()
         torch.testing.assert_close(total, summed, **close)
@@ -108,15 +108,17 @@ def test_a_start_is_the_seeds(kind: str, folder: Path) -> None:
     """And every parameter is reached from the loss; the global random state is left
     alone."""
     state = torch.random.get_rng_state()
-    one, again, other = (make(kind, folder, seed, stirred=False) for seed in (1, 1, 2))
+    first, again, reseeded = (
+        make(kind, folder, seed, stirred=False) for seed in (1, 1, 2)
+    )
     assert torch.equal(state, torch.random.get_rng_state())
-    names = list(one.trainable())
+    names = list(first.trainable())
     assert names == sorted(names)
-    for name, parameter in one.trainable().items():
+    for name, parameter in first.trainable().items():
         assert torch.equal(parameter, again.trainable()[name])
     moved = [
-        not torch.equal(p, other.trainable()[name])
-        for name, p in one.trainable().items()
+        not torch.equal(p, reseeded.trainable()[name])
+        for name, p in first.trainable().items()
     ]
     assert any(moved)
     model = make(kind, folder)
@@ -153,10 +155,10 @@ def test_learns_by_heart(kind: str, folder: Path) -> None:
     loss, steps = float("inf"), 0
     while loss > 0.01 and steps < 2000:
         adam.zero_grad()
-        found = model.losses(corpus, ORDER).source.mean()
-        found.backward()
+        mean_loss = model.losses(corpus, ORDER).source.mean()
+        mean_loss.backward()
         adam.step()
-        loss, steps = float(found.detach()), steps + 1
+        loss, steps = float(mean_loss.detach()), steps + 1
     model.train()
     assert model.predict(corpus) == DOCUMENTS
     assert model.predict(DOCUMENTS) == DOCUMENTS
@@ -181,6 +183,6 @@ def test_what_is_refused(kind: str, folder: Path) -> None:
         make(kind, folder, dropuot=0.1)
     assert model.predict([]) == ()
     texts = ("", " \n\t ", "\u200b \u200b", "\x00")
-    found = model.predict([Document(str(i), text) for i, text in enumerate(texts)])
-    assert [d.text for d in found] == list(texts)
-    assert not any(d.spans for d in found[:2])
+    predicted = model.predict([Document(str(i), text) for i, text in enumerate(texts)])
+    assert [d.text for d in predicted] == list(texts)
+    assert not any(d.spans for d in predicted[:2])

@@ -65,17 +65,17 @@ def test_it_is_found_trained_and_saved(kind: str, folder: Path) -> None:
         model_config({"kind": kind, "width": 0})
     model = build_model(model_config({"kind": kind}), TAGS, seed=1)
     documents = [_marked(text) for text in TEXTS]
-    read = model.annotate(model.prepare(documents), documents, ["Drug"])
+    annotated = model.annotate(model.prepare(documents), documents, ["Drug"])
     optimizer = torch.optim.Adam(model.trainable().values(), lr=0.1)
     costs = []
     for _ in range(30):
-        losses = model.losses(read, range(3))
+        losses = model.losses(annotated, range(3))
         optimizer.zero_grad()
         (losses.source + losses.target).sum().backward()
         optimizer.step()
         costs.append(float(losses.source.detach().sum()))
     assert costs[-1] < 0.5 * costs[0]
-    each, total = model.gradients(model.soften(read), [2, 0])
+    each, total = model.gradients(model.soften(annotated), [2, 0])
     assert (each.shape, total.shape) == (
         (2, model.get_parameter(model.transfer).numel()),
         (each.shape[1],),

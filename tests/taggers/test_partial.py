@@ -30,7 +30,7 @@ from fednotes.taggers.partial import (
 )
 
 SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
-both = pytest.mark.parametrize("backend", ["numba", "torch"])
+on_both_backends = pytest.mark.parametrize("backend", ["numba", "torch"])
 
 
 # ---- the independent program: enumerate all sequences --------------------------------
@@ -70,7 +70,7 @@ class Sentence:
     paths: np.ndarray  # (paths, tokens)
     scores: np.ndarray
     agree: np.ndarray
-    own: int  # the row of the annotation itself
+    own_row: int  # the row of the annotation itself
 
     @classmethod
     def of(
@@ -94,7 +94,7 @@ class Sentence:
         """-log of the summed probability of what agrees; -E_q[log p(y | agrees)], or of
         `own`."""
         within = log_sum(self.scores[self.agree])
-        expected = self.scores[self.own] if q is None else (q * self.scores).sum()
+        expected = self.scores[self.own_row] if q is None else (q * self.scores).sum()
         return log_sum(self.scores) - within, within - expected
 
 
@@ -192,7 +192,7 @@ def test_a_known_type_that_is_none_is_refused() -> None:
 # ---- equal to enumeration ------------------------------------------------------------
 
 
-@both
+@on_both_backends
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("known", ["", "X", "Y"])
 def test_parts_equal_enumeration(scheme: Scheme, known: str, backend: str) -> None:
@@ -250,7 +250,7 @@ def test_random_lattices_equal_enumeration(
     torch.testing.assert_close(source + target, total, atol=1e-9, rtol=1e-12)
 
 
-@both
+@on_both_backends
 @pytest.mark.parametrize("soft", [False, True])
 def test_gradients_equal_differences(soft: bool, backend: str) -> None:
     """Central differences of both parts, by emissions and by the CRF's scores."""
@@ -312,13 +312,13 @@ def test_a_certain_teacher_is_a_hard_target() -> None:
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("given", ["allowed", "nothing"])
-def test_every_type_known(given: str) -> None:
+@pytest.mark.parametrize("form", ["allowed", "nothing"])
+def test_every_type_known(form: str) -> None:
     """source is the ordinary loss bit for bit, target 0 without a graph, soft or not."""
     c = case(known="XY")
     x = c.x.nan_to_num(0.0).requires_grad_()
     soft = c.teacher.posterior(x, c.lengths, c.allowed)
-    allowed = c.allowed if given == "allowed" else None
+    allowed = c.allowed if form == "allowed" else None
     for q in (None, soft):
         source, target = split_loss(c.crf, x, c.tags, allowed, c.lengths, q)
         assert torch.equal(source, c.crf.loss(x, c.tags, c.lengths))
@@ -353,15 +353,15 @@ def test_transfer_gradients_equal_a_loop(known: str, soft: bool) -> None:
     assert all(p.grad is None for p in [*project.parameters(), *c.crf.parameters()])
     summed = torch.zeros_like(total)
     for n, length in enumerate(c.lengths.tolist()):
-        one = slice(n, n + 1)
-        own = None if q is None else (q[0][one, :length], q[1][one])
+        row = slice(n, n + 1)
+        own_targets = None if q is None else (q[0][row, :length], q[1][row])
         source, target = split_loss(
             c.crf,
-            project(features[one, :length]),
-            c.tags[one, :length],
-            c.allowed[one, :length],
-            c.lengths[one],
-            own,
+            project(features[row, :length]),
+            c.tags[row, :length],
+            c.allowed[row, :length],
+            c.lengths[row],
+            own_targets,
         )
         (expected,) = torch.autograd.grad(
             source.sum(), project.weight, retain_graph=True

@@ -101,14 +101,14 @@ def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
     tagger = build()
     corpus = tagger.prepare(documents())
     assert corpus.known == set(TYPES)
-    for own in (corpus, tagger.annotate(corpus, documents(), TYPES)):
-        given = tagger.soften(own) if soft else own
-        assert given.soft is None
-        parts = tagger.losses(given, range(12))
+    for complete in (corpus, tagger.annotate(corpus, documents(), TYPES)):
+        softened = tagger.soften(complete) if soft else complete
+        assert softened.soft is None
+        parts = tagger.losses(softened, range(12))
         torch.testing.assert_close(parts.source.mean(), tagger.loss(corpus, range(12)))
         for index in range(12):
             assert torch.equal(
-                tagger.losses(given, [index]).source[0], tagger.loss(corpus, [index])
+                tagger.losses(softened, [index]).source[0], tagger.loss(corpus, [index])
             )
         assert torch.equal(parts.target, torch.zeros(12))
         (parts.source + parts.target).mean().backward()
@@ -157,21 +157,23 @@ def test_states_of_every_layer() -> None:
     assert [layer.shape for layer in states.hidden] == [(5, 4), (5, 7), (5, 10)]
     at = 0
     for place, index in enumerate(order):
-        one = tagger.losses(corpus, [index], states=True)
-        for together, alone in zip(states.hidden, one.hidden, strict=True):
+        single = tagger.losses(corpus, [index], states=True)
+        for together, alone in zip(states.hidden, single.hidden, strict=True):
             torch.testing.assert_close(together[place], alone[0], atol=1e-5, rtol=1e-5)
         part = slice(corpus.encoded.bounds[index], corpus.encoded.bounds[index + 1])
         names = [tagger.tagset.tags[i] for i in corpus.encoded.tags[part]]
-        here = slice(at, at + len(names))
+        word_range = slice(at, at + len(names))
         at += len(names)
         assert states.outputs is not None
         assert states.pseudo is not None
         assert states.score is not None
-        assert states.pseudo[here].tolist() == [n[2:] in ("ADR", "Dose") for n in names]
+        assert states.pseudo[word_range].tolist() == [
+            n[2:] in ("ADR", "Dose") for n in names
+        ]
         # Without dropout what enters the projection is the LSTM's output.
-        mean = states.outputs[here].mean(0)
+        mean = states.outputs[word_range].mean(0)
         torch.testing.assert_close(mean, states.hidden[2][place], atol=1e-5, rtol=1e-5)
-        x = states.score(states.outputs[here])[None]
+        x = states.score(states.outputs[word_range])[None]
         tags = torch.from_numpy(corpus.encoded.tags[part])[None]
         loss = tagger.crf.crf.loss(x, tags, torch.tensor([len(names)]))[0]
         total = states.source[place] + states.target[place]
@@ -258,12 +260,12 @@ def test_what_is_known_is_never_changed_by_what_was_added() -> None:
     half."""
     # "mild rash", "ild " within "mild"
     rash, part = Span(19, 28, "X"), Span(20, 24, "X")
-    own = [("mild", "B-X"), ("rash", "I-X")]
-    assert _found([rash], "X") == own
-    assert _found([rash, Span(8, 28, "Y")], "X") == own
+    known_tags = [("mild", "B-X"), ("rash", "I-X")]
+    assert _found([rash], "X") == known_tags
+    assert _found([rash, Span(8, 28, "Y")], "X") == known_tags
     assert _found([rash, Span(8, 28, "Y")], "Y")[0] == ("gave", "B-Y")
-    assert _found([part, Span(19, 20, "Y")], "X") == own[:1]
-    assert _found([part, Span(0, 7, "Y")], "X") == [("aspirin", "B-Y"), *own[:1]]
+    assert _found([part, Span(19, 20, "Y")], "X") == known_tags[:1]
+    assert _found([part, Span(0, 7, "Y")], "X") == [("aspirin", "B-Y"), *known_tags[:1]]
     # the first has it
     assert _found([part, Span(19, 20, "Y")], "XY") == [("mild", "B-Y")]
 

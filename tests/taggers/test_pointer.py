@@ -73,31 +73,35 @@ def letters(passages: Sequence[Passage]) -> Pieces:
     )
 
 
-def document(text: str, found: Sequence[tuple[str, str]], name: str = "d") -> Document:
+def document(
+    text: str, mentions: Sequence[tuple[str, str]], name: str = "d"
+) -> Document:
     """Each entity where its words first stand."""
-    spans = [Span(text.index(w), text.index(w) + len(w), label) for w, label in found]
+    spans = [
+        Span(text.index(w), text.index(w) + len(w), label) for w, label in mentions
+    ]
     return Document(name, text, tuple(spans))
 
 
 def test_figure_2() -> None:
     """The figure's own example: [0, 1, Drug] and what becomes of "Drug, Drug"."""
-    text, found = figure_2()
-    corpus = encode_pointers([document(text, found)], TAGS, letters, ROOM)
+    text, mentions = figure_2()
+    corpus = encode_pointers([document(text, mentions)], TAGS, letters, ROOM)
     # cloza pine | induc ed | akath isia | in | child ren | with | schiz ophre nia | .
     assert corpus.entities.tolist() == [[0, 1, 0], [4, 5, 1], [10, 12, 2]]
     target = encode_entities(corpus.entities, 3).tolist()
     drug, ade, disease = (0, 1, DRUG), (4, 5, ADE), (10, 12, DISEASE)
-    wanted = [(a + ZERO, b + ZERO, t) for a, b, t in (drug, ade, disease)]
-    assert target == [i for entity in wanted for i in entity] + [END]
+    triples = [(a + ZERO, b + ZERO, t) for a, b, t in (drug, ade, disease)]
+    assert target == [i for entity in triples for i in entity] + [END]
     # What the decoder is to write is the same, padded behind; without an entity END
     # alone.
-    both = encode_pointers(
-        [document(text, found), document("no pain", [])], TAGS, letters, ROOM
+    encoded = encode_pointers(
+        [document(text, mentions), document("no pain", [])], TAGS, letters, ROOM
     )
-    ids = Targets.of(both, np.array([1, 0]), "cpu").ids.tolist()
+    ids = Targets.of(encoded, np.array([1, 0]), "cpu").ids.tolist()
     assert ids == [[END] + [PAD] * 9, target]
     # The global model's output: the second "Drug" stands for no span.
-    output = [*wanted[0], DRUG, *wanted[2], END]
+    output = [*triples[0], DRUG, *triples[2], END]
     assert repair(output, 3, 14).tolist() == [[0, 1, 0], [10, 12, 2]]
     assert corpus.spans(0, repair(target, 3, 14)) == list(corpus.documents[0].spans)
 
@@ -113,12 +117,12 @@ def test_layout() -> None:
 def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
     """Any set of entities, nested, adjacent or crossing, comes back; order by Python's
     sort."""
-    given = np.array(sorted(entities)).reshape(-1, 3)
-    ids = encode_entities(given, 3)
+    entity_rows = np.array(sorted(entities)).reshape(-1, 3)
+    ids = encode_entities(entity_rows, 3)
     assert len(ids) == 3 * len(entities) + 1
     ordered = sorted(entities, key=lambda e: (e[0], -e[1], e[2]))
     assert [tuple(e) for e in repair(ids.tolist(), 3, 10).tolist()] == ordered
-    assert [tuple(e) for e in in_order(given[::-1]).tolist()] == ordered
+    assert [tuple(e) for e in in_order(entity_rows[::-1]).tolist()] == ordered
 
 
 @given(st.lists(st.integers(0, ZERO + 5), max_size=25))
@@ -126,48 +130,48 @@ def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
 def test_repair_equals_a_regular_expression(ids: list[int]) -> None:
     """Any output as letters (p position, l label): exactly "pp" before an "l" is a
     span."""
-    whole = [
+    body = [
         i
         for i in ids[: ids.index(END) if END in ids else None]
         if i not in (BEGIN, PAD)
     ]
-    text = "".join("p" if i >= ZERO else "l" for i in whole)
-    wanted = set()
+    text = "".join("p" if i >= ZERO else "l" for i in body)
+    expected = set()
     for match in re.finditer(r"(?<!p)(?=ppl)", text):
-        start, end, label = whole[match.start() : match.start() + 3]
+        start, end, label = body[match.start() : match.start() + 3]
         if start <= end < ZERO + 5:
-            wanted.add((start - ZERO, end - ZERO, label - FIRST_LABEL))
-    found = [tuple(e) for e in repair(ids, 3, 5).tolist()]
-    assert set(found) == wanted
-    assert found == sorted(found, key=lambda e: (e[0], -e[1], e[2]))
+            expected.add((start - ZERO, end - ZERO, label - FIRST_LABEL))
+    repaired = [tuple(e) for e in repair(ids, 3, 5).tolist()]
+    assert set(repaired) == expected
+    assert repaired == sorted(repaired, key=lambda e: (e[0], -e[1], e[2]))
 
 
 def paths(grammar: Grammar, prefix: tuple[int, ...] = ()) -> set[tuple[int, ...]]:
     """All complete sequences of a grammar of one sentence, by trying every allowed id."""
-    found: set[tuple[int, ...]] = set()
+    sequences: set[tuple[int, ...]] = set()
     options = grammar.allowed()[0].nonzero().squeeze(1)
     assert len(options), "the grammar leads into a dead end"
     for option in options:
         ids = (*prefix, int(option))
-        found |= {ids} if option == END else paths(grammar.after(option[None]), ids)
-    return found
+        sequences |= {ids} if option == END else paths(grammar.after(option[None]), ids)
+    return sequences
 
 
-@pytest.mark.parametrize(("types", "most"), [(1, 4), (2, 2)])
-def test_grammar_allows_exactly_the_targets(types: int, most: int) -> None:
+@pytest.mark.parametrize(("types", "max_entities"), [(1, 4), (2, 2)])
+def test_grammar_allows_exactly_the_targets(types: int, max_entities: int) -> None:
     """Every set of entities on words of 2, 1 and 1 sub-words, and nothing else."""
     # the last column is padding
     starts = torch.tensor([[True, False, True, True, False]])
     ends = torch.tensor([[False, True, True, True, False]])
     spans = [(a, b) for a, b in product((0, 2, 3), (1, 2, 3)) if a <= b]
     every = [(*span, t) for span in spans for t in range(types)]
-    limit = min(most, 3)  # no more entities than words
-    wanted = {
+    limit = min(max_entities, 3)  # no more entities than words
+    expected = {
         tuple(encode_entities(np.array(chosen).reshape(-1, 3), types).tolist())
         for size in range(limit + 1)
         for chosen in combinations(every, size)
     }
-    assert paths(Grammar.begin(types, starts, ends, most)) == wanted
+    assert paths(Grammar.begin(types, starts, ends, max_entities)) == expected
 
 
 def test_grammar_of_a_batch() -> None:
@@ -184,9 +188,9 @@ def test_grammar_of_a_batch() -> None:
             assert torch.equal(batch.allowed()[i], alone[i].allowed()[0])
             alone[i] = alone[i].after(step[i : i + 1])
         batch = batch.after(step)
-    rest = batch.rows(torch.tensor([0, 2]))
+    remaining = batch.rows(torch.tensor([0, 2]))
     assert torch.equal(
-        rest.allowed(), torch.cat([alone[0].allowed(), alone[2].allowed()])
+        remaining.allowed(), torch.cat([alone[0].allowed(), alone[2].allowed()])
     )
 
 
@@ -234,20 +238,20 @@ def long_documents(draw: st.DrawFn) -> Document:
 
 
 @given(long_documents(), st.integers(4, 12), st.integers(3, 6))
-def test_long_sentences_lose_nothing(given: Document, room: int, entities: int) -> None:
+def test_long_sentences_lose_nothing(note: Document, room: int, entities: int) -> None:
     """Pieces obey the limits, their sub-words joined are the sentence's, all entities
     are there.
 
     Against the same document without limits.
     """
-    whole = encode_pointers([given], TAGS, letters, ROOM)
-    cut = encode_pointers([given], TAGS, letters, PointerLimits(room, entities))
-    assert whole.sentences == 1 < cut.sentences
+    uncut = encode_pointers([note], TAGS, letters, ROOM)
+    cut = encode_pointers([note], TAGS, letters, PointerLimits(room, entities))
+    assert uncut.sentences == 1 < cut.sentences
     assert cut.lengths.max() <= room
     assert np.diff(cut.entity_bounds).max(initial=0) <= entities
-    np.testing.assert_array_equal(cut.ids, whole.ids)
-    np.testing.assert_array_equal(cut.encoded.offsets, whole.encoded.offsets)
-    assert found_in(cut) == found_in(whole) == sorted(given.spans)
+    np.testing.assert_array_equal(cut.ids, uncut.ids)
+    np.testing.assert_array_equal(cut.encoded.offsets, uncut.encoded.offsets)
+    assert found_in(cut) == found_in(uncut) == sorted(note.spans)
 
 
 def found_in(corpus: PointerCorpus) -> list[Span]:
@@ -275,21 +279,25 @@ def test_what_alone_is_too_long() -> None:
 
 def test_annotate() -> None:
     """The same sub-words with another annotation; the corpus given is not changed."""
-    text, found = figure_2()
+    text, mentions = figure_2()
     docs = [
-        document(text, found),
+        document(text, mentions),
         Document("e", "~ ~"),
         document("one two", [("two", "ADE")]),
     ]
     corpus = encode_pointers(docs, TAGS, letters, ROOM)
     assert corpus.encoded.sentence_document.tolist() == [0, 2]
-    new = [document(text, found[:1]), docs[1], document("one two", [("one", "Drug")])]
-    other = corpus.annotated(new, {"Drug"})
-    assert other.known == {"Drug"}
-    assert other.ids is corpus.ids
-    assert other.documents == tuple(new)
-    assert found_in(other) == [Span(0, 3, "Drug"), Span(0, 9, "Drug")]
-    again = other.annotated(docs, TYPES)
+    documents = [
+        document(text, mentions[:1]),
+        docs[1],
+        document("one two", [("one", "Drug")]),
+    ]
+    annotated = corpus.annotated(documents, {"Drug"})
+    assert annotated.known == {"Drug"}
+    assert annotated.ids is corpus.ids
+    assert annotated.documents == tuple(documents)
+    assert found_in(annotated) == [Span(0, 3, "Drug"), Span(0, 9, "Drug")]
+    again = annotated.annotated(docs, TYPES)
     np.testing.assert_array_equal(again.entities, corpus.entities)
     np.testing.assert_array_equal(again.entity_bounds, corpus.entity_bounds)
 
@@ -323,9 +331,9 @@ def two_letters(passages: Sequence[Passage]) -> Pieces:
     one's code."""
     ids, lengths, edges = list[int](), list[int](), list[tuple[int, int]]()
     for passage in passages:
-        before, seen = len(ids), passage.text.replace(" ", "")
+        before, characters = len(ids), passage.text.replace(" ", "")
         blanks = np.cumsum([c == " " for c in passage.text])
-        ids += [ord(seen[i : i + 2][-1]) for i in range(0, len(seen), 2)]
+        ids += [ord(characters[i : i + 2][-1]) for i in range(0, len(characters), 2)]
         for start, end in passage.words.tolist():
             low, high = start - int(blanks[start]), end - 1 - int(blanks[end - 1])
             edges.append((before + low // 2, before + high // 2))

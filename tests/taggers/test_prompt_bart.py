@@ -44,8 +44,8 @@ def model(bart: Path) -> PromptBart:
 
 
 def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
-    given = {"prompts": 3, "prompt_hidden": 8} | settings
-    model = build_prompt_bart(PromptBartConfig(backbone=str(bart), **given), tagset, 1)
+    sizes = {"prompts": 3, "prompt_hidden": 8} | settings
+    model = build_prompt_bart(PromptBartConfig(backbone=str(bart), **sizes), tagset, 1)
     with torch.no_grad():  # so that the prompts matter as they do once they are trained
         model.prompts.w2 *= 4
     return model.eval()
@@ -53,7 +53,7 @@ def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
 
 def documents() -> list[Document]:
     """Nested, adjacent and no entities."""
-    found = (
+    mentions = (
         [
             ("Clozapine", "Drug"),
             ("akathisia", "ADE"),
@@ -77,7 +77,7 @@ def documents() -> list[Document]:
                 Span(text.index(w), text.index(w) + len(w), label) for w, label in spans
             ),
         )
-        for i, (text, spans) in enumerate(zip(TEXTS, found, strict=True))
+        for i, (text, spans) in enumerate(zip(TEXTS, mentions, strict=True))
     ]
 
 
@@ -126,17 +126,17 @@ def test_steps_equal_teacher_forcing(model: PromptBart) -> None:
     """Scores of each cached step as those of one pass over the true targets."""
     corpus = model.prepare(documents())
     view, prompts, _, memory, targets = inner(model, corpus, [2, 0, 4])
-    wanted = memory.scores(teacher_forced(view, memory, targets, prompts))
+    expected = memory.scores(teacher_forced(view, memory, targets, prompts))
     stepper = Stepper(view, memory, prompts)
     for step, ids in enumerate(targets.inputs.T):
-        found = stepper.step(ids)
-        torch.testing.assert_close(found, wanted[:, step], rtol=0, atol=5e-5)
-        assert torch.equal(found == -torch.inf, wanted[:, step] == -torch.inf)
+        step_scores = stepper.step(ids)
+        torch.testing.assert_close(step_scores, expected[:, step], rtol=0, atol=5e-5)
+        assert torch.equal(step_scores == -torch.inf, expected[:, step] == -torch.inf)
     stepper = Stepper(view, memory, prompts)
     stepper.step(targets.inputs[:, 0])
     stepper.keep(torch.tensor([0, 2]))
-    found = stepper.step(targets.inputs[[0, 2], 1])
-    torch.testing.assert_close(found, wanted[[0, 2], 1], rtol=0, atol=5e-5)
+    step_scores = stepper.step(targets.inputs[[0, 2], 1])
+    torch.testing.assert_close(step_scores, expected[[0, 2], 1], rtol=0, atol=5e-5)
 
 
 def naive_loss(
@@ -169,16 +169,18 @@ def naive_loss(
         pseudo = TAGS.types[kind] not in known
         targets += [(4 + start, pseudo), (4 + end, pseudo), (1 + kind, pseudo)]
     targets.append((0, False))
-    sums, read = [0.0, 0.0], [table[2]]
-    for wanted, pseudo in targets:
-        given = torch.tensor(np.stack(read)[None], dtype=torch.float32)
-        state = view.decoder(inputs_embeds=given, encoder_hidden_states=encoded, **call)
+    sums, rows = [0.0, 0.0], [table[2]]
+    for output, pseudo in targets:
+        decoder_inputs = torch.tensor(np.stack(rows)[None], dtype=torch.float32)
+        state = view.decoder(
+            inputs_embeds=decoder_inputs, encoder_hidden_states=encoded, **call
+        )
         scores = candidates @ state.last_hidden_state[0, -1].detach().numpy()
         sums[pseudo] += float(
             np.log(np.exp(scores - scores.max()).sum()) + scores.max()
         )
-        sums[pseudo] -= float(scores[wanted])
-        read.append(inputs[wanted - 1])
+        sums[pseudo] -= float(scores[output])
+        rows.append(inputs[output - 1])
     return sums
 
 
@@ -187,21 +189,21 @@ def test_losses_equal_a_naive_program(model: PromptBart) -> None:
     corpus = model.prepare(documents())
     for known in ({"Drug"}, {"ADE", "Disease"}):
         losses = model.losses(model.annotate(corpus, documents(), known), range(5))
-        wanted = np.array([naive_loss(model, corpus, i, known) for i in range(5)])
-        np.testing.assert_allclose(losses.source.detach(), wanted[:, 0], rtol=1e-5)
-        np.testing.assert_allclose(losses.target.detach(), wanted[:, 1], rtol=1e-5)
-        assert (losses.target > 0).tolist() == (wanted[:, 1] > 0).tolist()
+        expected = np.array([naive_loss(model, corpus, i, known) for i in range(5)])
+        np.testing.assert_allclose(losses.source.detach(), expected[:, 0], rtol=1e-5)
+        np.testing.assert_allclose(losses.target.detach(), expected[:, 1], rtol=1e-5)
+        assert (losses.target > 0).tolist() == (expected[:, 1] > 0).tolist()
 
 
 def test_parts_of_the_loss(model: PromptBart) -> None:
     """Source and target make the whole; all types known: no target at all. [tagsets eq
     6]"""
     corpus = model.prepare(documents())
-    whole = model.losses(corpus, range(5))
-    assert not whole.target.any()
+    undivided = model.losses(corpus, range(5))
+    assert not undivided.target.any()
     for known in ({"Drug"}, {"ADE", "Disease"}, set()):
         parts = model.losses(model.annotate(corpus, documents(), known), range(5))
-        torch.testing.assert_close(parts.source + parts.target, whole.source)
+        torch.testing.assert_close(parts.source + parts.target, undivided.source)
 
 
 def naive_decode(
@@ -211,27 +213,27 @@ def naive_decode(
     step; and how probable each was among what could come."""
     words = slice(corpus.encoded.bounds[sentence], corpus.encoded.bounds[sentence + 1])
     first, last = corpus.first[words].tolist(), corpus.last[words].tolist()
-    left = [(s, -e, t) for s in first for e in last if s <= e for t in range(3)]
-    shift, written, sure = first_position(3), [], []
+    candidates = [(s, -e, t) for s in first for e in last if s <= e for t in range(3)]
+    shift, decoded, sure = first_position(3), [], []
     view, prompts, _, memory, _ = inner(model, corpus, [sentence])
     for _ in first:  # no more entities than words
-        options = {(s + shift, -e + shift, t + 3) for s, e, t in left}
+        options = {(s + shift, -e + shift, t + 3) for s, e, t in candidates}
         for place in range(3):
-            ids = torch.tensor([[*written, END]])
-            given = Targets(ids, ids > 0, ids < 0)
-            scores = memory.scores(teacher_forced(view, memory, given, prompts))[0, -1]
+            ids = torch.tensor([[*decoded, END]])
+            prefix = Targets(ids, ids > 0, ids < 0)
+            scores = memory.scores(teacher_forced(view, memory, prefix, prompts))[0, -1]
             ahead = {entity[place] for entity in options} | (
                 {END} if place == 0 else set()
             )
             best = max(ahead, key=lambda i: float(scores[i]))
             if best == END:
-                return written, sure
-            written.append(best)
+                return decoded, sure
+            decoded.append(best)
             sure.append(float(scores[best].exp() / scores[sorted(ahead)].exp().sum()))
             options = {entity for entity in options if entity[place] == best}
-        chosen = (written[-3] - shift, shift - written[-2], written[-1] - 3)
-        left = [entity for entity in left if entity > chosen]
-    return written, sure
+        chosen = (decoded[-3] - shift, shift - decoded[-2], decoded[-1] - 3)
+        candidates = [entity for entity in candidates if entity > chosen]
+    return decoded, sure
 
 
 @torch.no_grad()
@@ -240,21 +242,21 @@ def test_decoding_equals_a_naive_program(model: PromptBart) -> None:
     corpus = model.prepare(documents())
     assert corpus.sentences == 6  # one is cut
     order = np.array([2, 4, 1, 5, 0, 3])
-    found, sure = model._decode(corpus, order, model.prompts())
+    decoded, sure = model._decode(corpus, order, model.prompts())
     naive = [naive_decode(model, corpus, s) for s in order.tolist()]
-    assert [f.tolist() for f in found] == [written for written, _ in naive]
-    for row, (written, each) in zip(sure, naive, strict=True):
-        assert row[: len(written)] == pytest.approx(each, rel=1e-3)
-    said = model.predict(corpus, confidence=True)
+    assert [f.tolist() for f in decoded] == [sequence for sequence, _ in naive]
+    for row, (sequence, each) in zip(sure, naive, strict=True):
+        assert row[: len(sequence)] == pytest.approx(each, rel=1e-3)
+    predicted = model.predict(corpus, confidence=True)
     products = sorted(
         float(np.prod(each[n : n + 3]))
         for _, each in naive
         for n in range(0, len(each), 3)
     )
-    assert sorted(s.confidence for d in said for s in d.spans) == pytest.approx(
+    assert sorted(s.confidence for d in predicted for s in d.spans) == pytest.approx(
         products, rel=1e-3
     )
-    assert len({len(f) for f in found}) > 1
+    assert len({len(f) for f in decoded}) > 1
 
 
 def test_per_sentence_gradients(bart: Path) -> None:
@@ -281,9 +283,9 @@ def test_per_sentence_gradients(bart: Path) -> None:
             )
             torch.testing.assert_close(row, alone.flatten(), rtol=1e-9, atol=1e-9)
         losses = model.losses(corpus, order)
-        for found, loss in ((source.sum(0), losses.source), (target, losses.target)):
+        for gradient, loss in ((source.sum(0), losses.source), (target, losses.target)):
             (batch,) = torch.autograd.grad(loss.sum(), q, retain_graph=True)
-            torch.testing.assert_close(found, batch.flatten(), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(gradient, batch.flatten(), rtol=1e-9, atol=1e-9)
         assert source.abs().max() > 1e-3 < target.abs().max()
         complete = model.annotate(corpus, documents(), TAGS.types)
         assert not model.gradients(complete, order)[1].any()
@@ -305,9 +307,9 @@ def test_states(model: PromptBart) -> None:
     alone = view.encoder(
         torch.tensor([[0, *text, 2]]), prompts=prompts, output_hidden_states=True
     )
-    for found, layer in zip(losses.hidden, alone.hidden_states[1:], strict=True):
+    for states, layer in zip(losses.hidden, alone.hidden_states[1:], strict=True):
         torch.testing.assert_close(
-            found[1], layer[0, 1:-1].mean(0), rtol=1e-4, atol=1e-5
+            states[1], layer[0, 1:-1].mean(0), rtol=1e-4, atol=1e-5
         )
     assert losses.outputs is not None
     assert losses.pseudo is not None
@@ -338,45 +340,53 @@ def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
         if text.startswith("Clozapine", m)
     ]
     spans += [Span(s.start - 5, s.end + 3, "ADE") for s in spans[:-1]]
-    given = [Document("long", text, tuple(sorted(spans)))]
-    corpus = model.prepare(given)
+    long_documents = [Document("long", text, tuple(sorted(spans)))]
+    corpus = model.prepare(long_documents)
     assert corpus.sentences > 3
     assert corpus.lengths.max() <= model.limits.subwords == 38
-    found = [
+    joined_spans = [
         span
         for s, (a, b) in enumerate(pairwise(corpus.entity_bounds))
         for span in corpus.spans(s, corpus.entities[a:b])
     ]
-    assert sorted(found) == sorted(spans)
+    assert sorted(joined_spans) == sorted(spans)
     assert corpus.encoded.offsets[-1, 1] == len(text)
     assert torch.isfinite(model.losses(corpus, range(corpus.sentences)).source).all()
-    assert model.predict(given)[0].text == text
+    assert model.predict(long_documents)[0].text == text
 
 
 def test_backbone_is_shared_and_never_written(bart: Path) -> None:
     """Models share one copy of the weights, train on it, and leave every byte as it
     was."""
     before = transformers.BartModel.from_pretrained(bart).state_dict()
-    one, two = build(bart), build(bart, tune_cross_attention=True)
-    tables = [m.frozen.view.shared.weight.data_ptr() for m in (one, two)]
+    prompts_only, cross_tuned = build(bart), build(bart, tune_cross_attention=True)
+    tables = [
+        m.frozen.view.shared.weight.data_ptr() for m in (prompts_only, cross_tuned)
+    ]
     assert tables[0] == tables[1]
-    assert set(one.trainable()) == {"prompts.q", "prompts.w1", "prompts.w2"}
-    assert {n.split(".")[0] for n in two.trainable()} == {"prompts", "cross"}
-    assert set(one.state_dict()) == set(one.trainable())
-    assert set(two.state_dict()) == set(two.trainable())
+    assert set(prompts_only.trainable()) == {"prompts.q", "prompts.w1", "prompts.w2"}
+    assert {n.split(".")[0] for n in cross_tuned.trainable()} == {"prompts", "cross"}
+    assert set(prompts_only.state_dict()) == set(prompts_only.trainable())
+    assert set(cross_tuned.state_dict()) == set(cross_tuned.trainable())
     attention = 2 * 4 * (32 * 32 + 32)
     prompts, frozen = (
         4 * 8 * 3 * 32 + 3 * 32,
-        sum(v.numel() for v in one.frozen.backbone.model.parameters()),
+        sum(v.numel() for v in prompts_only.frozen.backbone.model.parameters()),
     )
-    sizes = [sum(p.numel() for p in model.trainable().values()) for model in (one, two)]
+    sizes = [
+        sum(p.numel() for p in model.trainable().values())
+        for model in (prompts_only, cross_tuned)
+    ]
     assert sizes == [prompts, prompts + attention]
-    assert (one.count_frozen(), two.count_frozen()) == (frozen, frozen - attention)
+    assert (prompts_only.count_frozen(), cross_tuned.count_frozen()) == (
+        frozen,
+        frozen - attention,
+    )
     assert frozen == sum({v.data_ptr(): v.numel() for v in before.values()}.values())
-    first = one.predict(documents())
-    fit(two, two.prepare(documents()), steps=3)
-    assert one.predict(documents()) == first
-    for name, value in one.frozen.backbone.model.state_dict().items():
+    first = prompts_only.predict(documents())
+    fit(cross_tuned, cross_tuned.prepare(documents()), steps=3)
+    assert prompts_only.predict(documents()) == first
+    for name, value in prompts_only.frozen.backbone.model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
@@ -394,12 +404,12 @@ def fit(model: PromptBart, corpus: Any, steps: int, rate: float = 0.02) -> float
 def test_learns_two_sentences(bart: Path, tuned: bool, rate: float) -> None:
     """Overfitted, with or without its cross-attentions, it predicts what it was given."""
     model = build(bart, tune_cross_attention=tuned, prompts=10)
-    given = [documents()[0], documents()[4]]
-    corpus = model.prepare(given)
-    assert model.predict(given) != tuple(given)
+    pair = [documents()[0], documents()[4]]
+    corpus = model.prepare(pair)
+    assert model.predict(pair) != tuple(pair)
     assert fit(model, corpus, steps=200, rate=rate) < 4
-    assert [sorted(d.spans) for d in model.predict(given)] == [
-        sorted(d.spans) for d in given
+    assert [sorted(d.spans) for d in model.predict(pair)] == [
+        sorted(d.spans) for d in pair
     ]
 
 

@@ -68,14 +68,16 @@ def test_models_on_a_frozen_encoder(kind: str, family: str, tmp_path: Path) -> N
     load_model(tmp_path / "model")
     file = tmp_path / "model" / ("tagger.json" if kind == "tagger" else "model.json")
     name = "contextual" if kind == "tagger" else "backbone"
-    old = folder_fingerprint(encoder, kind="backbone", version=1)
+    old_fingerprint = folder_fingerprint(encoder, kind="backbone", version=1)
     if kind == "tagger":
         options: dict[str, Any] = {"pooling": "mean", "layers": 1, "layer": None}
-        old = folder_fingerprint(encoder, kind="transformers", version=1, **options)
+        old_fingerprint = folder_fingerprint(
+            encoder, kind="transformers", version=1, **options
+        )
 
     def as_before(facts: dict[str, Any]) -> None:
         assert facts[name].pop("reading") == "text"
-        facts[name]["fingerprint"] = old
+        facts[name]["fingerprint"] = old_fingerprint
 
     changed(file, as_before)
     if family in ALIKE:

@@ -146,20 +146,20 @@ def test_damage_gives_one_line(model: Any, tmp_path: Path) -> None:
 def test_a_backbone_may_have_moved_but_not_changed(which: str, tmp_path: Path) -> None:
     model = make(which, tmp_path)
     save_model(model, tmp_path / "model")
-    here = tmp_path / ("bart" if which == "prompt-bart" else "bert")
-    there = tmp_path / "elsewhere"
-    shutil.move(here, there)
+    original = tmp_path / ("bart" if which == "prompt-bart" else "bert")
+    moved = tmp_path / "elsewhere"
+    shutil.move(original, moved)
     with pytest.raises(ModelError, match=r"no such directory.*with `backbone`"):
         load_model(tmp_path / "model")
-    loaded = load_model(tmp_path / "model", backbone=str(there))
+    loaded = load_model(tmp_path / "model", backbone=str(moved))
     assert loaded.predict(DOCUMENTS) == model.predict(DOCUMENTS)
     save_model(loaded, tmp_path / "again")
     assert load_model(tmp_path / "again").predict(DOCUMENTS) == model.predict(DOCUMENTS)
-    write_backbone(there, "bart" if which == "prompt-bart" else "bert", seed=1)
+    write_backbone(moved, "bart" if which == "prompt-bart" else "bert", seed=1)
     with pytest.raises(
         ModelError, match="is another one: give the encoder's path with `backbone`"
     ):
-        load_model(tmp_path / "model", backbone=str(there))
+        load_model(tmp_path / "model", backbone=str(moved))
 
 
 def test_a_path_from_another_folder(
@@ -220,13 +220,13 @@ def test_predict_and_evaluate_take_every_kind(
     save_model(model, tmp_path / "model")
     predict(tmp_path / "model", NoteSource("-", text=TEXT))
     line = json.loads(capsys.readouterr().out.splitlines()[0])
-    (wanted,) = model.predict((Document("text", TEXT),))
+    (predicted,) = model.predict((Document("text", TEXT),))
     assert line["text"] == TEXT
-    assert len(line["spans"]) == len(wanted.spans)
+    assert len(line["spans"]) == len(predicted.spans)
     FORMATS["jsonl"].write(DOCUMENTS, tmp_path / "gold.jsonl")
-    found = evaluate(tmp_path / "model", tmp_path / "gold.jsonl")
-    assert found.scores["support"] == sum(len(d.spans) for d in DOCUMENTS)
-    assert found.unknown == ()
+    evaluation = evaluate(tmp_path / "model", tmp_path / "gold.jsonl")
+    assert evaluation.scores["support"] == sum(len(d.spans) for d in DOCUMENTS)
+    assert evaluation.unknown == ()
 
 
 def test_kinds() -> None:

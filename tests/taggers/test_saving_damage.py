@@ -144,9 +144,9 @@ def test_a_description_of_a_huge_model_is_refused_before_it_is_built(
 
     def watched(*size: Any, **options: Any) -> Any:
         nonlocal largest
-        made = empty(*size, **options)
-        largest = max(largest, made.numel())
-        return made
+        allocated = empty(*size, **options)
+        largest = max(largest, allocated.numel())
+        return allocated
 
     monkeypatch.setattr(torch, "empty", watched)
     with pytest.raises(ModelError, match=r"tagger\.json: "):

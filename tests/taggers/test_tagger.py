@@ -144,9 +144,9 @@ def test_prediction_of_any_text() -> None:
     """Nothing, blanks, one sentence of 3,000 tokens, characters outside the inventory."""
     long = Document("long", "word " * 3000, sentences=((0, 15000),))
     odd = Document("odd", "患者は頭痛 \U0001f600 é" + "x" * 400)
-    given = (Document("empty", ""), Document("blank", " \n "), long, odd)
+    documents = (Document("empty", ""), Document("blank", " \n "), long, odd)
     tagger = _build(max_tokens=50)
-    result = tagger.predict(given)
+    result = tagger.predict(documents)
     assert [d.id for d in result] == ["empty", "blank", "long", "odd"]
     assert result[0].spans == result[1].spans == ()
     for document in result:
@@ -159,16 +159,19 @@ def test_prediction_of_any_text() -> None:
 def test_shared_layers_start_equal_at_all_sites() -> None:
     """Sites with other tag sets and schemes: all layers below the CRF are bitwise
     equal."""
-    one = _build(hashed_words=16).trainable()
-    other = _build(
+    first_site = _build(hashed_words=16).trainable()
+    second_site = _build(
         hashed_words=16, tagset=TagSet(("Disease", "Symptom"), "BIOES")
     ).trainable()
-    shared = [name for name in one if not name.startswith("crf.")]
+    shared = [name for name in first_site if not name.startswith("crf.")]
     assert {n.split(".")[0] for n in shared} == {"words", "characters", "cnn", "lstm"}
-    assert all(torch.equal(one[name], other[name]) for name in shared)
-    assert one["crf.project.weight"].shape != other["crf.project.weight"].shape
+    assert all(torch.equal(first_site[name], second_site[name]) for name in shared)
+    assert (
+        first_site["crf.project.weight"].shape
+        != second_site["crf.project.weight"].shape
+    )
     changed = _build(seed=2, hashed_words=16).trainable()
-    assert not torch.equal(one["cnn.weight_3"], changed["cnn.weight_3"])
+    assert not torch.equal(first_site["cnn.weight_3"], changed["cnn.weight_3"])
 
 
 def test_frozen_and_trained_words(glove: Path) -> None:
@@ -210,28 +213,30 @@ def test_widths_of_the_convolutions(glove: Path) -> None:
         ("cnn-crf", (3,)),
         ("cnn-clstm-crf", (3,)),
     ):
-        found = _build(tagger=name, word_vectors=str(glove)).trainable()
-        shapes = {n: p.shape[0] for n, p in found.items() if n.startswith("cnn.weight")}
+        parameters = _build(tagger=name, word_vectors=str(glove)).trainable()
+        shapes = {
+            n: p.shape[0] for n, p in parameters.items() if n.startswith("cnn.weight")
+        }
         assert shapes == {f"cnn.weight_{width}": width for width in widths}, name
 
 
 def test_where_dropout_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     """On each part of a word's representation, after the CNN and after the LSTM: by the
     widths of what it is given, and each result goes on into the layer above."""
-    given: list[tuple[int, float, bool]] = []
+    calls: list[tuple[int, float, bool]] = []
 
     def zeros(x: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
-        given.append((x.shape[1], rate, training))
-        return x * (len(given) != blocked)
+        calls.append((x.shape[1], rate, training))
+        return x * (len(calls) != blocked)
 
     monkeypatch.setattr(tagger_module, "dropout", zeros)
     sizes = {"hashed_words": 9, "word_dim": 4, "char_filters": 5, "cnn_filters": 6}
     tagger = _build(**sizes, lstm_units=7, dropout=0.4).train()
     prepared, outputs = tagger.prepare(_documents()), []
     for blocked in (0, 1, 2, 3, 4):  # noqa: B007 - `zeros` reads it
-        given.clear()
+        calls.clear()
         outputs.append(float(tagger.loss(prepared, range(24)).detach()))
-        assert given == [
+        assert calls == [
             (4, 0.4, True),
             (5, 0.4, True),
             (6, 0.4, True),
@@ -343,15 +348,15 @@ def test_word_vectors_may_have_moved_but_not_changed(
     saved: tuple[Tagger, Path],
 ) -> None:
     tagger, path = saved
-    there = path.parent / "moved.txt"
-    shutil.move(path.parent / "glove.txt", there)
+    moved = path.parent / "moved.txt"
+    shutil.move(path.parent / "glove.txt", moved)
     with pytest.raises(ModelError, match=r"glove\.txt: cannot read word vectors"):
         load_model(path)
-    loaded = load_model(path, word_vectors=there)
+    loaded = load_model(path, word_vectors=moved)
     assert loaded.predict(_documents()) == tagger.predict(_documents())
-    there.write_text(there.read_text().replace("took", "take"))
+    moved.write_text(moved.read_text().replace("took", "take"))
     with pytest.raises(ModelError, match="other content: put the right file there"):
-        load_model(path, word_vectors=there)
+        load_model(path, word_vectors=moved)
 
 
 def test_another_encoder_is_refused(

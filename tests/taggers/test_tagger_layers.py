@@ -127,8 +127,8 @@ def test_lstm_is_torchs(
                 ("bias", "bias_ih"),
             ):
                 grad = getattr(ours, f"{mine}_l{layer}").grad[d]
-                wanted = getattr(theirs, f"{name}_l{layer}{end}").grad
-                torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
+                torch_grad = getattr(theirs, f"{name}_l{layer}{end}").grad
+                torch.testing.assert_close(grad, torch_grad, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_falls_between_stacked_lstm_layers(
@@ -142,16 +142,16 @@ def test_dropout_falls_between_stacked_lstm_layers(
     sentences, layout, flat = _batch([3, 9, 1, 4, 9, 2], 7)
     stacked = BiLSTM(7, 5, 3)
     masks = [torch.randn(layout.tokens, 10) for _ in range(2)]
-    given: list[tuple[float, bool]] = []
+    calls: list[tuple[float, bool]] = []
 
     def masked(x: Tensor, rate: float, training: bool) -> Tensor:
-        given.append((rate, training))
-        return x * masks[len(given) - 1]
+        calls.append((rate, training))
+        return x * masks[len(calls) - 1]
 
     with monkeypatch.context() as patch:
         patch.setattr("fednotes.taggers.layers.dropout", masked)
         out = stacked([flat], layout, 0.3)
-    assert given == [(0.3, True), (0.3, True)]
+    assert calls == [(0.3, True), (0.3, True)]
 
     packed = pack_sequence(sentences)
     for layer in range(3):
@@ -187,10 +187,12 @@ def test_lstm_begins_by_remembering() -> None:
                 parameter.zero_()
             cell.bias_ih.copy_(bias)
         hidden, memory = cell(torch.zeros(1, 7), (torch.zeros(1, 5), torch.ones(1, 5)))
-        kept = 1 / (1 + np.exp(-1))
-        np.testing.assert_allclose(memory.detach(), np.full((1, 5), kept), rtol=1e-6)
+        retained = 1 / (1 + np.exp(-1))
         np.testing.assert_allclose(
-            hidden.detach(), np.full((1, 5), np.tanh(kept) / 2), rtol=1e-6
+            memory.detach(), np.full((1, 5), retained), rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            hidden.detach(), np.full((1, 5), np.tanh(retained) / 2), rtol=1e-6
         )
 
 
@@ -223,8 +225,10 @@ def test_word_cnn_is_conv1d(lengths: list[int]) -> None:
         pieces.append(torch.cat(columns, dim=1).relu())
     expected = pack_sequence(pieces).data
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    wanted = torch.autograd.grad((expected * weights).sum(), [flat, *parameters])
-    for grad, want in zip(grads, wanted, strict=True):
+    expected_grads = torch.autograd.grad(
+        (expected * weights).sum(), [flat, *parameters]
+    )
+    for grad, want in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-4)
 
 
@@ -280,8 +284,8 @@ def test_character_cnn_is_conv1d(width: int, dtype: torch.dtype) -> None:
         rows.append(F.conv1d(padded[None], kernel, layer.bias)[0].amax(dim=1).relu())
     expected = torch.stack(rows)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
-    wanted = torch.autograd.grad((expected * weights).sum(), parameters)
-    for grad, want in zip(grads, wanted, strict=True):
+    expected_grads = torch.autograd.grad((expected * weights).sum(), parameters)
+    for grad, want in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-5)
 
 
@@ -297,12 +301,12 @@ def test_unique_words_give_what_tokens_give() -> None:
     )
     assert torch.equal(every, once)
     weights = torch.randn_like(every)
-    for one, other in zip(
+    for by_word, by_token in zip(
         torch.autograd.grad((every * weights).sum(), list(layer.parameters())),
         torch.autograd.grad((once * weights).sum(), list(layer.parameters())),
         strict=True,
     ):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(by_word, by_token, rtol=1e-5, atol=1e-6)
 
 
 def test_parts_are_their_concatenation() -> None:
@@ -331,8 +335,8 @@ def test_dropout(rate: float) -> None:
     assert out.unique().numel() == 2
     assert out.max().item() == pytest.approx(1 / (1 - rate), rel=1e-4)
     centred = dropped - dropped.mean()
-    for other in (centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1]):
-        assert abs(other.mean().item()) < 5 * rate * (1 - rate) / x.numel() ** 0.5
+    for neighbours in (centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1]):
+        assert abs(neighbours.mean().item()) < 5 * rate * (1 - rate) / x.numel() ** 0.5
     (grad,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(grad, out)
     assert dropout(x, rate, False) is x

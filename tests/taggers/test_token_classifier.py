@@ -56,18 +56,20 @@ def test_the_loss_is_the_librarys(bert: Path) -> None:
     model, documents = build(bert, train="all").double(), lines()
     corpus = model.prepare(documents)
     every = np.arange(corpus.sentences)
-    other = library(model)
+    reference = library(model)
     inputs = as_library(model, documents)
     words = int((inputs["labels"] >= 0).sum())
     assert model.tokens(corpus, every) == words == len(corpus.encoded.form)
-    wanted = other(**inputs).loss * words
-    wanted.backward()
+    expected = reference(**inputs).loss * words
+    expected.backward()
     losses = model.losses(corpus, every)
     assert not losses.target.any()
     assert not losses.target.requires_grad
-    torch.testing.assert_close(losses.source.sum(), wanted.detach(), check_dtype=False)
+    torch.testing.assert_close(
+        losses.source.sum(), expected.detach(), check_dtype=False
+    )
     losses.source.sum().backward()
-    same_gradients(model, other)
+    same_gradients(model, reference)
     part = model.losses(corpus, [5, 2])  # one unit's is its own, in the order asked for
     torch.testing.assert_close(part.source, losses.source[[5, 2]])
 
@@ -93,12 +95,12 @@ def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> 
     head = "Model" if kind != "ModernBert" else "ForMaskedLM"
     path = save_encoder(tmp_path / kind, f"{kind}{head}", **settings)
     model, documents = build(path, train="all"), lines()
-    other, inputs = library(model), as_library(model, documents)
+    reference, inputs = library(model), as_library(model, documents)
     inputs.pop("token_type_ids", None)
     loss = model.losses(model.prepare(documents), np.arange(7)).source.sum()
     with torch.no_grad():
-        wanted = other(**inputs).loss * (inputs["labels"] >= 0).sum()
-    torch.testing.assert_close(loss.detach(), wanted, rtol=1e-5, atol=1e-5)
+        expected = reference(**inputs).loss * (inputs["labels"] >= 0).sum()
+    torch.testing.assert_close(loss.detach(), expected, rtol=1e-5, atol=1e-5)
     first = {name.split(".")[0] for name in model.trainable()}
     assert first == {"classifier", "encoder"} | (
         {"head"} if kind == "ModernBert" else set()
@@ -145,15 +147,17 @@ def test_losses_are_sums_over_tag_sequences(how: str) -> None:
         teacher = torch.randn(4, 5, generator=generator, dtype=torch.float64)
         soft = teacher.masked_fill(~allowed, float("-inf")).softmax(-1)
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    found = [loss.sum() for loss in word_losses(mine, tags, allowed, soft)]
-    wanted = enumerate_losses(theirs, tags, allowed, soft)
+    totals = [loss.sum() for loss in word_losses(mine, tags, allowed, soft)]
+    enumerated = enumerate_losses(theirs, tags, allowed, soft)
     closed = word_gradients(logits, tags, allowed, soft)
-    for one, other, gradient in zip(found, wanted, closed, strict=True):
-        torch.testing.assert_close(one, other)
-        (left,) = torch.autograd.grad(one, mine, retain_graph=True)
-        (right,) = torch.autograd.grad(other, theirs, retain_graph=True)
-        torch.testing.assert_close(left, right)
-        torch.testing.assert_close(gradient, right)
+    for total, by_enumeration, gradient in zip(totals, enumerated, closed, strict=True):
+        torch.testing.assert_close(total, by_enumeration)
+        (gradient_here,) = torch.autograd.grad(total, mine, retain_graph=True)
+        (enumerated_gradient,) = torch.autograd.grad(
+            by_enumeration, theirs, retain_graph=True
+        )
+        torch.testing.assert_close(gradient_here, enumerated_gradient)
+        torch.testing.assert_close(gradient, enumerated_gradient)
     plain, nothing = word_losses(logits, tags)
     torch.testing.assert_close(plain, F.cross_entropy(logits, tags, reduction="none"))
     assert not nothing.any()
@@ -168,14 +172,14 @@ def test_states_are_those_that_adversaries_read(bert: Path) -> None:
     model, documents = build(bert), lines(4)
     corpus = model.annotate(model.prepare(documents), documents, {"Drug"})
     losses = model.losses(corpus, np.arange(4), states=True)
-    other, inputs = library(model), as_library(model, documents)
+    reference, inputs = library(model), as_library(model, documents)
     labels = inputs.pop("labels")
-    out = other(**inputs, output_hidden_states=True)
+    out = reference(**inputs, output_hidden_states=True)
     first = (labels >= 0).float()[..., None]
     assert model.widths == (WIDTH,) * LAYERS
     assert model.output_width == WIDTH
-    for found, layer in zip(losses.hidden, out.hidden_states[1:], strict=True):
-        torch.testing.assert_close(found, (layer * first).sum(1) / first.sum(1))
+    for states, layer in zip(losses.hidden, out.hidden_states[1:], strict=True):
+        torch.testing.assert_close(states, (layer * first).sum(1) / first.sum(1))
     torch.testing.assert_close(losses.score(losses.outputs), out.logits[labels >= 0])
     added = torch.tensor([1 <= t <= 2 for t in labels[labels >= 0]])
     assert torch.equal(losses.pseudo, added)
@@ -213,38 +217,38 @@ def test_what_is_trained(bert: Path) -> None:
 
 def test_the_seed_is_all_that_counts(bert: Path) -> None:
     """The classifier's values; tag sets that differ start from the directory's encoder."""
-    one, other = build(bert), build(bert, seed=2)
+    first, reseeded = build(bert), build(bert, seed=2)
     fewer = build(bert, TagSet(("Drug",), "BIOES"))
-    for name, value in one.state_dict().items():
+    for name, value in first.state_dict().items():
         if name.startswith("encoder."):
-            assert torch.equal(value, other.state_dict()[name])
+            assert torch.equal(value, reseeded.state_dict()[name])
             assert torch.equal(value, fewer.state_dict()[name])
-    assert not torch.equal(one.classifier.weight, other.classifier.weight)
+    assert not torch.equal(first.classifier.weight, reseeded.classifier.weight)
     assert fewer.classifier.weight.shape == (5, WIDTH)
-    assert not one.classifier.bias.any()
+    assert not first.classifier.bias.any()
     saved = transformers.BertModel.from_pretrained(bert).state_dict()
-    for name, value in one.encoder.state_dict().items():
+    for name, value in first.encoder.state_dict().items():
         assert torch.equal(value, saved[name])
 
 
 def test_models_share_what_they_do_not_train(bert: Path) -> None:
     """In memory once; yet one that is moved or trained leaves the others alone."""
-    one, two = build(bert), build(bert)
-    words = [m.encoder.embeddings.word_embeddings.weight for m in (one, two)]
+    first, second = build(bert), build(bert)
+    words = [m.encoder.embeddings.word_embeddings.weight for m in (first, second)]
     assert words[0].data_ptr() == words[1].data_ptr()
-    assert one.classifier.weight.data_ptr() != two.classifier.weight.data_ptr()
-    before = {n: v.clone() for n, v in two.state_dict().items()}
+    assert first.classifier.weight.data_ptr() != second.classifier.weight.data_ptr()
+    before = {n: v.clone() for n, v in second.state_dict().items()}
     with torch.no_grad():
-        for parameter in one.double().trainable().values():
+        for parameter in first.double().trainable().values():
             parameter.add_(1)
-    assert all(torch.equal(v, before[n]) for n, v in two.state_dict().items())
+    assert all(torch.equal(v, before[n]) for n, v in second.state_dict().items())
     assert words[1].dtype == torch.float32
-    copied = copy.deepcopy(two)
+    copied = copy.deepcopy(second)
     with torch.no_grad():
         copied.classifier.bias[0] += 1
-    corpus = two.prepare(lines())
+    corpus = second.prepare(lines())
     assert not torch.equal(
-        copied.losses(corpus, [0]).source, two.losses(corpus, [0]).source
+        copied.losses(corpus, [0]).source, second.losses(corpus, [0]).source
     )
 
 
@@ -252,8 +256,10 @@ def test_dropout_is_set_or_left(bert: Path) -> None:
     model = build(bert, dropout=0.4)
     rates = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
     assert rates == {0.4}
-    given = build(bert, dropout=None)
-    assert {m.p for m in given.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
+    kept_dropout = build(bert, dropout=None)
+    assert {m.p for m in kept_dropout.modules() if isinstance(m, torch.nn.Dropout)} == {
+        0.1
+    }
     corpus = model.prepare(lines())
     model.train()
     once, twice = (model.losses(corpus, [6]).source for _ in range(2))
@@ -326,11 +332,11 @@ def test_low_rank_changes_are_saved_as_weights(
     assert not torch.allclose(changed, first)
     save_model(model, tmp_path / "saved")
     assert all(torch.equal(v, before[n]) for n, v in model.encoder.state_dict().items())
-    found = open_token_classifier(tmp_path / "saved")
-    assert isinstance(found, TokenClassifier)
-    assert not found.changes
-    assert not [name for name in found.state_dict() if "up" in name.split(".")]
-    again = found.losses(found.prepare(documents), every).source
+    reopened = open_token_classifier(tmp_path / "saved")
+    assert isinstance(reopened, TokenClassifier)
+    assert not reopened.changes
+    assert not [name for name in reopened.state_dict() if "up" in name.split(".")]
+    again = reopened.losses(reopened.prepare(documents), every).source
     torch.testing.assert_close(again, changed, rtol=1e-4, atol=1e-5)
     changed.sum().backward()
     assert not [n for n, p in model.encoder.named_parameters() if p.grad is not None]

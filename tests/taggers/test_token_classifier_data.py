@@ -57,7 +57,7 @@ def test_each_word_is_read_where_it_lies_deepest(
     its poorer side (the text's own ends are no lack of it), as a loop over all of them
     finds. The same with the gradients. A text that fits is one call."""
     model = build(bert, train="all", window=window, context="document").double()
-    text, other = long_document(words), library(model)
+    text, reference = long_document(words), library(model)
     pieces = model.tokenizer(
         text.text.split(), is_split_into_words=True, add_special_tokens=False
     )
@@ -70,31 +70,33 @@ def test_each_word_is_read_where_it_lies_deepest(
     rows = []
     for start in starts:
         line = [2, *ids[start : start + size], 3]
-        rows.append(other(input_ids=torch.tensor([line])).logits[0, 1:-1])
+        rows.append(reference(input_ids=torch.tensor([line])).logits[0, 1:-1])
     firsts = [i for i, word in enumerate(owner) if i == 0 or owner[i - 1] != word]
-    wanted = []
+    expected = []
     for i in firsts:
         depth = []
         for number, start in enumerate(starts):
-            left = i - start if start else 10**6
-            right = start + size - 1 - i if number < len(starts) - 1 else 10**6
+            left_context = i - start if start else 10**6
+            right_context = start + size - 1 - i if number < len(starts) - 1 else 10**6
             inside = start <= i < start + size
-            depth.append(min(left, right) if inside else -1)
+            depth.append(min(left_context, right_context) if inside else -1)
         best = max(depth)
         # the later one of two alike
         at = max(n for n, d in enumerate(depth) if d == best)
-        wanted.append(rows[at][i - starts[at]])
+        expected.append(rows[at][i - starts[at]])
     corpus = model.prepare([text], gold=False)
     assert corpus.sentences == 1
     assert len(corpus.pieces.first) == len(starts)
     if len(ids) <= size:
         assert len(starts) == 1
-    found = model._read(corpus, np.array([0]))
-    torch.testing.assert_close(found.logits, torch.stack(wanted), rtol=1e-9, atol=1e-9)
+    batch = model._read(corpus, np.array([0]))
+    torch.testing.assert_close(
+        batch.logits, torch.stack(expected), rtol=1e-9, atol=1e-9
+    )
     target = torch.tensor([int(i % 5) for i in range(words)])
-    F.cross_entropy(found.logits, target, reduction="sum").backward()
-    F.cross_entropy(torch.stack(wanted), target, reduction="sum").backward()
-    same_gradients(model, other)
+    F.cross_entropy(batch.logits, target, reduction="sum").backward()
+    F.cross_entropy(torch.stack(expected), target, reduction="sum").backward()
+    same_gradients(model, reference)
 
 
 def test_a_note_of_200_000_characters(bert: Path) -> None:
@@ -103,11 +105,11 @@ def test_a_note_of_200_000_characters(bert: Path) -> None:
     model = loud(build(bert, context="document"))
     sizes: list[int] = []
     model.encoder.register_forward_pre_hook(
-        lambda _, given: sizes.append(given[0].numel())
+        lambda _, arguments: sizes.append(arguments[0].numel())
     )
     line = "took no pain and nausea . no pain "  # 9 sub-words, a window's step
     text = (line * (200_000 // len(line) + 1))[:200_000]
-    (found,) = model.predict([Document("long", text)])
+    (predicted,) = model.predict([Document("long", text)])
     assert len(text) == 200_000
     assert max(sizes) <= CPU_BATCH[0]
     (short,) = model.predict([Document("short", line * 30)])
@@ -118,7 +120,7 @@ def test_a_note_of_200_000_characters(bert: Path) -> None:
     ]
     middle = period(short.spans, 15 * len(line))
     assert middle
-    assert period(found.spans, 3000 * len(line)) == middle
+    assert period(predicted.spans, 3000 * len(line)) == middle
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
@@ -127,9 +129,9 @@ def test_nothing_to_read(bert: Path, context: str) -> None:
     model = build(bert, context=context)
     texts = ("", " \n\t ", "\u200b \u200b", "pain \u200b .", "\x00")
     documents = tuple(Document(str(i), text) for i, text in enumerate(texts))
-    found = model.predict(documents)
-    assert [d.text for d in found] == list(texts)
-    assert not any(d.spans for d in (*found[:3], found[4]))
+    predicted = model.predict(documents)
+    assert [d.text for d in predicted] == list(texts)
+    assert not any(d.spans for d in (*predicted[:3], predicted[4]))
     assert model.predict([]) == ()
     corpus = model.prepare(documents)
     every = np.arange(corpus.sentences)
@@ -155,12 +157,12 @@ def test_nothing_to_read(bert: Path, context: str) -> None:
 def test_units_do_not_change_tokens_or_tags(scheme: Any) -> None:
     documents, tags = notes(6), TagSet(("ADR", "Drug"), scheme)
     by_sentence = encode_corpus(documents, tags)
-    whole = encode_corpus(documents, tags, unit="document", max_tokens=None)
+    by_document = encode_corpus(documents, tags, unit="document", max_tokens=None)
     assert by_sentence.sentences == sum(len(d.sentences) for d in documents)
-    assert whole.sentence_document.tolist() == list(range(6))
+    assert by_document.sentence_document.tolist() == list(range(6))
     for name in ("offsets", "form", "tags"):
-        assert np.array_equal(getattr(whole, name), getattr(by_sentence, name))
-    assert set(whole.bounds) <= set(by_sentence.bounds)
+        assert np.array_equal(getattr(by_document, name), getattr(by_sentence, name))
+    assert set(by_document.bounds) <= set(by_sentence.bounds)
 
 
 def test_documents_are_cut_at_sentence_ends_else_between_entities() -> None:
@@ -194,28 +196,35 @@ def test_only_training_cuts(bert: Path, context: str) -> None:
     """And what is predicted for a prepared corpus is what it is for the documents."""
     model = loud(build(bert, context=context, max_tokens=4))
     documents = notes(4)
-    trained, read = model.prepare(documents), model.prepare(documents, gold=False)
+    trained, prediction_data = (
+        model.prepare(documents),
+        model.prepare(documents, gold=False),
+    )
     assert trained.encoded.lengths.max() <= 4
-    most = max(len(d.text.split()) for d in documents)
-    assert read.encoded.lengths.max() == (most if context == "document" else 5)
-    assert not read.encoded.tags.any()
-    assert model.predict(read) == model.predict(documents)
-    assert any(d.spans for d in model.predict(read))
-    seen: list[tuple[int, int]] = []
-    model.prepare(documents, progress=lambda done, of: seen.append((done, of)))
-    assert seen[0] == (0, trained.sentences)
-    assert seen[-1] == (trained.sentences, trained.sentences)
+    longest = max(len(d.text.split()) for d in documents)
+    assert prediction_data.encoded.lengths.max() == (
+        longest if context == "document" else 5
+    )
+    assert not prediction_data.encoded.tags.any()
+    assert model.predict(prediction_data) == model.predict(documents)
+    assert any(d.spans for d in model.predict(prediction_data))
+    progress_calls: list[tuple[int, int]] = []
+    model.prepare(
+        documents, progress=lambda done, of: progress_calls.append((done, of))
+    )
+    assert progress_calls[0] == (0, trained.sentences)
+    assert progress_calls[-1] == (trained.sentences, trained.sentences)
 
 
 def test_context_reaches_across_sentences(bert: Path) -> None:
     """A sentence's loss depends on its neighbours in one way of reading, not in the
     other."""
-    one, two = document(0, ["no"], ["pain"]), document(0, ["and"], ["pain"])
+    denied, affirmed = document(0, ["no"], ["pain"]), document(0, ["and"], ["pain"])
     for context, same in (("sentence", True), ("document", False)):
         model = build(bert, context=context)
         logits = [
             model._read(c, np.arange(c.sentences)).logits[-1]
-            for c in (model.prepare([one]), model.prepare([two]))
+            for c in (model.prepare([denied]), model.prepare([affirmed]))
         ]
         assert torch.allclose(*logits, atol=1e-5) == same
 
@@ -255,11 +264,11 @@ def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
     corpus = model.annotate(first.train_set, sites[0].train, sites[0].tags.types)
     if how == "pseudo":
         guess = model.predict(corpus)
-        made = [
-            pseudo_complete(gold, found, sites[0].tags.types)
-            for gold, found in zip(sites[0].train, guess, strict=True)
+        completed = [
+            pseudo_complete(gold, guessed, sites[0].tags.types)
+            for gold, guessed in zip(sites[0].train, guess, strict=True)
         ]
-        corpus = model.annotate(first.train_set, made, sites[0].tags.types)
+        corpus = model.annotate(first.train_set, completed, sites[0].tags.types)
     else:
         corpus = model.soften(corpus)
     adam = torch.optim.Adam(

@@ -32,25 +32,25 @@ def auto(path: Path) -> Any:
 
 
 def same_logits(
-    model: TokenClassifier, other: Any, rows: list[int] | None = None
+    model: TokenClassifier, reference: Any, rows: list[int] | None = None
 ) -> None:
     documents = notes(4)
     corpus = model.prepare(documents, gold=False)
-    found = model._read(corpus, np.arange(corpus.sentences)).logits
+    logits_here = model._read(corpus, np.arange(corpus.sentences)).logits
     words = [d.text[a:b].split() for d in documents for a, b in d.sentences]
-    wanted = []
+    reference_rows = []
     for text in words:
         inputs = model.tokenizer(text, is_split_into_words=True, return_tensors="pt")
         first = [inputs.word_ids().index(i) for i in range(len(text))]
         with torch.no_grad():
-            wanted.append(other(**inputs).logits[0, first])
-    logits = torch.cat(wanted)
-    config = other.config
+            reference_rows.append(reference(**inputs).logits[0, first])
+    logits = torch.cat(reference_rows)
+    config = reference.config
     close = rounding.transformer(
         config.num_hidden_layers, config.hidden_size, float(logits.abs().max())
     )
     expected = logits if rows is None else logits[:, rows]
-    torch.testing.assert_close(found, expected, rtol=0, atol=close)
+    torch.testing.assert_close(logits_here, expected, rtol=0, atol=close)
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
@@ -84,8 +84,8 @@ def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         assert str(tmp_path) not in (tmp_path / "model" / name).read_text()
     shutil.rmtree(bert)  # it is all in the folder
-    other = auto(tmp_path / "model")
-    for name, value in other.state_dict().items():
+    reopened = auto(tmp_path / "model")
+    for name, value in reopened.state_dict().items():
         assert torch.equal(value, model.library.state_dict()[name])
     state = torch.random.get_rng_state()
     loaded = load_model(tmp_path / "model")
@@ -97,11 +97,11 @@ def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
     assert list(loaded.trainable()) == list(model.trainable())
     assert loaded.predict(notes(4)) == model.predict(notes(4))
     object.__setattr__(loaded.config, "context", "sentence")
-    same_logits(loaded, other)
+    same_logits(loaded, reopened)
     again = build_model(loaded.config, TAGS, 3)  # its encoder for other tags
     assert torch.equal(
         dict(again.named_parameters())["encoder.encoder.layer.2.output.dense.weight"],
-        other.bert.encoder.layer[2].output.dense.weight,
+        reopened.bert.encoder.layer[2].output.dense.weight,
     )
 
 
@@ -137,7 +137,7 @@ def test_labels_in_any_order(
 
 
 @pytest.mark.parametrize(
-    ("labels", "kept"),
+    ("labels", "kept_rows"),
     [
         (["I-Drug", "B-ADR", "O", "B-Drug", "I-ADR"], {"O": 2, "B-ADR": 1, "I-ADR": 4}),
         (["O", "S-ADR", "B-ADR", "E-ADR", "I-ADR"], {"O": 0, "B-ADR": 2, "I-ADR": 4}),
@@ -148,14 +148,14 @@ def test_labels_in_any_order(
     ],
 )
 def test_an_earlier_classifier_keeps_its_rows_by_tag(
-    labels: list[str], kept: dict[str, int], tmp_path: Path
+    labels: list[str], kept_rows: dict[str, int], tmp_path: Path
 ) -> None:
     """Beside an encoder of the same weights, on which all rows start anew."""
     path, tags = foreign(tmp_path / "theirs", labels), TagSet(("Dose", "ADR"))
     earlier = load_file(path / "model.safetensors")
     earlier["classifier.bias"] += torch.arange(1.0, 1.0 + len(labels))
     save_file(earlier, path / "model.safetensors", {"format": "pt"})
-    found = build(path, tags)
+    adapted = build(path, tags)
     facts = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(
         json.dumps(facts | {"architectures": ["BertModel"]})
@@ -163,12 +163,16 @@ def test_an_earlier_classifier_keeps_its_rows_by_tag(
     anew = build(path, tags)
     for row, tag in enumerate(tags.tags):
         for part in ("weight", "bias"):
-            own = getattr(found.classifier, part)[row]
-            new = getattr(anew.classifier, part)[row]
-            old = earlier[f"classifier.{part}"][kept[tag]] if tag in kept else new
-            assert torch.equal(own, old), (tag, part)
-            assert torch.equal(own, new) == (tag not in kept)
-    save_model(found, tmp_path / "ours")
+            adapted_row = getattr(adapted.classifier, part)[row]
+            fresh_row = getattr(anew.classifier, part)[row]
+            earlier_row = (
+                earlier[f"classifier.{part}"][kept_rows[tag]]
+                if tag in kept_rows
+                else fresh_row
+            )
+            assert torch.equal(adapted_row, earlier_row), (tag, part)
+            assert torch.equal(adapted_row, fresh_row) == (tag not in kept_rows)
+    save_model(adapted, tmp_path / "ours")
     assert load_model(tmp_path / "ours").tagset == tags
     assert (earlier_types(path), earlier_types(tmp_path / "ours")) == ((), tags.types)
 
@@ -182,11 +186,11 @@ def test_a_tag_that_a_foreign_model_lacks_is_not_predicted(tmp_path: Path) -> No
     model = load_model(path)
     assert model.tagset.tags == ("O", "B-Drug", "I-Drug", "B-ADR", "I-ADR")
     corpus = model.prepare(notes(4), gold=False)
-    found = model._read(corpus, np.arange(corpus.sentences)).logits
-    lowest = found[:, [0, 1, 3, 4]].min(-1).values
+    logits = model._read(corpus, np.arange(corpus.sentences)).logits
+    lowest = logits[:, [0, 1, 3, 4]].min(-1).values
     assert lowest.max() < 0
-    assert (found[:, 2] < lowest - 10).all()
-    assert torch.isfinite(found).all()
+    assert (logits[:, 2] < lowest - 10).all()
+    assert torch.isfinite(logits).all()
 
 
 def damage(path: Path, how: str) -> None:
@@ -210,8 +214,8 @@ def damage(path: Path, how: str) -> None:
         tensors["classifier.weight"] = tensors["classifier.weight"][:, 1:].contiguous()
         save_file(tensors, weights, {"format": "pt"})
     elif how == "no classifier":
-        kept = {n: v for n, v in tensors.items() if "classifier" not in n}
-        save_file(kept, weights, {"format": "pt"})
+        remaining = {n: v for n, v in tensors.items() if "classifier" not in n}
+        save_file(remaining, weights, {"format": "pt"})
     elif how == "not json":
         config.write_text("{")
     elif how == "list":

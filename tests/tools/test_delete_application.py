@@ -78,13 +78,13 @@ def test_nothing_names_a_deleted_application_but_prose(
         if not re.match(rf"fednotes\.apps\.{name}[.:]|fednotes\.apps\.{name}$", value)
     }
     extras = {**before["optional-dependencies"]}
-    left = {**after["optional-dependencies"]}
+    remaining = {**after["optional-dependencies"]}
     page = (root / "docs" / "install.md").read_text("utf-8")
-    for extra in extras.keys() - left.keys():
+    for extra in extras.keys() - remaining.keys():
         assert f"`{extra}` |" not in page
-        assert extra not in re.split(r"[\[\],]", left["dev"][0])
-    for extra in left.keys() - {"dev"}:
-        assert left[extra] == extras[extra]
+        assert extra not in re.split(r"[\[\],]", remaining["dev"][0])
+    for extra in remaining.keys() - {"dev"}:
+        assert remaining[extra] == extras[extra]
     assert any(place.startswith("docs/") for place in find_mentions(name, root))
 
 

@@ -26,6 +26,8 @@ def test_scores_are_the_column_of_f1() -> None:
 
 
 def test_the_page_has_all_that_is_drawn() -> None:
-    found = scores(PAGE.read_text("utf-8"))
-    assert {row: [*found[row]] for row in DRAWN} == {row: [5, 10, 20] for row in DRAWN}
-    assert [*found[""]] == [1]
+    table_scores = scores(PAGE.read_text("utf-8"))
+    assert {row: [*table_scores[row]] for row in DRAWN} == {
+        row: [5, 10, 20] for row in DRAWN
+    }
+    assert [*table_scores[""]] == [1]

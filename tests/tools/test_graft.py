@@ -59,7 +59,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def grafted(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A trained graft's folder and report; tests only read it."""
     out = tmp_path_factory.mktemp("made") / "bart"
     before = torch.get_rng_state()
@@ -79,7 +79,9 @@ def some_ids(tokenizer: Any, texts: list[str]) -> tuple[torch.Tensor, torch.Tens
 
 
 @torch.no_grad()
-def test_a_reloaded_encoder_is_the_original(bert: Path, made: tuple[Path, Any]) -> None:
+def test_a_reloaded_encoder_is_the_original(
+    bert: Path, grafted: tuple[Path, Any]
+) -> None:
     """Against transformers' own BertModel; and what the library's epsilon would make of
     it."""
     original, tokenizer = opened(bert)
@@ -87,13 +89,13 @@ def test_a_reloaded_encoder_is_the_original(bert: Path, made: tuple[Path, Any]) 
         tokenizer, [TEXTS[0], "Codeine.", "No sudden rash with 123456 mg."]
     )
     theirs = original(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-    model = transformers.AutoModel.from_pretrained(made[0]).eval()
+    model = transformers.AutoModel.from_pretrained(grafted[0]).eval()
     plain = model.encoder(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     set_layer_norm_eps(model)
     ours = model.encoder(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     assert float((ours - theirs).abs().max()) < 1e-5
     assert float((plain - theirs).abs().max()) > 1e-4
-    assert made[1]["encoder_difference"] < 1e-5
+    assert grafted[1]["encoder_difference"] < 1e-5
 
 
 def test_a_published_bart_keeps_its_epsilon() -> None:
@@ -108,10 +110,12 @@ def test_a_published_bart_keeps_its_epsilon() -> None:
     assert {norm.eps for norm in norms} == {1e-5}
 
 
-def test_training_moves_the_decoder_alone(bert: Path, made: tuple[Path, Any]) -> None:
+def test_training_moves_the_decoder_alone(
+    bert: Path, grafted: tuple[Path, Any]
+) -> None:
     original, tokenizer = opened(bert)
     start = bart_of(original, tokenizer, 2).state_dict()
-    trained = transformers.BartModel.from_pretrained(made[0]).state_dict()
+    trained = transformers.BartModel.from_pretrained(grafted[0]).state_dict()
     assert start.keys() == trained.keys()
     same = {name for name in start if torch.equal(start[name], trained[name])}
     frozen = {
@@ -120,15 +124,15 @@ def test_training_moves_the_decoder_alone(bert: Path, made: tuple[Path, Any]) ->
     assert same == frozen
 
 
-def test_both_losses_fall_on_held_out_text(made: tuple[Path, Any]) -> None:
-    before, after = made[1]["before"], made[1]["after"]
+def test_both_losses_fall_on_held_out_text(grafted: tuple[Path, Any]) -> None:
+    before, after = grafted[1]["before"], grafted[1]["after"]
     assert after["listing"] < 0.75 * before["listing"]
     assert after["denoising"] < 0.9 * before["denoising"]
     assert after["right"] > before["right"] + 0.1
 
 
 def test_the_seed_decides_every_byte(
-    bert: Path, made: tuple[Path, Any], tmp_path: Path
+    bert: Path, grafted: tuple[Path, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(99)  # what the generator holds must not matter
     graft(
@@ -143,33 +147,36 @@ def test_the_seed_decides_every_byte(
             f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()
         }
 
-    first, again, other = (
-        digests(f) for f in (made[0], tmp_path / "again", tmp_path / "other")
+    first, again, reseeded = (
+        digests(f) for f in (grafted[0], tmp_path / "again", tmp_path / "other")
     )
     assert first == again
-    changed = {name for name in first if first[name] != other[name]}
+    changed = {name for name in first if first[name] != reseeded[name]}
     assert changed == {"model.safetensors", FACTS}
 
 
 def test_the_folder_says_what_it_was_made_of_and_holds_no_text(
-    made: tuple[Path, Any],
+    grafted: tuple[Path, Any],
 ) -> None:
-    facts = json.loads((made[0] / FACTS).read_text())
-    assert facts["text"] == {"sources": ["tiny"], "pieces": made[1]["text"]["pieces"]}
+    facts = json.loads((grafted[0] / FACTS).read_text())
+    assert facts["text"] == {
+        "sources": ["tiny"],
+        "pieces": grafted[1]["text"]["pieces"],
+    }
     assert facts["schedule"]["steps"] == 100
     assert len(facts["encoder"]["fingerprint"]) == 64
-    for file in made[0].glob("*.json"):
+    for file in grafted[0].glob("*.json"):
         if file.name != "tokenizer.json":
             assert not any(noun in file.read_text() for noun in NOUNS), file.name
 
 
-def test_the_folder_serves_the_pointer_model(made: tuple[Path, Any]) -> None:
+def test_the_folder_serves_the_pointer_model(grafted: tuple[Path, Any]) -> None:
     """The whole of it: built by path, a loss, a prediction."""
     from fednotes.encoders.bart import load_backbone
     from fednotes.taggers.prompt_bart import PromptBartConfig, build_prompt_bart
 
     config = PromptBartConfig(
-        backbone=str(made[0]),
+        backbone=str(grafted[0]),
         prompts=3,
         prompt_hidden=4,
         label_words={"Drug": "aspirin"},
@@ -177,7 +184,7 @@ def test_the_folder_serves_the_pointer_model(made: tuple[Path, Any]) -> None:
     model = build_prompt_bart(config, TagSet(("Drug",)), seed=0)
     norms = [
         m
-        for m in load_backbone(made[0]).model.modules()
+        for m in load_backbone(grafted[0]).model.modules()
         if isinstance(m, torch.nn.LayerNorm)
     ]
     assert {norm.eps for norm in norms} == {1e-12}  # the encoder stays the original's
@@ -194,7 +201,7 @@ def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None
     original, tokenizer = opened(bert)
     model = bart_of(original, tokenizer, 2)
     torch.manual_seed(1)
-    inputs, states, told = (
+    inputs, states, class_states = (
         torch.randn(2, 5, 32),
         torch.randn(2, 7, 32),
         torch.randn(2, 3, 32),
@@ -223,19 +230,21 @@ def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None
         )
         return layer.out_proj((weights @ v).transpose(1, 2).reshape(queries.shape))
 
-    read = decoder.layernorm_embedding(told)
+    normed = decoder.layernorm_embedding(class_states)
     x = decoder.layernorm_embedding(inputs + decoder.embed_positions.weight[2 : 2 + 5])
     later = torch.cat([torch.zeros(5, 3), torch.ones(5, 5).triu(1)], 1).bool()
     absent = ~mask.bool()[:, None, None]
     for layer in decoder.layers:
         x = layer.self_attn_layer_norm(
-            x + attend(layer.self_attn, x, torch.cat([read, x], 1), later)
+            x + attend(layer.self_attn, x, torch.cat([normed, x], 1), later)
         )
         x = layer.encoder_attn_layer_norm(
             x + attend(layer.encoder_attn, x, states, absent)
         )
         x = layer.final_layer_norm(x + layer.fc2(F.gelu(layer.fc1(x))))
-    assert torch.allclose(decode(model, inputs, states, mask, told), x, atol=1e-5)
+    assert torch.allclose(
+        decode(model, inputs, states, mask, class_states), x, atol=1e-5
+    )
     plain = decode(model, inputs, states, mask, None)
     stock = decoder(
         inputs_embeds=inputs, encoder_hidden_states=states, encoder_attention_mask=mask
@@ -250,21 +259,26 @@ def test_targets_read_back_as_the_spans_asked_for() -> None:
     ids = [np.arange(n) for n in (12, 9, 6)]
     spans = (((1, 2, 0), (4, 4, 1), (6, 9, 2)), ((2, 3, 2), (5, 5, 0)), ())
     classes = Classes(("a", "b", "c"), spans, torch.zeros(7, 4))
-    seen = 0
+    checked = 0
     for seed in range(40):
         rows = make_rows(ids, classes, [0, 1, 2], 0, np.random.default_rng(seed))
         for n, target in enumerate(rows.targets.tolist()):
-            told, called = rows.told[n].tolist(), rows.called[n].tolist()
-            assert len(set(told)) == len(told) == len(set(called))
+            class_numbers, called = (
+                rows.class_numbers[n].tolist(),
+                rows.called[n].tolist(),
+            )
+            assert len(set(class_numbers)) == len(class_numbers) == len(set(called))
             types = len(rows.words)
-            found = repair(
+            repaired = repair(
                 [t + 2 if t else 1 for t in target if t >= 0], types, len(ids[n]) - 2
             )
-            name = dict(zip(told, called, strict=True))
-            wanted = [(a - 1, b - 1, name[c]) for a, b, c in spans[n] if c in name]
-            assert [(a, b, int(rows.words[t])) for a, b, t in found.tolist()] == wanted
-            seen += len(wanted)
-    assert seen > 50
+            name = dict(zip(class_numbers, called, strict=True))
+            expected = [(a - 1, b - 1, name[c]) for a, b, c in spans[n] if c in name]
+            assert [
+                (a, b, int(rows.words[t])) for a, b, t in repaired.tolist()
+            ] == expected
+            checked += len(expected)
+    assert checked > 50
 
 
 def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
@@ -330,7 +344,7 @@ def test_the_command(
 ) -> None:
     """Makes a folder, makes it again, and refuses in one line to replace anything else."""
 
-    def given(*arguments: object) -> tuple[int, str, str]:
+    def run_command(*arguments: object) -> tuple[int, str, str]:
         words = ["graft.py", *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", words)
         code = tool.main()
@@ -341,13 +355,15 @@ def test_the_command(
     notes.write_text("\n".join(TEXTS))
     out = tmp_path / "bart"
     for _ in range(2):
-        code, shown, _ = given(out, "--encoder", bert, "--text", notes, "--steps", 2)
+        code, output, _ = run_command(
+            out, "--encoder", bert, "--text", notes, "--steps", 2
+        )
         assert code == 0
-        assert "differs from the original by" in shown
-        assert "denoising" in shown
-        assert not any(noun in shown for noun in NOUNS)
-    known, made = map(transformers.AutoTokenizer.from_pretrained, (bert, out))
-    assert made("fever")["input_ids"] == known("fever")["input_ids"]
+        assert "differs from the original by" in output
+        assert "denoising" in output
+        assert not any(noun in output for noun in NOUNS)
+    known, saved = map(transformers.AutoTokenizer.from_pretrained, (bert, out))
+    assert saved("fever")["input_ids"] == known("fever")["input_ids"]
     for arguments, message in (
         (
             (tmp_path, "--encoder", bert, "--text", notes),
@@ -357,7 +373,7 @@ def test_the_command(
         ((out, "--encoder", bert, "--text", tmp_path / "x"), "no such file"),
         ((out, "--encoder", bert, "--text", notes, "--layers", "0"), "decoder layer"),
     ):
-        code, _, shown = given(*arguments)
+        code, _, output = run_command(*arguments)
         assert code == 2
-        assert len(shown.splitlines()) == 1
-        assert message in shown
+        assert len(output.splitlines()) == 1
+        assert message in output

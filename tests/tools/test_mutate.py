@@ -60,7 +60,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     monkeypatch.setattr(mutate, "SLOW", ["pytest"])
 
-    def made(*rows: tuple[str, str, str], listed: str = "") -> Path:
+    def make_project(*rows: tuple[str, str, str], listed: str = "") -> Path:
         files = {
             "src/fednotes/__init__.py": "",
             "src/fednotes/toy.py": TOY,
@@ -73,7 +73,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             (tmp_path / name).write_text(text, "utf-8")
         return tmp_path
 
-    return made
+    return make_project
 
 
 MEAN, LAST = ("eq 2", "mean", "mean"), ("alg 1", "last", "last")
@@ -84,13 +84,13 @@ def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> No
     and a loop without an end is ended."""
     root = make(MEAN, ("eq 1", "positive", "positive"), LAST)
     assert mutate.main(["--jobs", "2"], root) == 0
-    told = capsys.readouterr().out
-    assert "8 killed, 0 survived" in told
-    lines = [line.strip() for line in told.splitlines()]
-    found = {
+    output = capsys.readouterr().out
+    assert "8 killed, 0 survived" in output
+    lines = [line.strip() for line in output.splitlines()]
+    killed = {
         line.removesuffix("  # [fedner eq 2]") for line in lines if line.startswith("+")
     }
-    assert found == {
+    assert killed == {
         "+    return total",
         "+    y = x",
         "+    y = 0",
@@ -100,8 +100,8 @@ def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> No
         "+    while (n >= 5):  # [fedner alg 1]",
         "+    while n > 6:  # [fedner alg 1]",
     }
-    assert "src/fednotes/toy.py:4  [fedner eq 2]" in told
-    assert "by tests/test_toy.py::test_mean" in told
+    assert "src/fednotes/toy.py:4  [fedner eq 2]" in output
+    assert "by tests/test_toy.py::test_mean" in output
     assert (root / "src/fednotes/toy.py").read_text("utf-8") == TOY
     assert not working_in(root)
     assert not list((root / "scratch").iterdir())
@@ -110,12 +110,12 @@ def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_survivor_is_told(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     root = make(("eq 2", "mean", "nothing"))
     assert mutate.main(["--jobs", "1"], root) == 1
-    told = capsys.readouterr().out
-    assert "SURVIVED" in told
-    assert "+    return total  # [fedner eq 2]" in told
-    assert "not noticed by tests/test_toy.py::test_nothing" in told
+    output = capsys.readouterr().out
+    assert "SURVIVED" in output
+    assert "+    return total  # [fedner eq 2]" in output
+    assert "not noticed by tests/test_toy.py::test_nothing" in output
     assert (
-        "0 killed, 1 survived\nsurvived: src/fednotes/toy.py:4  [fedner eq 2]" in told
+        "0 killed, 1 survived\nsurvived: src/fednotes/toy.py:4  [fedner eq 2]" in output
     )
 
 
@@ -142,9 +142,9 @@ def test_named_mutants_and_endless_ones(
     monkeypatch.setattr(mutate, "LEAST", 3.0)
     monkeypatch.setattr(mutate, "TIMES", 0.0)
     assert mutate.main([], make(listed=ENDLESS)) == 0
-    told = capsys.readouterr().out
-    assert "src/fednotes/toy.py:15  never ends" in told
-    assert "by the time limit" in told
+    output = capsys.readouterr().out
+    assert "src/fednotes/toy.py:15  never ends" in output
+    assert "by the time limit" in output
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def test_mutants_of_a_line(line: str, expected: list[str]) -> None:
     source = f'def f():\n    "Σ"; {line}  # [fedner eq 2]\n    return x\n'
     statement = marked(source, 2)
     assert statement is not None
-    found = [each.source.splitlines()[1] for each in mutants(source, statement)]
-    assert sorted(found) == sorted(
-        f'    "Σ"; {new}  # [fedner eq 2]' for new in expected
+    changed_lines = [each.source.splitlines()[1] for each in mutants(source, statement)]
+    assert sorted(changed_lines) == sorted(
+        f'    "Σ"; {replacement}  # [fedner eq 2]' for replacement in expected
     )
 
 
@@ -257,7 +257,7 @@ def test_which_statement_is_marked() -> None:
     # 12
 '''
     begins = {line: marked(source, line) for line in (1, 2, 3, 5, 8, 9, 11, 12)}
-    assert {line: found and found.lineno for line, found in begins.items()} == {
+    assert {line: statement and statement.lineno for line, statement in begins.items()} == {
         1: None, 2: None, 3: 4, 5: 4, 8: 8, 9: 10, 11: 11, 12: None,
     }  # fmt: skip
 

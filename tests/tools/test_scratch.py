@@ -56,16 +56,16 @@ def begin(place: Path, *command: str) -> subprocess.Popen[str]:
     )
 
 
-def until(found: Callable[[], object], seconds: float) -> bool:
+def until(condition: Callable[[], object], seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found():
+        if condition():
             return True
         time.sleep(0.05)
-    return bool(found())
+    return bool(condition())
 
 
-def left(place: Path) -> list[object]:
+def processes_in(place: Path) -> list[object]:
     return [*working_in(place), *place.iterdir()]
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_left(place: Path, how: str) -> None:
     elif how != "nothing":
         process.send_signal(signal.Signals[how])
     process.communicate(timeout=60)
-    assert until(lambda: not left(place), 30), left(place)
+    assert until(lambda: not processes_in(place), 30), processes_in(place)
 
 
 def test_others_are_left_alone(place: Path) -> None:
@@ -95,15 +95,15 @@ def test_others_are_left_alone(place: Path) -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
     with (
         subprocess.Popen(sleep, cwd=place / "a") as ours,
-        subprocess.Popen(sleep, cwd=place / "ab") as other,
+        subprocess.Popen(sleep, cwd=place / "ab") as outsider,
     ):
         try:
             end_all(place / "a")
             assert ours.wait(timeout=20) == -signal.SIGTERM
-            assert other.poll() is None
+            assert outsider.poll() is None
         finally:
             ours.kill()
-            other.kill()
+            outsider.kill()
 
 
 @pytest.mark.network
@@ -124,7 +124,7 @@ def test_the_benchmark_of_real_sites_leaves_nothing(
         assert process.poll() is None
         process.send_signal(number)
         process.communicate(timeout=60)
-        assert until(lambda: not left(place), 60), left(place)
+        assert until(lambda: not processes_in(place), 60), processes_in(place)
     finally:
         process.kill()
         process.communicate()

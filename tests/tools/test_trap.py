@@ -80,7 +80,7 @@ def test_words_are_named_by_the_signs_of_their_states() -> None:
     states = states / states.std(axis=1, keepdims=True) + flag
     pulls = rng.choice([-1e-3, 1e-3], size=(8, 1))
     # a tenth of the coordinates is lost to dropout
-    kept = rng.random(states.shape) >= 0.1
-    moved = torch.from_numpy(pulls * np.sign(states) * kept)
+    signs_kept = rng.random(states.shape) >= 0.1
+    moved = torch.from_numpy(pulls * np.sign(states) * signs_kept)
 
     assert sentence_trap.name_words(moved) == sentence.tolist()

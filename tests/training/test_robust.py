@@ -48,7 +48,9 @@ class Fixed:
     def restore(self, state: State) -> None: ...
 
 
-def drawn(rng: np.random.Generator, scale: float = 1.0) -> dict[str, torch.Tensor]:
+def draw_tensors(
+    rng: np.random.Generator, scale: float = 1.0
+) -> dict[str, torch.Tensor]:
     values = {name: rng.normal(size=shape) * scale for name, shape in SHAPES.items()}
     return {
         name: torch.from_numpy(value.astype(np.float32))
@@ -63,11 +65,11 @@ def flat(tensors: Tensors) -> np.ndarray:
     )
 
 
-def made(config: Aggregation, start: Tensors, *updates: Tensors) -> np.ndarray:
+def aggregate(config: Aggregation, start: Tensors, *updates: Tensors) -> np.ndarray:
     """What a rule makes of sites s0, s1, … of sizes 1, 2, …, by the engine."""
     sites = [
-        Fixed(f"s{k}", Update(own, k + 1.0, {"n": 1.0}))
-        for k, own in enumerate(updates)
+        Fixed(f"s{k}", Update(tensors, k + 1.0, {"n": 1.0}))
+        for k, tensors in enumerate(updates)
     ]
     total = gathered(InProcess(sites), config, "train", start, start)
     assert (total.weight, total.metrics) == (
@@ -94,8 +96,8 @@ def clipped(x: np.ndarray, bound: float) -> np.ndarray:
 def best_by_krum(x: np.ndarray, hostile: int, chosen: int) -> np.ndarray:
     """The score is the least sum over all groups of n − f − 2 others."""
     scores = []
-    for k, own in enumerate(x):
-        others = [float(((own - x[j]) ** 2).sum()) for j in range(len(x)) if j != k]
+    for k, row in enumerate(x):
+        others = [float(((row - x[j]) ** 2).sum()) for j in range(len(x)) if j != k]
         scores.append(
             min(sum(group) for group in combinations(others, len(x) - hostile - 2))
         )
@@ -103,16 +105,16 @@ def best_by_krum(x: np.ndarray, hostile: int, chosen: int) -> np.ndarray:
 
 
 def fltrust(x: np.ndarray, at: int) -> np.ndarray:
-    root, found, whole = x[at], np.zeros(x.shape[1]), 0.0
+    root, weighted, total_trust = x[at], np.zeros(x.shape[1]), 0.0
     for k, row in enumerate(x):
         n = float(np.linalg.norm(row))
         if k != at and n:
             trust = max(0.0, float(row @ root) / n / float(np.linalg.norm(root)))
-            found, whole = (
-                found + trust * row * float(np.linalg.norm(root)) / n,
-                whole + trust,
+            weighted, total_trust = (
+                weighted + trust * row * float(np.linalg.norm(root)) / n,
+                total_trust + trust,
             )
-    return found / whole if whole else found
+    return weighted / total_trust if total_trust else weighted
 
 
 RULES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
@@ -133,15 +135,20 @@ def test_rules_are_those_of_their_papers(rule: Rule, sites: int) -> None:
     options, by_hand = RULES[rule]
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        start, common = drawn(rng), drawn(rng)
+        start, common = draw_tensors(rng), draw_tensors(rng)
         scales = [*rng.uniform(0.2, 2, sites - 1), 30.0]
-        own = [drawn(rng, scale) for scale in scales]
-        own = [{n: start[n] + common[n] * 2 + each[n] for n in SHAPES} for each in own]
+        site_values = [draw_tensors(rng, scale) for scale in scales]
+        site_values = [
+            {n: start[n] + common[n] * 2 + each[n] for n in SHAPES}
+            for each in site_values
+        ]
         expected = flat(start) + by_hand(
-            np.stack([flat(each) - flat(start) for each in own])
+            np.stack([flat(each) - flat(start) for each in site_values])
         )
-        found = made(Aggregation(aggregation=rule, **options), start, *own)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        aggregated = aggregate(
+            Aggregation(aggregation=rule, **options), start, *site_values
+        )
+        np.testing.assert_allclose(aggregated, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("krum", 1.1), ("multi-krum", 1.1875)])
@@ -156,23 +163,30 @@ def test_krum_leaves_out_a_change_in_the_opposite_direction(
     would take it for that one.
     """
     start = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    own = [
+    site_values = [
         {name: torch.full(shape, size) for name, shape in SHAPES.items()}
         for size in (-1.1, 1.0, 1.1, 1.25, 1.4)
     ]
-    found = made(Aggregation(aggregation=rule, hostile=1), start, *own)
-    np.testing.assert_allclose(found, np.full(17, expected), rtol=1e-6)
+    aggregated = aggregate(
+        Aggregation(aggregation=rule, hostile=1), start, *site_values
+    )
+    np.testing.assert_allclose(aggregated, np.full(17, expected), rtol=1e-6)
 
 
 def test_the_median_length_bounds_where_no_bound_is_given() -> None:
     """Also below a length of one, and of a site that changed nothing."""
     rng = np.random.default_rng(3)
-    start, own = drawn(rng), [drawn(rng, scale) for scale in (0.01, 0.02, 0.05, 9.0)]
-    own = [{n: start[n] + each[n] for n in SHAPES} for each in own] + [start]
-    x = np.stack([flat(each) - flat(start) for each in own])
-    found = made(Aggregation(aggregation="norm-bound"), start, *own)
+    start, site_values = (
+        draw_tensors(rng),
+        [draw_tensors(rng, scale) for scale in (0.01, 0.02, 0.05, 9.0)],
+    )
+    site_values = [{n: start[n] + each[n] for n in SHAPES} for each in site_values] + [
+        start
+    ]
+    x = np.stack([flat(each) - flat(start) for each in site_values])
+    aggregated = aggregate(Aggregation(aggregation="norm-bound"), start, *site_values)
     np.testing.assert_allclose(
-        found, flat(start) + clipped(x, 0.0), rtol=1e-5, atol=1e-6
+        aggregated, flat(start) + clipped(x, 0.0), rtol=1e-5, atol=1e-6
     )
 
 
@@ -180,7 +194,11 @@ def test_whom_the_reference_does_not_support_is_not_added() -> None:
     """One against it, one that changed nothing; where nobody is with it the model
     stays."""
     rng = np.random.default_rng(4)
-    start, root, near = drawn(rng), drawn(rng, 0.1), drawn(rng, 0.02)
+    start, root, near = (
+        draw_tensors(rng),
+        draw_tensors(rng, 0.1),
+        draw_tensors(rng, 0.02),
+    )
     sent = {
         "root": {n: start[n] + root[n] for n in SHAPES},
         "against": {n: start[n] - 50 * root[n] for n in SHAPES},
@@ -189,9 +207,11 @@ def test_whom_the_reference_does_not_support_is_not_added() -> None:
     }
     config = Aggregation(aggregation="reference", reference="s0")
     x = np.stack([flat(each) - flat(start) for each in sent.values()])
-    found = made(config, start, *sent.values())
-    np.testing.assert_allclose(found, flat(start) + fltrust(x, 0), rtol=1e-5, atol=1e-6)
-    alone = made(config, start, sent["root"], sent["against"], sent["none"])
+    aggregated = aggregate(config, start, *sent.values())
+    np.testing.assert_allclose(
+        aggregated, flat(start) + fltrust(x, 0), rtol=1e-5, atol=1e-6
+    )
+    alone = aggregate(config, start, sent["root"], sent["against"], sent["none"])
     assert alone.tolist() == flat(start).tolist()
 
 
@@ -221,9 +241,9 @@ def test_a_word_of_one_site_alone_does_not_arrive() -> None:
     by 1 to 5. The mean, here of equal sizes, has a fifth of it, the rules that sort
     have nothing."""
     start = {"words.table": torch.zeros(2, 1)}
-    own = [torch.tensor([[5.0 * (k == 3)], [k + 1.0]]) for k in range(5)]
+    values = [torch.tensor([[5.0 * (k == 3)], [k + 1.0]]) for k in range(5)]
     sites = [
-        Fixed(f"s{k}", Update({"words.table": value})) for k, value in enumerate(own)
+        Fixed(f"s{k}", Update({"words.table": value})) for k, value in enumerate(values)
     ]
     rules: tuple[tuple[Rule, list[float]], ...]
     rules = (("mean", [1.0, 3.0]), ("median", [0.0, 3.0]), ("trimmed-mean", [0.0, 3.0]))
@@ -236,13 +256,13 @@ def test_a_word_of_one_site_alone_does_not_arrive() -> None:
 
 def test_too_few_that_trained() -> None:
     """A site of weight zero has nothing; the reference may be away."""
-    own = {"w": torch.ones(2)}
+    tensors = {"w": torch.ones(2)}
     sites = [
-        Fixed("a", Update(own)),
-        Fixed("b", Update(own)),
-        Fixed("c", Update(own, 0.0)),
+        Fixed("a", Update(tensors)),
+        Fixed("b", Update(tensors)),
+        Fixed("c", Update(tensors, 0.0)),
     ]
-    for given, words in (
+    for options, words in (
         ({"aggregation": "median"}, '"median": needs 3 sites, and 2 have trained'),
         ({"aggregation": "trimmed-mean"}, "hostile = 1: needs 3 sites, and 2 have"),
         (
@@ -251,7 +271,9 @@ def test_too_few_that_trained() -> None:
         ),
     ):
         with pytest.raises(TrainingError, match=words):
-            gathered(InProcess(sites), Aggregation(**given), "train", own, own)
+            gathered(
+                InProcess(sites), Aggregation(**options), "train", tensors, tensors
+            )
 
 
 @pytest.mark.parametrize(
@@ -286,20 +308,20 @@ def toy_rounds(
         sizes = int(federation.sum("count").metrics["size"])
         federation.sum("share", sizes=sizes)
         state = State(0, {"x": torch.ones(4)})
-    x, told = state.tensors["x"], None
+    x, broadcast = state.tensors["x"], None
     for turn in federation.rounds(state.round, 4):
-        found = federation.each(
-            "train", {} if told is x else {"x": x}, round=turn.number
+        updates = federation.each(
+            "train", {} if broadcast is x else {"x": x}, round=turn.number
         )
-        took[turn.number] = tuple(found)
+        took[turn.number] = tuple(updates)
         x = (
-            torch.stack([update.tensors["least"] for update in found.values()])
+            torch.stack([update.tensors["least"] for update in updates.values()])
             .median(0)
             .values
         )
         if turn.number % 2:
             federation.sum("evaluate", {"x": x})
-            told = x
+            broadcast = x
         turn.commit(
             State(turn.number + 1, {"x": x}), {}, evaluated=bool(turn.number % 2)
         )
@@ -333,9 +355,9 @@ def test_who_is_away_is_not_among_them(tmp_path: Path) -> None:
     net, took = Net(makes(), tmp_path, down={"b"}), dict[int, tuple[str, ...]]()
     toy_rounds(net.engine(SITES, replace(STRICT, min_sites=2)), took)
     assert set(took.values()) == {("a", "c")}
-    asked = [request for _, request, _ in net.sent]
-    assert {r.each for r in asked if r.task == "train"} == {True}
-    assert {r.each for r in asked if r.task != "train"} == {False}
+    requests = [request for _, request, _ in net.sent]
+    assert {r.each for r in requests if r.task == "train"} == {True}
+    assert {r.each for r in requests if r.task != "train"} == {False}
     net.down = {"a", "b"}
     with pytest.raises(TrainingError, match="no answer from"):
         net.engine(SITES, replace(STRICT, min_sites=2)).each(
@@ -347,13 +369,13 @@ def test_a_secure_sum_hides_them(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     from fednotes.engines.secure import SecureSum
 
-    asked = (
+    message = (
         "'train': the secure sum hides each site's update, which this method asks for"
     )
-    with pytest.raises(ConfigError, match=asked):
+    with pytest.raises(ConfigError, match=message):
         InProcess([Toy(site) for site in SITES], secure=True).each("train")
     net = Net(makes(), tmp_path)
-    with pytest.raises(ConfigError, match=asked):
+    with pytest.raises(ConfigError, match=message):
         net.engine(SITES, summing=SecureSum(SITES, job="job-1")).each("train")
     assert not any(request.task == "train" for _, request, _ in net.sent)
 

@@ -23,7 +23,7 @@ CHANCE = 0.01
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def job_file(tmp_path: Path) -> Path:
     """The file of a job with a light tagger."""
     path = tmp_path / "job.toml"
     settings = "".join(
@@ -41,23 +41,23 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 
 def test_the_command_writes_an_audit_and_its_page(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(
         "fednotes.apps.audit.run.all_attacks",
         lambda: [*word_tables.ATTACKS, *counts.ATTACKS],
     )
     out = tmp_path / "audit"
-    run(monkeypatch, "audit", str(written), "--out", str(out))
-    found = read_audit(out)
-    assert found is not None
-    assert [a.attack for a in found.attacks] == [
+    run(monkeypatch, "audit", str(job_file), "--out", str(out))
+    saved_audit = read_audit(out)
+    assert saved_audit is not None
+    assert [a.attack for a in saved_audit.attacks] == [
         a.name for a in (*word_tables.ATTACKS, *counts.ATTACKS)
     ]
-    assert found.worst == pytest.approx(1 - CHANCE, abs=1e-3)
+    assert saved_audit.worst == pytest.approx(1 - CHANCE, abs=1e-3)
     page = (out / "report.html").read_text()
-    assert found.fingerprint in page
-    assert all(leak.attack in page for leak in found.attacks)
+    assert saved_audit.fingerprint in page
+    assert all(leak.attack in page for leak in saved_audit.attacks)
     assert "words from word tables" in capsys.readouterr().out
     assert (out / "audit.json").stat().st_mode & 0o077 == 0
     texts = {
@@ -66,42 +66,45 @@ def test_the_command_writes_an_audit_and_its_page(
         for w in d.text.split()
         if len(w) > 8
     }
-    told = (out / "audit.json").read_text() + page
-    assert not [word for word in texts if word in told]
+    published = (out / "audit.json").read_text() + page
+    assert not [word for word in texts if word in published]
 
 
 def test_the_command_names_what_is_missing(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    other = tmp_path / "run"
-    other.mkdir()
-    (other / "job.json").write_text(
+    other_run = tmp_path / "run"
+    other_run.mkdir()
+    (other_run / "job.json").write_text(
         json.dumps({"table": {**tagger_job().table, "seed": 3}})
     )
-    for given, said in (
-        ((str(written),), "with --out"),
+    for words, message in (
+        ((str(job_file),), "with --out"),
         (
-            (str(written), "--out", str(tmp_path / "o"), "--site", "nobody"),
+            (str(job_file), "--out", str(tmp_path / "o"), "--site", "nobody"),
             "the job's sites are",
         ),
-        ((str(written), "--out", str(tmp_path / "o"), "--total", "9"), "go together"),
+        ((str(job_file), "--out", str(tmp_path / "o"), "--total", "9"), "go together"),
         ((str(tmp_path / "none"), "--out", str(tmp_path / "o")), "no such job file"),
-        ((str(written), "--out", str(written)), "cannot be written"),
-        ((str(written), "--out", str(other)), f"{other} is a run of another job"),
+        ((str(job_file), "--out", str(job_file)), "cannot be written"),
+        (
+            (str(job_file), "--out", str(other_run)),
+            f"{other_run} is a run of another job",
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
-            run(monkeypatch, "audit", *given)
+            run(monkeypatch, "audit", *words)
         assert ended.value.code == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
-    assert [path.name for path in other.iterdir()] == ["job.json"]
+    assert [path.name for path in other_run.iterdir()] == ["job.json"]
 
 
 def test_a_fraction_outside_0_to_1_is_refused(tmp_path: Path) -> None:
     """A chance above 1 would hide every success."""
     for name, value in (("chance", 1e300), ("success", -1.0), ("control", 2.0)):
-        told = {"attacks": [{"attack": "words", "success": 1.0, name: value}]}
-        (tmp_path / "audit.json").write_text(json.dumps(told))
+        table = {"attacks": [{"attack": "words", "success": 1.0, name: value}]}
+        (tmp_path / "audit.json").write_text(json.dumps(table))
         with pytest.raises(DataError, match=rf"attacks\.0\.{name}: Input should be "):
             read_audit(tmp_path)
 
@@ -110,11 +113,11 @@ def test_attacks_that_fail_or_were_not_tried_are_listed() -> None:
     fine = Leak(attack="a", success=0.3, chance=0.01, control=1.0, proven=True)
     failed = fine.model_copy(update={"attack": "b", "proven": False, "control": 0.1})
     none = Leak(attack="c", applies=False, why="no")
-    found = Audit(
+    result = Audit(
         attacks=[fine, failed, none, Leak(attack="d", why="could not be tried: x")]
     )
-    assert found.unproven == ["b", "d"]
-    assert found.worst == pytest.approx(0.29)
+    assert result.unproven == ["b", "d"]
+    assert result.worst == pytest.approx(0.29)
     sample = fine.model_copy(update={"low": 0.1, "high": 0.6})  # a wide interval
     assert Audit(attacks=[sample]).worst == pytest.approx(0.59)
 
@@ -126,22 +129,22 @@ def test_a_site_audits_with_its_own_notes_alone(tmp_path: Path) -> None:
 
     sentences = [f"Drug{number} B-Drug\nhelped O\n\n" for number in range(20)]
     (tmp_path / "north.conll").write_text("".join(sentences))
-    path, own = tmp_path / "job.toml", tmp_path / "site.toml"
+    path, site_file = tmp_path / "job.toml", tmp_path / "site.toml"
     path.write_text(
         'method = "fedner"\n'
         "[sites.north]\npath = 'north.conll'\nsplit = 'sentence'\n"
         "[sites.south]\npath = 'south.conll'\nsplit = 'sentence'\n"
     )
-    own.write_text('[data]\npath = "north.conll"\nsplit = "sentence"\n')
+    site_file.write_text('[data]\npath = "north.conll"\nsplit = "sentence"\n')
 
-    loaded = load_sites(job_at_home(path, (), "north", own, 100)).data
+    loaded = load_sites(job_at_home(path, (), "north", site_file, 100)).data
 
     assert [site.id for site in loaded] == ["north", "south"]
     assert len(loaded[1].train) == 100 - len(loaded[0].train)
     with pytest.raises(ConfigError, match="site 'north' alone has"):
-        load_sites(job_at_home(path, (), "north", own, 3))
+        load_sites(job_at_home(path, (), "north", site_file, 3))
     with pytest.raises(ConfigError, match=r"no \[sites.east\]"):
-        job_at_home(path, (), "east", own, 100)
+        job_at_home(path, (), "east", site_file, 100)
 
 
 def test_every_module_of_attacks_is_listed() -> None:

@@ -19,9 +19,9 @@ from audit_jobs import (
 
 def test_counts_of_an_evaluation_reveal_types() -> None:
     """Under a secure sum, only the types of all sites together are visible."""
-    found = attack_tagger("from counts")
-    assert found.success == found.control == 1.0
-    assert found.low == 1.0  # all types are looked at, so there is no interval
+    leak = attack_tagger("from counts")
+    assert leak.success == leak.control == 1.0
+    assert leak.low == 1.0  # all types are looked at, so there is no interval
     secure = attack_tagger("from counts", federation=SECURE)
     assert secure.success is not None
     assert secure.success < 1
@@ -39,7 +39,7 @@ def test_a_late_evaluation_is_observed(bert: Path) -> None:
     }
     scene = scene_of(encoder_job(bert, {"train": "top", "top": 1}, **few))
     assert run_attack(scene, "from counts").success == 1.0
-    assert sum(bool(seen.tensors) for seen in scene.observe()) < 10
+    assert sum(bool(observation.tensors) for observation in scene.observe()) < 10
 
 
 def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
@@ -51,15 +51,15 @@ def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
         evaluate_every=1,
         compression="none",
     )
-    seen = scene_of(of).observe()
-    assert [each.task for each in seen] == ["train", "evaluate"] * 2
+    observations = scene_of(of).observe()
+    assert [each.task for each in observations] == ["train", "evaluate"] * 2
 
 
 def test_two_sums_that_differ_by_a_site_reveal_its_counts() -> None:
     """Only if sites may drop out: a sum over all sites hides the counts."""
-    found = attack_tagger("two sums", federation={**SECURE, "min_sites": 2})
-    assert found.success == found.control == 1.0
-    assert found.advantage > 0.5
+    leaked_counts = attack_tagger("two sums", federation={**SECURE, "min_sites": 2})
+    assert leaked_counts.success == leaked_counts.control == 1.0
+    assert leaked_counts.advantage > 0.5
     for settings in ({"federation": SECURE}, {}):
         assert not attack_tagger("two sums", **settings).applies
     scene = scene_of(tagger_job(federation={**SECURE, "min_sites": 2}))

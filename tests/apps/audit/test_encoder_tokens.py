@@ -14,14 +14,15 @@ from fednotes.apps.audit.attacks.encoder_tokens import place_scores
 
 def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
     """A gradient reveals all tokens; a frozen lowest layer sends nothing."""
-    one = {"local_epochs": 0.001, "compression": "none"}
-    found = run_attack(
-        encoder_job(bert, {"train": "encoder"}, **one), "tokens from the lowest"
+    single_step = {"local_epochs": 0.001, "compression": "none"}
+    leak = run_attack(
+        encoder_job(bert, {"train": "encoder"}, **single_step), "tokens from the lowest"
     )
-    assert found.control is not None
-    assert found.control >= 0.99
+    assert leak.control is not None
+    assert leak.control >= 0.99
     top = run_attack(
-        encoder_job(bert, {"train": "top", "top": 1}, **one), "tokens from the lowest"
+        encoder_job(bert, {"train": "top", "top": 1}, **single_step),
+        "tokens from the lowest",
     )
     assert not top.applies
     assert "no map" in top.why
@@ -29,30 +30,30 @@ def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
 
 def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
     """One factor starts at zero, so at first the other moves by rounding alone."""
-    one = {
+    single_step = {
         "local_epochs": 0.001,
         "compression": "none",
         "evaluate_every": 3,
         "cycles": 3,
     }
-    found = run_attack(
-        encoder_job(bert, {"train": "lora"}, **one), "tokens from the lowest"
+    leak = run_attack(
+        encoder_job(bert, {"train": "lora"}, **single_step), "tokens from the lowest"
     )
-    assert found.details["auc"] > 0.6
+    assert leak.details["auc"] > 0.6
 
 
 @pytest.mark.slow
 def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
     """A real encoder after one step of Adam, and after six low-rank steps."""
-    one = {"local_epochs": 0.001, "compression": "none"}
-    found = run_attack(
-        encoder_job(Path("minilm"), {"train": "encoder"}, **one),
+    single_step = {"local_epochs": 0.001, "compression": "none"}
+    leak = run_attack(
+        encoder_job(Path("minilm"), {"train": "encoder"}, **single_step),
         "tokens from the lowest",
     )
-    assert found.control is not None
-    assert found.control >= 0.99
-    assert found.success is not None
-    assert found.success > 0.8
+    assert leak.control is not None
+    assert leak.control >= 0.99
+    assert leak.success is not None
+    assert leak.success > 0.8
     ranks = run_attack(
         encoder_job(Path("minilm"), {"train": "lora"}), "tokens from the lowest"
     )
@@ -62,24 +63,26 @@ def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
 
 def test_one_step_reveals_places_and_an_epoch_hides_them(bert: Path) -> None:
     model, few = {"train": "encoder", "dropout": 0.0}, {"compression": "none"}
-    found = [
+    leaks = [
         run_attack(encoder_job(bert, model, **few, **s), "places")
         for s in ({"local_epochs": 0.001}, {})
     ]
-    assert found[0].control == 1.0
-    told = [(one.success or 0) - one.chance for one in found]
-    assert told[0] > 0.25 + told[1]
+    assert leaks[0].control == 1.0
+    advantages = [(leak.success or 0) - leak.chance for leak in leaks]
+    assert advantages[0] > 0.25 + advantages[1]
 
 
 def test_a_place_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
     """Compare with the definition, computed number by number."""
     distances, times = [[0.1, 0.4], [0.2, 0.3], [0.9, 0.5]], [[3, 0], [1, 1], [0, 2]]
-    found = place_scores(np.array(distances), np.array(times))
-    for word, own in enumerate(distances):
+    scores = place_scores(np.array(distances), np.array(times))
+    for word, word_distances in enumerate(distances):
         for place in range(2):
-            less = sum(math.log(d) for d in own) / 2 - math.log(own[place])
+            less = sum(math.log(d) for d in word_distances) / 2 - math.log(
+                word_distances[place]
+            )
             often = sum(times[word]) * sum(of[place] for of in times)
-            assert found[word, place] == pytest.approx(
+            assert scores[word, place] == pytest.approx(
                 less + 0.02 * math.log(1 + often)
             )
 
@@ -87,5 +90,5 @@ def test_a_place_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
     of = encoder_job(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
     assert_hidden(run_attack(of, "tokens from the lowest"))
-    found = run_attack(of, "places")
-    assert (found.success or 0) < found.chance + 0.1
+    leak = run_attack(of, "places")
+    assert (leak.success or 0) < leak.chance + 0.1

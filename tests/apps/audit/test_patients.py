@@ -69,11 +69,11 @@ def job(**tables: Any) -> Job:
 
 @cache
 def _scene(key: str) -> Scene:
-    made = job(**json.loads(key))
-    return Scene(made, load_sites(made))
+    parsed = job(**json.loads(key))
+    return Scene(parsed, load_sites(parsed))
 
 
-def told(name: str, **tables: Any) -> Leak:
+def attack_patients(name: str, **tables: Any) -> Leak:
     """Run an attack on `job(**tables)`, which trains once for all attacks."""
     attack = next(a for a in all_attacks() if name in a.name and a.data != "notes")
     return attack.run(_scene(json.dumps(tables)))
@@ -92,44 +92,44 @@ def test_vectors_that_move_are_the_concepts_of_coded_patients(
     secure: dict[str, Any],
 ) -> None:
     """A secure sum hides whose concepts they are, but not which."""
-    found = told("concepts' vectors", **secure)
-    assert found.control == found.success == 1.0
+    leak = attack_patients("concepts' vectors", **secure)
+    assert leak.control == leak.success == 1.0
     site = at_site()
     coded = [p in site.codes for p in site.train.patients]
-    assert found.details["targets"] == len(
+    assert leak.details["targets"] == len(
         np.unique(site.train.take(coded).bags.concepts)
     )
-    assert not told("classifiers of concepts").applies
+    assert not attack_patients("classifiers of concepts").applies
 
 
 def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
     """Patients whom the classifiers already get right move nothing."""
-    found = told("classifiers of concepts", **NONE)
-    assert found.control == found.success is not None
-    assert found.success > 0.95
+    leak = attack_patients("classifiers of concepts", **NONE)
+    assert leak.control == leak.success is not None
+    assert leak.success > 0.95
     site = at_site(**NONE).train
     labelled = (site.labels >= 0).any(1)
-    assert found.details["targets"] == len(np.unique(site.take(labelled).bags.concepts))
-    assert not told("concepts' vectors", **NONE).applies
+    assert leak.details["targets"] == len(np.unique(site.take(labelled).bags.concepts))
+    assert not attack_patients("concepts' vectors", **NONE).applies
 
 
 def test_a_shared_row_of_rare_concepts_is_no_target() -> None:
     """Concepts with their own row occur at some site: decoys are of other sites."""
     known = {"least_occurrences": 5}
-    found = told("concepts' vectors", training=known)
+    leak = attack_patients("concepts' vectors", training=known)
     scene = _scene(json.dumps({"training": known}))
     names = scene.audited_site().code_learner.known["known"].numpy()
     site = at_site(training=known)
     coded = [p in site.codes for p in site.train.patients]
-    own = np.intersect1d(names, site.train.take(coded).bags.concepts)
-    assert 0 < len(own) < len(names)
-    assert found.details["targets"] == len(own)
-    assert found.success == 1.0
+    rare_concepts = np.intersect1d(names, site.train.take(coded).bags.concepts)
+    assert 0 < len(rare_concepts) < len(names)
+    assert leak.details["targets"] == len(rare_concepts)
+    assert leak.success == 1.0
 
 
 def test_robust_aggregation_hides_nothing() -> None:
-    found = told("concepts' vectors", training={"aggregation": "median"})
-    assert found.success == 1.0
+    leak = attack_patients("concepts' vectors", training={"aggregation": "median"})
+    assert leak.success == 1.0
 
 
 # ---- counts --------------------------------------------------------------------------
@@ -138,21 +138,21 @@ def test_robust_aggregation_hides_nothing() -> None:
 def test_exact_counts_are_revealed_without_a_secure_sum() -> None:
     """A secure sum reveals which codes and concepts occur, but not how often."""
     for name in ("codes and concepts", "exact counts"):
-        found = told(name)
-        assert found.control == found.success == 1.0
-    assert told("codes and concepts", **SECURE).success == 1.0
-    hidden = told("exact counts", **SECURE)
+        leak = attack_patients(name)
+        assert leak.control == leak.success == 1.0
+    assert attack_patients("codes and concepts", **SECURE).success == 1.0
+    hidden = attack_patients("exact counts", **SECURE)
     assert hidden.control == 1.0
     assert hidden.success is not None
     assert hidden.success < 0.5
 
 
 def test_two_sums_of_patients_reveal_a_site_s_counts() -> None:
-    found = told("two sums", federation={"secure_sum": True, "min_sites": 2})
-    assert found.success == found.control == 1.0
-    assert found.chance < 0.5  # the most frequent number, although sites are similar
-    assert not told("two sums", **SECURE).applies
-    assert not told("two sums").applies
+    leak = attack_patients("two sums", federation={"secure_sum": True, "min_sites": 2})
+    assert leak.success == leak.control == 1.0
+    assert leak.chance < 0.5  # the most frequent number, although sites are similar
+    assert not attack_patients("two sums", **SECURE).applies
+    assert not attack_patients("two sums").applies
 
 
 # ---- codes and labels ----------------------------------------------------------------
@@ -161,11 +161,12 @@ def test_two_sums_of_patients_reveal_a_site_s_counts() -> None:
 def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
     """The attack does not apply where every code occurs at the site."""
     for name in ("codes from biases", "labels from intercepts"):
-        found = told(name)
-        assert found.control == 1.0 or not found.applies
+        leak = attack_patients(name)
+        assert leak.control == 1.0 or not leak.applies
     common = {"minimum": 20}
     assert (
-        "nothing at the site differs" in told("codes from biases", training=common).why
+        "nothing at the site differs"
+        in attack_patients("codes from biases", training=common).why
     )
 
 
@@ -206,16 +207,16 @@ def test_noise_makes_models_forget_patients(tables: dict[str, Any]) -> None:
 
 def test_noise_hides_concepts_and_nothing_is_counted() -> None:
     """The mean of several trials: with fifteen decoys, a single one varies much."""
-    assert told("classifiers of concepts", **PRIVATE).proven
-    made = job(**PRIVATE)
-    sites = load_sites(made)
+    assert attack_patients("classifiers of concepts", **PRIVATE).proven
+    private_job = job(**PRIVATE)
+    sites = load_sites(private_job)
     attack = next(a for a in ATTACKS if "classifiers of concepts" in a.name)
-    trials = [attack.trial(Scene(made, sites)) for _ in range(6)]
+    trials = [attack.trial(Scene(private_job, sites)) for _ in range(6)]
     assert np.mean([trial.success for trial in trials]) < 0.3
     areas = [trial.details["auc"] for trial in trials]
     assert np.mean(areas) == pytest.approx(0.5, abs=0.2)
     for name in ("codes and concepts", "exact counts", "codes from biases", "two sums"):
-        assert not told(name, **PRIVATE).applies
+        assert not attack_patients(name, **PRIVATE).applies
 
 
 def test_counts_with_noise_are_attacked() -> None:
@@ -224,17 +225,17 @@ def test_counts_with_noise_are_attacked() -> None:
     The noise is drawn from a secret, so the success is a mean over eight draws of it.
     """
     noise = {"noise": 1.0, "delta": 1e-4, "rate": 0.5, "counted": 5.0, "counts": 8.0}
-    made = job(**NONE, privacy=noise)
-    sites = load_sites(made)
+    private_job = job(**NONE, privacy=noise)
+    sites = load_sites(private_job)
     attacks = [a for a in all_attacks() if a.data != "notes"]
     attack = next(a for a in attacks if "from counts" in a.name)
-    leaks = [attack.run(Scene(made, sites)) for _ in range(8)]
+    leaks = [attack.run(Scene(private_job, sites)) for _ in range(8)]
     assert all(leak.control == 1.0 for leak in leaks)
     hidden = float(np.mean([leak.success for leak in leaks]))
     assert hidden <= 0.3
 
     little = noise | {"where": "site", "counts": 0.1, "counted": 0.5}
-    assert told("from counts", **NONE, privacy=little).success > hidden + 0.3
+    assert attack_patients("from counts", **NONE, privacy=little).success > hidden + 0.3
 
 
 def test_noise_alone_hides_a_learnt_representation(
@@ -253,17 +254,19 @@ def test_noise_alone_hides_a_learnt_representation(
         "icd9:118",
         "icd9:042",
     ]
-    made = {"training": {"outputs": names, "minimum": 1001}}
-    found = told(
-        "concepts' vectors", **made, privacy={**PRIVATE["privacy"], "epsilon": 1.0}
+    tables = {"training": {"outputs": names, "minimum": 1001}}
+    leak = attack_patients(
+        "concepts' vectors", **tables, privacy={**PRIVATE["privacy"], "epsilon": 1.0}
     )
-    assert found.proven
-    assert found.success is not None
-    assert found.success < 0.5
+    assert leak.proven
+    assert leak.success is not None
+    assert leak.success < 0.5
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
     for name in ("concepts' vectors", "codes from biases"):
-        bare = told(name, **made, privacy={**PRIVATE["privacy"], "epsilon": 100.0})
+        bare = attack_patients(
+            name, **tables, privacy={**PRIVATE["privacy"], "epsilon": 100.0}
+        )
         assert bare.proven
         assert bare.success is not None
         assert bare.success > 0.8
@@ -279,9 +282,9 @@ def test_an_attack_on_noise_alone_could_not_be_tried(
         raise AttributeError("labels")
 
     monkeypatch.setattr(private.DPSite, "clipped", fails)
-    made = job(**PRIVATE)
+    private_job = job(**PRIVATE)
     for attack in (*ATTACKS, *membership.PATIENT_ATTACKS):
-        leak = attack.run(Scene(made, load_sites(made)))
+        leak = attack.run(Scene(private_job, load_sites(private_job)))
         assert not leak.applies or "could not be tried" in leak.why
         assert leak.success is None
 
@@ -293,15 +296,15 @@ def test_noise_hides_concepts_in_both_stages() -> None:
     assert plain.observe()
     outputs = [*plain.audited_site().code_learner.outputs[:8]]
     tables = {"training": {"outputs": outputs}, "privacy": PRIVATE["privacy"]}
-    found = told("concepts' vectors", **tables)
-    assert found.control == 1.0
-    assert found.details["auc"] == pytest.approx(0.5, abs=0.2)
-    seen = [
+    leaked_concepts = attack_patients("concepts' vectors", **tables)
+    assert leaked_concepts.control == 1.0
+    assert leaked_concepts.details["auc"] == pytest.approx(0.5, abs=0.2)
+    observations = [
         s for s in _scene(json.dumps(tables)).observe() if s.task == "noisy_gradients"
     ]
-    assert {"svm.weight" in s.tensors for s in seen} == {True, False}
+    assert {"svm.weight" in s.tensors for s in observations} == {True, False}
     for name in ("codes from biases", "labels from intercepts"):
-        leak = told(name, **tables)
+        leak = attack_patients(name, **tables)
         assert not leak.applies or leak.proven
 
 
@@ -340,17 +343,21 @@ def test_the_command_audits_a_job_on_patients(
     path.write_text(JOB)
     monkeypatch.setattr("sys.argv", ["fednotes", "audit", str(path), "--out", str(out)])
     app.main()
-    found = read_audit(out)
-    assert found is not None
-    assert [leak.attack for leak in found.attacks] == [a.name for a in ATTACKS[:4]]
-    said = capsys.readouterr().out
-    assert "concepts from" in said
-    assert "100.0 to 100.0" not in said  # no interval: not a sample
+    saved_audit = read_audit(out)
+    assert saved_audit is not None
+    assert [leak.attack for leak in saved_audit.attacks] == [
+        a.name for a in ATTACKS[:4]
+    ]
+    output = capsys.readouterr().out
+    assert "concepts from" in output
+    assert "100.0 to 100.0" not in output  # no interval: not a sample
     assert "(1.00–1.00)" not in (out / "report.html").read_text()
-    assert any(leak.success == leak.low == leak.high == 1.0 for leak in found.attacks)
-    said += (out / "audit.json").read_text() + (out / "report.html").read_text()
-    made = parse_job(tomllib.loads(JOB), "job", tmp_path, "job")
-    assert not [p for p in load_sites(made).data[0].train.patients if p in said]
+    assert any(
+        leak.success == leak.low == leak.high == 1.0 for leak in saved_audit.attacks
+    )
+    output += (out / "audit.json").read_text() + (out / "report.html").read_text()
+    parsed = parse_job(tomllib.loads(JOB), "job", tmp_path, "job")
+    assert not [p for p in load_sites(parsed).data[0].train.patients if p in output]
 
 
 def test_a_site_audits_with_its_own_patients_alone(tmp_path: Path) -> None:
@@ -373,16 +380,16 @@ def test_a_site_audits_with_its_own_patients_alone(tmp_path: Path) -> None:
     files = '[files]\ndictionary = "terms.tsv"\n'
     (tmp_path / "site.toml").write_text(f"[data]\n{data}{files}")
     at = (str(tmp_path / "job.toml"), (), "north", tmp_path / "site.toml")
-    made, *_ = open_target(*at, 90, tmp_path / "out")
-    sites = load_sites(made).data
+    target_job, *_ = open_target(*at, 90, tmp_path / "out")
+    sites = load_sites(target_job).data
     assert [site.id for site in sites] == ["north", "south", "west"]
-    whole = {*sites[0].train.patients}
-    assert [len(site.train) < len(whole) for site in sites[1:]] == [True, True]
+    own_patients = {*sites[0].train.patients}
+    assert [len(site.train) < len(own_patients) for site in sites[1:]] == [True, True]
     assert sites[1].train.patients != sites[2].train.patients
-    assert all({*site.train.patients} < whole for site in sites[1:])
+    assert all({*site.train.patients} < own_patients for site in sites[1:])
     attack = next(a for a in ATTACKS if "vectors" in a.name)
-    found = attack.run(Scene(made, load_sites(made), "north"))
-    assert found.control == found.success == 1.0
-    assert (found.details["targets"], found.details["decoys"]) == (4.0, 1.0)
+    leak = attack.run(Scene(target_job, load_sites(target_job), "north"))
+    assert leak.control == leak.success == 1.0
+    assert (leak.details["targets"], leak.details["decoys"]) == (4.0, 1.0)
     with pytest.raises(ConfigError, match="alone has"):
         load_sites(open_target(*at, 9, tmp_path / "out")[0])

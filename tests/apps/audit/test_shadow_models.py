@@ -80,17 +80,21 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
     logits = rng.normal(size=(9, 6)) + 2 * inside
     scores = likelihood_ratios(logits, inside)
     for model in range(6):
-        rest = [other for other in range(6) if other != model]
+        other_models = [candidate for candidate in range(6) if candidate != model]
         density = []
-        for seen in (True, False):
-            own = [
-                [logits[u, m] for m in rest if inside[u, m] == seen] for u in range(9)
+        for is_member in (True, False):
+            logits_by_unit = [
+                [logits[u, m] for m in other_models if inside[u, m] == is_member]
+                for u in range(9)
             ]
-            off = sum(((np.array(x) - np.mean(x)) ** 2).sum() for x in own)
-            deviation = (off / sum(len(x) - 1 for x in own)) ** 0.5
-            wide = [deviation * (1 + 1 / len(x)) ** 0.5 for x in own]
+            off = sum(((np.array(x) - np.mean(x)) ** 2).sum() for x in logits_by_unit)
+            deviation = (off / sum(len(x) - 1 for x in logits_by_unit)) ** 0.5
+            wide = [deviation * (1 + 1 / len(x)) ** 0.5 for x in logits_by_unit]
             density.append(
-                [NormalDist(np.mean(x), w) for x, w in zip(own, wide, strict=True)]
+                [
+                    NormalDist(np.mean(x), w)
+                    for x, w in zip(logits_by_unit, wide, strict=True)
+                ]
             )
         for unit in range(9):
             ratio = [np.log(of[unit].pdf(logits[unit, model])) for of in density]
@@ -104,20 +108,20 @@ def test_models_that_remember_nothing_reveal_no_member() -> None:
     scores = likelihood_ratios(
         rng.normal(size=(8000, 4)) + rng.normal(0, 9, (8000, 1)), inside
     )
-    told = Trial.from_scores(scores[inside], scores[~inside])
+    trial = Trial.from_scores(scores[inside], scores[~inside])
     # The standard error of the area is 0.003.
-    assert told.details["auc"] == pytest.approx(0.5, abs=0.02)
-    assert told.success < 0.02
+    assert trial.details["auc"] == pytest.approx(0.5, abs=0.02)
+    assert trial.success < 0.02
 
 
 def test_exposure_is_computed_from_the_rank() -> None:
     """By hand: the first of eight has log2 8 = 3 bits, the last none; ties share."""
     first, last = [9.0, *range(7)], [-1.0, *range(7)]
-    both = [6.0, *range(7)]
+    scores = [6.0, *range(7)]
     for rows, bits in (
         ([first], 3),
         ([last], 0),
-        ([both], 3 - np.log2(1.5)),
+        ([scores], 3 - np.log2(1.5)),
         ([first, last], 1.5),
     ):
         assert rank_trial(np.array(rows), models=1).details[
@@ -138,16 +142,22 @@ def test_a_planted_name_replaces_a_mention() -> None:
         for i in range(10)
     )
     data = SiteData("s", TagSet(("Drug", "Time")), notes, (), ())
-    own = AnnotatedNotes(data, np.random.default_rng(1), 8, "document")
+    annotated = AnnotatedNotes(data, np.random.default_rng(1), 8, "document")
     inside = np.arange(8) % 2 == 0
     secret = Secret("name", ("Zélie 😀 Brandor", "x"), 1, (3,))
-    given = own.training_data(inside, [(secret, at := own.carriers - 1)], 1)
-    kept = {id(u[0]) for u, here in zip(own.judged, inside, strict=True) if here}
-    assert (len(own.judged), len(own.others)) == (8, 2)
-    assert {id(note) for note in given.train[:-1]} == kept | {
-        id(u[0]) for u in own.others
+    data_with_secret = annotated.training_data(
+        inside, [(secret, at := annotated.carriers - 1)], 1
+    )
+    kept_notes = {
+        id(u[0])
+        for u, is_inside in zip(annotated.judged, inside, strict=True)
+        if is_inside
     }
-    planted, before = given.train[-1], own.others[at][0]
+    assert (len(annotated.judged), len(annotated.others)) == (8, 2)
+    assert {id(note) for note in data_with_secret.train[:-1]} == kept_notes | {
+        id(u[0]) for u in annotated.others
+    }
+    planted, before = data_with_secret.train[-1], annotated.others[at][0]
     assert planted.text[-5:] == before.text[-5:]
     texts = [planted.text[s.start : s.end] for s in planted.spans]
     assert texts[0] == secret.guesses[0]
@@ -159,11 +169,11 @@ def test_each_planted_note_has_its_own_patient() -> None:
     """A privacy budget per patient needs a patient for each note."""
     notes = [Note(f"n{i}", "Pain in the knee.", f"p{i}", None, "f") for i in range(3)]
     data = SiteNotes("s", lambda: iter(notes), lambda: iter(()), 3, 3, 0, 0, 1, 1, 1)
-    own = PlainNotes(data, np.random.default_rng(1), 3)
+    plain = PlainNotes(data, np.random.default_rng(1), 3)
     sown = [(Secret("name", ("A B", "C D"), 10, (0,)), 0)] * 2
     patients = [
         note.patient
-        for note in own.training_data(np.array([True] * 3), sown, 1).train()
+        for note in plain.training_data(np.array([True] * 3), sown, 1).train()
     ]
     assert len({*patients} - {None}) == 5
     with pytest.raises(DataError, match="training diverged"):
@@ -176,7 +186,7 @@ def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> Non
 
     folder = str(save_bert(tmp_path / "bert"))
     model = build_language_model(LanguageModelConfig(folder), 1)
-    other = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    reference = AutoModelForMaskedLM.from_pretrained(folder).eval()
     texts = [
         token_ids(model, text) for text in ("pain in the left knee", "aspirin daily")
     ]
@@ -186,30 +196,34 @@ def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> Non
             model, [MaskedText(*text) for text in zip(texts, masked, strict=True)]
         )
         for ids, rows, loss in zip(texts, masked, losses, strict=True):
-            wanted = 0.0
+            expected = 0.0
             for row in rows:
                 hidden = np.where(row, model.specials.mask, ids)
-                given = torch.tensor(
+                ids_shown = torch.tensor(
                     [[model.specials.cls, *hidden, model.specials.sep]]
                 )
-                told = other(input_ids=given).logits[0, 1:-1].log_softmax(-1)
-                wanted -= sum(float(told[at, ids[at]]) for at in np.flatnonzero(row))
-            assert loss == pytest.approx(wanted, rel=1e-4)
+                log_probabilities = (
+                    reference(input_ids=ids_shown).logits[0, 1:-1].log_softmax(-1)
+                )
+                expected -= sum(
+                    float(log_probabilities[at, ids[at]]) for at in np.flatnonzero(row)
+                )
+            assert loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_models_without_noise_remember(few: None) -> None:
     """Only the control, with four models, to save time."""
-    made = scene()
-    told = {
-        attack.name: attack.trial(made.control())
+    audited = scene()
+    trials = {
+        attack.name: attack.trial(audited.control())
         for attack in (*membership.NOTE_ATTACKS, *NAMES)
     }
-    assert [name.partition(",")[0] for name in told] == [
+    assert [name.partition(",")[0] for name in trials] == [
         "membership",
         *["memorised names"] * 2,
     ]
-    assert told.pop("membership").details["auc"] > 0.8
-    for trial in told.values():
+    assert trials.pop("membership").details["auc"] > 0.8
+    for trial in trials.values():
         assert trial.low > 0.05
         assert trial.details["exposure"] > 4  # of 6.6; 1.4 by chance
 
@@ -227,13 +241,13 @@ def test_noise_makes_models_forget(
         "training": TABLE["training"] | LONG | {"epochs": 15},
         "privacy": privacy,
     } | more
-    made = (
+    audited = (
         scene(**settings)
         if privacy
         else scene(training=TABLE["training"] | LONG, **more)
     )
     for attack in (*membership.NOTE_ATTACKS, *memorisation.ATTACKS):
-        leak = attack.run(made)
+        leak = attack.run(audited)
         if "canaries" in leak.attack:
             assert leak.why == "the model finds mentions and predicts no words"
             continue
@@ -271,9 +285,9 @@ def test_a_language_model_reveals_numbers_unless_there_is_noise(
     }
     table["training"] |= {"min_tokens": 0, "min_steps": 0, "head_cycles": 0}
     job = parse_job(table, "job", Path(), "job")
-    made = Scene(job, load_sites(job))
+    audited = Scene(job, load_sites(job))
     for attack in CANARIES:
         assert attack.name.startswith("canaries")
-        assert attack.trial(made.control()).details["exposure"] > 5  # of 6.6
+        assert attack.trial(audited.control()).details["exposure"] > 5  # of 6.6
     for attack in CANARIES:
-        assert attack.trial(made).low < 0.01
+        assert attack.trial(audited).low < 0.01

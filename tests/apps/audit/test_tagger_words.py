@@ -35,44 +35,47 @@ def test_the_order_of_words_follows_from_the_gradients_of_a_convolution() -> Non
         gradients = np.zeros((3, 20, 12))
         for text in texts:
             for at in range(len(text)):
-                told = rng.normal(size=20)
+                projections = rng.normal(size=20)
                 for k in range(3):
                     if 0 <= at + k - 1 < len(text):
-                        gradients[k] += np.outer(told, rows[text[at + k - 1]])
+                        gradients[k] += np.outer(projections, rows[text[at + k - 1]])
         often = np.bincount(np.concatenate(texts)).astype(float)
-        given = [torch.from_numpy(x) for x in (gradients, rows, often)]
-        found = order_scores([given[0]], *given[1:], rate).numpy()
+        tensors = [torch.from_numpy(x) for x in (gradients, rows, often)]
+        scores = order_scores([tensors[0]], *tensors[1:], rate).numpy()
         if not rate:
             pairs = [(a, b) for text in texts for a, b in pairwise(text)]
-            assert sorted(pairs) == sorted(zip(*np.nonzero(found > 1.5), strict=True))
-            assert found[found <= 1.5].max() < 0.5
+            assert sorted(pairs) == sorted(zip(*np.nonzero(scores > 1.5), strict=True))
+            assert scores[scores <= 1.5].max() < 0.5
         spread = (rows**2).sum(0)
         least = np.diag((spread * rate / (1 - rate) + 1e-9 * spread.mean()) ** 0.5)
         inverse = np.linalg.pinv(np.vstack((rows, least)))[:, : len(rows)]
-        told = gradients @ inverse
-        wanted = np.zeros_like(found)
+        projections = gradients @ inverse
+        expected = np.zeros_like(scores)
         for turn in (1, -1):
-            x, y = (np.concatenate(part) for part in (told[:-1], told[1:])[::turn])
+            x, y = (
+                np.concatenate(part)
+                for part in (projections[:-1], projections[1:])[::turn]
+            )
             ridge = (0.1 * (x**2).sum(0).mean()) ** 0.5 * np.eye(len(rows))
             blind = np.tile(often / often.sum(), (len(rows), 1))
             t = np.linalg.lstsq(np.vstack((x, ridge)), np.vstack((y, ridge @ blind)))[0]
-            wanted += t * often[:, None] if turn == 1 else (t * often[:, None]).T
-        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+            expected += t * often[:, None] if turn == 1 else (t * often[:, None]).T
+        np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_convolutions_reveal_words_and_neighbours_of_frozen_tables() -> None:
     """With a small mini-batch; noise hides them, and private layers send nothing."""
     few = {"batch_size": 6}
     for name in ("words from conv", "neighbours"):
-        found = attack_tagger(name, model=WIDE, training=few)
-        assert found.control is not None
-        assert found.control >= 0.95
-        assert found.success is not None
-        assert found.success > found.chance + 0.5
+        leak = attack_tagger(name, model=WIDE, training=few)
+        assert leak.control is not None
+        assert leak.control >= 0.95
+        assert leak.success is not None
+        assert leak.success > leak.chance + 0.5
         of = attack_tagger(name, model=WIDE, training=few, privacy=PRIVATE)
         assert (of.success or 0) < of.chance + 0.3
-        own = {"private": ["cnn", "lstm", "crf"]}
-        assert attack_tagger(name, model=WIDE, training=own).why.endswith(
+        with_private = {"private": ["cnn", "lstm", "crf"]}
+        assert attack_tagger(name, model=WIDE, training=with_private).why.endswith(
             "leaves a site"
         )
 
@@ -80,7 +83,7 @@ def test_convolutions_reveal_words_and_neighbours_of_frozen_tables() -> None:
 def test_columns_of_contextual_features_are_left_out(bert: Path) -> None:
     """The control allows for them; without other columns the attack does not apply."""
     model = {"contextual": str(bert), **WIDE}
-    found = attack_tagger("words from conv", model=model, training={"batch_size": 6})
-    assert found.control is not None
-    assert found.control >= 0.95
+    leak = attack_tagger("words from conv", model=model, training={"batch_size": 6})
+    assert leak.control is not None
+    assert leak.control >= 0.95
     assert attack_tagger("words from conv", model=model | {"characters": False}).why

@@ -22,20 +22,20 @@ def test_success_is_the_true_positive_rate_at_one_percent_false_positives() -> N
     # Each of ten decoys is 10 %, so lots are drawn for a tenth of it: half of the
     # targets are above all decoys, and of those beside the first decoy a tenth is
     # named.
-    found = Trial.from_scores([20.0, 8.5], [*range(10)])
-    assert found.success == pytest.approx(0.5)
+    trial = Trial.from_scores([20.0, 8.5], [*range(10)])
+    assert trial.success == pytest.approx(0.5)
     assert Trial.from_scores([20.0, 9.0], [*range(10)]).success == pytest.approx(
         0.5 + 0.1 * 0.5
     )
-    assert found.details["auc"] == pytest.approx((1 + 0.9) / 2)
+    assert trial.details["auc"] == pytest.approx((1 + 0.9) / 2)
 
 
 def test_an_adversary_who_sees_nothing_succeeds_by_chance() -> None:
     assert Trial.from_scores([0.0] * 30, [0.0] * 70).success == pytest.approx(CHANCE)
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(2, 20_000, generator=generator)
-    found = Trial.from_scores(noise[0], noise[1])
-    assert found.low < CHANCE < found.high
+    trial = Trial.from_scores(noise[0], noise[1])
+    assert trial.low < CHANCE < trial.high
     with pytest.raises(ConfigError, match="no decoys to compare"):
         Trial.from_scores([1.0], [])
     for wrong in ([math.nan, 1.0], [math.inf]):  # would rank above all others
@@ -45,8 +45,8 @@ def test_an_adversary_who_sees_nothing_succeeds_by_chance() -> None:
 
 def test_the_interval_is_that_of_wilson() -> None:
     """Newcombe 1998, table I: 0.2553–0.3662 for 81 of 263, 0–0.1611 for 0 of 20."""
-    found = Trial.from_fraction(81 / 263, 263, 0.0)
-    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    trial = Trial.from_fraction(81 / 263, 263, 0.0)
+    assert (trial.low, trial.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     none = Trial.from_fraction(0.0, 20, 0.0)
     assert (none.low, none.high) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
@@ -56,13 +56,13 @@ def test_the_chance_of_pairs_is_that_of_knowing_frequencies_alone() -> None:
 
     Then one of three pairs has it, and three absent pairs rank above the other two.
     """
-    own = np.zeros((1, 4, 4))
-    own[0, 0, 1] = own[0, 0, 2] = 1.0
-    scores = np.where(own[0] > 0, 1.0, 0.0)
-    assert (found := Trial.from_pair_scores(scores, own)).success == 1.0
-    assert found.chance == 1.0
-    own[0, 3, 3] = 9.0
-    assert Trial.from_pair_scores(scores, own).chance == pytest.approx(1 / 3)
+    pairs = np.zeros((1, 4, 4))
+    pairs[0, 0, 1] = pairs[0, 0, 2] = 1.0
+    scores = np.where(pairs[0] > 0, 1.0, 0.0)
+    assert (trial := Trial.from_pair_scores(scores, pairs)).success == 1.0
+    assert trial.chance == 1.0
+    pairs[0, 3, 3] = 9.0
+    assert Trial.from_pair_scores(scores, pairs).chance == pytest.approx(1 / 3)
 
 
 def test_few_decoys_are_beaten_by_luck() -> None:

@@ -21,19 +21,19 @@ from fednotes.jobs.job_file import parse_job
 def test_rows_that_change_are_the_words_of_the_mini_batch() -> None:
     """A secure sum hides whose words they are, but not which."""
     for settings in ({}, {"federation": SECURE}):
-        found = attack_tagger("word tables", **settings)
-        assert found.proven
-        assert found.control == found.success == 1.0
+        leak = attack_tagger("word tables", **settings)
+        assert leak.proven
+        assert leak.control == leak.success == 1.0
 
 
 def test_rows_that_change_in_a_cycle_of_fine_tuning_are_its_words(bert: Path) -> None:
     """Few bits round the smallest changes away, so they hide a few words."""
     for compression, least in (("none", 1.0), ("packed", 0.9)):
         free = {"min_tokens": 0, "min_steps": 0, "compression": compression}
-        found = run_attack(encoder_job(bert, {"train": "all"}, **free), "word tables")
-        assert found.control == 1.0
-        assert found.success is not None
-        assert found.success >= least
+        leak = run_attack(encoder_job(bert, {"train": "all"}, **free), "word tables")
+        assert leak.control == 1.0
+        assert leak.success is not None
+        assert leak.success >= least
 
 
 def test_noise_hides_words() -> None:
@@ -45,9 +45,9 @@ def test_frozen_tables_send_no_rows(bert: Path) -> None:
         tagger_job(model={"hashed_words": 0}),
         encoder_job(bert, {"train": "encoder"}),
     ):
-        found = run_attack(of, "word tables")
-        assert not found.applies
-        assert "no table" in found.why
+        leak = run_attack(of, "word tables")
+        assert not leak.applies
+        assert "no table" in leak.why
 
 
 def test_the_sign_of_an_output_bias_names_masked_words(
@@ -70,12 +70,12 @@ def test_the_sign_of_an_output_bias_names_masked_words(
         "model": {"encoder": str(bert)},
         "sites": {name: {"path": f"{name}.txt"} for name in ("north", "south")},
     }
-    found = run_attack(parse_job(table, "job", tmp_path, "job"), "output bias")
-    assert not found.applies
+    leak = run_attack(parse_job(table, "job", tmp_path, "job"), "output bias")
+    assert not leak.applies
     table["model"] |= {"train": "all"}
     table["training"] |= {"local_epochs": 0.001, "compression": "none"}
-    found = run_attack(parse_job(table, "job", tmp_path, "job"), "output bias")
-    assert found.control == found.success == 1.0
+    leak = run_attack(parse_job(table, "job", tmp_path, "job"), "output bias")
+    assert leak.control == leak.success == 1.0
     tokens = run_attack(
         parse_job(table, "job", tmp_path, "job"), "tokens from the lowest"
     )

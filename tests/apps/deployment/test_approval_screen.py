@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from applications import needs_app
-from kits import given, site_kit
+from kits import run_site_command, site_kit
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -43,19 +43,21 @@ def kit(tmp_path: Path) -> Path:
     return site_kit(tmp_path / "h1")
 
 
-def asked(kit: Path, table: dict[str, Any], policy: Policy | None = None) -> str:
+def request_approval(
+    kit: Path, table: dict[str, Any], policy: Policy | None = None
+) -> str:
     """The server asks for a job; what it is told."""
-    with pytest.raises(NotApproved) as found:
+    with pytest.raises(NotApproved) as refusal:
         require_approved(kit, "h1", table, policy or Policy())
-    return str(found.value)
+    return str(refusal.value)
 
 
 # the screen
 
 
 def test_the_hash_comes_first(kit: Path) -> None:
-    asked(kit, JOB)
-    assert given("approve", kit, "--yes").splitlines()[:7] == [
+    request_approval(kit, JOB)
+    assert run_site_command("approve", kit, "--yes").splitlines()[:7] == [
         f"fingerprint {table_fingerprint(JOB)}",
         "job ner",
         '  method = "fedner"',
@@ -77,13 +79,13 @@ def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
         "job": job | {"sites": {"h1": {}, "h2": {}}},
         "sites": ["h1", "h2"],
     }
-    asked(kit, {**table, "min_sites": 2})
-    told = given("approve", kit, "--yes")
+    request_approval(kit, {**table, "min_sites": 2})
+    output = run_site_command("approve", kit, "--yes")
     assert (
         "promises differential privacy for each document of a site, against anybody"
-        in told
+        in output
     )
-    assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in told
+    assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in output
 
 
 # waiting for a job
@@ -91,35 +93,37 @@ def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
 
 def test_an_approval_can_wait_for_the_request(kit: Path) -> None:
     """The server asks a second later, as it does once the admin has handed in a job."""
-    request = threading.Timer(1.0, asked, (kit, JOB))
+    request = threading.Timer(1.0, request_approval, (kit, JOB))
     request.start()
-    told = given("approve", kit, "--yes", "--wait", "--timeout", "60")
+    output = run_site_command("approve", kit, "--yes", "--wait", "--timeout", "60")
     request.join()
-    assert "waiting up to 60 s for a job that asks for approval" in told
-    assert "note: this site is not running" in told
-    assert f"approved: ner ({table_fingerprint(JOB)[:12]})" in told
+    assert "waiting up to 60 s for a job that asks for approval" in output
+    assert "note: this site is not running" in output
+    assert f"approved: ner ({table_fingerprint(JOB)[:12]})" in output
 
 
 def test_waiting_ends_with_the_time_and_a_remedy(kit: Path) -> None:
-    told = given("approve", kit, "--yes", "--wait", "--timeout", "0.1", code=2)
-    assert "no job has asked for approval within 0.1 s" in told
-    assert "--timeout SECONDS" in told
+    message = run_site_command(
+        "approve", kit, "--yes", "--wait", "--timeout", "0.1", code=2
+    )
+    assert "no job has asked for approval within 0.1 s" in message
+    assert "--timeout SECONDS" in message
 
 
 def test_waiting_can_be_for_one_job(kit: Path) -> None:
     """Another one that waits is not taken for it."""
     key = table_fingerprint(JOB | {"title": "the awaited one"})
-    asked(kit, JOB)
-    told = given(
+    request_approval(kit, JOB)
+    message = run_site_command(
         "approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2
     )
-    assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in told
+    assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in message
     assert not open_approvals(kit).decisions()
     short = table_fingerprint(JOB)[:12]
-    assert "approved: ner" in given(
+    assert "approved: ner" in run_site_command(
         "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
     )
-    assert "approved: ner" in given(
+    assert "approved: ner" in run_site_command(
         "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
     )
 
@@ -150,14 +154,14 @@ def test_a_job_s_words_cannot_show_another_job(
 ) -> None:
     """On a terminal of 60 columns, only our own words begin a row, and every row has
     room."""
-    asked(kit, JOB)
-    given("approve", kit, "--yes")
+    request_approval(kit, JOB)
+    run_site_command("approve", kit, "--yes")
     forged = {
         **JOB,
         **({name: 1} if where == "key" else {where: name}),
         "training": {"epochs": 9},
     }
-    asked(kit, forged)
+    request_approval(kit, forged)
     screen = io.StringIO()
     console = Console(width=60, force_terminal=True, color_system=None, file=screen)
     for module in (shared, kit_cli):
@@ -181,16 +185,16 @@ def test_a_job_s_words_cannot_show_another_job(
 
 def test_the_same_words_in_lists(kit: Path) -> None:
     """`status`, and the message that names the jobs, have a line a job."""
-    asked(kit, {**JOB, "name": FORGED})
-    told = given("approve", kit, "no such", code=2)
-    assert "\x1b" not in told
-    assert "\n" not in told
-    said = given("status", kit)
-    assert "\x1b" not in said
-    assert not any(line.startswith("changes since") for line in said.splitlines())
-    given("reject", kit)
-    said = given("status", kit)
-    assert not any(line.startswith("changes since") for line in said.splitlines())
+    request_approval(kit, {**JOB, "name": FORGED})
+    message = run_site_command("approve", kit, "no such", code=2)
+    assert "\x1b" not in message
+    assert "\n" not in message
+    status = run_site_command("status", kit)
+    assert "\x1b" not in status
+    assert not any(line.startswith("changes since") for line in status.splitlines())
+    run_site_command("reject", kit)
+    status = run_site_command("status", kit)
+    assert not any(line.startswith("changes since") for line in status.splitlines())
 
 
 # whose yes
@@ -203,11 +207,11 @@ def test_the_account_of_the_system_decides(
     for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(variable, "dr_no")
     monkeypatch.delenv("SUDO_UID", raising=False)
-    asked(kit, JOB)
-    given(word, kit, *["--yes"] * (word == "approve"))
+    request_approval(kit, JOB)
+    run_site_command(word, kit, *["--yes"] * (word == "approve"))
     (decision,) = open_approvals(kit).decisions()
     assert decision.by == f"{pwd.getpwuid(os.getuid()).pw_name} (uid {os.getuid()})"
-    assert "dr_no" not in given("status", kit)
+    assert "dr_no" not in run_site_command("status", kit)
 
 
 def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,53 +235,68 @@ def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    told = [
-        given("key", who, "--out", tmp_path / who) for who in ("alice", "bob", "carol")
+    outputs = [
+        run_site_command("key", who, "--out", tmp_path / who)
+        for who in ("alice", "bob", "carol")
     ]
     lines = [
-        line for said in told for line in said.splitlines() if " approvers." in line
+        line
+        for output in outputs
+        for line in output.splitlines()
+        if " approvers." in line
     ]
     assert len(lines) == 3
     (kit / SITE_FILE).write_text("\n".join(["[policy]", "approvals = 2", *lines[:2]]))
     policy = read_policy(kit)
-    assert "not approved this job" in asked(kit, JOB, policy)
-    assert "2 of alice, bob to approve" in given("approve", kit, "--yes", code=2)
-    told = given("approve", kit, "--yes", "--key", tmp_path / "carol", code=2)
-    assert "not among the approvers of this site's rules (alice, bob)" in told
+    assert "not approved this job" in request_approval(kit, JOB, policy)
+    assert "2 of alice, bob to approve" in run_site_command(
+        "approve", kit, "--yes", code=2
+    )
+    outputs = run_site_command(
+        "approve", kit, "--yes", "--key", tmp_path / "carol", code=2
+    )
+    assert "not among the approvers of this site's rules (alice, bob)" in outputs
     assert open_approvals(kit).decisions() == ()
-    said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
-    assert "approved by alice; 1 more of bob must" in said
-    assert "joins" not in said
-    assert "(1 of 2 people have)" in asked(kit, JOB, policy)
-    said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
-    assert "alice has approved this job before" in said
+    output = run_site_command("approve", kit, "--yes", "--key", tmp_path / "alice")
+    assert "approved by alice; 1 more of bob must" in output
+    assert "joins" not in output
+    assert "(1 of 2 people have)" in request_approval(kit, JOB, policy)
+    output = run_site_command("approve", kit, "--yes", "--key", tmp_path / "alice")
+    assert "alice has approved this job before" in output
     assert len(open_approvals(kit).decisions()) == 1
     assert read_pending_job(kit) is not None
-    assert "waits for a decision: approved by alice; 1 more of bob must" in given(
-        "status", kit
+    assert (
+        "waits for a decision: approved by alice; 1 more of bob must"
+        in run_site_command("status", kit)
     )
-    assert "joins within seconds" in given(
+    assert "joins within seconds" in run_site_command(
         "approve", kit, "--yes", "--key", tmp_path / "bob"
     )
     require_approved(kit, "h1", JOB, policy)
     assert read_pending_job(kit) is None
-    assert "with the key of bob" in given("status", kit)
-    other = {**JOB, "seed": 2}
-    assert "approved another form of this job" in asked(kit, other, policy)
-    given("reject", kit, table_fingerprint(JOB)[:12])  # one person's no, without a key
-    assert "has rejected this job" in asked(kit, JOB, policy)
+    assert "with the key of bob" in run_site_command("status", kit)
+    changed_job = {**JOB, "seed": 2}
+    assert "approved another form of this job" in request_approval(
+        kit, changed_job, policy
+    )
+    run_site_command(
+        "reject", kit, table_fingerprint(JOB)[:12]
+    )  # one person's no, without a key
+    assert "has rejected this job" in request_approval(kit, JOB, policy)
 
 
 def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     typed = "pass word\npass word\n"
-    assert "approvers.alice" in given(
+    assert "approvers.alice" in run_site_command(
         "key", "alice", "--out", tmp_path / "a", "--passphrase", typed=typed
     )
-    asked(kit, JOB)
-    told = given("approve", kit, "--yes", "--key", tmp_path / "a", code=2)
-    assert "its rules list no approvers: approve without --key" in told
-    assert "already exists" in given("key", "alice", "--out", tmp_path / "a", code=2)
+    request_approval(kit, JOB)
+    message = run_site_command("approve", kit, "--yes", "--key", tmp_path / "a", code=2)
+    assert "its rules list no approvers: approve without --key" in message
+    assert "already exists" in run_site_command(
+        "key", "alice", "--out", tmp_path / "a", code=2
+    )
 
 
 # audits
@@ -292,7 +311,7 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     job = {"method": "fedner", "sites": {name: {} for name in SITES}}
     table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
     (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')
-    asked(kit, table)
+    request_approval(kit, table)
     fine = Leak(attack="words", success=0.1, chance=0.01, control=1.0, proven=True)
     others = [Leak(attack=each.name, applies=False, why="no") for each in all_attacks()]
     right = Audit(
@@ -300,11 +319,11 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     )
     worse = fine.model_copy(update={"success": 0.12, "proven": False})
 
-    def approve(found: Audit | None, code: int = 0) -> str:
-        words = ["--audit", tmp_path] if found is not None else []
-        if found is not None:
-            (tmp_path / AUDIT).write_text(found.model_dump_json())
-        return given("approve", kit, "--yes", *words, code=code)
+    def approve(audit: Audit | None, code: int = 0) -> str:
+        words = ["--audit", tmp_path] if audit is not None else []
+        if audit is not None:
+            (tmp_path / AUDIT).write_text(audit.model_dump_json())
+        return run_site_command("approve", kit, "--yes", *words, code=code)
 
     assert "there is no audit of this job" in approve(None, 2)
     for change in ({"site": "h2"}, {"fingerprint": "0" * 64}):
@@ -313,18 +332,22 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
         )
     untried = Leak(attack="b", why="could not be tried: x")
     # or of a version with fewer
-    for some in ([fine, *others, untried], [], others[1:]):
-        told = approve(right.model_copy(update={"attacks": some}), 2)
-        assert "not every attack could be tried" in told
-    told = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
-    assert "may succeed 0.110 above chance; this site allows 0.1 at most" in told
+    for attacks in ([fine, *others, untried], [], others[1:]):
+        message = approve(right.model_copy(update={"attacks": attacks}), 2)
+        assert "not every attack could be tried" in message
+    message = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
+    assert "may succeed 0.110 above chance; this site allows 0.1 at most" in message
     assert open_approvals(kit).decisions() == ()
     assert "the best attack, words, may be 0.090 above chance" in approve(right)
-    assert "approved: ner" in given("approve", kit, table_fingerprint(table), "--yes")
-    assert "contains no audit.json" in given(
+    assert "approved: ner" in run_site_command(
+        "approve", kit, table_fingerprint(table), "--yes"
+    )
+    assert "contains no audit.json" in run_site_command(
         "approve", kit, table_fingerprint(table), "--audit", kit, code=2
     )
-    asked(kit, fewer := {**table, "sites": SITES[:2]})  # of which a sum tells more
+    request_approval(
+        kit, fewer := {**table, "sites": SITES[:2]}
+    )  # of which a sum tells more
     assert "other sites than the job's table" in approve(right, 2)
     assert not (kit / RULES / "audits" / table_fingerprint(fewer)).exists()
 
@@ -335,78 +358,83 @@ def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
         "job": {"sites": {name: {} for name in SITES}},
         "sites": SITES,
     }
-    asked(kit, table)
+    request_approval(kit, table)
     leak = Leak(attack="a\nb", success=1.0, chance=0.01, control=0.1)
-    found = Audit(
+    audit = Audit(
         site="h1", fingerprint=table_fingerprint(table["job"]), attacks=[leak]
     )
-    (tmp_path / AUDIT).write_text(found.model_dump_json())
-    told = given("approve", kit, "--yes", "--audit", tmp_path)
-    assert "may be 0.990 above chance; these attacks prove nothing: a" in told
-    assert "approved" in told
+    (tmp_path / AUDIT).write_text(audit.model_dump_json())
+    output = run_site_command("approve", kit, "--yes", "--audit", tmp_path)
+    assert "may be 0.990 above chance; these attacks prove nothing: a" in output
+    assert "approved" in output
 
 
 # earlier jobs
 
 
-def notes_job(sites: list[str], **own: Any) -> dict[str, Any]:
+def notes_job(sites: list[str], **own_table: Any) -> dict[str, Any]:
     """A job as a site approves it. own: what it says of the notes of h1."""
-    tables = {name: own if name == "h1" else {} for name in sites}
+    tables = {name: own_table if name == "h1" else {} for name in sites}
     return {"name": "ner", "job": {"method": "fedner", "sites": tables}, "sites": sites}
 
 
 def screen(kit: Path, *tables: dict[str, Any]) -> str:
     """What is shown of the last of some jobs that are approved one after another."""
     for table in tables:
-        asked(kit, table)
-        told = given("approve", kit, "--yes")
-    return told.partition("compared with ")[2]
+        request_approval(kit, table)
+        output = run_site_command("approve", kit, "--yes")
+    return output.partition("compared with ")[2]
 
 
 def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
-    told = screen(kit, notes_job([*SITES, "h4"]), notes_job(SITES))
-    assert "other sites (h4), its notes here" in told
-    assert "warning: the sums of the two jobs differ only by a few sites (h4)" in told
+    comparison = screen(kit, notes_job([*SITES, "h4"]), notes_job(SITES))
+    assert "other sites (h4), its notes here" in comparison
+    assert (
+        "warning: the sums of the two jobs differ only by a few sites (h4)"
+        in comparison
+    )
 
 
 def test_as_many_other_sites_as_a_sum_needs_are_no_warning(kit: Path) -> None:
     """The difference of both sums is one of three sites, which the rules permit of any
     sum."""
-    told = screen(kit, notes_job([*SITES, "h4", "h5", "h6"]), notes_job(SITES))
-    assert "other sites (h4, h5, h6)" in told
-    assert "warning" not in told
+    comparison = screen(kit, notes_job([*SITES, "h4", "h5", "h6"]), notes_job(SITES))
+    assert "other sites (h4, h5, h6)" in comparison
+    assert "warning" not in comparison
 
 
 def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
-    told = screen(
+    comparison = screen(
         kit, notes_job(SITES, max_sentences=60), notes_job(SITES, max_sentences=59)
     )
-    assert "its sites, other notes here" in told
-    assert "~ sites.h1.max_sentences: 60 → 59" in told
-    assert "warning: this site reads other notes for this job" in told
+    assert "its sites, other notes here" in comparison
+    assert "~ sites.h1.max_sentences: 60 → 59" in comparison
+    assert "warning: this site reads other notes for this job" in comparison
 
 
 def test_every_earlier_job_is_compared_also_one_that_was_taken_back(kit: Path) -> None:
     """Its sums may be known by then."""
-    asked(kit, notes_job([*SITES, "h4"]))
-    given("approve", kit, "--yes")
-    given("reject", kit)
-    told = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES))
-    assert told.count("compared with ") == 1  # and the first, which `screen` cut off
-    assert "other sites (h4)" in told
+    request_approval(kit, notes_job([*SITES, "h4"]))
+    run_site_command("approve", kit, "--yes")
+    run_site_command("reject", kit)
+    comparison = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES))
+    assert (
+        comparison.count("compared with ") == 1
+    )  # and the first, which `screen` cut off
+    assert "other sites (h4)" in comparison
 
 
 def test_other_settings_of_training_are_no_other_notes(kit: Path) -> None:
     first, second = notes_job(SITES), notes_job(SITES)
     second["job"]["training"] = {"epochs": 3}
-    told = screen(kit, first, second)
-    assert "its sites, its notes here" in told
-    assert "warning" not in told
+    comparison = screen(kit, first, second)
+    assert "its sites, its notes here" in comparison
+    assert "warning" not in comparison
 
 
 def test_another_seed_splits_the_notes_anew(kit: Path) -> None:
     second = notes_job(SITES)
     second["job"]["seed"] = 7
-    told = screen(kit, notes_job(SITES), second)
-    assert "~ seed: 0 → 7" in told
-    assert "warning: this site reads other notes for this job" in told
+    comparison = screen(kit, notes_job(SITES), second)
+    assert "~ seed: 0 → 7" in comparison
+    assert "warning: this site reads other notes for this job" in comparison

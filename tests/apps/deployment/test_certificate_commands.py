@@ -15,7 +15,7 @@ pytest.importorskip("nvflare")
 
 import intruders
 from intruders import PROJECT
-from kits import said
+from kits import run_command
 
 from fednotes.apps.deployment.commands import deploy
 from fednotes.apps.deployment.nvflare import processes
@@ -26,9 +26,9 @@ from fednotes.apps.deployment.preflight import preflight
 from fednotes.cli.shared import with_options
 
 
-def given(*words: object) -> str:
+def run_words(*words: object) -> str:
     """What a command says, on one line."""
-    return " ".join(said(*words).split())
+    return " ".join(run_command(*words).split())
 
 
 @pytest.fixture
@@ -43,33 +43,33 @@ def base(kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def provisioned(base: Path, *words: object) -> str:
-    return given("provision", base / "project.toml", "--out", base / "kits", *words)
+    return run_words("provision", base / "project.toml", "--out", base / "kits", *words)
 
 
 def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     kits, h1 = base / "kits", base / "kits/sites/h1"
-    told = provisioned(base, "--revoke", "h2")
-    assert "h2: every earlier kit of this name is revoked" in told
-    assert f"next: give {kits / 'trust.pem'} to the server" in told
+    output = provisioned(base, "--revoke", "h2")
+    assert "h2: every earlier kit of this name is revoked" in output
+    assert f"next: give {kits / 'trust.pem'} to the server" in output
     first = (kits / "trust.pem").read_bytes()
     (base / "first.pem").write_bytes(first)
     provisioned(base, "--revoke", "admin")
-    told = given("kit", "trust", h1, kits / "trust.pem")
-    assert "installed as number 3: 2 certificates are revoked" in told
-    assert "nothing new" in given("kit", "trust", h1, kits / "trust.pem")
-    told = given("kit", "trust", h1, base / "first.pem")
-    assert told == (
+    output = run_words("kit", "trust", h1, kits / "trust.pem")
+    assert "installed as number 3: 2 certificates are revoked" in output
+    assert "nothing new" in run_words("kit", "trust", h1, kits / "trust.pem")
+    output = run_words("kit", "trust", h1, base / "first.pem")
+    assert output == (
         f"error: {base / 'first.pem'}: its number, 2, is not higher than 3, the "
         "number of this kit's list; the kit is "
         "unchanged"
     )
     (base / "cut.pem").write_bytes((kits / "trust.pem").read_bytes()[:-100])
-    assert "incomplete" in given("kit", "trust", h1, base / "cut.pem")
-    assert "cannot be read" in given("kit", "trust", h1, base / "none.pem")
-    assert "not a kit" in given("kit", "trust", base, kits / "trust.pem")
+    assert "incomplete" in run_words("kit", "trust", h1, base / "cut.pem")
+    assert "cannot be read" in run_words("kit", "trust", h1, base / "none.pem")
+    assert "not a kit" in run_words("kit", "trust", base, kits / "trust.pem")
     assert "'h9' is not a kit of this project" in provisioned(base, "--revoke", "h9")
-    given("kit", "trust", kits / "sites/h2", kits / "trust.pem")
-    assert "this kit no longer works" in given("site", "status", kits / "sites/h2")
+    run_words("kit", "trust", kits / "sites/h2", kits / "trust.pem")
+    assert "this kit no longer works" in run_words("site", "status", kits / "sites/h2")
     assert any(
         "was revoked on" in check.message for check in preflight(kits / "sites/h2")
     )
@@ -78,10 +78,12 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
 def test_nothing_is_made_where_no_authority_is(base: Path) -> None:
     """A wrong --out is not a new network."""
     for words in (("--revoke", "h1"), ("--new-root",), ("--sign", "x"), ("--protect",)):
-        told = given("provision", base / "project.toml", "--out", base / "new", *words)
+        message = run_words(
+            "provision", base / "project.toml", "--out", base / "new", *words
+        )
         assert (
             f"{base / 'new' / 'authority'}: contains no authority of project 'ward'"
-            in told
+            in message
         )
     assert not (base / "new").exists()
 
@@ -91,29 +93,29 @@ def test_a_kit_is_renewed_by_two_files(
 ) -> None:
     h1 = base / "kits/sites/h1"
     intruders.redate(h1, (-300, 59))
-    assert f"fednotes kit renew {h1}" in given("site", "status", h1)
-    told = given("kit", "renew", h1)
-    assert "h1.request.pem: contains no secret" in told
-    told = provisioned(base, "--sign", "h1.request.pem")
-    assert "next: give h1.request.signed.pem to the kit's owner" in told
+    assert f"fednotes kit renew {h1}" in run_words("site", "status", h1)
+    output = run_words("kit", "renew", h1)
+    assert "h1.request.pem: contains no secret" in output
+    output = provisioned(base, "--sign", "h1.request.pem")
+    assert "next: give h1.request.signed.pem to the kit's owner" in output
     real = processes.status
     with monkeypatch.context() as patch:
         running = processes.Status("h1", "site", 7, (), h1 / "log")
         patch.setattr(processes, "status", lambda kit: running)
-        assert "is already running" in given(
+        assert "is already running" in run_words(
             "kit", "renew", h1, "--take", "h1.request.signed.pem"
         )
     assert processes.status is real
     assert "nothing was signed" in provisioned(base, "--sign", base / "project.toml")
-    assert "the kit is unchanged" in given(
+    assert "the kit is unchanged" in run_words(
         "kit", "renew", h1, "--take", base / "project.toml"
     )
     until = datetime.now(UTC) + timedelta(360)
-    assert f"renewed until {until:%Y-%m-%d}" in given(
+    assert f"renewed until {until:%Y-%m-%d}" in run_words(
         "kit", "renew", h1, "--take", "h1.request.signed.pem"
     )
     assert check_kit(h1) == []
-    assert "fednotes kit renew" not in given("site", "status", h1)
+    assert "fednotes kit renew" not in run_words("site", "status", h1)
 
 
 @pytest.mark.parametrize(("days", "warned"), [(59, True), (61, False)])
@@ -126,27 +128,29 @@ def test_the_end_is_warned_of_sixty_days_before(
     intruders.redate(kits / "sites/h1", (-9, days))
     intruders.redate(kits / "server", (-9, days), "server")
     for role, kit in (("site", kits / "sites/h1"), ("server", kits / "server")):
-        assert ("the certificate expires on" in given(role, "status", kit)) is warned
-        (found,) = [check for check in preflight(kit) if check.subject == "certificate"]
-        assert found.ok is (None if warned else True)
+        assert (
+            "the certificate expires on" in run_words(role, "status", kit)
+        ) is warned
+        (check,) = [check for check in preflight(kit) if check.subject == "certificate"]
+        assert check.ok is (None if warned else True)
     provisioned(base, "--new-root", "--overlap", days)
     h2 = kits / "sites/h2"
-    assert "expires" not in given("site", "status", h2)
-    assert "a new root; the replaced one is valid until" in given(
+    assert "expires" not in run_words("site", "status", h2)
+    assert "a new root; the replaced one is valid until" in run_words(
         "kit", "trust", h2, kits / "trust.pem"
     )
-    assert ("the certificate expires on" in given("site", "status", h2)) is warned
+    assert ("the certificate expires on" in run_words("site", "status", h2)) is warned
 
 
 def test_the_root_is_replaced_and_all_kits_are_renewed(base: Path) -> None:
     kits = base / "kits"
-    told = provisioned(base, "--new-root", "--overlap", "30")
-    assert f"next: give {kits / 'trust.pem'} to the server first" in told
+    output = provisioned(base, "--new-root", "--overlap", "30")
+    assert f"next: give {kits / 'trust.pem'} to the server first" in output
     assert "is being replaced until" in provisioned(base, "--new-root")
     for kit in (kits / "server", kits / "admin", kits / "sites/h1"):
-        given("kit", "renew", kit, "--out", "request.pem")
+        run_words("kit", "renew", kit, "--out", "request.pem")
         provisioned(base, "--sign", "request.pem")
-        given("kit", "renew", kit, "--take", "request.signed.pem")
+        run_words("kit", "renew", kit, "--take", "request.signed.pem")
         assert check_kit(kit) == []
         assert len(Trust.read(kit / "startup").roots) == 2
 
@@ -160,8 +164,8 @@ def test_the_authority_s_key_can_have_a_passphrase(
     kits, state = base / "kits", base / "kits/authority/ward/state/cert.json"
     (base / "one").write_text("the first\n")
     (base / "two").write_text("the first\nthe second\n")
-    told = provisioned(base, "--protect", "--passphrase-file", base / "one")
-    assert "now has a passphrase" in told
+    output = provisioned(base, "--protect", "--passphrase-file", base / "one")
+    assert "now has a passphrase" in output
     assert "BEGIN PRIVATE KEY" not in state.read_text()
     assert "the first" not in state.read_text()
     assert "run this in a terminal, or give --passphrase-file FILE" in provisioned(
@@ -179,10 +183,10 @@ def test_the_authority_s_key_can_have_a_passphrase(
     assert "is the passphrase right?" in provisioned(
         base, "--new-root", "--passphrase-file", base / "one"
     )
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def prompt(what: str, **options: Any) -> str:
-        asked.append(what)
+        prompts.append(what)
         assert options["hide_input"]
         return "the second"
 
@@ -190,7 +194,7 @@ def test_the_authority_s_key_can_have_a_passphrase(
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(deploy, "sys", terminal)
     provisioned(base, "--new-root")
-    assert asked == [
+    assert prompts == [
         "the passphrase of the authority's key",
         "a new passphrase for the authority's key",
     ]
@@ -203,18 +207,18 @@ def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
 ) -> None:
     """Its serial number was not kept; where its folder is at hand it need not be."""
     state = base / "kits/authority/ward/state/cert.json"
-    kept = json.loads(state.read_text())
+    saved_state = json.loads(state.read_text())
     state.write_text(
-        json.dumps({k: v for k, v in kept.items() if k.startswith("root")})
+        json.dumps({k: v for k, v in saved_state.items() if k.startswith("root")})
     )
     provisioned(base, "--revoke", "h2")
     assert (
         len(list(Trust.parse((base / "kits/trust.pem").read_bytes()).revocations)) == 1
     )
     (base / "kits/sites/h1").rename(base / "h1")
-    told = provisioned(base, "--revoke", "h1")
-    assert told.startswith("error: h1: its certificate is not on record")
-    assert "use --new-root instead" in with_options(told)
+    message = provisioned(base, "--revoke", "h1")
+    assert message.startswith("error: h1: its certificate is not on record")
+    assert "use --new-root instead" in with_options(message)
     provisioned(base, "--again", "h1")
     assert (
         "h1: its earlier certificate is not on record, so it stays valid" in caplog.text

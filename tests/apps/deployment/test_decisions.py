@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 from hospital_jobs import QUICK, SHORT
 from hospitals import Hospitals, weights
-from kits import given, site_kit
+from kits import run_site_command, site_kit
 
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
@@ -68,7 +68,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     kit = site_kit(hospitals.setups["posts"].kit)
     assert f"there: fednotes site approve KIT {key}" in str(stopped.value)
     assert read_pending_job(kit) is None
-    given("approve", kit, key, "--yes")
+    run_site_command("approve", kit, key, "--yes")
     hospitals.run()
     assert weights(hospitals.results("posts") / "model")
 
@@ -116,31 +116,31 @@ def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     first = Hospitals(tmp_path, SHORT, site_notes)
     kit = site_kit(first.setups["posts"].kit)
     key = table_fingerprint(first.table)
-    other = {**first.table, "min_sites": 2}
+    other_job = {**first.table, "min_sites": 2}
     with pytest.raises(NotApproved, match="has approved another form of this job"):
-        require_approved(kit, "posts", other, Policy())
-    told = given("reject", kit)  # the one that waits
+        require_approved(kit, "posts", other_job, Policy())
+    output = run_site_command("reject", kit)  # the one that waits
     assert (
-        f"rejected: job ({table_fingerprint(other)[:12]}), a job that was not approved"
-        in told
+        f"rejected: job ({table_fingerprint(other_job)[:12]}), a job that was not approved"
+        in output
     )
-    assert f"still approved: job ({key[:12]})" in told
-    told = given("approve", kit, code=2)
+    assert f"still approved: job ({key[:12]})" in output
+    output = run_site_command("approve", kit, code=2)
     assert (
-        f"to approve it after all: fednotes site approve {kit} {table_fingerprint(other)[:12]}"
-        in told
+        f"to approve it after all: fednotes site approve {kit} {table_fingerprint(other_job)[:12]}"
+        in output
     )
-    told = given("reject", kit, key[:8])
-    assert f"({key[:12]}), its approval is withdrawn" in told
+    output = run_site_command("reject", kit, key[:8])
+    assert f"({key[:12]}), its approval is withdrawn" in output
     assert open_approvals(kit).last_approved() is None
-    assert f"approved: job ({key[:12]})" in given(
+    assert f"approved: job ({key[:12]})" in run_site_command(
         "approve", kit, key[:6].upper(), "--yes"
     )
     assert open_approvals(kit).status(first.table) == "approved"
-    assert open_approvals(kit).status(other) == "rejected"
-    told = given("approve", kit, "0123", code=2)
-    assert "no fingerprint begins with '0123'" in told
-    assert key[:12] in told
+    assert open_approvals(kit).status(other_job) == "rejected"
+    output = run_site_command("approve", kit, "0123", code=2)
+    assert "no fingerprint begins with '0123'" in output
+    assert key[:12] in output
 
 
 # what the server is told
@@ -173,16 +173,16 @@ NAME = "SMITH_JANE_MRN0042"
     ],
 )
 def test_an_error_names_no_file(error: Exception, words: str) -> None:
-    told = outward_message(error, "posts")
-    assert told.startswith(f"site 'posts': {words}")
-    assert NAME not in told
+    message = outward_message(error, "posts")
+    assert message.startswith(f"site 'posts': {words}")
+    assert NAME not in message
 
 
 def test_a_loss_that_is_not_finite_leaves_without_its_place() -> None:
     """A server could choose parameters that make one word fail."""
     error = LossError("posts", float("nan"), "at mini-batch 3", "lower learning_rate")
-    told = outward_message(error, "posts")
-    assert told == "site 'posts': the loss is not finite: lower learning_rate"
+    message = outward_message(error, "posts")
+    assert message == "site 'posts': the loss is not finite: lower learning_rate"
 
 
 def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,9 +190,9 @@ def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
     whole."""
     full = DataError(f"{NAME}: cannot be written")
     full.__cause__ = OSError(28, "No space left on device", NAME)
-    with pytest.raises(DataError) as told, redact_errors("posts"):
+    with pytest.raises(DataError) as refusal, redact_errors("posts"):
         raise full
-    assert str(told.value) == (
+    assert str(refusal.value) == (
         "site 'posts': its notes cannot be read (No space left on device; see the site's log)"
     )
     assert f"{NAME}: cannot be written" in caplog.text
@@ -200,9 +200,9 @@ def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_rules_are_told_as_they_are() -> None:
     error = RefusedError("site 'posts' does not take part in secure sums")
-    with pytest.raises(RefusedError) as told, redact_errors("posts"):
+    with pytest.raises(RefusedError) as refusal, redact_errors("posts"):
         raise error
-    assert told.value is error
+    assert refusal.value is error
 
 
 def test_what_is_asked_again_travels_with_the_site(
@@ -222,10 +222,12 @@ def test_what_is_asked_again_travels_with_the_site(
 
     with mock.patch.object(Journal, "add", add):
         hospitals.run()
-    told = hospitals.texts()
-    assert told.count("No space left on device; see the site's log); asked again") == 1
-    assert "site 'posts': a file there cannot be read or written" in told
-    assert NAME not in told
+    log_text = hospitals.texts()
+    assert (
+        log_text.count("No space left on device; see the site's log); asked again") == 1
+    )
+    assert "site 'posts': a file there cannot be read or written" in log_text
+    assert NAME not in log_text
     assert weights(hospitals.results("posts") / "model")
 
 

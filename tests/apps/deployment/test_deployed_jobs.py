@@ -40,10 +40,12 @@ def test_three_sites_sum_securely_unless_the_job_says_otherwise(tmp_path: Path) 
     }
     assert "federation" not in declared(tmp_path, NER, "a", "b")["job"]
     open_job = NER + "[federation]\nsecure_sum = false\ntimeout = 9\n"
-    kept = declared(tmp_path, open_job, "a", "b", "c")["job"]["federation"]
-    assert kept == {"secure_sum": False, "timeout": 9}
-    other = declared(tmp_path, NER + "[federation]\ntimeout = 9\n", "a", "b", "c")
-    assert other["job"]["federation"] == {"secure_sum": True, "timeout": 9}
+    federation = declared(tmp_path, open_job, "a", "b", "c")["job"]["federation"]
+    assert federation == {"secure_sum": False, "timeout": 9}
+    with_default = declared(
+        tmp_path, NER + "[federation]\ntimeout = 9\n", "a", "b", "c"
+    )
+    assert with_default["job"]["federation"] == {"secure_sum": True, "timeout": 9}
 
 
 @pytest.mark.parametrize(
@@ -60,9 +62,9 @@ def test_a_job_opens_no_file_of_a_site(
     table = {**_table(NER), "model": {"tagger": "cnn-clstm-crf", "word_vectors": place}}
     with pytest.raises(
         ConfigError, match=r"names a file, word_vectors: say where"
-    ) as told:
+    ) as refusal:
         job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
-    assert not {"hunter2", "jane", "passwd", place} & set(str(told.value).split())
+    assert not {"hunter2", "jane", "passwd", place} & set(str(refusal.value).split())
 
 
 FILE_KEYS = [
@@ -101,9 +103,9 @@ def test_other_values_of_a_job_are_taken_as_they_are(
     table = {**_table(NER), "model": {"tagger": "$TOKEN"}}
     with pytest.raises(
         ConfigError, match=r"\[model\] tagger: a job may not name an environment"
-    ) as told:
+    ) as refusal:
         job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
-    assert "cnn" not in str(told.value)
+    assert "cnn" not in str(refusal.value)
 
 
 def test_the_sites_own_file_stands_in_for_the_jobs(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "sim" / "summary.json").read_text())
     assert scores == summary["sites"]["posts"]["federated"]
     shared = read_result(hospitals.server).sites
-    assert {n: own["federated"] for n, own in summary["sites"].items()} == {
-        n: own["federated"] for n, own in shared.items()
-    }
+    assert {
+        n: conditions["federated"] for n, conditions in summary["sites"].items()
+    } == {n: conditions["federated"] for n, conditions in shared.items()}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from applications import needs_app
 from hospital_jobs import FEDNER, NAMES, SECURE, SHORT
 from hospitals import OPEN, Hospitals
-from kits import given, site_kit
+from kits import run_site_command, site_kit
 
 from fednotes.apps.deployment.agreement import AGREE, SCORES
 from fednotes.apps.deployment.rules.guard import (
@@ -35,27 +35,29 @@ pytestmark = pytest.mark.usefixtures("one_process")
 
 def sent(hospitals: Hospitals) -> list[tuple[str, Update]]:
     """The method's tasks, and what sites answered, as it travelled."""
-    found = []
-    for asked, answered in zip(*[iter(hospitals.network.frames)] * 2, strict=True):
-        request, reply = decode_request(asked), decode_reply(answered)
-        own = request.task != AGREE and not request.task.startswith(OURS)
-        if own and reply.update is not None:
-            found.append((request.task, reply.update))
-    return found
+    updates = []
+    for request_frame, reply_frame in zip(
+        *[iter(hospitals.network.frames)] * 2, strict=True
+    ):
+        request, reply = decode_request(request_frame), decode_reply(reply_frame)
+        is_of_method = request.task != AGREE and not request.task.startswith(OURS)
+        if is_of_method and reply.update is not None:
+            updates.append((request.task, reply.update))
+    return updates
 
 
 def exact_counts(updates: list[tuple[str, Update]]) -> set[tuple[str, str]]:
     """Where numbers left that are no multiples of STEP: task and name."""
-    found = set()
+    exact = set()
     for task, update in updates:
         numbers = {"weight": update.weight} if update.weight != 1 else {}
         numbers |= {n: v for n, v in update.metrics.items() if n not in SUMS | DERIVED}
-        found |= {(task, name) for name, value in numbers.items() if value % STEP}
+        exact |= {(task, name) for name, value in numbers.items() if value % STEP}
         counted = [name for name in COUNT_TENSORS if name in update.tensors]
-        found |= {
+        exact |= {
             (task, name) for name in counted if (update.tensors[name] % STEP).any()
         }
-    return found
+    return exact
 
 
 def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
@@ -77,14 +79,14 @@ def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
     ]
     assert any(number % STEP for number in support)
     pairs = zip(*[iter(hospitals.network.frames)] * 2, strict=True)
-    told = [
+    score_replies = [
         decode_reply(answer)
         for ask, answer in pairs
         if decode_request(ask).task == SCORES
     ]
-    assert told
-    assert all(reply.update is None for reply in told)
-    assert all("refused by count_step" in reply.refusal for reply in told)
+    assert score_replies
+    assert all(reply.update is None for reply in score_replies)
+    assert all("refused by count_step" in reply.refusal for reply in score_replies)
 
 
 def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
@@ -130,16 +132,20 @@ def test_a_larger_step_holds_from_the_next_start_on(
 
     network.meanwhile = change
     hospitals.run()
-    asked = network.frames[at[0] :: 2]
+    requests = network.frames[at[0] :: 2]
     replies = [decode_reply(reply) for reply in network.frames[at[0] + 1 :: 2]]
-    own = [
+    replies_of_posts = [
         (decode_request(request).task, reply)
-        for request, reply in zip(asked, replies, strict=True)
+        for request, reply in zip(requests, replies, strict=True)
         if reply.site == "posts"
     ]
-    assert any("refused by count_step" in reply.refusal for _, reply in own)
+    assert any(
+        "refused by count_step" in reply.refusal for _, reply in replies_of_posts
+    )
     trained = [
-        (task, reply.update) for task, reply in own if task == "train" and reply.update
+        (task, reply.update)
+        for task, reply in replies_of_posts
+        if task == "train" and reply.update
     ]
     assert trained
     assert exact_counts(trained) == set()
@@ -149,9 +155,9 @@ def test_a_method_that_sends_exact_counts_does_not_begin(
     site_notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedner.Site, "rounds_counts", False)
-    told = Hospitals(tmp_path, FEDNER, site_notes, policy=ROUNDED).refusal()
-    assert "refused by count_step of this site's policy" in told
-    assert not any(character.isdigit() for character in told)
+    refusal = Hospitals(tmp_path, FEDNER, site_notes, policy=ROUNDED).refusal()
+    assert "refused by count_step of this site's policy" in refusal
+    assert not any(character.isdigit() for character in refusal)
 
 
 def test_nor_is_it_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,11 +177,11 @@ def test_nor_is_it_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     with monkeypatch.context() as patch:
         patch.setattr(fedner.Site, "rounds_counts", False)
-        told = given("approve", kit, "--yes", code=2)
-        assert "sites of the method 'fedner' send exact weights and counts" in told
-        assert "multiples of 10 (another method, or count_step = 1)" in told
+        output = run_site_command("approve", kit, "--yes", code=2)
+        assert "sites of the method 'fedner' send exact weights and counts" in output
+        assert "multiples of 10 (another method, or count_step = 1)" in output
     assert not open_approvals(kit).decisions()
 
-    told = given("approve", kit, "--yes")
-    assert "weights and counts of this site leave in multiples of 10" in told
+    output = run_site_command("approve", kit, "--yes")
+    assert "weights and counts of this site leave in multiples of 10" in output
     assert open_approvals(kit).decisions()

@@ -39,8 +39,8 @@ def secret_of(name: str) -> bytes:
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
 def test_killed_parts_change_no_bit(job: str, site_notes: Any, tmp_path: Path) -> None:
     """A site is killed, and later the server."""
-    whole = with_secrets(tmp_path / "whole", job, site_notes)
-    whole.run()
+    uninterrupted = with_secrets(tmp_path / "whole", job, site_notes)
+    uninterrupted.run()
 
     killed = with_secrets(tmp_path / "killed", job, site_notes)
     network, kills = killed.network, [("server", 20)]
@@ -53,8 +53,8 @@ def test_killed_parts_change_no_bit(job: str, site_notes: Any, tmp_path: Path) -
     network.meanwhile = kill_next
     killed.run()
     assert (network.kill[0], kills) == ("", [])  # both were
-    assert killed.ends() == whole.ends()
-    assert whole.ends() != simulated(job, site_notes, tmp_path / "simulation")
+    assert killed.ends() == uninterrupted.ends()
+    assert uninterrupted.ends() != simulated(job, site_notes, tmp_path / "simulation")
 
 
 def test_each_run_has_a_secret_of_its_own_that_stays(
@@ -62,37 +62,39 @@ def test_each_run_has_a_secret_of_its_own_that_stays(
 ) -> None:
     """It is in no message, no model and no log line, in bytes, hexadecimal or as a
     number."""
-    found = set()
+    secrets = set()
     for run in ("run1", "run2"):
         hospitals = Hospitals(tmp_path / run, SHORT, site_notes, policy=HIDDEN, run=run)
         hospitals.run()
         for name in hospitals.names:
-            kept = hospitals.setups[name].state / DRAWS_KEY_FILE
-            secret = kept.read_bytes()
+            key_file = hospitals.setups[name].state / DRAWS_KEY_FILE
+            secret = key_file.read_bytes()
             assert len(secret) == 32
-            assert kept.stat().st_mode & 0o077 == 0
-            found.add(secret)
+            assert key_file.stat().st_mode & 0o077 == 0
+            secrets.add(secret)
             forms = (
                 secret,
                 secret.hex().encode(),
                 str(int.from_bytes(secret, "big")).encode(),
             )
-            left = b"".join(hospitals.network.frames) + hospitals.texts().encode()
+            sent = b"".join(hospitals.network.frames) + hospitals.texts().encode()
             model = b"".join(
                 p.read_bytes()
                 for p in hospitals.results(name).rglob("*")
                 if p.is_file()
             )
-            assert not any(form in left + model for form in forms)
-    assert len(found) == 2 * len(site_notes)
+            assert not any(form in sent + model for form in forms)
+    assert len(secrets) == 2 * len(site_notes)
 
 
 def round_of(hospitals: Hospitals) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the first round of training began with, and each site's update of it."""
     start: dict[str, Any] = {}
     updates: dict[str, Any] = {}
-    for asked, answered in zip(*[iter(hospitals.network.frames)] * 2, strict=True):
-        request = decode_request(asked)
+    for request_frame, answered in zip(
+        *[iter(hospitals.network.frames)] * 2, strict=True
+    ):
+        request = decode_request(request_frame)
         reply = decode_reply(answered)
         if request.task == "begin" and request.round == 0:
             start = {n: v.double() for n, v in request.tensors.items()} or start
@@ -105,14 +107,14 @@ def round_of(hospitals: Hospitals) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None:
     """The same with three sites and with four; the server adds what it knows by the
     secure sum."""
-    made = generate(num_sites=4, sentences_per_site=24, seed=5)
-    write_sites(made, tmp_path / "notes", "conll")
+    hospitals_data = generate(num_sites=4, sentences_per_site=24, seed=5)
+    write_sites(hospitals_data, tmp_path / "notes", "conll")
     data = {
         site.data.id: {
             part: str(tmp_path / "notes" / site.data.id / f"{part}.conll")
             for part in ("train", "valid", "test")
         }
-        for site in made
+        for site in hospitals_data
     }
     names, rounds = list(data), []
     for number in (4, 3):
@@ -127,10 +129,10 @@ def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None
         )
         hospitals.run()
         rounds.append(round_of(hospitals))
-    (start, more), (other, less) = rounds
+    (start, more), (other_start, less) = rounds
     totals = [Total.of(updates[n] for n in updates) for updates in (more, less)]
-    left = missed(*totals, Total.of([more[names[3]]]), [start, other])
-    assert left < MOST if draws == "job" else left > LEAST
+    distance = missed(*totals, Total.of([more[names[3]]]), [start, other_start])
+    assert distance < MOST if draws == "job" else distance > LEAST
 
 
 def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
@@ -144,9 +146,9 @@ def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(
         PolicyRefusal, match="sites of the method homely take no `draws`"
-    ) as found:
+    ) as refusal:
         load_draws(job, Policy(), tmp_path)
-    assert found.value.rule == "draws"
+    assert refusal.value.rule == "draws"
     assert load_draws(job, Policy(draws="job"), tmp_path) is None
     assert not list(tmp_path.iterdir())
 

@@ -69,8 +69,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def hospital() -> Iterator[Proxy]:
-    with proxy() as made:
-        yield made
+    with proxy() as running:
+        yield running
 
 
 def test_the_walk_through(place: Place, hospital: Proxy) -> None:
@@ -125,9 +125,9 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
         os.kill(pid, signal.SIGKILL)
     assert killed.is_running
     place.give("site", "start", "kits/sites/posts")
-    told, _ = run.communicate(timeout=240)
-    assert run.returncode == 0, told
-    assert "each site has its model and its own scores" in told
+    output, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, output
+    assert "each site has its model and its own scores" in output
     name = state.name
     expected = simulated(JOB, data, base / "sim")
     for site in NAMES:
@@ -138,16 +138,16 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     assert "strict F1" in place.give("site", "status", "kits/sites/posts")
     model = f"kits/sites/posts/results/{name}/model"
     assert '"spans"' in place.give("predict", model, "--text", "Took aspirin.")
-    assert hospital.asked
+    assert hospital.addresses
     again = place.give("run", "--attach", "--out", "run")
     assert "done:" in again
     (base / "next.toml").write_text(JOB.replace("seed = 1", "seed = 2"))
     waits = place.begin("run", "next.toml", "--on", "kits/admin", "--out", "next")
     until(lambda: (base / "kits/sites/posts/rules/pending.json").exists())
     assert "does not resubmit it" in place.give("run", "--abort", "--out", "next")
-    told, _ = waits.communicate(timeout=60)
+    output, _ = waits.communicate(timeout=60)
     assert waits.returncode == 2
-    assert "was aborted by a person" in told
+    assert "was aborted by a person" in output
     until(lambda: "aborted" in place.give("server", "status", "kits/server"), 60)
     for kit in ("server", *(f"sites/{site}" for site in NAMES)):
         assert "has stopped" in place.give(
@@ -217,9 +217,11 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     place.give("provision", "project.toml", "--out", "kits")
     place.give("server", "start", "kits/server")
     for name in NAMES:
-        own = [f"[data.{kind}]\n{lines(sites[name])}" for kind, sites in data.items()]
+        data_tables = [
+            f"[data.{kind}]\n{lines(sites[name])}" for kind, sites in data.items()
+        ]
         files = f"[files]\nencoder = '{bert}'\n"
-        (base / f"{name}.toml").write_text(files + "".join(own) + POLICY)
+        (base / f"{name}.toml").write_text(files + "".join(data_tables) + POLICY)
         place.give("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     yield Ward(place, bert, data)
@@ -240,38 +242,46 @@ def test_a_deployed_job_ends_with_the_weights_of_a_simulation(
     )
     try:
         for name, kit in kits.items():
-            asked = kit / "rules" / "pending.json"
-            until(lambda asked=asked: asked.exists() or run.poll() is not None)
+            pending = kit / "rules" / "pending.json"
+            until(
+                lambda pending_file=pending: (
+                    pending_file.exists() or run.poll() is not None
+                )
+            )
             assert run.poll() is None, run.communicate()
-            told = place.give("site", "approve", f"kits/sites/{name}", "--yes")
-            assert f"approved: {method}" in told
-            assert ("ε = 8.00" in told) == (method == "private")
-        told, _ = run.communicate(timeout=240)
-        assert run.returncode == 0, told
+            output = place.give("site", "approve", f"kits/sites/{name}", "--yes")
+            assert f"approved: {method}" in output
+            assert ("ε = 8.00" in output) == (method == "private")
+        output, _ = run.communicate(timeout=240)
+        assert run.returncode == 0, output
     finally:
         run.kill()
         run.communicate()
     kind = {"pretrain": "notes", "phenotype": "patients"}.get(method, "documents")
     if method == "private":  # its noise is nobody else's
-        _promised_everywhere(base / f"run-{method}", told, before, ward.place)
+        _promised_everywhere(base / f"run-{method}", output, before, ward.place)
         return
     simulated_one(job, ward.data[kind], base / f"sim-{method}")
-    made = base / f"sim-{method}" / "federated"
+    simulation = base / f"sim-{method}" / "federated"
     for name, kit in kits.items():
-        one = made / "model"  # of all sites, or each site's own
-        expected = weights(one if one.exists() else made / "sites" / name / "model")
-        (new,) = set(kit.glob("results/*")) - before[name]
-        assert weights(new / "model") == expected
+        joint_model = simulation / "model"  # of all sites, or each site's own
+        expected = weights(
+            joint_model
+            if joint_model.exists()
+            else simulation / "sites" / name / "model"
+        )
+        (result,) = set(kit.glob("results/*")) - before[name]
+        assert weights(result / "model") == expected
         assert "unbroken" in place.give("ledger", "verify", f"kits/sites/{name}")
 
 
 def _promised_everywhere(
-    out: Path, told: str, before: Mapping[str, Any], place: Place
+    out: Path, output: str, before: Mapping[str, Any], place: Place
 ) -> None:
     """ε, δ and the unit are said by the run, its summary, its report, and at each site
     by its status and its model's card; a site has spent what was promised."""
     words = "differential privacy for each document of a site, against whoever sees only sums: ε = "
-    assert f"{words}8.00 at δ = 1e-05" in " ".join(told.split())
+    assert f"{words}8.00 at δ = 1e-05" in " ".join(output.split())
     promise = json.loads((out / "summary.json").read_text())["privacy"]["federated"]
     assert 7.9 < promise["epsilon"] <= 8
     assert (promise["delta"], promise["unit"], promise["shares"]) == (
@@ -282,12 +292,12 @@ def _promised_everywhere(
     page = (out / "report.html").read_text()
     assert "ε promised" in page
     assert "at δ = 1e-05, of each document of a site" in page
-    for name, old in before.items():
+    for name, results_before in before.items():
         kit = place.folder / "kits" / "sites" / name
-        (new,) = set(kit.glob("results/*")) - old
-        kept = json.loads((new / PROMISED).read_text())
-        assert {key: kept[key] for key in promise} == promise
-        described = render_card(new / "model")
+        (result,) = set(kit.glob("results/*")) - results_before
+        saved_promise = json.loads((result / PROMISED).read_text())
+        assert {key: saved_promise[key] for key in promise} == promise
+        described = render_card(result / "model")
         for line in (
             f"epsilon: {promise['epsilon']}",
             "delta: 1e-05",

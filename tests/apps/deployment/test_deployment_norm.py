@@ -36,8 +36,8 @@ GIVEN = {
 
 def net_of(folder: Path, max_norm: float, seal: Any = None) -> Net:
     """Givers behind hosts with this bound."""
-    asked = Counter[str]()
-    makes = {site: partial(Giver, site, GIVEN[site], asked) for site in SITES}
+    calls = Counter[str]()
+    makes = {site: partial(Giver, site, GIVEN[site], calls) for site in SITES}
     return Net(makes, folder, seal=seal, max_norm=max_norm)
 
 
@@ -53,10 +53,12 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
     assert total.included == ("a", "c")
     assert total.mean()["w"].tolist() == np.full((5, 4), (0.5 - 1.0) / 2).tolist()
     refusals = [event.text for event in events if event.kind == "refused"]
-    told = "its norm is above 13.403" + (" (it is 13.42)" if at == "server" else "")
-    assert refusals == [f"site 'b': its update was refused: {told}"]
-    left = [decode_reply(frame).update for site, frame in net.came if site == "b"]
-    assert any(update and update.tensors for update in left) == (at == "server")
+    detail = "its norm is above 13.403" + (" (it is 13.42)" if at == "server" else "")
+    assert refusals == [f"site 'b': its update was refused: {detail}"]
+    site_updates = [
+        decode_reply(frame).update for site, frame in net.came if site == "b"
+    ]
+    assert any(update and update.tensors for update in site_updates) == (at == "server")
 
 
 @pytest.mark.usefixtures("instant_disk")

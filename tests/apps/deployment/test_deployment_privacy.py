@@ -31,12 +31,12 @@ def test_every_frame_that_left_is_in_the_ledger(
     hospitals = Hospitals(tmp_path, SHORT, site_notes)
     hospitals.run()
     replies = hospitals.network.frames[1::2]
-    written: list[str] = []
+    hashes: list[str] = []
     for name in hospitals.names:
         path = ledger_of(hospitals.setups[name].kit).path
         assert verify(path).ok
-        written += [line["sha256"] for line in show(path)]
-    assert sorted(written) == sorted(
+        hashes += [line["sha256"] for line in show(path)]
+    assert sorted(hashes) == sorted(
         hashlib.sha256(reply).hexdigest() for reply in replies
     )
 
@@ -66,7 +66,7 @@ def test_no_name_of_a_patient_leaves(
     ]
     planted += [f"{rng.randrange(10**8, 10**9)}" for _ in range(100)]
     data = corpus(tmp_path / "notes")
-    left = list(planted)
+    names_left = list(planted)
     for table in data.values():
         for part in table.values():
             path = Path(part)
@@ -75,27 +75,28 @@ def test_no_name_of_a_patient_leaves(
                 if (
                     line.strip()
                     and not line.startswith("#")
-                    and left
+                    and names_left
                     and rng.random() < 0.5
                 ):
                     lines[at] = (
-                        left.pop() + line[line.index("\t" if "\t" in line else " ") :]
+                        names_left.pop()
+                        + line[line.index("\t" if "\t" in line else " ") :]
                     )
             path.write_text("\n".join(lines) + "\n")
-            left = left or list(planted)
+            names_left = names_left or list(planted)
     caplog.set_level("DEBUG")
     hospitals = Hospitals(tmp_path, FEDNER, data)
     hospitals.network.kill = ("posts", 40)
     hospitals.run()
-    held = [
+    byte_strings = [
         *hospitals.network.frames,
         caplog.text.encode(),
         json.dumps(hospitals.network.lines).encode(),
     ]
     files = [path for path in (tmp_path / "kits").rglob("*") if path.is_file()]
     assert len(files) > 50
-    held += [path.read_bytes() for path in files]
-    everything = b"\n".join(held)
+    byte_strings += [path.read_bytes() for path in files]
+    everything = b"\n".join(byte_strings)
     assert [name for name in planted if name.encode() in everything] == []
     assert any(
         planted[0] in Path(part).read_text()
@@ -119,22 +120,25 @@ def test_no_name_of_a_file_leaves(
         (folder / f"{note}-{part}.conll").write_bytes(Path(source).read_bytes())
     hospitals = Hospitals(folder, SHORT, data)
     kit = hospitals.setups["posts"].kit
-    notes, own = Path(data["posts"]["train"]), kit / "site.toml"
+    notes, site_file = Path(data["posts"]["train"]), kit / "site.toml"
     decided = kit / RULES / "approvals.json"
-    whole = {path: path.read_bytes() for path in (notes, own, decided)}
+    contents = {path: path.read_bytes() for path in (notes, site_file, decided)}
     troubles: list[tuple[Path, bytes]] = [
         (notes, b"aspirin B-Drug\nand I-Drug O O\n"),
         (notes, b"\xff\xfe\x00"),
-        (own, whole[own] + b"\n[unknown]\nx = 1\n"),
-        (own, whole[own].replace(b"SMITH", b"NOBODY_SMITH")),  # its notes are missing
+        (site_file, contents[site_file] + b"\n[unknown]\nx = 1\n"),
+        (
+            site_file,
+            contents[site_file].replace(b"SMITH", b"NOBODY_SMITH"),
+        ),  # its notes are missing
         (decided, b"{"),
     ]
-    told: list[str] = []
+    failures: list[str] = []
     caplog.set_level("INFO")
 
     def trouble() -> None:
-        told.extend(hospitals.network.failed.values())
-        for path, content in whole.items():
+        failures.extend(hospitals.network.failed.values())
+        for path, content in contents.items():
             path.write_bytes(content)
         if troubles:
             path, content = troubles.pop(0)
@@ -142,16 +146,16 @@ def test_no_name_of_a_file_leaves(
 
     hospitals.network.meanwhile = trouble
     hospitals.run()
-    assert len(told) == 5
-    assert all("see the site's log" in line for line in told)
-    assert "its notes cannot be read" in told[3]
+    assert len(failures) == 5
+    assert all("see the site's log" in line for line in failures)
+    assert "its notes cannot be read" in failures[3]
     server = hospitals.setups[""].kit
-    left = [*told, json.dumps(hospitals.network.lines)]
+    texts = [*failures, json.dumps(hospitals.network.lines)]
     raw = [
         *hospitals.network.frames,
         *(p.read_bytes() for p in server.rglob("*") if p.is_file()),
     ]
-    everything = "\n".join(left).encode() + b"\n".join(raw)
+    everything = "\n".join(texts).encode() + b"\n".join(raw)
     assert [
         name
         for name in (ward, "MILLER", "SMITH", "MRN0042")
@@ -280,7 +284,9 @@ def test_phenotyping_is_approved_and_run_with_one_promise(
     for name in hospitals.names:
         kit = hospitals.setups[name].kit
         (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
-        told = json.loads((hospitals.results(name) / "promise.json").read_text())
-        assert told["rounds"] == rounds
+        saved_promise = json.loads(
+            (hospitals.results(name) / "promise.json").read_text()
+        )
+        assert saved_promise["rounds"] == rounds
         assert len(spent["answers"]) == rounds
         assert len(spent["counts"]) == bool(model["counts"])

@@ -116,8 +116,8 @@ def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
         == rounds[-1]["round"] + 1
         == hospitals.network.lines[-1]["rounds"]
     )
-    kept = (hospitals.server / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in kept] == [
+    lines = (hospitals.server / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [
         line["round"] for line in rounds if line["evaluated"]
     ]
     assert not any("sites" in line for line in rounds)
@@ -132,10 +132,10 @@ def test_an_unapproved_job_waits_until_a_person_approves(
     hospitals = Hospitals(tmp_path, SHORT, site_notes, approve=False)
 
     def approve_later() -> None:
-        for name in hospitals.names if hospitals.network.asked == 4 else ():
-            found = read_pending_job(hospitals.setups[name].kit)
-            assert found is not None
-            assert found["table"] == hospitals.table
+        for name in hospitals.names if hospitals.network.exchanges == 4 else ():
+            pending = read_pending_job(hospitals.setups[name].kit)
+            assert pending is not None
+            assert pending["table"] == hospitals.table
             hospitals.approve(name)
 
     hospitals.network.meanwhile = approve_later
@@ -153,8 +153,8 @@ def test_the_server_says_whose_approval_is_missing(
     hospitals = Hospitals(tmp_path, QUICK, site_notes, approve=False)
 
     def approve_one_by_one() -> None:
-        if hospitals.network.asked in (3, 5, 7):
-            hospitals.approve(hospitals.names[hospitals.network.asked // 2 - 1])
+        if hospitals.network.exchanges in (3, 5, 7):
+            hospitals.approve(hospitals.names[hospitals.network.exchanges // 2 - 1])
 
     hospitals.network.meanwhile = approve_one_by_one
     hospitals.run()
@@ -205,9 +205,9 @@ def test_an_approval_that_is_taken_back_stops_the_site(
 def test_a_broken_rule_is_named(
     rule: str, policy: str, site_notes: Any, tmp_path: Path
 ) -> None:
-    told = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
-    assert f"refused by {rule} of this site's policy" in told
-    assert str(tmp_path) not in told
+    refusal = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
+    assert f"refused by {rule} of this site's policy" in refusal
+    assert str(tmp_path) not in refusal
 
 
 def test_a_run_that_a_site_has_no_room_for_ends_and_goes_on_with_more(
@@ -255,22 +255,22 @@ def test_a_calibration_of_too_few_patients_is_refused_before_training(
     hospitals = Hospitals(tmp_path, PHENOTYPE, data, policy=policy)
     assert "refused by min_patients of this site's policy" in hospitals.refusal()
     assert not hospitals.network.members  # no site has joined
-    told = re.search(
+    match = re.search(
         r"the calibration would cover (\d+) held-out patients with a label for one of the "
         r"phenotypes; this site allows 30 or more \(hold out more patients, or set "
         r"training\.calibrate = false in the job\)",
         caplog.text,
     )
-    assert told is not None
-    assert 0 < int(told[1]) <= 18
+    assert match is not None
+    assert 0 < int(match[1]) <= 18
 
 
 def test_a_site_that_shares_no_scores_joins_no_plain_sum(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """Before its notes are read; what the job can do about it is said."""
-    told = Hospitals(tmp_path, SHORT, site_notes, policy=CLOSED).refusal()
-    assert "[federation] secure_sum = true, with three sites or more" in told
+    refusal = Hospitals(tmp_path, SHORT, site_notes, policy=CLOSED).refusal()
+    assert "[federation] secure_sum = true, with three sites or more" in refusal
     kits = [path.name for path in tmp_path.rglob("journal")]
     assert kits == []
 
@@ -283,9 +283,11 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
     at: list[int] = []
 
     def close() -> None:
-        seen = hospitals.network.failed.values()
-        told = hospitals.texts()
-        if "share_scores" in told or any("share_scores" in text for text in seen):
+        failures = hospitals.network.failed.values()
+        log_text = hospitals.texts()
+        if "share_scores" in log_text or any(
+            "share_scores" in text for text in failures
+        ):
             raise KeyboardInterrupt
         if not at and hospitals.lines("round"):
             at.append(len(hospitals.network.frames))
@@ -308,12 +310,12 @@ def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
     )
 
     def open_up() -> None:
-        for name in hospitals.names if hospitals.network.asked == 4 else ():
+        for name in hospitals.names if hospitals.network.exchanges == 4 else ():
             hospitals.change(name, "03:00-03:01", "00:00-24:00")
 
     hospitals.network.meanwhile = open_up
     hospitals.run()
-    assert hospitals.network.asked > 4
+    assert hospitals.network.exchanges > 4
     assert hospitals.ends()
 
 
@@ -327,9 +329,9 @@ def test_scores_stay_unless_the_policy_shares_them(
         hospitals.change(name, "share_scores = true\n", "")
     hospitals.run()
     summary = json.loads((hospitals.server / "summary.json").read_text())
-    own = json.loads((hospitals.results("posts") / "scores.json").read_text())
+    scores = json.loads((hospitals.results("posts") / "scores.json").read_text())
     assert {s: x["federated"] for s, x in summary["sites"].items() if x} == {
-        "posts": own
+        "posts": scores
     }
 
 
@@ -338,10 +340,10 @@ def test_scores_stay_unless_the_policy_shares_them(
 
 def test_other_types_than_declared_are_named(site_notes: Any, tmp_path: Path) -> None:
     """The job says what a site annotates, its file says otherwise."""
-    kept = ["Drug", "Disease"]
-    job = SHORT.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(kept)}")
-    own = {**site_notes, "posts": {**site_notes["posts"], "types": kept[:1]}}
-    hospitals = Hospitals(tmp_path, job, own)
+    types = ["Drug", "Disease"]
+    job = SHORT.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(types)}")
+    site_data = {**site_notes, "posts": {**site_notes["posts"], "types": types[:1]}}
+    hospitals = Hospitals(tmp_path, job, site_data)
     with pytest.raises(ConfigError, match=r"the job has .*the site has .*label_map"):
         hospitals.run()
 
@@ -370,10 +372,10 @@ def test_sites_with_other_encoders_are_named(site_notes: Any, tmp_path: Path) ->
     bert = save_bert(tmp_path / "bert", max_position_embeddings=512)
     hospitals = Hospitals(tmp_path, FINETUNE.replace("BERT", str(bert)), site_notes)
     for name in hospitals.names:
-        own = shutil.copytree(bert, tmp_path / f"{name} bert")
-        hospitals.change(name, "[data]", f"[files]\nencoder = '{own}'\n[data]")
-    facts = json.loads((own / "config.json").read_text())
-    (own / "config.json").write_text(json.dumps(facts | {"hidden_act": "relu"}))
+        encoder = shutil.copytree(bert, tmp_path / f"{name} bert")
+        hospitals.change(name, "[data]", f"[files]\nencoder = '{encoder}'\n[data]")
+    facts = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps(facts | {"hidden_act": "relu"}))
     digest = r"\([0-9a-f]{64}\)"
     message = rf'site "{name}" has a different encoder {digest} than this machine {digest}: give every'
     with pytest.raises(ConfigError, match=message):
@@ -412,7 +414,7 @@ def test_a_server_that_tells_of_more_sites_is_refused(
     with (
         mock.patch(
             f"{SERVER}.descriptions_to_text",
-            lambda found: descriptions_to_text({**found, **more}),
+            lambda descriptions: descriptions_to_text({**descriptions, **more}),
         ),
         mock.patch(f"{SERVER}.agreement_fingerprint", agreed),
         pytest.raises(ConfigError, match=match),
@@ -450,9 +452,11 @@ back = ["icd9:722"]
 
 
 def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
-    def older(job: Any, own: Any) -> Any:
-        made = describe(job, own)
-        return replace(made, version="0.0.1") if own.id == "posts" else made
+    def older(job: Any, data: Any) -> Any:
+        description = describe(job, data)
+        return (
+            replace(description, version="0.0.1") if data.id == "posts" else description
+        )
 
     with (
         mock.patch("fednotes.apps.deployment.site.describe", older),
@@ -499,7 +503,7 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "told"),
+    ("site_labels", "message"),
     [
         ({}, ""),
         (
@@ -526,11 +530,16 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
     ],
     ids=["equal", "types", "order", "scheme", "label_map"],
 )
-def test_how_two_sides_labels_differ(there: dict[str, Any], told: str) -> None:
-    here = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
+def test_how_two_sides_labels_differ(site_labels: dict[str, Any], message: str) -> None:
+    job_labels = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
     assert (
-        mismatch("a", here, replace(here, **there), names=("the job", "the site"))
-        == told
+        mismatch(
+            "a",
+            job_labels,
+            replace(job_labels, **site_labels),
+            names=("the job", "the site"),
+        )
+        == message
     )
 
 
@@ -545,8 +554,8 @@ def test_a_second_job_with_one_sentence_fewer_is_refused(
     strict = f"{OPEN}min_difference = 5\n"
 
     def submit(number: int, run: str) -> Hospitals:
-        one = f"[sites.posts]\nmax_sentences = {number}\n"
-        job = SHORT.replace("[sites.posts]\n", one)
+        site_table = f"[sites.posts]\nmax_sentences = {number}\n"
+        job = SHORT.replace("[sites.posts]\n", site_table)
         # it knows one run
         shutil.rmtree(tmp_path / "kits" / "server", ignore_errors=True)
         return Hospitals(tmp_path, job, site_notes, policy=strict, run=run)
@@ -555,10 +564,10 @@ def test_a_second_job_with_one_sentence_fewer_is_refused(
     submit(12, "run2").run()
 
     refused = submit(11, "run3")
-    told = refused.refusal()
-    assert "refused by min_difference of this site's policy" in told
+    refusal = refused.refusal()
+    assert "refused by min_difference of this site's policy" in refusal
     # how few is in the site's own log
-    assert not any(character.isdigit() for character in told)
+    assert not any(character.isdigit() for character in refusal)
 
     record = refused.setups["posts"].kit / "rules" / "examples" / "record.json"
     joined = [entry["run"] for entry in json.loads(record.read_text())["runs"]]

@@ -27,18 +27,18 @@ def place(tmp_path: Path) -> Iterator[Place]:
     (tmp_path / "h1.toml").write_text(
         "[data]\ntrain = 'train.conll'\ntest = 'train.conll'\n"
     )
-    made = Place(tmp_path)
+    running = Place(tmp_path)
     try:
-        yield made
+        yield running
     finally:
-        stopped(made)
+        stopped(running)
 
 
 def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
     """The exit code after a signal, and all that was printed."""
     process.send_signal(sign)
-    told, _ = process.communicate(timeout=120)
-    return process.returncode, told
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
 
 
 @pytest.mark.network
@@ -56,21 +56,21 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert f"h1 is already running (process {site.pid})" in again
     copy_kit(h1, place.folder / "copy")
     second = place.begin("site", "run", "copy")
-    told, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=60)
     assert second.returncode not in (0, 2, 130)
-    assert "another process of this site is connected" in told
+    assert "another process of this site is connected" in output
     assert site.poll() is None
-    code, told = ended(running, signal.SIGINT)
+    code, output = ended(running, signal.SIGINT)
     assert code == 130
-    assert "site 'h1' is connected" in told
+    assert "site 'h1' is connected" in output
     running = place.begin("server", "run", "kits/server")
     until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
     assert ended(running, signal.SIGKILL)[0] == -signal.SIGKILL
     until(
         lambda: not processes.list_processes(server.resolve()), 30
     )  # nothing outlives it
-    code, told = ended(site, signal.SIGTERM)
+    code, output = ended(site, signal.SIGTERM)
     assert code == 0
-    assert "fednotes.presence: connected to the server" in told
-    assert told.endswith("stopped; its runs resume when it is started again\n")
+    assert "fednotes.presence: connected to the server" in output
+    assert output.endswith("stopped; its runs resume when it is started again\n")
     assert [processes.list_processes(kit.resolve()) for kit in (server, h1)] == [[], []]

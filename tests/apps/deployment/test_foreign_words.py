@@ -34,25 +34,25 @@ def test_a_command_says_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     shared.say(f"job {EVIL}")
     with pytest.raises(SystemExit):
         app.fail(EVIL)
-    said = capsys.readouterr()
-    assert plain(said.out)
-    assert plain(said.err)
-    assert (said.out.count("\n"), said.err.count("\n")) == (1, 1)
+    printed = capsys.readouterr()
+    assert plain(printed.out)
+    assert plain(printed.err)
+    assert (printed.out.count("\n"), printed.err.count("\n")) == (1, 1)
 
 
 def test_a_site_s_version() -> None:
     described = {"h1": Description(version=EVIL + "9" * 10_000)}
-    with pytest.raises(ConfigError, match="different versions") as found:
+    with pytest.raises(ConfigError, match="different versions") as refusal:
         agreed_config(None, described)  # type: ignore[arg-type]
-    assert not any(character in str(found.value) for character in HIDDEN)
-    assert len(str(found.value)) < 400
+    assert not any(character in str(refusal.value) for character in HIDDEN)
+    assert len(str(refusal.value)) < 400
 
 
 def test_a_method_s_name() -> None:
-    with pytest.raises(PolicyRefusal) as found:
+    with pytest.raises(PolicyRefusal) as refusal:
         check_job(Policy(methods=("fedner",)), EVIL, 3, 3, rounds=1, secure=True)
-    assert plain(str(found.value))
-    assert "\n" not in str(found.value)
+    assert plain(str(refusal.value))
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_log_has_one_line(tmp_path: Path) -> None:
@@ -83,9 +83,11 @@ def test_a_report(tmp_path: Path) -> None:
 
 
 def test_a_refusal_that_travels() -> None:
-    told = explained(RefusedError(EVIL), "h1")
-    assert plain(told)
-    assert decode_reply(encode(Reply("j", 1, 1, "h1", refusal=told))).refusal == told
-    for other in (f"no\x1b{told}", "no\u3164", "x" * 2001):
+    message = explained(RefusedError(EVIL), "h1")
+    assert plain(message)
+    assert (
+        decode_reply(encode(Reply("j", 1, 1, "h1", refusal=message))).refusal == message
+    )
+    for forged in (f"no\x1b{message}", "no\u3164", "x" * 2001):
         with pytest.raises(WireError):
-            decode_reply(encode(Reply("j", 1, 1, "h1", refusal=other)))
+            decode_reply(encode(Reply("j", 1, 1, "h1", refusal=forged)))

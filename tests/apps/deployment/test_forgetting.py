@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hospital_jobs import FEDNER
 from hospitals import Hospitals
-from kits import given, site_kit
+from kits import run_site_command, site_kit
 from places import files_of
 
 from fednotes.apps.deployment.nvflare import processes
@@ -59,18 +59,22 @@ def kit(kit_after_a_run: Path, tmp_path: Path) -> Path:
 
 def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
     before, lines = files_of(kit), ledger_of(kit).head().lines
-    gone = [kit / "state" / "run1", kit / "results" / "run1", kit / JOB_ID]
-    assert {"tagger.safetensors", "scores.json"} <= {p.name for p in files_of(gone[1])}
-    assert files_of(gone[0])
-    sizes = [sum(map(len, files_of(folder).values())) for folder in gone]
+    run_folders = [kit / "state" / "run1", kit / "results" / "run1", kit / JOB_ID]
+    assert {"tagger.safetensors", "scores.json"} <= {
+        p.name for p in files_of(run_folders[1])
+    }
+    assert files_of(run_folders[0])
+    sizes = [sum(map(len, files_of(folder).values())) for folder in run_folders]
     assert all(sizes)
-    said = given("forget", kit, "run1").splitlines()
-    for folder, size in zip(gone, sizes, strict=True):
-        assert f"deleted: {folder}, {size:,} bytes" in said
+    printed = run_site_command("forget", kit, "run1").splitlines()
+    for folder, size in zip(run_folders, sizes, strict=True):
+        assert f"deleted: {folder}, {size:,} bytes" in printed
         assert not folder.exists()
-    assert f"deleted: {tmp_path / 'cache'}, 1,200 bytes" in said
-    assert any(line.startswith(f"{sum(sizes) + 1200:,} bytes in all") for line in said)
-    away = [folder.relative_to(kit) for folder in gone]
+    assert f"deleted: {tmp_path / 'cache'}, 1,200 bytes" in printed
+    assert any(
+        line.startswith(f"{sum(sizes) + 1200:,} bytes in all") for line in printed
+    )
+    away = [folder.relative_to(kit) for folder in run_folders]
     stays = {
         p: raw
         for p, raw in before.items()
@@ -92,8 +96,8 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
 def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
     (kit / "state" / "link").symlink_to(kit / "rules")
     before = files_of(kit)
-    told = given("forget", "--", kit, name, code=2)
-    assert f"has no files of a run {name!r}; its runs are: run1, run2" in told
+    message = run_site_command("forget", "--", kit, name, code=2)
+    assert f"has no files of a run {name!r}; its runs are: run1, run2" in message
     assert files_of(kit) == before
 
 
@@ -101,13 +105,15 @@ def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """By the lock that its process holds, and by the process, before it has the lock."""
     before = files_of(kit)
     with hold_state(kit / "state" / "run1"):
-        assert "run run1 is in progress, and nothing was deleted" in given(
+        assert "run run1 is in progress, and nothing was deleted" in run_site_command(
             "forget", kit, "run1", code=2
         )
     running = processes.Status("posts", "site", 7, (JOB_ID,), kit / "log")
     monkeypatch.setattr(processes, "status", lambda kit: running)
-    assert "run run1 is in progress, and nothing was deleted" in given(
+    assert "run run1 is in progress, and nothing was deleted" in run_site_command(
         "forget", kit, "run1", code=2
     )
     assert files_of(kit) == before
-    assert "deleted: " in given("forget", kit, "run2")  # another run is no reason
+    assert "deleted: " in run_site_command(
+        "forget", kit, "run2"
+    )  # another run is no reason

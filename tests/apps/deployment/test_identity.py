@@ -47,7 +47,7 @@ def test_new_kits_pass(shared_kits: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kit", "days", "said"),
+    ("kit", "days", "message"),
     [
         ("h1", (1, 9), "startup/client.crt: the certificate is not valid before"),
         ("server/watch", (-9, -1), "watch/startup/client.crt: the certificate expired"),
@@ -55,16 +55,16 @@ def test_new_kits_pass(shared_kits: dict[str, Path]) -> None:
     ],
 )
 def test_a_certificate_out_of_its_time_is_refused(
-    kits: dict[str, Path], kit: str, days: tuple[int, int], said: str
+    kits: dict[str, Path], kit: str, days: tuple[int, int], message: str
 ) -> None:
     name, _, watch = kit.partition("/")
     intruders.redate(kits[name] / watch, days)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check_kit(kits[name])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ("outsider", "is not signed by rootCA.pem"),
         ("self-signed", "is not signed by rootCA.pem"),
@@ -73,13 +73,13 @@ def test_a_certificate_out_of_its_time_is_refused(
     ],
 )
 def test_a_false_kit_says_why(
-    kits: dict[str, Path], tmp_path: Path, wrong: str, said: str
+    kits: dict[str, Path], tmp_path: Path, wrong: str, message: str
 ) -> None:
     """NVFlare finds it out too, but in a thread whose error nobody prints, and waits
     for ever."""
     false = intruders.make_false_kits(tmp_path, kits["h1"], kits["h2"], PROJECT.port)
     with pytest.raises(
-        ConfigError, match=f"the certificate {said}.*: ask for a new kit"
+        ConfigError, match=f"the certificate {message}.*: ask for a new kit"
     ):
         check_kit(false[wrong])
 
@@ -110,9 +110,9 @@ def test_a_signature_is_what_openssl_verifies(
         pytest.skip("no openssl here")
     signed = CertificateIdentity.of_kit(shared_kits["a"]).sign(TEXT)
     end = 4 + int.from_bytes(signed[:4], "big")
-    shown = x509.load_der_x509_certificate(signed[4:end])
-    assert shown == read_certificate(shared_kits["a"] / "startup/client")
-    public = shown.public_key().public_bytes(
+    certificate = x509.load_der_x509_certificate(signed[4:end])
+    assert certificate == read_certificate(shared_kits["a"] / "startup/client")
+    public = certificate.public_key().public_bytes(
         Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
     )
     (tmp_path / "public").write_bytes(public)
@@ -128,12 +128,12 @@ def test_a_signature_is_what_openssl_verifies(
         "-signature",
         "signature",
     ]
-    for text, said in ((TEXT, "Verified OK"), (TEXT + b"!", "Verification failure")):
+    for text, verdict in ((TEXT, "Verified OK"), (TEXT + b"!", "Verification failure")):
         (tmp_path / "text").write_bytes(joined("fednotes keys of a site", text))
-        found = subprocess.run(
+        completed = subprocess.run(
             [*command, "text"], cwd=tmp_path, capture_output=True, text=True
         )
-        assert said in found.stdout + found.stderr
+        assert verdict in completed.stdout + completed.stderr
 
 
 def test_sites_know_each_other_by_the_authority_alone(
@@ -155,9 +155,9 @@ def test_a_false_certificate_signs_nothing(
     tmp_path: Path, kits: dict[str, Path]
 ) -> None:
     """Of another authority, and of none; expired ones are in `test_trust.py`."""
-    other = provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
+    outsider = provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
     intruders.self_sign(kits["b"])
-    for kit in (other, kits["b"]):
+    for kit in (outsider, kits["b"]):
         signed = CertificateIdentity.of_kit(kit).sign(TEXT)
         assert not CertificateIdentity.of_kit(kits["a"]).verify("b", TEXT, signed)
 

@@ -45,8 +45,8 @@ needs_root = pytest.mark.skipif(
 def hello(name: str) -> bytes:
     """NVFlare's first frame of a connection: length, header length, type 4, …, and who
     speaks."""
-    said = msgpack.packb({"endpoint_name": name, "timestamp": 0.0, "fqcn": name})
-    return struct.pack(">IHBBHHHH", 16 + len(said), 0, 4, 0, 0, 1, 0, 0) + said
+    greeting = msgpack.packb({"endpoint_name": name, "timestamp": 0.0, "fqcn": name})
+    return struct.pack(">IHBBHHHH", 16 + len(greeting), 0, 4, 0, 0, 1, 0, 0) + greeting
 
 
 def intrude(address: str | tuple[str, int], name: str) -> str:
@@ -63,11 +63,11 @@ def intrude(address: str | tuple[str, int], name: str) -> str:
                 door.settimeout(5)
                 door.connect(address)
                 door.sendall(hello(name))
-                told = f"told {len(door.recv(4096))} bytes"
+                reply = f"told {len(door.recv(4096))} bytes"
         except OSError as error:
-            told = type(error).__name__
+            reply = type(error).__name__
         finally:
-            os.write(writing, told.encode())
+            os.write(writing, reply.encode())
             os._exit(0)
     os.close(writing)
     os.waitpid(child, 0)
@@ -77,10 +77,12 @@ def intrude(address: str | tuple[str, int], name: str) -> str:
 
 def ports(kit: Path) -> set[int]:
     """At which TCP ports the processes of a kit listen."""
-    found = [psutil.Process(pid) for pid, _ in processes.list_processes(kit.resolve())]
+    running = [
+        psutil.Process(pid) for pid, _ in processes.list_processes(kit.resolve())
+    ]
     return {
         connection.laddr.port
-        for process in found
+        for process in running
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     }
@@ -122,8 +124,8 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
             kits[name].chmod(0o755)  # which its start had closed
             (kits[name] / INSIDE).chmod(0o777)  # the system's word of who it is remains
             (kits[name] / INSIDE / gate.SOCKET).chmod(0o777)
-            said = intrude(str(kits[name] / INSIDE / gate.SOCKET), spoken)
-            assert said in ("told 0 bytes", "ConnectionResetError", "BrokenPipeError")
+            reply = intrude(str(kits[name] / INSIDE / gate.SOCKET), spoken)
+            assert reply in ("told 0 bytes", "ConnectionResetError", "BrokenPipeError")
             assert f"user {NOBODY} of this machine was refused" in log_of(kits[name])
             (kits[name] / INSIDE).chmod(0o700)
         assert not (kits["server"] / "state/r/result.json").exists()
@@ -143,14 +145,14 @@ def test_another_users_process_is_no_process_of_a_kit(
     kit = shared_kits["h1"].resolve()
     # `read` is a part of the shell: another process of these words would be found too.
     words = ["sh", "-c", "read line", f"{processes.JOB_MODULES}x", str(kit)]
-    for user, found in ((NOBODY, False), (os.getuid(), True)):
+    for user, is_listed in ((NOBODY, False), (os.getuid(), True)):
         false = subprocess.Popen(
             words, user=user, start_new_session=True, stdin=subprocess.PIPE
         )
         try:
             assert [pid for pid, _ in processes.list_processes(kit)] == [
                 false.pid
-            ] * found
+            ] * is_listed
         finally:
             os.killpg(false.pid, signal.SIGKILL)
             false.communicate()
@@ -181,8 +183,8 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
             door.connect(address)
             accepted, _ = listener.get_request()
             assert listener.verify_request(accepted, None)
-            with monkeypatch.context() as other:
-                other.setattr(os, "getuid", lambda: NOBODY)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getuid", lambda: NOBODY)
                 assert not listener.verify_request(accepted, None)
             accepted.close()
         listener.server_close()

@@ -19,7 +19,7 @@ from applications import has_app
 pytest.importorskip("nvflare")
 
 import intruders
-from kits import said
+from kits import run_command
 from nvflare.fuel.utils.config_service import ConfigService
 from places import opened
 
@@ -50,8 +50,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """With what processes would begin; none does, whatever kit is started."""
     options: list[dict[str, Any]] = []
 
-    def begin(command: list[str], **given: Any) -> Any:
-        options.append(given)
+    def begin(command: list[str], **keywords: Any) -> Any:
+        options.append(keywords)
         return SimpleNamespace(poll=lambda: 0)
 
     idle = processes.Status("x", "site", None, (), Path("log"))
@@ -65,8 +65,10 @@ def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
     real = processes.status
 
     def status(kit: Path) -> processes.Status:
-        found = real(kit)
-        return processes.Status(found.name, found.role, pid, (), found.log)
+        status_found = real(kit)
+        return processes.Status(
+            status_found.name, status_found.role, pid, (), status_found.log
+        )
 
     monkeypatch.setattr(processes, "status", status)
 
@@ -109,7 +111,7 @@ def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
     would take for it too."""
     kit = kits[name]
     path = kit / "local" / "resources.json"
-    new = json.loads(path.read_text())
+    current = json.loads(path.read_text())
     path.write_text(path.read_text().replace("fednotes.engines.", "fednotes.old."))
     (kit / COMM_FILE).unlink()
     job = kit / "00000000-0000-0000-0000-000000000000" / "app_h1" / "config"
@@ -117,10 +119,10 @@ def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
     (job / COMM_FILE).write_text('{"internal": {"scheme": "tcp", "resources": {}}}')
     processes.start(kit)
     assert "fednotes.old" not in path.read_text()
-    assert json.loads(path.read_text())["components"][1] == new["components"][1]
+    assert json.loads(path.read_text())["components"][1] == current["components"][1]
     assert (f'"{kit.resolve()}/store/jobs"' in path.read_text()) is (name == "server")
-    found = ConfigService.load_config_dict(COMM_FILE, [str(kit)])
-    assert found == {"internal": {"scheme": INSIDE, "resources": {}}}
+    config = ConfigService.load_config_dict(COMM_FILE, [str(kit)])
+    assert config == {"internal": {"scheme": INSIDE, "resources": {}}}
 
 
 @pytest.mark.usefixtures("begun")
@@ -165,7 +167,7 @@ def test_a_command_at_another_s_kit_does_nothing(
     for group, wrong in (("server", "h1"), ("site", "server"), ("site", "admin")):
         role = {"h1": "site"}.get(wrong, wrong)
         expected = f"error: {shared_kits[wrong]} is the kit of {wrong} ({role}): name the kit of a {group}"
-        assert said(group, words, shared_kits[wrong]) == expected
+        assert run_command(group, words, shared_kits[wrong]) == expected
     assert not started
 
 
@@ -174,7 +176,7 @@ def test_a_command_at_another_s_kit_does_nothing(
 )
 def test_a_folder_that_is_no_kit_gets_no_file(tmp_path: Path, words: str) -> None:
     options = ("--site", site_file(tmp_path)) if words in ("start", "rules") else ()
-    assert "not a kit" in said("site", words, tmp_path / "new", *options)
+    assert "not a kit" in run_command("site", words, tmp_path / "new", *options)
     assert not (tmp_path / "new").exists()
 
 
@@ -184,7 +186,7 @@ def test_a_wrong_file_is_refused_before_it_is_taken_over(
     kit, good = kits["h1"], site_file(tmp_path)
 
     def start(file: Path) -> str:
-        return said("site", "start", kit, "--site", file)
+        return run_command("site", "start", kit, "--site", file)
 
     assert "missing: train = " in start(site_file(tmp_path, train="trian.conll"))
     if has_app("phenotyping"):
@@ -210,21 +212,23 @@ def test_a_running_site_s_rules_change_by_a_command_of_their_own(
     first, second = (
         site_file(tmp_path, f"[policy]\nmin_sites = {n}\n") for n in (3, 5)
     )
-    assert "+ policy.min_sites = 3" in said("site", "rules", kit, "--site", first)
-    told = said("site", "start", kit, "--site", second)
+    assert "+ policy.min_sites = 3" in run_command(
+        "site", "rules", kit, "--site", first
+    )
+    output = run_command("site", "start", kit, "--site", second)
     assert (
         f"is already running (process 7); to change its rules: fednotes site rules {kit}"
-        in told
+        in output
     )
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 3
-    told = said("site", "rules", kit, "--site", second)
-    assert "~ policy.min_sites: 3 → 5" in told
-    assert "[policy] applies now" in told
+    output = run_command("site", "rules", kit, "--site", second)
+    assert "~ policy.min_sites: 3 → 5" in output
+    assert "[policy] applies now" in output
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 5
-    assert "nothing has changed" in said("site", "rules", kit, "--site", second)
+    assert "nothing has changed" in run_command("site", "rules", kit, "--site", second)
     broken = site_file(tmp_path, "[policy]\nmin_sites = 'no'\n")
-    assert said("site", "rules", kit, "--site", broken).startswith("error:")
-    assert "min_sites = 5" in said("site", "rules", kit)
+    assert run_command("site", "rules", kit, "--site", broken).startswith("error:")
+    assert "min_sites = 5" in run_command("site", "rules", kit)
 
 
 def test_a_site_s_status_says_whether_the_server_answers(
@@ -235,21 +239,21 @@ def test_a_site_s_status_says_whether_the_server_answers(
     def heard(pid: int, last: float) -> str:
         contact = {"pid": pid, "since": now, "last": last, "refused": ""}
         write_json(kit / CONTACT_FILE, contact)
-        return said("site", "status", kit)
+        return run_command("site", "status", kit)
 
-    assert f"next: fednotes site start {kit}" in said("site", "status", kit)
+    assert f"next: fednotes site start {kit}" in run_command("site", "status", kit)
     runs(monkeypatch)
-    told = said("site", "status", kit)
-    assert "it has not answered yet" in told
-    assert f"next: fednotes preflight {kit}" in told
+    output = run_command("site", "status", kit)
+    assert "it has not answered yet" in output
+    assert f"next: fednotes preflight {kit}" in output
     monkeypatch.setattr("fednotes.apps.deployment.preflight.preflight", lambda kit: [])
-    told = said("preflight", kit)  # which does not send back to `status`
-    assert "it has revoked this kit" in told
-    assert f"fednotes kit trust {kit} trust.pem" in told
-    told = heard(7, now)
-    assert "connected to localhost:" in told
-    assert "next: nothing to do here" in told
-    assert f"it runs; next: fednotes site status {kit}" in said("preflight", kit)
+    output = run_command("preflight", kit)  # which does not send back to `status`
+    assert "it has revoked this kit" in output
+    assert f"fednotes kit trust {kit} trust.pem" in output
+    output = heard(7, now)
+    assert "connected to localhost:" in output
+    assert "next: nothing to do here" in output
+    assert f"it runs; next: fednotes site status {kit}" in run_command("preflight", kit)
     assert "has not answered since" in heard(7, now - 90)
     assert "it has not answered yet" in heard(6, now)
 
@@ -265,9 +269,9 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
         f"{when},003 INFO fednotes.contact: connected to the server\n"
         f"{when},004 INFO fednotes.apps.deployment.rules: refused @scores (9): this site's scores stay here\n"
     )
-    found = kit_status.find_last_problem(log)
-    assert found == kit_status.LoggedProblem(when, "refused give (7): no room")
-    assert found.is_recent
+    problem = kit_status.find_last_problem(log)
+    assert problem == kit_status.LoggedProblem(when, "refused give (7): no room")
+    assert problem.is_recent
 
 
 def test_how_runs_stand_is_what_the_server_kept(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kits import site_kit
-from ledgers import MESSAGE, written
+from ledgers import MESSAGE, write_ledger
 from typer.testing import CliRunner
 
 from fednotes.apps.deployment.commands.ledger import ledger
@@ -19,11 +19,11 @@ from fednotes.core.errors import ConfigError, FednotesError
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
-    written(ledger_of(tmp_path).path, 3)
+    write_ledger(ledger_of(tmp_path).path, 3)
     return site_kit(tmp_path)
 
 
-def said(*words: str) -> str:
+def run_ledger(*words: str) -> str:
     """What a command prints; its error where it has one."""
     result = CliRunner().invoke(ledger, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -47,18 +47,18 @@ def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
     else:
         path.symlink_to(what)
     with pytest.raises(FednotesError, match=r"cannot be read .*only files are read"):
-        said(command, str(kit))
+        run_ledger(command, str(kit))
 
 
 def test_the_end_that_is_told_can_be_given_back(kit: Path) -> None:
-    told = said("verify", str(kit))
+    output = run_ledger("verify", str(kit))
     end = f"3:{ledger_of(kit).head().hash}"
-    assert "3 lines, unbroken" in told
-    assert told.splitlines()[-1] == (
+    assert "3 lines, unbroken" in output
+    assert output.splitlines()[-1] == (
         f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}"
     )
     ledger_of(kit).append(MESSAGE)
-    later = said("verify", str(kit), "--noted", end)
+    later = run_ledger("verify", str(kit), "--noted", end)
     assert "the ledger contains the hash that was noted" in later
     assert f"next: note 4:{ledger_of(kit).head().hash} elsewhere" in later
 
@@ -71,30 +71,32 @@ def test_a_history_that_was_written_anew_shows(kit: Path) -> None:
     with pytest.raises(
         FednotesError, match="noted elsewhere, and the ledger ends before it"
     ):
-        said("verify", str(kit), "--noted", end)
+        run_ledger("verify", str(kit), "--noted", end)
     for _ in range(4):
         Ledger(path).append(MESSAGE)
-    assert "unbroken" in said("verify", str(kit))
+    assert "unbroken" in run_ledger("verify", str(kit))
     with pytest.raises(FednotesError, match=r":3: is not the line .*; keep both files"):
-        said("verify", str(kit), "--noted", end)
+        run_ledger("verify", str(kit), "--noted", end)
     with pytest.raises(ConfigError, match="expected LINES:HASH"):
-        said("verify", str(kit), "--noted", "3")
+        run_ledger("verify", str(kit), "--noted", "3")
 
 
 def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     """Read beside the file itself, line by line."""
-    own = ledger_of(kit)
-    own.append(replace(MESSAGE, run="run-2", round=7, refusal=True, bytes=12_345))
-    lines = [json.loads(line) for line in own.path.read_text().splitlines()]
-    raw = said("show", str(kit), "--tail", "0", "--json").splitlines()
+    site_ledger = ledger_of(kit)
+    site_ledger.append(
+        replace(MESSAGE, run="run-2", round=7, refusal=True, bytes=12_345)
+    )
+    lines = [json.loads(line) for line in site_ledger.path.read_text().splitlines()]
+    raw = run_ledger("show", str(kit), "--tail", "0", "--json").splitlines()
     assert [json.loads(line) for line in raw] == lines
-    shown = said("show", str(kit), "--tail", "2")
-    assert shown.index("run run-1") < shown.index("run run-2")
-    assert "12,345" in shown
-    assert "refusal" in shown
-    assert "2 of 4 lines" in shown
-    assert lines[3]["sha256"][:8] in shown
-    assert "1 of 1 lines" in said(
+    output = run_ledger("show", str(kit), "--tail", "2")
+    assert output.index("run run-1") < output.index("run run-2")
+    assert "12,345" in output
+    assert "refusal" in output
+    assert "2 of 4 lines" in output
+    assert lines[3]["sha256"][:8] in output
+    assert "1 of 1 lines" in run_ledger(
         "show", str(kit), "--first-round", "2", "--last-round", "6"
     )
-    assert "0 of 0 lines" in said("show", str(kit), "--run", "run-9")
+    assert "0 of 0 lines" in run_ledger("show", str(kit), "--run", "run-9")

@@ -40,12 +40,12 @@ def test_a_kit_whose_key_others_can_read_does_not_start(
 ) -> None:
     key = min((kits[who] / "startup").glob("*.key"))
     key.chmod(0o604)
-    told = [
+    problems = [
         check.message
         for check in problems_before_start(kits[who])
         if check.subject == "key"
     ]
-    assert told == [f"{key}: others can read it: chmod 600 {key}"]
+    assert problems == [f"{key}: others can read it: chmod 600 {key}"]
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ def test_a_run_that_goes_on_calibrates_one_model(tmp_path: Path) -> None:
     first = site.calibrate(7, slope=1.0, counted=site.prepared)
     assert first.update is not None
     last = site.number
-    other = site.calibrate(8, slope=1.0, counted=last)
-    assert other.update is None
-    assert "a run calibrates one model" in other.refusal
+    second = site.calibrate(8, slope=1.0, counted=last)
+    assert second.update is None
+    assert "a run calibrates one model" in second.refusal
     again = site.calibrate(7, slope=2.0, counted=last)
     assert again.update is not None
 

@@ -67,10 +67,10 @@ Lie = Callable[[Request], Request]
 def one_layout() -> Iterator[None]:
     """A server's side that adds updates of any layout, and asks for all of them to be
     opened."""
-    add, seen = SecureServer.add_masked, dict[bytes, Any]()
+    add, layouts = SecureServer.add_masked, dict[bytes, Any]()
 
     def add_anyway(self: SecureServer, message: MaskedMessage) -> None:
-        layout = seen.setdefault(message.exchange, message.layout)
+        layout = layouts.setdefault(message.exchange, message.layout)
         add(self, replace(message, layout=layout))
 
     with mock.patch.object(SecureServer, "add_masked", add_anyway):
@@ -96,7 +96,7 @@ class Case(Net):
         super().__init__({}, folder)
         self.threshold, self.lies = threshold, dict[str, Lie]()
         self.rules, self.secure = rules, secure
-        self.told = {site: list[str]() for site in SITES}
+        self.messages = {site: list[str]() for site in SITES}
         for site in SITES:
             self.begin(site)
         self.server = self.served()
@@ -120,18 +120,18 @@ class Case(Net):
             name=site,
             guard=SiteGuard(kit, site, "run", TABLE, lambda: self.rules, **rules),
             sealer=seal_of(self.folder, site, self.threshold) if self.secure else None,
-            tell=self.told[site].append,
+            tell=self.messages[site].append,
         )
 
     def exchange(
         self, frames: Mapping[str, Frame], **options: Any
     ) -> Iterator[tuple[str, Frame]]:
-        told = {}
+        requests = {}
         for site, frame in frames.items():
             request = decode_request(frame)
             lie = self.lies.get(request.task)
-            told[site] = encode(lie(request)) if lie and site != VICTIM else frame
-        yield from super().exchange(told, **options)
+            requests[site] = encode(lie(request)) if lie and site != VICTIM else frame
+        yield from super().exchange(requests, **options)
 
     def ask(self, site: str, request: Request) -> Reply:
         return decode_reply(self.hosts[site].handle(encode(request)))
@@ -182,9 +182,9 @@ class Case(Net):
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
-    made = Case(tmp_path)
-    made.prepared()
-    return made
+    prepared_case = Case(tmp_path)
+    prepared_case.prepared()
+    return prepared_case
 
 
 def dead(request: Request) -> Request:
@@ -207,12 +207,12 @@ def test_other_questions_to_other_sites_give_no_sum(lie: Lie, case: Case) -> Non
     """Sites that were asked otherwise say so in their logs and ledgers; so does the
     victim."""
     case.lies = {"train": lie}
-    said = case.refuses("train", X, round=0)
-    assert "received different requests" in said
+    refusal = case.refuses("train", X, round=0)
+    assert "received different requests" in refusal
     for site in SITES:
-        assert any("received different requests" in line for line in case.told[site]), (
-            site
-        )
+        assert any(
+            "received different requests" in line for line in case.messages[site]
+        ), site
         ledger = list(show(ledger_of(case.folder / "kits" / site).path))
         assert "asked-otherwise" in {
             line["reason"] for line in ledger if line["refusal"]
@@ -331,8 +331,8 @@ def test_other_tensors_of_a_step_before_give_no_sum(case: Case) -> None:
     case.lies = {"train": dead}
     case.refuses("train", X, round=0)
     case.lies = {}
-    said = case.refuses("send", {"scale": torch.ones(4)})
-    assert "sites can be added" in said or "received different requests" in said
+    refusal = case.refuses("send", {"scale": torch.ones(4)})
+    assert "sites can be added" in refusal or "received different requests" in refusal
 
 
 def test_what_came_before_the_first_round_stays_part_of_every_question(
@@ -383,7 +383,7 @@ def test_each_part_of_a_question_counts() -> None:
     request = Request(
         JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3}
     )
-    asked = Asked(prepared=b"p", history=b"h", told=b"t")
+    history = Asked(prepared=b"p", history=b"h", told=b"t")
 
     def received(tensors: Any) -> bytes:
         return tensor_fingerprint(tensors) if tensors else b""
@@ -393,41 +393,41 @@ def test_each_part_of_a_question_counts() -> None:
         return now.next(changed, received(tensors), strict=True).question
 
     different = [
-        question(asked),
+        question(history),
         question(Asked(prepared=b"q", history=b"h", told=b"t")),
         question(Asked(prepared=b"p", history=b"i", told=b"t")),
         question(Asked(prepared=b"p", history=b"h", told=b"u")),
-        question(asked, X),
-        question(asked, {"y": X["x"]}),
-        question(asked, {"x": X["x"].double()}),
-        question(asked, {"x": X["x"].reshape(2, 2)}),
-        question(asked, {"x": X["x"] + 2.0**-20}),
-        question(asked, task="send"),
-        question(asked, round=4),
-        question(asked, options={"round": 4}),
-        question(asked, options={}),
-        question(asked, told=0),
-        question(asked, preparing=True),
+        question(history, X),
+        question(history, {"y": X["x"]}),
+        question(history, {"x": X["x"].double()}),
+        question(history, {"x": X["x"].reshape(2, 2)}),
+        question(history, {"x": X["x"] + 2.0**-20}),
+        question(history, task="send"),
+        question(history, round=4),
+        question(history, options={"round": 4}),
+        question(history, options={}),
+        question(history, told=0),
+        question(history, preparing=True),
     ]
     assert len(set(different)) == len(different)
     same = (
-        question(asked),
-        question(asked, number=9, run=2, counted={"a": 3}, marks=(2,)),
+        question(history),
+        question(history, number=9, run=2, counted={"a": 3}, marks=(2,)),
     )
     assert len(set(same)) == 1
     loose = {
         now.next(request, b"", strict=False).question
-        for now in (asked, Asked(prepared=b"p", history=b"i", told=b"t"))
+        for now in (history, Asked(prepared=b"p", history=b"i", told=b"t"))
     }
     assert len(loose) == 1  # where sums leave sites out, histories differ
-    begun = asked.next(request, received(X), strict=True)
+    begun = history.next(request, received(X), strict=True)
     goes_on = replace(request, first=False, told=0)
     assert begun.next(goes_on, b"", strict=True).given == begun.given != b""
     assert begun.next(replace(goes_on, first=True), b"", strict=True).given == b""
-    assert question(asked, preparing=True, round=0) == question(
-        asked, preparing=True, round=5
+    assert question(history, preparing=True, round=0) == question(
+        history, preparing=True, round=5
     )
-    early = asked.next(replace(request, preparing=True), b"", strict=True)
+    early = history.next(replace(request, preparing=True), b"", strict=True)
     assert early.prepared not in (b"p", b"")
     assert (early.trained, begun.trained, begun.prepared) == (False, True, b"p")
     assert len({early.history, begun.history, b"h"}) == 3
@@ -536,9 +536,9 @@ def test_under_the_secure_sum_no_update_leaves_by_each(tmp_path: Path) -> None:
     case.prepared()
     case.lies = {"train": looks_at_each}
     assert case.server.sum("train", X, round=0).included == SITES
-    asked = {request.number for _, request, _ in case.sent if request.task == "train"}
+    numbers = {request.number for _, request, _ in case.sent if request.task == "train"}
     replies = [decode_reply(frame) for _, frame in case.came]
-    answers = [reply for reply in replies if reply.number in asked]
+    answers = [reply for reply in replies if reply.number in numbers]
     assert len(answers) == len(SITES)
     assert all(reply.update == Update() for reply in answers)
     assert all(set(reply.attached.tensors) == {"words"} for reply in answers)
@@ -630,7 +630,7 @@ def test_a_server_that_lets_sites_forget_nothing_fills_no_disk(
     assert rounds > 5
     for site in SITES:
         assert disk_usage(case.folder / site) < rules.max_stored_bytes
-    assert "this site allows at most 1,400,000" in "\n".join(case.told["b"])
+    assert "this site allows at most 1,400,000" in "\n".join(case.messages["b"])
 
 
 @pytest.mark.parametrize("claimed", ["a round before", "the round's end", "new"])
@@ -642,14 +642,16 @@ def test_a_server_that_was_started_again_moves_no_site_alone(
     for turn in case.server.rounds(0, 2):
         stood.append(dict(case.members.counted))
         case.play(turn)
-    own = {"a round before": stood[1][VICTIM], "the round's end": None, "new": 0}[
-        claimed
-    ]
+    victims_message = {
+        "a round before": stood[1][VICTIM],
+        "the round's end": None,
+        "new": 0,
+    }[claimed]
     others = {site: number for site, number in stood[1].items() if site != VICTIM}
     case.server = case.served()
     assert case.server.resume().round == 2
     next(case.server.rounds(2, 9))
-    case.stand(others if own is None else {VICTIM: own})
+    case.stand(others if victims_message is None else {VICTIM: victims_message})
     case.members.prepared[VICTIM] = 2
     case.refuses("train", X, round=2)
 
@@ -680,12 +682,12 @@ def test_a_request_that_claims_to_follow_a_later_one_is_refused(case: Case) -> N
     disk would not be what led to its state."""
     case.server.sum("train", X, round=0)
     counted = dict(case.members.counted)
-    kept = case.hosts["a"]._journal.last
+    last_number = case.hosts["a"]._journal.last
     for number in (1, counted["a"]):
         request = case.members.request("train", tensors=X, options={"round": 0})
         late = replace(request, run=request.run + 1, number=number)
         assert "claims to follow request" in case.ask("a", late).refusal
-        assert case.hosts["a"]._journal.last == kept
+        assert case.hosts["a"]._journal.last == last_number
 
 
 class FedNERSite:

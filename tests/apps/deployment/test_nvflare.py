@@ -83,12 +83,12 @@ def test_a_kit_holds_its_owners_things_only(shared_kits: dict[str, Path]) -> Non
     keys = list[bytes]()
     for name, kit in shared_kits.items():
         files = [p for p in kit.rglob("*") if p.is_file()]
-        own = [p for p in files if p.suffix == ".key"]
-        assert {p.name for p in own} <= {"server.key", "client.key"}
-        assert all(p.stat().st_mode & 0o077 == 0 for p in own)
+        key_files = [p for p in files if p.suffix == ".key"]
+        assert {p.name for p in key_files} <= {"server.key", "client.key"}
+        assert all(p.stat().st_mode & 0o077 == 0 for p in key_files)
         assert not [p for p in files if p.suffix in (".sh", ".ipynb")]
         assert kit_files.read_kit(kit).name == name
-        keys += [p.read_bytes() for p in own]
+        keys += [p.read_bytes() for p in key_files]
     assert len(set(keys)) == len(keys) == len(shared_kits) + 1
     for name in ("server", "h2"):
         resources = local(shared_kits[name], "resources.json")
@@ -128,11 +128,11 @@ def test_kits_are_added_and_those_that_are_there_stay(
     assert check_kit(again) == []
     key = Path("startup/client.key")
     assert (again / key).read_bytes() != (tmp_path / "h1" / key).read_bytes()
-    for name, said in (
+    for name, message in (
         ("h1", "already exists: move it away"),
         ("h9", "'h9' is not a kit"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             provision(more, out, again=[name])
 
 
@@ -175,15 +175,15 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(
     authority = kits["server"].parent / "authority"
     (authority / "project.json").write_text('{"name": "ward", "server": "localhost"}')
     state = authority / "ward" / "state" / "cert.json"
-    kept = json.loads(state.read_text())
+    saved_state = json.loads(state.read_text())
     for name in (
         "localhost",
         *PROJECT.sites,
         "admin@fednotes.org",
         "watch@fednotes.org",
     ):
-        kept[name] = {"cert": "-", "pri_key": kept["root_pri_key"]}
-    state.write_text(json.dumps(kept))
+        saved_state[name] = {"cert": "-", "pri_key": saved_state["root_pri_key"]}
+    state.write_text(json.dumps(saved_state))
     shutil.rmtree(kits["h2"])
     added = provision(replace(PROJECT, sites=(*PROJECT.sites, "h3")), authority.parent)
     assert not added["h2"].exists()
@@ -337,8 +337,8 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
     plan = {"a": (0.3, answer), "b": (0.0, answer), "c": (0.1, fails), "d": (0.1, dies)}
     controller = Pretend(plan)
     sent = transport(controller, tmp_path)
-    same, other = b"12", b"34"
-    frames = {"a": same, "b": other, "c": same, "d": same}
+    same, second_frame = b"12", b"34"
+    frames = {"a": same, "b": second_frame, "c": same, "d": same}
     replies = list(sent.exchange(frames, timeout=9, grace=9, enough=4))
     assert replies == [("b", b"43"), ("a", b"21")]
     # A code of NVFlare's is told in words: what goes wrong before the executor can say
@@ -346,7 +346,7 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
     died = "its process failed: see its log (a full disk?)"
     assert sent.failed == {"c": "not approved", "d": died}
     # one task a frame
-    assert controller.sent == [(same, ["a", "c", "d"]), (other, ["b"])]
+    assert controller.sent == [(same, ["a", "c", "d"]), (second_frame, ["b"])]
     assert len(controller.cancelled) == 2
 
 
@@ -391,10 +391,10 @@ def test_an_exchange_ends_in_time(
     plan = {"a": (0.0, answer), "b": (0.8, answer), "c": (4.0, answer)}
     sent, begun = transport(Pretend(plan), tmp_path), time.monotonic()
     frames = dict.fromkeys(plan, b"x")
-    got = [
+    answered = [
         s for s, _ in sent.exchange(frames, timeout=timeout, grace=grace, enough=enough)
     ]
-    assert got == sites
+    assert answered == sites
     assert time.monotonic() - begun < at_most
 
 
@@ -447,7 +447,7 @@ def refused(
     return nvflare_site.FednotesExecutor()
 
 
-def asked(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | None:
+def request_setup(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | None:
     reply = executor.execute(
         flare.TASK, Shareable({flare.FRAME: b"x"}), context(kit), None
     )
@@ -466,19 +466,19 @@ def test_a_refusal_of_the_executor_is_in_the_ledger(
     except PolicyRefusal as error:
         executor = refused(monkeypatch, error)
     for number in (1, 2):
-        reason = asked(executor, tmp_path)
+        reason = request_setup(executor, tmp_path)
         assert reason is not None
         assert reason.startswith("refused by min_sites of this site's policy")
         assert "7" not in reason
         lines = list(show(ledger_of(tmp_path).path))
         assert len(lines) == number
-        told = (
+        entry = (
             lines[-1]["run"],
             lines[-1]["refusal"],
             lines[-1]["receiver"],
             lines[-1]["bytes"],
         )
-        assert told == ("job-id", True, "server", len(reason))
+        assert entry == ("job-id", True, "server", len(reason))
         assert lines[-1]["sha256"] == hashlib.sha256(reason.encode()).hexdigest()
     assert "this site allows 7 sites or more" in caplog.text
     assert "/srv/x" in caplog.text
@@ -488,13 +488,13 @@ def test_what_the_ledger_does_not_take_does_not_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = refused(monkeypatch, ConfigError(f"{tmp_path}/site.toml: no such file"))
-    assert asked(executor, tmp_path) == "site.toml: no such file"
+    assert request_setup(executor, tmp_path) == "site.toml: no such file"
     ledger = ledger_of(tmp_path).path
     good = ledger.read_bytes()
     ledger.write_bytes(good[:-9])
-    assert asked(executor, tmp_path) is None
+    assert request_setup(executor, tmp_path) is None
     ledger.write_bytes(good)
-    assert asked(executor, tmp_path) == "site.toml: no such file"
+    assert request_setup(executor, tmp_path) == "site.toml: no such file"
 
 
 def test_a_server_that_asks_again_fills_no_ledger(tmp_path: Path) -> None:
@@ -505,8 +505,8 @@ def test_a_server_that_asks_again_fills_no_ledger(tmp_path: Path) -> None:
     def answer(reason: str) -> str | None:
         host.handle = lambda frame: raises(RefusedError(reason))
         reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
-        said: str | None = reply.get_header(flare.REASON)
-        return said
+        reply_reason: str | None = reply.get_header(flare.REASON)
+        return reply_reason
 
     ledger = ledger_of(tmp_path)
     assert {answer("closed today") for _ in range(50)} == {"closed today"}
@@ -516,8 +516,10 @@ def test_a_server_that_asks_again_fills_no_ledger(tmp_path: Path) -> None:
     assert answer("closed today") is None
     ledger.path.write_bytes(good)
     with mock.patch.object(nvflare_site, "REASON_LINES", 30):
-        said = [answer(f"closed on day {number}") for number in range(50)]
-        assert said == [f"closed on day {number}" for number in range(10)] + [None] * 40
+        reasons = [answer(f"closed on day {number}") for number in range(50)]
+        assert (
+            reasons == [f"closed on day {number}" for number in range(10)] + [None] * 40
+        )
         assert ledger.head().lines == 30
         assert answer("closed on day 3") == "closed on day 3"
         assert ledger.head().lines == 30
@@ -538,20 +540,20 @@ def test_a_site_without_room_for_a_refusal_says_nothing(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (KeyError("Mrs Planted"), "KeyError at test_nvflare.py"),
         (RefusedError("hours"), "hours"),
     ],
 )
 def test_a_sites_error_is_told_without_its_data(
-    error: Exception, told: str, tmp_path: Path
+    error: Exception, message: str, tmp_path: Path
 ) -> None:
     executor, host = nvflare_site.FednotesExecutor(), mock.Mock()
     executor._kit, executor._host = tmp_path, host
     host.handle = lambda frame: raises(error)  # its message quotes the data
     reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
-    assert told in reply.get_header(flare.REASON)
+    assert message in reply.get_header(flare.REASON)
     assert "Planted" not in json.dumps(reply[ReservedHeaderKey.HEADERS])
 
 
@@ -604,15 +606,15 @@ def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
         ):
             auditor.add_event("watch@x.org", command)
         assert log.read_text() == ""
-        kept = (
+        commands = (
             "_cert_login a@x.org",
             "job_mgmt.submit_job ner",
             "app_command 1 fednotes.pause",
         )
-        for command in kept:
+        for command in commands:
             assert auditor.add_event("a@x.org", command)
         assert [line.rpartition("[A:")[2] for line in log.read_text().splitlines()] == [
-            f"{command}]" for command in kept
+            f"{command}]" for command in commands
         ]
     finally:
         AuditService.close()

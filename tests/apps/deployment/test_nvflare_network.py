@@ -35,8 +35,10 @@ print(json.dumps([job, last, str(server.fetch(last, Path(sys.argv[2])))]))
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    with intruders.network(tmp_path_factory.mktemp("network") / "kits", *SITES) as made:
-        yield made
+    with intruders.network(
+        tmp_path_factory.mktemp("network") / "kits", *SITES
+    ) as running:
+        yield running
 
 
 def test_a_tampered_job_is_refused(net: Network, tmp_path: Path) -> None:
@@ -54,13 +56,13 @@ def test_a_tampered_job_is_refused(net: Network, tmp_path: Path) -> None:
     assert not list(net.kits["h1"].glob("*/app_h1"))
 
 
-def rewrite(archive: Path, old: bytes, new: bytes) -> None:
+def rewrite(archive: Path, original: bytes, replacement: bytes) -> None:
     with zipfile.ZipFile(archive) as file:
         content = {name: file.read(name) for name in file.namelist()}
-    assert any(old in data for data in content.values())
+    assert any(original in data for data in content.values())
     with zipfile.ZipFile(archive, "w") as file:
         for name, data in content.items():
-            file.writestr(name, data.replace(old, new))
+            file.writestr(name, data.replace(original, replacement))
 
 
 @pytest.mark.parametrize("who", ["server", "site"])

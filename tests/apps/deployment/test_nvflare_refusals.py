@@ -100,11 +100,11 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
 def frames(ward: Ward, what: str, site: str, task: str = "add") -> list[bytes]:
     """The first job's frames as they travelled. what: "down" requests or "up" replies."""
     folder = ward.net.server / "state/first/frames"
-    found = [path.read_bytes() for path in sorted(folder.glob(f"*-{what}-{site}"))]
+    recorded = [path.read_bytes() for path in sorted(folder.glob(f"*-{what}-{site}"))]
     down = [decode_request(p.read_bytes()) for p in sorted(folder.glob("*-down-*"))]
     numbers = {request.number for request in down if request.task == task}
-    read = decode_request if what == "down" else decode_reply
-    return [frame for frame in found if read(frame).number in numbers]
+    decode = decode_request if what == "down" else decode_reply
+    return [frame for frame in recorded if decode(frame).number in numbers]
 
 
 # who may join
@@ -154,8 +154,8 @@ def test_a_kit_of_another_authority_does_not_talk_to_this_server(ward: Ward) -> 
 def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
     """h4's certificate with h3's configuration: TLS takes it, the name it is refused."""
     assert accepts_connection(ward.port, ward.false["swapped"])
-    said = "authenticated as 'h4' but claimed endpoint 'h3' requires identity 'h3'"
-    assert said in log_of(ward.net.server)
+    message = "authenticated as 'h4' but claimed endpoint 'h3' requires identity 'h3'"
+    assert message in log_of(ward.net.server)
 
 
 # what a member may do
@@ -209,18 +209,18 @@ def test_only_the_admins_certificate_hands_in_jobs(
         kit, person = intruders.copy_kit(ward.net.kits["admin"], tmp_path / "kit"), "h1"
         intruders.take_identity(kit, ward.net.kits["h1"])
     folder = ward_job(tmp_path, f"of-{who}")
-    said = ward.net.admin(
+    output = ward.net.admin(
         intruders.SUBMIT + "print('taken')", folder, kit=kit, person=person
     )
-    assert "taken" not in said
-    assert "not authorized" in said
+    assert "taken" not in output
+    assert "not authorized" in output
 
 
 # what the server may do
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "message"),
     [
         ("number", "does not pass signature verification"),
         ("unsigned", "unsigned job rejected"),
@@ -228,7 +228,7 @@ def test_only_the_admins_certificate_hands_in_jobs(
     ],
 )
 def test_each_site_refuses_what_its_admin_did_not_sign(
-    tmp_path: Path, ward: Ward, run: str, said: str
+    tmp_path: Path, ward: Ward, run: str, message: str
 ) -> None:
     """The server takes the admin's job and sends the sites another
     (`dishonest.CHANGES`)."""
@@ -236,7 +236,7 @@ def test_each_site_refuses_what_its_admin_did_not_sign(
     assert status == "FINISHED:FAILED_TO_RUN"
     assert "server: OK" in detail
     for site in ("h1", "h2"):
-        assert [said in line for line in detail if line.startswith(f"{site}:")] == [
+        assert [message in line for line in detail if line.startswith(f"{site}:")] == [
             True
         ]
         assert not (ward.net.kits[site] / "state" / run).exists()
@@ -247,8 +247,10 @@ def test_each_site_refuses_what_the_server_signed_itself(
     tmp_path: Path, ward: Ward
 ) -> None:
     """To NVFlare the signature of any certificate of the project is a submitter's."""
-    h1, said = ward.net.kits["h1"], "was signed by 'localhost'"
-    ward.net.run_until(lambda: said in log_of(h1), ward_job(tmp_path, "server-signed"))
+    h1, message = ward.net.kits["h1"], "was signed by 'localhost'"
+    ward.net.run_until(
+        lambda: message in log_of(h1), ward_job(tmp_path, "server-signed")
+    )
     assert not (h1 / "state/server-signed/site").exists()
 
 
@@ -258,14 +260,16 @@ def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> N
         intruders.copy_kit(ward.net.kits["h4"], tmp_path / "h4"),
         ward.net.kits["h4"],
     )
-    there = processes.status(first).pid
+    first_pid = processes.status(first).pid
     ward.net.start(copy)
     assert until(lambda: not processes.status(copy).is_running, 40)
     assert "the server refuses this site: another process of this site" in log_of(copy)
     assert "a second process of site 'h4' was refused" in log_of(ward.net.server)
     assert list(json.loads((ward.net.server / SECOND_FILE).read_text())) == ["h4"]
     since = time.time()
-    assert until(lambda: (read_contact(first, there) or LastContact()).last > since, 60)
+    assert until(
+        lambda: (read_contact(first, first_pid) or LastContact()).last > since, 60
+    )
 
 
 def test_each_site_refuses_a_class_of_its_own_accord(
@@ -279,8 +283,8 @@ def test_each_site_refuses_a_class_of_its_own_accord(
     )
     dishonest.foreign_class(folder / "app")
     dishonest.foreign_component(folder / "app")
-    said = f"Component {dishonest.FOREIGN!r} at config path"
-    ward.net.run_until(lambda: all(said in log_of(site) for site in sites), folder)
+    message = f"Component {dishonest.FOREIGN!r} at config path"
+    ward.net.run_until(lambda: all(message in log_of(site) for site in sites), folder)
     for site in sites:
         assert not (site / "state/class").exists()
     assert not ward.mark.exists()  # not so much as imported
@@ -348,43 +352,43 @@ def test_the_server_takes_no_reply_that_it_was_given_before(
     h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
     request = decode_request(frames(ward, "down", "h1")[1])
     true = h1[1]
-    given = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
+    transport = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
     events: list[Event] = []
     stands = {
         "job": request.job,
         "run": request.run,
         "progress": RunState(0, {"h1": 0}, {"h1": 0}),
     }
-    members = Participants(given, Patience(timeout=1), events.append, **stands)
-    found = members.ask({"h1": request}, least=1)
+    members = Participants(transport, Patience(timeout=1), events.append, **stands)
+    answers = members.ask({"h1": request}, least=1)
     assert [event.kind for event in events] == [kind, "duplicate", "refused"]
-    assert list(found.replies) == ["h1"]
-    assert not found.refused
-    updates = [reply.update for reply in (found.replies["h1"], decode_reply(true))]
-    taken, expected = (update.tensors["x"] for update in updates if update)
-    np.testing.assert_array_equal(taken, expected)
+    assert list(answers.replies) == ["h1"]
+    assert not answers.refused
+    updates = [reply.update for reply in (answers.replies["h1"], decode_reply(true))]
+    actual, expected = (update.tensors["x"] for update in updates if update)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_site_does_nothing_twice(
     tmp_path: Path, ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The requests that h1 was sent, sent again to what h1 keeps on its disk."""
-    kept = tmp_path / "h1"
-    shutil.copytree(ward.net.kits["h1"] / "state/first/site", kept)
+    site_state = tmp_path / "h1"
+    shutil.copytree(ward.net.kits["h1"] / "state/first/site", site_state)
     requests, replies = frames(ward, "down", "h1"), frames(ward, "up", "h1")
     monkeypatch.delattr(refusal_mains.Ward, "add")
-    host, before = refusal_mains.host(kept, "h1"), files_of(kept)
+    host, before = refusal_mains.host(site_state, "h1"), files_of(site_state)
     assert host.handle(requests[-1]) == replies[-1]
-    for old in requests[:-1]:
-        reply: Reply = decode_reply(host.handle(old))
+    for earlier_request in requests[:-1]:
+        reply: Reply = decode_reply(host.handle(earlier_request))
         assert reply.update is None
         assert "is old" in reply.refusal
     newest = decode_request(requests[-1])
-    for wrong, said in (
+    for wrong, message in (
         (replace(newest, run=0), "is old"),
         (replace(newest, job="job-2"), "has approved job"),
         (replace(newest, counted={"h2": 1}), "does not name site 'h1'"),
     ):
-        assert said in decode_reply(host.handle(encode(wrong))).refusal
+        assert message in decode_reply(host.handle(encode(wrong))).refusal
     assert host.handle(requests[-1]) == replies[-1]
-    assert files_of(kept) == before
+    assert files_of(site_state) == before

@@ -39,8 +39,8 @@ REFUSALS = ("invalid_request", "it does not name a job")
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Network]:
-    with intruders.network(tmp_path / "kits", "h1", "h2") as made:
-        yield made
+    with intruders.network(tmp_path / "kits", "h1", "h2") as running:
+        yield running
 
 
 def test_a_server_reads_no_file_of_a_site_and_deletes_none(
@@ -49,12 +49,12 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(
     """Shell commands, logs, and runs by the name of a folder that is the site's own."""
     notes, site = tmp_path / "notes.txt", net.kits["h1"]
     notes.write_text("Mrs Doe has diabetes.")
-    kept = [
+    site_files = [
         site / "rules/ledger.jsonl",
         site / "state/first/opened",
         site / JOB / "meta.json",
     ]
-    for path in kept:
+    for path in site_files:
         path.parent.mkdir(parents=True)
         path.write_text("{}")
     orders = [
@@ -71,8 +71,8 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(
         ("train.check_status", "", ""),
         ("train.delete_run", "", JOB),
     ]
-    given, answered = tmp_path / "orders.json", tmp_path / "answers.json"
-    given.write_text(json.dumps(orders))
+    orders_file, answered = tmp_path / "orders.json", tmp_path / "answers.json"
+    orders_file.write_text(json.dumps(orders))
     loose = tmp_path / "loose"
     loose.mkdir()
     (loose / "sitecustomize.py").write_text(
@@ -84,7 +84,7 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(
     net.start(
         net.server,
         PYTHONPATH=path,
-        FEDNOTES_TEST_ORDERS=str(given),
+        FEDNOTES_TEST_ORDERS=str(orders_file),
         FEDNOTES_TEST_ANSWERS=str(answered),
     )
     net.start(site)
@@ -94,12 +94,12 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(
     assert "PRIVATE KEY" not in str(refused)
     assert [
         order
-        for order, told in zip(orders[:-2], refused, strict=True)
-        if told not in REFUSALS
+        for order, answer in zip(orders[:-2], refused, strict=True)
+        if answer not in REFUSALS
     ] == []
     assert json.loads(status)["running_jobs"] == []
     assert own_run in REFUSALS
-    assert all(path.exists() for path in kept)
+    assert all(path.exists() for path in site_files)
 
 
 def test_strangers_at_the_port_fill_no_file(net: Network) -> None:
@@ -145,14 +145,14 @@ def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> 
     assert install_trust(h1, intruders.revoke(net.kits, "h2", "admin", of=net.project))
     assert until(lambda: Trust.read(server / "startup").number == 2, 30)
     refused = time.time()
-    said = "closed a connection from h2: its certificate was revoked on"
-    assert until(lambda: said in log_of(server), 20)
+    output = "closed a connection from h2: its certificate was revoked on"
+    assert until(lambda: output in log_of(server), 20)
     assert "installed a newer trust list, which h1 sent" in log_of(server)
     assert until(lambda: last(h1) > refused + 6, 30)
     assert last(h2) < refused + 6
-    said = net.admin("print(sorted(server.sites()))")
-    assert "['h1" not in said
-    assert "does not answer" in said or "does not know this certificate" in said
+    output = net.admin("print(sorted(server.sites()))")
+    assert "['h1" not in output
+    assert "does not answer" in output or "does not know this certificate" in output
 
 
 def test_a_root_is_replaced_while_sites_are_connected(net: Network) -> None:

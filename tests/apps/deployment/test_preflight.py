@@ -43,11 +43,11 @@ def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
     assert checks(kits["h1"], "certificate") == [
         Check("certificate", True, f"valid until {end}")
     ]
-    assert [found.ok for found in checks(kits["server"], "certificate")] == [True]
+    assert [check.ok for check in checks(kits["server"], "certificate")] == [True]
 
 
 @pytest.mark.parametrize(
-    ("who", "file", "said"),
+    ("who", "file", "message"),
     [
         ("h1", "startup/client.key", "does not belong to the kit's key"),
         (
@@ -64,14 +64,14 @@ def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
     ],
 )
 def test_files_of_another_kit_are_wrong(
-    kits: dict[str, Path], who: str, file: str, said: str
+    kits: dict[str, Path], who: str, file: str, message: str
 ) -> None:
     """A certificate that the authority signed, but for somebody else."""
     shutil.copyfile(kits["h2"] / "startup" / Path(file).name, kits[who] / file)
-    (found,) = checks(kits[who], "certificate")
-    assert found.ok is False
-    assert said in found.message
-    assert "ask for a new kit" in found.message
+    (check,) = checks(kits[who], "certificate")
+    assert check.ok is False
+    assert message in check.message
+    assert "ask for a new kit" in check.message
 
 
 @pytest.mark.parametrize("who", ["h1", "server"])
@@ -112,8 +112,8 @@ def answering(shared_kits: dict[str, Path]) -> Iterator[None]:
 
 
 def to_server(kit: Path) -> Check:
-    (found,) = checks(kit, "server")
-    return found
+    (check,) = checks(kit, "server")
+    return check
 
 
 @pytest.mark.usefixtures("answering")
@@ -123,19 +123,19 @@ def test_the_server_is_reached_through_the_proxy_of_the_environment(
     assert to_server(shared_kits["h1"]).ok
     with proxy() as hospital:
         monkeypatch.setenv("https_proxy", hospital.url)
-        found = to_server(shared_kits["h1"])
-        assert found.ok
+        check = to_server(shared_kits["h1"])
+        assert check.ok
         assert (
-            f"through the proxy {hospital.url.removeprefix('http://')}" in found.message
+            f"through the proxy {hospital.url.removeprefix('http://')}" in check.message
         )
-        assert hospital.asked == [f"localhost:{PROJECT.port}"]
+        assert hospital.addresses == [f"localhost:{PROJECT.port}"]
         hospital.refuses = True
-        found = to_server(shared_kits["h1"])
-        assert found.ok is False
-        assert "407 Proxy Authentication Required" in found.message
+        check = to_server(shared_kits["h1"])
+        assert check.ok is False
+        assert "407 Proxy Authentication Required" in check.message
         monkeypatch.setenv("no_proxy", "elsewhere.org, localhost")
         assert to_server(shared_kits["h1"]).ok
-        assert len(hospital.asked) == 2
+        assert len(hospital.addresses) == 2
 
 
 @pytest.mark.usefixtures("answering")
@@ -144,11 +144,13 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
 ) -> None:
     assert explain_other_listener(shared_kits["server"]) == ""
     assert check_port(shared_kits["server"]).ok
-    other = intruders.copy_kit(shared_kits["server"], tmp_path / "other")
-    (other / "startup/server.crt").write_bytes(
+    other_server = intruders.copy_kit(shared_kits["server"], tmp_path / "other")
+    (other_server / "startup/server.crt").write_bytes(
         (shared_kits["h1"] / "startup/client.crt").read_bytes()
     )
-    assert explain_other_listener(other) == "another server of this project answers"
+    assert (
+        explain_other_listener(other_server) == "another server of this project answers"
+    )
     stranger = provision(PROJECT, tmp_path / "stranger")["server"]
     assert "it shows another certificate" in explain_other_listener(stranger)
     assert check_port(stranger).ok is False
@@ -173,12 +175,12 @@ def no_tls(shared_kits: dict[str, Path]) -> Iterator[None]:
 def test_another_program_on_the_port_is_named_as_such(
     shared_kits: dict[str, Path],
 ) -> None:
-    found = to_server(shared_kits["h1"])
-    assert found.ok is False
-    assert "answers, but not with TLS" in found.message
-    found = check_port(shared_kits["server"])
-    assert found.ok is False
-    assert "in use by another program (it does not speak TLS)" in found.message
+    check = to_server(shared_kits["h1"])
+    assert check.ok is False
+    assert "answers, but not with TLS" in check.message
+    check = check_port(shared_kits["server"])
+    assert check.ok is False
+    assert "in use by another program (it does not speak TLS)" in check.message
     assert (
         await_server(shared_kits["server"], 0.0, lambda: True)
         == "it does not speak TLS"
@@ -198,13 +200,13 @@ def test_nobody_answers(shared_kits: dict[str, Path]) -> None:
 def test_a_server_that_is_not_there_is_said_with_the_way(
     shared_kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = to_server(shared_kits["h1"])
-    assert found.ok is False
-    assert "does not answer" in found.message
+    check = to_server(shared_kits["h1"])
+    assert check.ok is False
+    assert "does not answer" in check.message
     monkeypatch.setenv("https_proxy", f"127.0.0.1:{intruders.free_port()}")
-    found = to_server(shared_kits["h1"])
-    assert found.ok is False
-    assert "through the proxy 127.0.0.1:" in found.message
+    check = to_server(shared_kits["h1"])
+    assert check.ok is False
+    assert "through the proxy 127.0.0.1:" in check.message
 
 
 def test_which_proxy_is_grpcs() -> None:

@@ -35,11 +35,11 @@ def _open_umask() -> Iterator[None]:
 def test_a_simulated_run(tmp_path: Path) -> None:
     """While it runs as well: then there are checkpoints, with modules that no site
     shares."""
-    out, seen = tmp_path / "new" / "run", list[str]()
+    out, names = tmp_path / "new" / "run", list[str]()
 
     class Watching(ProgressListener):
         def round(self, result: Any) -> None:
-            seen.extend(path.name for path in out.rglob("*"))
+            names.extend(path.name for path in out.rglob("*"))
             assert opened(out) == []
 
     out.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_a_simulated_run(tmp_path: Path) -> None:
     (out / "job.json").write_text("{}")
     job = parse_job(TABLE, "tiny", tmp_path, "tiny.toml")
     simulate(job, out, listener=Watching())
-    assert "tensors.safetensors" in seen
+    assert "tensors.safetensors" in names
     assert {"summary.json", "metrics.jsonl"} <= {path.name for path in out.iterdir()}
     assert opened(out) == []
     page = write_report(out, tmp_path / "mine" / "page.html")
@@ -68,17 +68,17 @@ def test_kits_after_a_run(job: str, site_notes: Any, tmp_path: Path) -> None:
     ]
     with pytest.raises(ServerKilled):
         server_main(hospitals.setups[""], hospitals.network)
-    found = {path.name for path in kits.rglob("*")}
-    assert {"approvals.json", "ledger.jsonl", "journal", "states", "run.json"} <= found
+    names = {path.name for path in kits.rglob("*")}
+    assert {"approvals.json", "ledger.jsonl", "journal", "states", "run.json"} <= names
     assert opened(kits) == []
     hospitals.run()
-    found = {path.name for path in kits.rglob("*")}
+    names = {path.name for path in kits.rglob("*")}
     assert {
         "scores.json",
         "tagger.safetensors",
         "metrics.jsonl",
         "summary.json",
-    } <= found
+    } <= names
     assert opened(kits) == []
 
 

@@ -76,9 +76,9 @@ def test_a_line_that_comes_again_passes_once_a_minute_and_counts_the_rest() -> N
         ),
         # NVFlare 2.9.0's lines at a healthy start; who is away is told once, elsewhere
         *(
-            ([(who, f"[ME=server D=h1.17] {said}", logging.ERROR)], [who != CELLS])
+            ([(who, f"[ME=server D=h1.17] {text}", logging.ERROR)], [who != CELLS])
             for who in (CELLS, "nvflare.other")
-            for said in (
+            for text in (
                 "no connection to h1.17",
                 "cannot send to 'h1.17': target_unreachable",
             )
@@ -109,18 +109,20 @@ for number in range(int(sys.argv[3])):
 """
 
 
-def configured(most: int = 2_000_000) -> str:
+def configured(limit: int = 2_000_000) -> str:
     settings = copy.deepcopy(kit._read_tables()["both"]["local/log_config.json"])
-    settings["handlers"]["file"]["most"] = most
+    settings["handlers"]["file"]["most"] = limit
     return json.dumps(settings)
 
 
-def written(folder: Path, names: str, count: int, most: int = 2_000_000) -> list[str]:
+def write_lines(
+    folder: Path, names: str, count: int, limit: int = 2_000_000
+) -> list[str]:
     """The lines that a process for each name writes at once, as NVFlare's jobs do: from
     elsewhere."""
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, KIT_VARIABLE: str(folder), "PYTHONPATH": path}
-    command = [sys.executable, "-c", WRITER, configured(most)]
+    command = [sys.executable, "-c", WRITER, configured(limit)]
     writers = [
         subprocess.Popen([*command, name, str(count)], env=environment)
         for name in names
@@ -132,22 +134,22 @@ def written(folder: Path, names: str, count: int, most: int = 2_000_000) -> list
 
 def test_processes_share_a_kit_s_log(tmp_path: Path) -> None:
     """Every line of each is there, whole and in its order."""
-    found = written(tmp_path, "ab", 400)
+    lines = write_lines(tmp_path, "ab", 400)
     assert [path.name for path in tmp_path.iterdir()] == ["fednotes.log"]
     for name in "ab":
-        own = [line for line in found if line.startswith(name)]
-        assert own == [f"{name} {number:05d}" for number in range(400)]
+        process_lines = [line for line in lines if line.startswith(name)]
+        assert process_lines == [f"{name} {number:05d}" for number in range(400)]
 
 
 def test_a_log_is_moved_away_by_whoever_finds_it_too_long(tmp_path: Path) -> None:
     """No line is torn or written twice, and the size is bounded: 12,000 lines of 60
     bytes."""
-    found = written(tmp_path, "abc", 4000, most=20_000)
+    lines = write_lines(tmp_path, "abc", 4000, limit=20_000)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["fednotes.log", *(f"fednotes.log.{n}" for n in (1, 2, 3))]
     assert all(path.stat().st_size < 25_000 for path in tmp_path.iterdir())
-    assert all(re.fullmatch(r"[abc] \d{5}", line) for line in found)
-    assert len(set(found)) == len(found) > 900
+    assert all(re.fullmatch(r"[abc] \d{5}", line) for line in lines)
+    assert len(set(lines)) == len(lines) > 900
 
 
 def test_the_kit_s_log_uses_the_filter(

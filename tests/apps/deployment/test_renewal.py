@@ -35,9 +35,9 @@ from fednotes.apps.deployment.nvflare.trust import Trust, install_trust
 from fednotes.core.errors import ConfigError, RefusedError
 
 
-def signed(kits: dict[str, Path], asked: bytes) -> bytes:
+def signed(kits: dict[str, Path], requests: bytes) -> bytes:
     authority = open_authority(PROJECT, kits["server"].parent)
-    answer = authority.sign_requests(asked, PROJECT.kit_of)
+    answer = authority.sign_requests(requests, PROJECT.kit_of)
     authority.save()
     return answer
 
@@ -56,32 +56,37 @@ def test_a_renewal_replaces_keys_and_certificates_only(
     if who != "server":
         intruders.redate(kit, (-300, 20))
         assert len(check_kit(kit)) == 1
-    before, old = tree(kit), {stem: read_certificate(stem) for stem in find_stems(kit)}
-    asked = request_renewal(kit)
-    assert request_renewal(kit).count(b"BEGIN CERTIFICATE REQUEST") == len(old)
-    assert b"PRIVATE" not in asked
+    before, old_certificates = (
+        tree(kit),
+        {stem: read_certificate(stem) for stem in find_stems(kit)},
+    )
+    requests = request_renewal(kit)
+    assert request_renewal(kit).count(b"BEGIN CERTIFICATE REQUEST") == len(
+        old_certificates
+    )
+    assert b"PRIVATE" not in requests
     asking = tree(kit)
     assert before.items() <= asking.items()
     assert {asking[path][1] & 0o777 for path in asking.keys() - before.keys()} == {
         0o600
     }
-    answer = signed(kits, asked)
+    answer = signed(kits, requests)
     assert b"PRIVATE" not in answer
     install_renewal(kit, answer)
     assert check_kit(kit) == []
     after = tree(kit)
     changed = {path for path in before if after[path][0] != before[path][0]}
     assert {path.suffix for path in changed} == {".key", ".crt"}
-    assert len(changed) == 2 * len(old)
-    assert {path: kept[1] for path, kept in after.items()} == {
-        path: kept[1] for path, kept in before.items()
+    assert len(changed) == 2 * len(old_certificates)
+    assert {path: entry[1] for path, entry in after.items()} == {
+        path: entry[1] for path, entry in before.items()
     }
-    for stem, certificate in old.items():
-        new = read_certificate(stem)
-        assert new.subject == certificate.subject
-        assert new.public_key() != certificate.public_key()
+    for stem, certificate in old_certificates.items():
+        renewed = read_certificate(stem)
+        assert renewed.subject == certificate.subject
+        assert renewed.public_key() != certificate.public_key()
         names = x509.SubjectAlternativeName
-        assert new.extensions.get_extension_for_class(names) == (
+        assert renewed.extensions.get_extension_for_class(names) == (
             certificate.extensions.get_extension_for_class(names)
         )
     assert min(read_expiry_dates(kit).values()) > certificate.not_valid_before_utc
@@ -126,18 +131,18 @@ def test_a_job_that_was_submitted_before_a_renewal_is_served_after_it(
 def test_revoking_a_renewed_kit_revokes_both_of_its_certificates(
     kits: dict[str, Path],
 ) -> None:
-    old = CertificateIdentity.of_kit(kits["a"])
+    old_identity = CertificateIdentity.of_kit(kits["a"])
     install_renewal(kits["a"], signed(kits, request_renewal(kits["a"])))
-    new, b = (
+    new_identity, b = (
         CertificateIdentity.of_kit(kits["a"]),
         CertificateIdentity.of_kit(kits["b"]),
     )
-    assert b.verify("a", b"x", old.sign(b"x"))
-    assert b.verify("a", b"x", new.sign(b"x"))
+    assert b.verify("a", b"x", old_identity.sign(b"x"))
+    assert b.verify("a", b"x", new_identity.sign(b"x"))
     kits["a"].rename(kits["server"].with_name("away"))
     install_trust(kits["b"], revoke(kits, "a"))
-    assert not b.verify("a", b"x", old.sign(b"x"))
-    assert not b.verify("a", b"x", new.sign(b"x"))
+    assert not b.verify("a", b"x", old_identity.sign(b"x"))
+    assert not b.verify("a", b"x", new_identity.sign(b"x"))
 
 
 def test_a_renewal_moves_a_kit_to_the_new_root(kits: dict[str, Path]) -> None:
@@ -163,16 +168,18 @@ def asked_for(subject: Any, proof: bytes) -> bytes:
     return builder.sign(key, hashes.SHA256()).public_bytes(intruders.PEM)
 
 
-def proof_of(asked: bytes) -> bytes:
-    found = x509.load_pem_x509_csr(asked)
-    return found.attributes.get_attribute_for_oid(AttributeOID.UNSTRUCTURED_NAME).value
+def proof_of(request_pem: bytes) -> bytes:
+    request = x509.load_pem_x509_csr(request_pem)
+    return request.attributes.get_attribute_for_oid(
+        AttributeOID.UNSTRUCTURED_NAME
+    ).value
 
 
 def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
     kits: dict[str, Path],
 ) -> None:
     good = request_renewal(kits["a"])
-    own = x509.load_pem_x509_csr(good).subject
+    subject = x509.load_pem_x509_csr(good).subject
     of_server = x509.load_pem_x509_csr(request_renewal(kits["server"])).subject
     expired = intruders.copy_kit(kits["b"], kits["b"].with_name("old"))
     late = request_renewal(expired)
@@ -180,9 +187,9 @@ def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
     stranger = intruders.copy_kit(kits["b"], kits["b"].with_name("stranger"))
     intruders.self_sign(stranger)
     wrong = {
-        "another key": asked_for(own, proof_of(good)),
+        "another key": asked_for(subject, proof_of(good)),
         "another name": asked_for(of_server, proof_of(good)),
-        "no proof": asked_for(own, b"x"),
+        "no proof": asked_for(subject, b"x"),
         "cut short": good[:-40],
         "no request": b"hello",
         "expired": request_renewal(expired),
@@ -191,9 +198,9 @@ def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
         "too long": good * 60,
     }
     assert wrong["expired"] != late
-    for what, asked in wrong.items():
+    for what, request in wrong.items():
         with pytest.raises(RefusedError):
-            pytest.fail(f"{what}: {signed(kits, asked)!r}")
+            pytest.fail(f"{what}: {signed(kits, request)!r}")
     revoke(kits, "a")
     with pytest.raises(RefusedError, match="not signed by a currently valid kit"):
         signed(kits, good)

@@ -53,25 +53,25 @@ class Server:
 
     def __init__(self, *statuses: str, alive: bool = True) -> None:
         self.statuses = {f"j{n}": status for n, status in enumerate(statuses)}
-        self.alive, self.asked, self.looks = alive, list[tuple[str, str]](), 0
+        self.alive, self.orders, self.looks = alive, list[tuple[str, str]](), 0
         self.summary, self.text = False, "{}"
         self.watch: Callable[[], None] = lambda: None
         self.refuses: Exception | None = None
 
     def jobs(self) -> list[Table]:
         self.looks += 1
-        for one, status in self.statuses.items():
+        for job_id, status in self.statuses.items():
             if status == "ENDS":
-                self.statuses[one] = "FINISHED:ABORTED"
+                self.statuses[job_id] = "FINISHED:ABORTED"
         self.watch()
         ours = [
-            job("job-1", one, status.replace("ENDS", "RUNNING"), int(one[1:]))
-            for one, status in self.statuses.items()
+            job("job-1", job_id, status.replace("ENDS", "RUNNING"), int(job_id[1:]))
+            for job_id, status in self.statuses.items()
         ]
         return [job("other", "x", "RUNNING", 9), *ours]
 
     def abort(self, job_id: str) -> None:
-        self.asked.append(("abort", job_id))
+        self.orders.append(("abort", job_id))
         if self.statuses[job_id] == "SUBMITTED":
             self.statuses[job_id] = "FINISHED:ABORTED"
         elif self.statuses[job_id] == "RUNNING":
@@ -80,10 +80,10 @@ class Server:
             self.statuses[job_id] = "ENDS"
 
     def resubmit(self, job_id: str) -> str:
-        self.asked.append(("resubmit", job_id))
-        new = f"j{len(self.statuses)}"
-        self.statuses[new] = "SUBMITTED"
-        return new
+        self.orders.append(("resubmit", job_id))
+        new_id = f"j{len(self.statuses)}"
+        self.statuses[new_id] = "SUBMITTED"
+        return new_id
 
     def fetch(self, job_id: str, out: Path) -> Path:
         if self.summary:
@@ -94,7 +94,7 @@ class Server:
     def submit(self, folder: Path) -> str:
         if self.refuses:
             raise self.refuses
-        self.asked.append(("submit", folder.name))
+        self.orders.append(("submit", folder.name))
         return "j0"
 
 
@@ -107,7 +107,7 @@ def ended(server: Any, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "alive", "asked"),
+    ("statuses", "alive", "orders"),
     [
         (["SUBMITTED"], True, [("abort", "j0")]),
         (["RUNNING"], True, [("abort", "j0")]),
@@ -121,16 +121,16 @@ def ended(server: Any, out: Path) -> None:
     ],
 )
 def test_a_run_ends_wherever_it_stands(
-    statuses: list[str], alive: bool, asked: list[tuple[str, str]], tmp_path: Path
+    statuses: list[str], alive: bool, orders: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     server = Server(*statuses, alive=alive)
     ended(server, tmp_path)
-    assert server.asked == asked
+    assert server.orders == orders
     assert "FINISHED:ABORTED" in server.statuses.values()
 
 
 @pytest.mark.parametrize(
-    ("status", "look", "later", "asked"),
+    ("status", "look", "later", "orders"),
     [
         # NVFlare would mark it as aborted while it is handed out, and start it all the
         # same.
@@ -140,12 +140,12 @@ def test_a_run_ends_wherever_it_stands(
     ],
 )
 def test_what_changes_meanwhile_ends_too(
-    status: str, look: int, later: dict[str, str], asked: list[Any], tmp_path: Path
+    status: str, look: int, later: dict[str, str], orders: list[Any], tmp_path: Path
 ) -> None:
     server = Server(status)
     server.watch = lambda: server.statuses.update(later if server.looks == look else {})
     ended(server, tmp_path)
-    assert server.asked == asked
+    assert server.orders == orders
     assert server.looks > look
     assert set(server.statuses.values()) == {"FINISHED:ABORTED"}
 
@@ -159,7 +159,7 @@ def test_a_run_that_is_done_is_not_aborted(tmp_path: Path) -> None:
     server.summary = False
     with pytest.raises(ConfigError, match="fednotes run --attach"):
         ended(server, tmp_path)
-    assert server.asked == []
+    assert server.orders == []
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
         assert read_run(out) == run
     server.refuses = None
     submit_run(server, run, declared, least=least, out=out)  # type: ignore[arg-type]
-    assert server.asked == [("submit", run.name)]
+    assert server.orders == [("submit", run.name)]
     assert "submitting" not in json.loads((out / "run.json").read_text())
     assert read_run(out) == run
     release_folder(out)
@@ -290,11 +290,13 @@ def followed(
     server: Script, out: Path, *, fresh: bool = False
 ) -> tuple[list[int], list[str]]:
     """The rounds that are shown, and what is said."""
-    display, said, clock = mock.Mock(), list[str](), Clock()
-    follower = Follower(RUN, out, display, said.append, fresh, lambda: 0.0, clock.sleep)
+    display, lines, clock = mock.Mock(), list[str](), Clock()
+    follower = Follower(
+        RUN, out, display, lines.append, fresh, lambda: 0.0, clock.sleep
+    )
     with pytest.raises(FednotesError, match="was aborted by a person"):
         follower.follow(server)  # type: ignore[arg-type]
-    return [call.args[0].round for call in display.round.call_args_list], said
+    return [call.args[0].round for call in display.round.call_args_list], lines
 
 
 FIRST, SECOND = job("job-1", "a", "RUNNING"), job("job-1", "b", "RUNNING", 1)
@@ -364,6 +366,6 @@ def test_what_a_model_is_good_for(
     (tmp_path / "model").mkdir()
     with mock.patch("fednotes.report.html.write_report"):
         deploy._say_results(tmp_path, "job-1", RunResult(method=method))
-    told = capsys.readouterr().out
-    assert hint.format(out=tmp_path) in told
-    assert ("predict" in told) == (method == "distill")
+    output = capsys.readouterr().out
+    assert hint.format(out=tmp_path) in output
+    assert ("predict" in output) == (method == "distill")

@@ -22,11 +22,11 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
         job: Any = SimpleNamespace(
             federation=SimpleNamespace(secure_sum=True, min_sites=least)
         )
-        asked = sum_threshold(
+        threshold = sum_threshold(
             job, cast("Any", SimpleNamespace(sites=names, min_sites=1))
         )
-        terms: dict[str, Any] = {"job": JOB, "threshold": asked}
+        terms: dict[str, Any] = {"job": JOB, "threshold": threshold}
         ends = SecureSum(names, **terms), SecureSeal(names[0], names, **terms)
-        assert asked == ends[0].least == max(least or sites, sites // 2 + 1)
-        assert [end._parties.threshold for end in ends] == [asked] * 2
-        assert [end._parties.confirmed for end in ends] == [asked < sites] * 2
+        assert threshold == ends[0].least == max(least or sites, sites // 2 + 1)
+        assert [end._parties.threshold for end in ends] == [threshold] * 2
+        assert [end._parties.confirmed for end in ends] == [threshold < sites] * 2

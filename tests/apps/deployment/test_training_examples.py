@@ -23,10 +23,10 @@ NOTE = Document(
 TAGS = TagSet(("Sign",))
 
 
-def differing(one: Any, other: Any) -> dict[str, int]:
+def differing(first: Any, second: Any) -> dict[str, int]:
     """In how many examples two sites' data differ, in each view."""
-    kind = kinds.find("notes" if isinstance(one, SiteNotes) else "documents")
-    views, others = kind.encode_examples(one), kind.encode_examples(other)
+    kind = kinds.find("notes" if isinstance(first, SiteNotes) else "documents")
+    views, others = kind.encode_examples(first), kind.encode_examples(second)
     assert views.keys() == others.keys()
     return {name: len(set(views[name]) ^ set(others[name])) for name in views}
 
@@ -51,20 +51,20 @@ def test_sentences_are_the_examples_of_documents(
 ) -> None:
     """One sentence fewer is one example; another sentence, or other labels, are two."""
     names = ("sentences", "sentences with mentions", "sentences with labels")
-    found = differing(documents(NOTE), documents(replace(NOTE, **change)))
-    assert found == dict(zip(names, expected, strict=True))
+    difference = differing(documents(NOTE), documents(replace(NOTE, **change)))
+    assert difference == dict(zip(names, expected, strict=True))
     more = documents(NOTE, Document("n3", "Seen again.\n"))
     assert differing(documents(NOTE), more) == dict.fromkeys(names, 1)
 
 
 def notes(*texts: str) -> SiteNotes:
-    def read() -> Iterator[Note]:
+    def read_notes() -> Iterator[Note]:
         return (
             Note(str(number), text, None, None, "s")
             for number, text in enumerate(texts)
         )
 
-    return SiteNotes("a", read, read, len(texts), 0, 0, 0, 0, 0, 0)
+    return SiteNotes("a", read_notes, read_notes, len(texts), 0, 0, 0, 0, 0, 0)
 
 
 def test_a_note_is_an_example_of_pretraining() -> None:

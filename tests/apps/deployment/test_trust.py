@@ -53,13 +53,19 @@ def trusted(kit: Path) -> Trust:
     return Trust.read(kit / "startup")
 
 
-def believes(one: Path | CertificateIdentity, other: Path, name: str = "h2") -> bool:
+def believes(
+    verifying: Path | CertificateIdentity, signing: Path, name: str = "h2"
+) -> bool:
     """Return whether one site accepts the other's signature.
 
     one: a kit, or the identity that a running job holds.
     """
-    verifier = CertificateIdentity.of_kit(one) if isinstance(one, Path) else one
-    return verifier.verify(name, TEXT, CertificateIdentity.of_kit(other).sign(TEXT))
+    verifier = (
+        CertificateIdentity.of_kit(verifying)
+        if isinstance(verifying, Path)
+        else verifying
+    )
+    return verifier.verify(name, TEXT, CertificateIdentity.of_kit(signing).sign(TEXT))
 
 
 def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
@@ -88,11 +94,11 @@ def test_openssl_verifies_the_list_of_revoked_kits(kits: Kits, tmp_path: Path) -
         command = [openssl, *map(str, words)]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    found = checked("crl", "-in", "list.pem", "-CAfile", root, "-noout", "-text")
-    assert "verify OK" in found.stdout + found.stderr
+    completed = checked("crl", "-in", "list.pem", "-CAfile", root, "-noout", "-text")
+    assert "verify OK" in completed.stdout + completed.stderr
     assert (
         f"{read_certificate(kits['h2'] / 'startup/client').serial_number:X}"
-        in found.stdout
+        in completed.stdout
     )
     chain = ("-crl_check", "-CRLfile", "list.pem", "-CAfile", root)
     for name, refused in (("h1", False), ("h2", True)):
@@ -164,11 +170,11 @@ def test_revoking_a_kit_does_not_revoke_the_admin_of_its_jobs(
 def test_the_certificate_that_a_revoked_server_shows_is_refused(kits: Kits) -> None:
     """`preflight` checks it so. Both certificates of the server are revoked."""
     h1, server = kits["h1"], kits["server"]
-    shown = read_certificate(server / "startup/server").public_bytes(Encoding.DER)
-    assert find_withdrawal_of_peer(h1, shown) is None
+    certificate = read_certificate(server / "startup/server").public_bytes(Encoding.DER)
+    assert find_withdrawal_of_peer(h1, certificate) is None
     list_of_it = revoke(kits, "server")
     install_trust(h1, list_of_it)
-    assert "was revoked on" in str(find_withdrawal_of_peer(h1, shown))
+    assert "was revoked on" in str(find_withdrawal_of_peer(h1, certificate))
     watch = read_certificate(server / "watch/startup/client")
     assert "was revoked on" in str(trusted(h1).find_problem(watch))
     assert install_trust(server, list_of_it)
@@ -209,11 +215,18 @@ def test_a_trust_list_of_anybody_but_the_authority_is_refused(
     kits: Kits, tmp_path: Path
 ) -> None:
     h1, true = kits["h1"], revoke(kits, "h2")
-    other = trust_list_of(provision(PROJECT, tmp_path / "other"))
-    own = (kits["h2"] / "startup/client.crt").read_bytes()
+    foreign_list = trust_list_of(provision(PROJECT, tmp_path / "other"))
+    own_certificate = (kits["h2"] / "startup/client.crt").read_bytes()
     cut = [true[: len(true) * part // 9] for part in range(9)]
     before = (h1 / "startup/trust.pem").read_bytes()
-    for false in (forged(kits), other, other + true, own + true, b"x" * 60_000, *cut):
+    for false in (
+        forged(kits),
+        foreign_list,
+        foreign_list + true,
+        own_certificate + true,
+        b"x" * 60_000,
+        *cut,
+    ):
         with pytest.raises(RefusedError):
             install_trust(h1, false)
     with pytest.raises(RefusedError, match="bytes are too many"):
@@ -279,7 +292,7 @@ def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -
     (root,) = false.valid_roots()
     site = read_key(kits["h2"] / "startup/client")
     bridge = loaded(intruders.reissue(root, site, root, false.load_key(), (-1, 30)))
-    old = {
+    old_authority = {
         "server": intruders.copy_kit(kits["server"].parent, tmp_path / "stolen")
         / "server"
     }
@@ -294,7 +307,7 @@ def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -
             )
     install_trust(h1, trust_list_of(kits))
     for _ in range(3):
-        late = revoke(old, "h2")
+        late = revoke(old_authority, "h2")
     with pytest.raises(
         RefusedError, match="signed by a root that another has replaced"
     ):
@@ -306,13 +319,16 @@ def test_certificates_that_a_site_or_a_stranger_signed_are_refused(
 ) -> None:
     """They are refused also if the signer's own certificate is shown with them."""
     provision(PROJECT, tmp_path / "other")
-    own, stranger = (
+    own_certificate, stranger = (
         kits["h2"] / "startup/client",
         open_authority(PROJECT, tmp_path / "other"),
     )
-    victim, key = read_certificate(kits["server"] / "startup/server"), read_key(own)
+    victim, key = (
+        read_certificate(kits["server"] / "startup/server"),
+        read_key(own_certificate),
+    )
     for liar, signer in (
-        (read_certificate(own), key),
+        (read_certificate(own_certificate), key),
         (stranger.root, stranger.load_key()),
     ):
         false = loaded(intruders.reissue(liar, signer, victim, key, (-1, 9)))
@@ -373,9 +389,9 @@ def test_new_certificates_are_valid_on_a_clock_that_is_five_minutes_slow(
 
 def open_connection(kit: Path) -> Any:
     """Return as much of a connection as NVFlare's manager has, with a kit's certificate."""
-    shown = {"x509_pem_cert": [(kit / "startup/client.crt").read_bytes()]}
+    auth_context = {"x509_pem_cert": [(kit / "startup/client.crt").read_bytes()]}
     connection = SimpleNamespace(
-        context=SimpleNamespace(auth_context=lambda: shown),
+        context=SimpleNamespace(auth_context=lambda: auth_context),
         state=ConnState.CONNECTED,
         is_open=True,
     )

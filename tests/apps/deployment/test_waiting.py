@@ -79,14 +79,14 @@ def test_the_status_of_a_server_counts_to_the_present() -> None:
         "site": "discharge",
         "text": "site 'discharge' has not approved",
     }
-    told = describe_progress({"lines": [silent, published], "sites": ["reports"]})
-    begin, waiting = told.split("; ")
+    progress = describe_progress({"lines": [silent, published], "sites": ["reports"]})
+    begin, waiting = progress.split("; ")
     assert begin == "before round 1, with reports"
     assert waiting.startswith("waiting for the approval of: discharge (")
     assert int(waiting.split("(")[1].split(" h")[0]) > 480_000  # hours since 1970
     over = {"kind": "approvals", "since": {}, "text": "all approvals have arrived"}
-    told = describe_progress({"lines": [published, over], "sites": ["reports"]})
-    assert told == "before round 1, with reports"
+    progress = describe_progress({"lines": [published, over], "sites": ["reports"]})
+    assert progress == "before round 1, with reports"
 
 
 def test_times_are_short() -> None:

@@ -73,14 +73,14 @@ class Server:
     """A server with one run, whose newest submission is what the test says."""
 
     def __init__(self, status: str) -> None:
-        self.status, self.number, self.asked = status, 1, []
+        self.status, self.number, self.orders = status, 1, []
         self.connected, self.present = tuple(sorted(ALL)), ("h1", "h2")
         self.others: list[tuple[str, str]] = []  # other runs, and how they stand
 
     def jobs(self) -> list[dict[str, Any]]:
         deploy = {"app": ["server", *sorted(ALL)]}
-        old = {"name": "r", "job_id": "j0", "status": "RUNNING", "submit_time": 0}
-        new = {
+        first_job = {"name": "r", "job_id": "j0", "status": "RUNNING", "submit_time": 0}
+        latest_job = {
             "job_id": f"j{self.number}",
             "status": self.status,
             "submit_time": self.number,
@@ -89,21 +89,21 @@ class Server:
             {"name": name, "job_id": name, "status": status, "deploy_map": deploy}
             for name, status in self.others
         ]
-        return [{"name": "r", "deploy_map": deploy, **new}, old, *others]
+        return [{"name": "r", "deploy_map": deploy, **latest_job}, first_job, *others]
 
     def sites(self) -> frozenset[str]:
         return frozenset(self.connected)
 
     def tell(self, job_id: str, topic: str = "") -> dict[str, Any] | None:
         if topic:
-            self.asked.append((topic, job_id))
+            self.orders.append((topic, job_id))
         return {"sites": list(self.present)}
 
     def abort(self, job: dict[str, Any]) -> None:
-        self.asked.append(("abort", job["job_id"]))
+        self.orders.append(("abort", job["job_id"]))
 
     def resubmit(self, job: dict[str, Any]) -> None:
-        self.asked.append(("resubmit", job["job_id"]))
+        self.orders.append(("resubmit", job["job_id"]))
         self.number += 1
 
 
@@ -124,9 +124,9 @@ class Looks:
 def test_one_look_decides_nothing(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
     looks.look(1)
-    assert server.asked == []
+    assert server.orders == []
     looks.look(1)
-    assert server.asked == [("resubmit", "j1")]
+    assert server.orders == [("resubmit", "j1")]
 
 
 @pytest.mark.parametrize("set_back", [60.0, 3600.0, 365 * 86400.0])
@@ -150,7 +150,7 @@ def test_a_clock_that_was_set_back_hands_no_run_in_again(
     )
     server.jobs = lambda: [running, stopped]  # type: ignore[method-assign]
     Looks(tmp_path, server).look(20)
-    assert server.asked == []
+    assert server.orders == []
 
 
 def test_submissions_are_in_order_also_where_one_is_gone_or_names_itself() -> None:
@@ -178,9 +178,9 @@ def test_it_waits_for_sites_but_not_for_ever(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
     server.connected = ("h1",)
     looks.look(int(PATIENCE_SECONDS // 5))
-    assert server.asked == []
+    assert server.orders == []
     looks.look(1)
-    assert server.asked == [("resubmit", "j1")]
+    assert server.orders == [("resubmit", "j1")]
 
 
 def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
@@ -188,17 +188,17 @@ def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("RUNNING"))
     server.present = ()
     looks.look(4)
-    assert server.asked == []
+    assert server.orders == []
     server.present = ("h1",)
     looks.look(4)
-    assert server.asked == [("fednotes.pause", "j1")]  # once: it may take a while
+    assert server.orders == [("fednotes.pause", "j1")]  # once: it may take a while
     write_json(
         tmp_path / "r" / "outcome.json",
         {"job_id": "j1", "status": "paused", "lines": 3},
     )
     server.status = "FINISHED:COMPLETED"
     looks.look()
-    assert server.asked[1:] == [("resubmit", "j1")]
+    assert server.orders[1:] == [("resubmit", "j1")]
 
 
 def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
     attempts: list[float] = []
     for _ in range(2000):
-        before = len(server.asked)
+        before = len(server.orders)
         looks.look(1)
-        if len(server.asked) > before:
+        if len(server.orders) > before:
             attempts.append(looks.clock.now)
     assert len(attempts) == ATTEMPTS
     waits = [later - earlier for earlier, later in pairwise(attempts)]
@@ -222,7 +222,7 @@ def test_an_attempt_that_commits_something_counts_no_longer(tmp_path: Path) -> N
         outcome = {"job_id": f"j{server.number}", "status": "running", "lines": 1}
         write_json(tmp_path / "r" / "outcome.json", outcome)
         looks.look(4)
-    assert len(server.asked) >= 3 * ATTEMPTS  # more than that many in a row
+    assert len(server.orders) >= 3 * ATTEMPTS  # more than that many in a row
 
 
 # ended by a person
@@ -244,16 +244,16 @@ def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
 
     class Later(Server):
         def jobs(self) -> list[dict[str, Any]]:
-            new, old = super().jobs()
-            return [new, {**old, "status": "FINISHED:ABORTED"}]
+            latest, first = super().jobs()
+            return [latest, {**first, "status": "FINISHED:ABORTED"}]
 
-    for status, asked in (
+    for status, orders in (
         ("FINISHED:ABNORMAL", []),
         ("RUNNING", [("abort", "j1")] * 3),
     ):
         looks = Looks(tmp_path, later := Later(status))
         assert [looks.look(1) for _ in range(3)] == [{"r": "done"}] * 3
-        assert later.asked == asked
+        assert later.orders == orders
 
 
 # waiting
@@ -285,7 +285,7 @@ def test_a_server_that_begins_no_job_is_found_out(
     looks.look(3)
     assert "fednotes server stop KIT, then start" in outcome(tmp_path)["problem"]
     assert caplog.text.count("no longer starts jobs") == 1
-    assert server.asked == []
+    assert server.orders == []
 
 
 # what is asked of NVFlare's engine
@@ -342,9 +342,12 @@ def test_a_job_is_handed_in_again_with_the_signature_and_name_of_who_did_first()
     assert jobs.sites() == {"h1"}
     assert jobs.tell("j1") is None
     engine.run_processes["j1"] = object()
-    for reply, told in ((None, {}), ({"data": {"sites": ["h1"]}}, {"sites": ["h1"]})):
+    for reply, expected in (
+        (None, {}),
+        ({"data": {"sites": ["h1"]}}, {"sites": ["h1"]}),
+    ):
         engine.send_app_command = lambda *_, reply=reply: reply
-        assert jobs.tell("j1") == told
+        assert jobs.tell("j1") == expected
 
 
 # who hears of whom

@@ -126,10 +126,12 @@ def test_attention_maps_equal_those_of_transformers(
         for maps, lengths in batches
         for text, n in zip(maps, lengths, strict=True)
     ]
-    for (maps, length), wanted in zip(pairs, expected, strict=True):
+    for (maps, length), expected_maps in zip(pairs, expected, strict=True):
         assert maps.dtype == np.float32
-        assert maps[:, :, :length, :length].shape == wanted.shape
-        np.testing.assert_allclose(maps[:, :, :length, :length], wanted, atol=CLOSE)
+        assert maps[:, :, :length, :length].shape == expected_maps.shape
+        np.testing.assert_allclose(
+            maps[:, :, :length, :length], expected_maps, atol=CLOSE
+        )
         assert not maps[:, :, :length, length:].any()
     assert measure(batches).positions == 8 + 3 + 20 + 8 + 9  # by hand, with both marks
 
@@ -144,8 +146,10 @@ def test_only_the_encoder_of_an_encoder_decoder_is_read(bart: Path) -> None:
     opened = open_attention_model(bart)
     assert (opened.layers, opened.heads, opened.positions) == (2, 4, 40)
     (maps, lengths), *_ = attention_maps(opened, TEXTS, 30)
-    for of_text, length, wanted in zip(maps, lengths, expected, strict=True):
-        np.testing.assert_allclose(of_text[:, :, :length, :length], wanted, atol=CLOSE)
+    for of_text, length, expected_maps in zip(maps, lengths, expected, strict=True):
+        np.testing.assert_allclose(
+            of_text[:, :, :length, :length], expected_maps, atol=CLOSE
+        )
 
 
 def test_minilm_has_six_layers_of_twelve_heads() -> None:
@@ -236,10 +240,10 @@ def test_only_models_with_equal_heads_and_tokenizers_are_compared(
     changes: dict[str, Any],
     message: str,
 ) -> None:
-    both = {"base": models["base"], "other": save(**changes)}
+    paths = {"base": models["base"], "other": save(**changes)}
     texts = [*TEXTS, "Severe pain"]
     traits = {
-        n: Traits.of(open_attention_model(path), texts, 12) for n, path in both.items()
+        n: Traits.of(open_attention_model(path), texts, 12) for n, path in paths.items()
     }
     if not message:
         require_comparable(traits)
@@ -250,7 +254,7 @@ def test_only_models_with_equal_heads_and_tokenizers_are_compared(
         require_comparable(traits)
     readers: list[str] = []
     with pytest.raises(ConfigError, match=message):  # before any reads the texts
-        analyse(both, texts, length=12, progress=lambda name, *_: readers.append(name))
+        analyse(paths, texts, length=12, progress=lambda name, *_: readers.append(name))
     assert readers == []
 
 
@@ -307,22 +311,22 @@ def test_the_same_seed_writes_the_same_files(
     """The page has the rows of the paper's table; the files have no text of notes."""
     pytest.importorskip("matplotlib")
     named = [f"{name}={path}" for name, path in models.items()]
-    written = []
+    results = []
     for out in (tmp_path / "a", tmp_path / "b"):
         facts = run_attention(named, [notes], out, sample=5, length=20, seed=3)
         assert sorted(p.name for p in out.iterdir()) == [
             "attention.json", "attention.md", "entropy_by_depth.png",
         ]  # fmt: skip
-        written.append((out / "attention.json").read_text())
+        results.append((out / "attention.json").read_text())
         for picture in out.glob("*.png"):
             head = picture.read_bytes()[:24]
             assert head[:8] == b"\x89PNG\r\n\x1a\n"
             assert min(struct.unpack(">2I", head[16:])) > 400
-    assert written[0] == written[1]
-    assert "patient" not in written[0]
-    stored = json.loads(written[0], parse_constant=pytest.fail)
+    assert results[0] == results[1]
+    assert "patient" not in results[0]
+    stored = json.loads(results[0], parse_constant=pytest.fail)
     assert stored.keys() == facts.keys()
-    wanted = {
+    expected = {
         "texts": 5,
         "tokens": 100,
         "seed": 3,
@@ -330,7 +334,7 @@ def test_the_same_seed_writes_the_same_files(
         "layers": 2,
         "heads": 4,
     }
-    assert {name: stored[name] for name in wanted} == wanted
+    assert {name: stored[name] for name in expected} == expected
     for name in ("entropy", "divergence", "entropy_by_depth"):
         for model in models:
             np.testing.assert_allclose(
@@ -412,12 +416,12 @@ def test_misnamed_models_are_refused(pairs: list[str], message: str) -> None:
 
 
 def test_a_wrong_argument_is_named_without_text_of_a_note(
-    tmp_path: Path, give: Any
+    tmp_path: Path, run_cli: Any
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_text("patient,text\np0,Wilhelmina was seen\n")
     words = ("--model", "no-name", "--notes", path, "--out", tmp_path / "out")
-    code, out, err = give("attention", *words)
+    code, out, err = run_cli("attention", *words)
     assert code == 2
     assert len(err.splitlines()) == 1
     assert "no-name" in err
@@ -427,10 +431,10 @@ def test_a_wrong_argument_is_named_without_text_of_a_note(
 def test_passages_are_consecutive_sentences(notes: Path) -> None:
     """All are different, and no note gives a second one before each has given one."""
     texts = [path.read_text() for path in sorted(notes.iterdir())]
-    drawn = draw_passages(texts, 30, 25, seed=1)
-    assert len(set(drawn)) == 30
+    passages = draw_passages(texts, 30, 25, seed=1)
+    assert len(set(passages)) == 30
     owners = []
-    for text in drawn:
+    for text in passages:
         marks = [
             word[6:].split("x") for word in text.split() if word.startswith("number")
         ]
@@ -441,8 +445,8 @@ def test_passages_are_consecutive_sentences(notes: Path) -> None:
         assert places == [places[0], places[0] + 1, places[0] + 2]
         owners.append(int(marks[0][0]))
     assert sorted(owners[:12]) == sorted(owners[12:24]) == list(range(12))
-    assert draw_passages(texts, 30, 25, seed=1) == drawn
-    assert draw_passages(texts, 30, 25, seed=2) != drawn
+    assert draw_passages(texts, 30, 25, seed=1) == passages
+    assert draw_passages(texts, 30, 25, seed=2) != passages
     assert len(draw_passages(texts, 10_000, 25, seed=1)) == 12 * 13
 
 
@@ -452,10 +456,10 @@ def test_all_notes_are_equally_likely() -> None:
     Five standard deviations are 80.
     """
     texts = [f"word{number}" for number in range(20)]
-    drawn = [
+    passages = [
         text for seed in range(2000) for text in draw_passages(iter(texts), 3, 5, seed)
     ]
-    counts = [drawn.count(text) for text in texts]
+    counts = [passages.count(text) for text in texts]
     assert sum(counts) == 6000
     assert max(abs(count - 300) for count in counts) < 80
 
@@ -523,12 +527,12 @@ def test_entropy_and_divergence_equal_a_loop_over_positions() -> None:
     attention = maps()
     expected_entropy, expected_js = brute_force(attention)
     batch = [(attention, LENGTHS)]
-    both = measure(batch)
-    np.testing.assert_allclose(both.entropy, expected_entropy, atol=1e-6)
-    np.testing.assert_allclose(both.divergence, expected_js, atol=1e-6)
-    assert (both.positions, both.texts) == (21, 4)
+    measured = measure(batch)
+    np.testing.assert_allclose(measured.entropy, expected_entropy, atol=1e-6)
+    np.testing.assert_allclose(measured.divergence, expected_js, atol=1e-6)
+    assert (measured.positions, measured.texts) == (21, 4)
     np.testing.assert_allclose(
-        both.mean_by_layer(), expected_entropy.mean(1), atol=1e-6
+        measured.mean_by_layer(), expected_entropy.mean(1), atol=1e-6
     )
 
 
@@ -542,10 +546,10 @@ def test_long_texts_are_measured_in_blocks() -> None:
         for j in range(4):
             m = (heads[i] + heads[j]) / 2
             with np.errstate(divide="ignore", invalid="ignore"):
-                left = np.nansum(heads[i] * np.log(heads[i] / m), axis=-1)
-                right = np.nansum(heads[j] * np.log(heads[j] / m), axis=-1)
+                left_divergence = np.nansum(heads[i] * np.log(heads[i] / m), axis=-1)
+                right_divergence = np.nansum(heads[j] * np.log(heads[j] / m), axis=-1)
             assert divergence[i, j] == pytest.approx(
-                (left + right).mean() / 2, abs=1e-6
+                (left_divergence + right_divergence).mean() / 2, abs=1e-6
             )
 
 

@@ -251,8 +251,8 @@ def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(
         (4, "warning", "-25.0"),
         (2, "warning", "+50.0"),
     ):
-        other = load_sentences(tmp_path, {**site, "expected_sentences": expected})
-        (finding,) = (f for f in other.findings if f.code == "other_size")
+        other_size = load_sentences(tmp_path, {**site, "expected_sentences": expected})
+        (finding,) = (f for f in other_size.findings if f.code == "other_size")
         assert finding.level == level
         assert (
             f"3 sentences, where the publication counts {expected} ({difference} %)"

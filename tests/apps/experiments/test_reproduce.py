@@ -50,8 +50,10 @@ def plan_runs(name: str, full: bool, out: Path) -> list[GridRun]:
     ]
 
 
-def test_a_misspelt_grid_is_one_line_of_the_command(give: Any, tmp_path: Path) -> None:
-    code, _, err = give("reproduce", "fedner-tabel2", "--out", tmp_path / "r")
+def test_a_misspelt_grid_is_one_line_of_the_command(
+    run_cli: Any, tmp_path: Path
+) -> None:
+    code, _, err = run_cli("reproduce", "fedner-tabel2", "--out", tmp_path / "r")
     assert code == 2
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
@@ -390,10 +392,10 @@ def of_a_model(run: GridRun) -> dict[str, Any]:
     scores = {
         key: 0.4 + 0.1 * k + 0.03 * run.seed - lower for k, key in enumerate(KEYS)
     }
-    both = {run.condition: {"strict": scores, "relaxed": scores}}
+    condition_scores = {run.condition: {"strict": scores, "relaxed": scores}}
     spent = {"seconds": 10.0, "bytes_up": 9_000_000, "bytes_down": 0, "rounds": 3}
     return {
-        "sites": {"a": both}, "mean": both, "micro": both, "conditions": {run.condition: spent}
+        "sites": {"a": condition_scores}, "mean": condition_scores, "micro": condition_scores, "conditions": {run.condition: spent}
     }  # fmt: skip
 
 

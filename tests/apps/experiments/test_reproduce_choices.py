@@ -71,9 +71,13 @@ def validation_and_test_f1(run: GridRun) -> tuple[float, float]:
 
 def summary_of(run: GridRun) -> dict[str, Any]:
     valid, test = validation_and_test_f1(run)
-    both = {run.condition: {k: {"f1": test} for k in ("strict", "relaxed")}}
+    condition_scores = {run.condition: {k: {"f1": test} for k in ("strict", "relaxed")}}
     of_validation = {run.condition: {"mean": valid, "sites": {"a": valid}}}
-    return {"sites": {"a": both}, "mean": both, "valid": of_validation}
+    return {
+        "sites": {"a": condition_scores},
+        "mean": condition_scores,
+        "valid": of_validation,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -247,9 +251,9 @@ def test_an_experiment_runs_on_a_job_of_the_user(tiny: Any, tmp_path: Path) -> N
     tiny.table(base=(str(path),), seed=(1,))
     assert {run.arguments[1] for run in tiny.executed} == {str(path)}
     assert (tmp_path / "out" / "fedner-tiny-mine" / "results.md").is_file()
-    other = own_job(tmp_path / "elsewhere")
+    other_job = own_job(tmp_path / "elsewhere")
     folders = {run.folder for run in tiny.executed}
-    tiny.table(base=(str(other),), seed=(1,))
+    tiny.table(base=(str(other_job),), seed=(1,))
     assert len({run.folder for run in tiny.executed}) == 2 * len(folders)
 
 
@@ -404,10 +408,10 @@ def test_a_row_keeps_the_keys_that_it_sets(tiny: Any) -> None:
 
     A key that a row searches is its own, too.
     """
-    other = '[[runs]]\nlabel = "other"\nconditions = ["federated"]\n'
+    other_row = '[[runs]]\nlabel = "other"\nconditions = ["federated"]\n'
     lines: list[str] = []
     settings = ("preset=best", "training.learning_rate=0.01", "training.epochs=7")
-    tiny.table(GRID + other, settings=settings, say=lines.append, seed=(1,))
+    tiny.table(GRID + other_row, settings=settings, say=lines.append, seed=(1,))
     for run in tiny.executed:
         assert "training.epochs=7" in run.arguments
         assert ("preset=best" in run.arguments) == (run.row.label == "other")
@@ -525,8 +529,13 @@ def test_settings_reach_the_runs_that_train_models(tiny: Any, tmp_path: Path) ->
 
 def of_finetuning(run: GridRun) -> dict[str, Any]:
     """Return a made-up summary with the only column of SEVERAL."""
-    both = {run.condition: {"strict": {"f1": 0.5}}}
-    return {"sites": {}, "mean": both, "micro": both, "conditions": {run.condition: {}}}
+    condition_scores = {run.condition: {"strict": {"f1": 0.5}}}
+    return {
+        "sites": {},
+        "mean": condition_scores,
+        "micro": condition_scores,
+        "conditions": {run.condition: {}},
+    }
 
 
 def test_the_command_without_a_name_lists_all_experiments() -> None:
@@ -555,8 +564,8 @@ def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
         at = {1: 0.0, 2: 0.02}[run.seed]
         strict = {"precision": 0.5 + at, "recall": 0.4 + at, "f1": 0.44}
         relaxed = {"precision": 0.8, "recall": 0.7 + at, "f1": 0.75}
-        both = {run.condition: {"strict": strict, "relaxed": relaxed}}
-        return {"sites": {"a": both}, "mean": both}
+        condition_scores = {run.condition: {"strict": strict, "relaxed": relaxed}}
+        return {"sites": {"a": condition_scores}, "mean": condition_scores}
 
     tiny.summary = rates
     tiny.table(
@@ -578,8 +587,8 @@ def test_all_tables_of_a_page_name_a_condition_alike(tiny: Any) -> None:
 
     def rates(run: GridRun) -> dict[str, Any]:
         score = dict.fromkeys(("precision", "recall", "f1"), 0.5)
-        both = {run.condition: dict.fromkeys(("strict", "relaxed"), score)}
-        return {"sites": {"a": both}, "mean": both}
+        condition_scores = {run.condition: dict.fromkeys(("strict", "relaxed"), score)}
+        return {"sites": {"a": condition_scores}, "mean": condition_scores}
 
     tiny.summary = rates
     tiny.table(GRID[: GRID.rindex("[[runs]]")].replace("paper", "best"), seed=(1,))
@@ -677,11 +686,11 @@ def test_a_pair_of_rows_is_tested_for_each_job(tiny: Any) -> None:
         for label in ("a", "b")
     )
     head = GRID[: GRID.index("[[runs]]")]
-    old, new = (
+    old_pair, new_pair = (
         ("searched/federated", "{job}, a/federated"),
         ("plain/federated", "{job}, b/federated"),
     )
-    table = tiny.table(head.replace(*old).replace(*new) + rows)
+    table = tiny.table(head.replace(*old_pair).replace(*new_pair) + rows)
     assert [(pair["first"], pair["second"]) for pair in table["pairs"]] == [
         (f"{job}, a, federated", f"{job}, b, federated") for job in ("real", "paper")
     ]
@@ -758,8 +767,8 @@ def test_every_experiment_plans_on_other_sites(
     base = []
     for job in grid.job_names():
         method = load_job(f"{path.parent.name}/{job}").method
-        own = own_job(tmp_path / job, method, CORPORA[method])
-        base.append(f"{job}={own}")
+        job_file = own_job(tmp_path / job, method, CORPORA[method])
+        base.append(f"{job}={job_file}")
     with pytest.raises(Planned):
         reproduce(name, tmp_path / "out", full=full, seed=(1,), base=base)
 
@@ -844,12 +853,12 @@ def test_a_row_says_how_much_of_the_gap_it_closes(
     def summary(run: GridRun) -> dict[str, Any]:
         f1 = ENDS[run.condition] + NOISE[run.seed] * (run.condition != "alone")
         scores = {k: {"f1": 0.5 if columns else f1} for k in ("strict", "relaxed")}
-        both = {run.condition: {**scores, "masked": {"loss": 1 - f1}}}
+        condition_scores = {run.condition: {**scores, "masked": {"loss": 1 - f1}}}
         costs = {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
         return {
-            "sites": {"a": both},
-            "mean": both,
-            "micro": both,
+            "sites": {"a": condition_scores},
+            "mean": condition_scores,
+            "micro": condition_scores,
             "conditions": {run.condition: costs},
         }
 
@@ -879,12 +888,12 @@ def test_a_run_without_the_score_closes_no_gap(tiny: Any) -> None:
             if run.condition == "federated"
             else 1 - ENDS[run.condition] - NOISE[run.seed]
         )
-        both = {run.condition: {"masked": {"loss": loss}}}
+        condition_scores = {run.condition: {"masked": {"loss": loss}}}
         costs = {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
         return {
-            "sites": {"a": both},
-            "mean": both,
-            "micro": both,
+            "sites": {"a": condition_scores},
+            "mean": condition_scores,
+            "micro": condition_scores,
             "conditions": {run.condition: costs},
         }
 

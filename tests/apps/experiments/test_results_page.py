@@ -105,21 +105,21 @@ def test_the_page_has_the_tables_of_most_experiments() -> None:
     }
 
 
-@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.name)
-def test_a_command_prints_the_rows_of_its_table(shown: Shown) -> None:
+@pytest.mark.parametrize("table", SHOWN, ids=lambda table: table.name)
+def test_a_command_prints_the_rows_of_its_table(table: Shown) -> None:
     """The order is the same too. The page may leave out rows and columns."""
-    grid, path = load_grid(shown.name)
+    grid, path = load_grid(table.name)
     jobs = choose_jobs(grid, path.parent.name, ())
     rows, _ = select_rows(grid, jobs, full=False)
     printed = [(row.label, each) for row in rows for each in row.conditions]
     on_page = [
         (label, condition.partition(" + ")[0])
-        for label, condition, *_ in shown.rows
-        if label not in GONE.get(shown.name, ())
+        for label, condition, *_ in table.rows
+        if label not in GONE.get(table.name, ())
     ]
     assert [row for row in on_page if row not in printed] == []
     assert [row for row in printed if row in on_page] == on_page
-    assert set(shown.heads[2:]) <= column_names(grid, path.parent.name)
+    assert set(table.heads[2:]) <= column_names(grid, path.parent.name)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_the_jobs_of_a_command_can_replace_those_of_the_experiment(
 ) -> None:
     """The rows of jobs that the command does not name are left out; others are not."""
     grid, path = load_grid(command.name)
-    own = load_table(f"{path.parent.name}/{grid.base}")[0]["method"]
-    (tmp_path / "my-job.toml").write_text(f'method = "{own}"\n', "utf-8")
+    method = load_table(f"{path.parent.name}/{grid.base}")[0]["method"]
+    (tmp_path / "my-job.toml").write_text(f'method = "{method}"\n', "utf-8")
     monkeypatch.chdir(tmp_path)
     jobs = choose_jobs(grid, path.parent.name, command.base)
     rows, missing = select_rows(grid, jobs, full=False)

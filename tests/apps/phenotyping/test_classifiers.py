@@ -80,16 +80,18 @@ def scikit_learn(
         power_t=config.power_t,
         alpha=config.alpha,
     )
-    given = labels[:, disease]
+    disease_labels = labels[:, disease]
     if config.class_weights == "balanced":
-        numbers = {c: (given == c).sum() for c in classes}
+        numbers = {c: (disease_labels == c).sum() for c in classes}
         total = sum(numbers.values())
         model.set_params(
             class_weight={c: total / len(classes) / n for c, n in numbers.items()}
         )
     for order in orders:
-        kept = order[np.isin(given[order], classes)]
-        model.partial_fit(x[kept], given[kept], classes=np.array(classes))
+        labelled_order = order[np.isin(disease_labels[order], classes)]
+        model.partial_fit(
+            x[labelled_order], disease_labels[labelled_order], classes=np.array(classes)
+        )
     return model
 
 
@@ -112,11 +114,11 @@ def test_every_machine_is_scikit_learns(
     orders = [np.random.default_rng(epoch).permutation(PATIENTS) for epoch in range(3)]
     ours = Features.of(x)
     if kind == "sparse":
-        given = sparse.csr_matrix(x)
+        features = sparse.csr_matrix(x)
         entries = (
-            given.data,
-            given.indices.astype(np.int64),
-            given.indptr.astype(np.int64),
+            features.data,
+            features.indices.astype(np.int64),
+            features.indptr.astype(np.int64),
         )
         ours = Features(*entries, WIDTH)
     svms = LinearSVMs(CLASSES, WIDTH, config)
@@ -125,25 +127,27 @@ def test_every_machine_is_scikit_learns(
     for order in orders:
         svms.train_epoch(ours, labels, order, weights)
     for disease, classes in enumerate(CLASSES):
-        given = sparse.csr_matrix(x) if kind == "sparse" else x
-        model = scikit_learn(config, given, labels, disease, orders)
-        own = [k for k, (d, _) in enumerate(svms.machines) if d == disease]
+        features = sparse.csr_matrix(x) if kind == "sparse" else x
+        model = scikit_learn(config, features, labels, disease, orders)
+        own_machines = [k for k, (d, _) in enumerate(svms.machines) if d == disease]
         np.testing.assert_allclose(
-            svms.weight[:, own].T, model.coef_, rtol=1e-10, atol=1e-10
+            svms.weight[:, own_machines].T, model.coef_, rtol=1e-10, atol=1e-10
         )
         np.testing.assert_allclose(
-            svms.intercept[own], model.intercept_, rtol=1e-10, atol=1e-10
+            svms.intercept[own_machines], model.intercept_, rtol=1e-10, atol=1e-10
         )
         decision = svms.class_scores(ours)[:, disease]
-        wanted = model.decision_function(given)
-        shown = decision[:, classes] if len(classes) == 3 else decision[:, classes[1]]
-        np.testing.assert_allclose(shown, wanted, rtol=1e-9, atol=1e-9)
+        expected = model.decision_function(features)
+        actual = decision[:, classes] if len(classes) == 3 else decision[:, classes[1]]
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
         np.testing.assert_array_equal(
-            svms.predict(ours)[:, disease], model.predict(given)
+            svms.predict(ours)[:, disease], model.predict(features)
         )
         if loss == "log":
             chances = svms.probabilities(ours)[:, disease][:, classes]
-            np.testing.assert_allclose(chances, model.predict_proba(given), atol=1e-9)
+            np.testing.assert_allclose(
+                chances, model.predict_proba(features), atol=1e-9
+            )
 
 
 def test_losses_are_the_sums_before_each_step() -> None:
@@ -181,9 +185,9 @@ def test_diseases_without_choice() -> None:
     assert svms.machines == ((2, 1), (3, 0), (3, 1), (3, 2))
     assert not svms.weight.any()
     assert np.unique(svms.predict(Features.of(x)), axis=0).tolist() == [[1, -1, 0, 0]]
-    wanted = [[0, 1, 0], [0, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]
+    expected = [[0, 1, 0], [0, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]
     np.testing.assert_allclose(
-        svms.probabilities(Features.of(x)), np.tile(wanted, (PATIENTS, 1, 1))
+        svms.probabilities(Features.of(x)), np.tile(expected, (PATIENTS, 1, 1))
     )
 
 
@@ -244,8 +248,8 @@ def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
     The slope is bounded from below by a tenth of the inverse standard deviation.
     """
-    kept = targets != 0
-    s, y = scores[kept], targets[kept] > 0
+    has_target = targets != 0
+    s, y = scores[has_target], targets[has_target] > 0
     scale = np.abs(s).max()
     soft = np.where(y, (y.sum() + 1) / (y.sum() + 2), 1 / ((~y).sum() + 2))
 
@@ -255,14 +259,14 @@ def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
     least = (0.1 / s.std() * scale, None)
     options = {"gtol": 1e-9, "ftol": 1e-14}
-    found = optimize.minimize(
+    solution = optimize.minimize(
         loss,
         (1.0, 0.0),
         method="L-BFGS-B",
         bounds=(least, (None, None)),
         options=options,
     ).x
-    return np.array([found[0] / scale, found[1]])
+    return np.array([solution[0] / scale, solution[1]])
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
@@ -277,12 +281,12 @@ def test_platt_scaling_is_scipys_minimum(scale: float) -> None:
     # against its score
     targets[:, 3] = np.sign(rng.normal(size=200) - 0.5 * scores[:, 3] - 1)
     targets[:50, 0] = 0
-    found = fit_platt(lambda ab: platt_sums(ab, scores * scale, targets), 5)
+    fitted = fit_platt(lambda ab: platt_sums(ab, scores * scale, targets), 5)
     for k in range(4):
-        wanted = platt_by_scipy(scores[:, k] * scale, targets[:, k])
-        np.testing.assert_allclose(found[k], wanted, rtol=2e-3, atol=2e-3 / scale)
-        assert found[k, 0] > 0  # a higher score is never a lower probability
-    assert found[4].tolist() == [1.0, 0.0]
+        expected = platt_by_scipy(scores[:, k] * scale, targets[:, k])
+        np.testing.assert_allclose(fitted[k], expected, rtol=2e-3, atol=2e-3 / scale)
+        assert fitted[k, 0] > 0  # a higher score is never a lower probability
+    assert fitted[4].tolist() == [1.0, 0.0]
 
 
 def test_calibrated_probabilities() -> None:
@@ -294,10 +298,14 @@ def test_calibrated_probabilities() -> None:
     assert np.isfinite(svms.probabilities(Features.of(x))).all()
     platt = np.random.default_rng(0).uniform(1e-8, 1e-7, (len(svms.machines), 2))
     p = special.expit(platt[:, 0] * svms.scores(Features.of(x)) + platt[:, 1])
-    found = svms.probabilities(Features.of(x), platt)
-    np.testing.assert_allclose(found[:, 0], np.c_[1 - p[:, 0], p[:, 0], 0 * p[:, 0]])
-    np.testing.assert_allclose(found[:, 1], p[:, 1:4] / p[:, 1:4].sum(1, keepdims=True))
-    np.testing.assert_allclose(found.sum(2), 1)
+    probabilities = svms.probabilities(Features.of(x), platt)
+    np.testing.assert_allclose(
+        probabilities[:, 0], np.c_[1 - p[:, 0], p[:, 0], 0 * p[:, 0]]
+    )
+    np.testing.assert_allclose(
+        probabilities[:, 1], p[:, 1:4] / p[:, 1:4].sum(1, keepdims=True)
+    )
+    np.testing.assert_allclose(probabilities.sum(2), 1)
 
 
 def test_errors_name_the_cause() -> None:
@@ -353,7 +361,7 @@ CONVERGED = SvmConfig(loss="log", solver="converged", class_weights="balanced")
 WEIGHTS = np.array([[0.7, 2.5], [1.5, 0.4], [1.0, 1.0], [0.5, 3.0]])
 
 
-def drawn(seed: int, patients: int = 80) -> tuple[np.ndarray, np.ndarray]:
+def draw_patients(seed: int, patients: int = 80) -> tuple[np.ndarray, np.ndarray]:
     """Features and labels of two diseases; the second has questionable patients, some
     have none."""
     rng = np.random.default_rng(seed)
@@ -370,7 +378,7 @@ def machines_of() -> LinearSVMs:
 
 
 def solved(
-    own: LinearSVMs,
+    machines: LinearSVMs,
     x: np.ndarray,
     labels: np.ndarray,
     weights: np.ndarray | None,
@@ -378,50 +386,50 @@ def solved(
 ) -> tuple[float, int]:
     patients = LabelledPatients(Features.of(x), labels)
     nobody = LabelledPatients(Features.of(x[:0]), labels[:0])
-    return fit(own, patients, nobody, weights=weights, C=C)
+    return fit(machines, patients, nobody, weights=weights, C=C)
 
 
 def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray:
     """(7,) w and b of min ½ ‖w‖² + C Σ s log(1 + exp(-y (w·x + b))), by BFGS and its
     gradient."""
 
-    def objective(both: np.ndarray) -> tuple[float, np.ndarray]:
-        w, b = both[:-1], both[-1]
+    def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        w, b = parameters[:-1], parameters[-1]
         margin = y * (x @ w + b)
         slope = -C * s * y / (1 + np.exp(margin))
         value = 0.5 * w @ w + C * (s * np.log1p(np.exp(-margin))).sum()
         return value, np.append(w + slope @ x, slope.sum())
 
     options = {"gtol": 1e-9}
-    found = optimize.minimize(
+    solution = optimize.minimize(
         objective, np.zeros(7), jac=True, method="BFGS", options=options
     )
-    return np.asarray(found.x)
+    return np.asarray(solution.x)
 
 
 @pytest.mark.parametrize("C", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_every_machine_is_at_the_minimum(C: float, weights: np.ndarray | None) -> None:
-    x, labels = drawn(0)
+    x, labels = draw_patients(0)
     machines = machines_of()
     loss, pairs = solved(machines, x, labels, weights, C)
     total = number = 0.0
     for k, (disease, positive) in enumerate(machines.machines):
-        own = labels[:, disease]
-        rows = own >= 0 if disease else np.isin(own, (0, 1))
-        y = np.where(own[rows] == positive, 1.0, -1.0)
+        disease_labels = labels[:, disease]
+        rows = disease_labels >= 0 if disease else np.isin(disease_labels, (0, 1))
+        y = np.where(disease_labels[rows] == positive, 1.0, -1.0)
         s = np.ones(len(y)) if weights is None else np.where(y > 0, *weights[k][::-1])
-        wanted = minimum(x[rows], y, s, C)
-        assert np.allclose(machines.weight[:, k], wanted[:-1], rtol=1e-3, atol=1e-4)
-        assert machines.intercept[k] == pytest.approx(wanted[-1], rel=1e-3, abs=1e-4)
-        margin = y * (x[rows] @ wanted[:-1] + wanted[-1])
+        solution = minimum(x[rows], y, s, C)
+        assert np.allclose(machines.weight[:, k], solution[:-1], rtol=1e-3, atol=1e-4)
+        assert machines.intercept[k] == pytest.approx(solution[-1], rel=1e-3, abs=1e-4)
+        margin = y * (x[rows] @ solution[:-1] + solution[-1])
         total += float((s * np.log1p(np.exp(-margin))).sum())
         number += len(y)
     assert (loss, pairs) == (pytest.approx(total, rel=1e-4), number)
 
 
 def test_a_machine_without_both_kinds_of_patients_stays_at_zero() -> None:
-    x, labels = drawn(0)
+    x, labels = draw_patients(0)
     labels[:, 0] = np.where(labels[:, 0] >= 0, 0, -1)
     machines = machines_of()
     machines.weight[:], machines.intercept[:] = 3.0, 4.0
@@ -434,31 +442,39 @@ def test_a_machine_without_both_kinds_of_patients_stays_at_zero() -> None:
 def test_held_out_patients_choose_the_penalty() -> None:
     """The C of the least held-out loss by SciPy's minima; another than 1 and than the
     bounds."""
-    (x, labels), (other, known) = drawn(3, 40), drawn(3, 400)
-    x, other = x * 0.02, other * 0.02  # small features ask for a large C
+    (x, labels), (held_out_features, known) = (
+        draw_patients(3, 40),
+        draw_patients(3, 400),
+    )
+    x, held_out_features = (
+        x * 0.02,
+        held_out_features * 0.02,
+    )  # small features ask for a large C
     labels, known = labels[:, :1], known[:, :1]
     losses = []
     for C in C_CHOICES:
         rows = labels[:, 0] >= 0
         y = np.where(labels[rows, 0] == 1, 1.0, -1.0)
-        own = LinearSVMs(((0, 1),), 6, CONVERGED)
-        own.weight[:, 0], own.intercept[:] = np.split(
+        candidate = LinearSVMs(((0, 1),), 6, CONVERGED)
+        candidate.weight[:, 0], candidate.intercept[:] = np.split(
             minimum(x[rows], y, np.ones(len(y)), C), [6]
         )
         losses.append(
-            measure_loss(own, LabelledPatients(Features.of(other), known), None)[0]
+            measure_loss(
+                candidate, LabelledPatients(Features.of(held_out_features), known), None
+            )[0]
         )
     best = C_CHOICES[int(np.argmin(losses))]
     assert best not in (1.0, C_CHOICES[0], C_CHOICES[-1])
-    found, wanted, without = (LinearSVMs(((0, 1),), 6, CONVERGED) for _ in range(3))
+    chosen, expected, without = (LinearSVMs(((0, 1),), 6, CONVERGED) for _ in range(3))
     train = LabelledPatients(Features.of(x), labels)
-    held_out = LabelledPatients(Features.of(other), known)
-    fit(found, train, held_out, weights=None, C=0.0)
-    solved(wanted, x, labels, None, best)
-    assert np.array_equal(found.weight, wanted.weight)
+    held_out = LabelledPatients(Features.of(held_out_features), known)
+    fit(chosen, train, held_out, weights=None, C=0.0)
+    solved(expected, x, labels, None, best)
+    assert np.array_equal(chosen.weight, expected.weight)
     solved(without, x, labels, None, 0.0)
-    solved(wanted, x, labels, None, 1.0)
-    assert np.array_equal(without.weight, wanted.weight)
+    solved(expected, x, labels, None, 1.0)
+    assert np.array_equal(without.weight, expected.weight)
 
 
 def test_balanced_weights_at_one_place_are_scikit_learns() -> None:
@@ -472,9 +488,9 @@ def test_balanced_weights_at_one_place_are_scikit_learns() -> None:
     for k in range(len(DISEASES)):
         rows = cohort.labels[:, k] >= 0
         solver = LogisticRegression(class_weight="balanced", tol=1e-8, max_iter=10_000)
-        wanted = solver.fit(x[rows], cohort.labels[rows, k])
+        solution = solver.fit(x[rows], cohort.labels[rows, k])
         weight = state.tensors["svm.weight"][:, k].numpy()
-        assert np.allclose(weight, wanted.coef_[0], rtol=1e-3, atol=1e-4)
+        assert np.allclose(weight, solution.coef_[0], rtol=1e-3, atol=1e-4)
     assert 0 < member.scores["phenotypes"]["f1"] <= 1
 
 
@@ -487,15 +503,23 @@ def test_a_run_takes_its_penalty(C: float) -> None:
         config, model=replace(config.model, classifier=replace(CONVERGED, C=C))
     )
     _, (member,) = trained((site,), phenotype.METHOD.configure(config, (site,)))
-    told = classifiers_of(member)
-    wanted = LinearSVMs(told.machines.classes, len(told.machines.weight), CONVERGED)
-    fit(wanted, told.train_data, told.held_out_data, weights=told.weights, C=C)
-    assert np.array_equal(told.machines.weight, wanted.weight.astype(np.float32))
+    learner = classifiers_of(member)
+    expected = LinearSVMs(
+        learner.machines.classes, len(learner.machines.weight), CONVERGED
+    )
+    fit(
+        expected,
+        learner.train_data,
+        learner.held_out_data,
+        weights=learner.weights,
+        C=C,
+    )
+    assert np.array_equal(learner.machines.weight, expected.weight.astype(np.float32))
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    x, labels = drawn(0)
+    x, labels = draw_patients(0)
     with pytest.raises(MissingExtra, match=r"scikit-learn.*fednotes\[phenotype\]"):
         solved(machines_of(), x, labels, None, 1.0)
 
@@ -517,20 +541,24 @@ def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:
 def test_features_are_scikit_learns() -> None:
     """TfidfTransformer of the same counts; patients without concepts and unseen ones
     included."""
-    train, new = bags(1), bags(2)
+    train, unseen = bags(1), bags(2)
     fitted = TfidfTransformer().fit(counted(train))
     idf = inverse_document_frequencies(document_frequencies(train), len(train))
     assert np.array_equal(idf, fitted.idf_)
-    for given in (train, new):
-        found = tfidf(given, idf)
-        shape = (len(found), found.width)
-        ours = sparse.csr_matrix((found.values, found.columns, found.offsets), shape)
-        assert np.allclose(ours.toarray(), fitted.transform(counted(given)).toarray())
+    for documents in (train, unseen):
+        features = tfidf(documents, idf)
+        shape = (len(features), features.width)
+        ours = sparse.csr_matrix(
+            (features.values, features.columns, features.offsets), shape
+        )
+        assert np.allclose(
+            ours.toarray(), fitted.transform(counted(documents)).toarray()
+        )
     assert (np.diff(tfidf(train, idf).offsets) == 0).any()  # somebody without concepts
 
 
 def test_frequencies_add_over_sites() -> None:
     """Counted by hand over the patients of both."""
     a, b = bags(3), bags(4)
-    wanted = (counted(a) > 0).sum(0) + (counted(b) > 0).sum(0)
-    assert np.array_equal(document_frequencies(a) + document_frequencies(b), wanted)
+    expected = (counted(a) > 0).sum(0) + (counted(b) > 0).sum(0)
+    assert np.array_equal(document_frequencies(a) + document_frequencies(b), expected)

@@ -243,16 +243,16 @@ def test_the_matrix_against_a_loop() -> None:
     assert labels.dtype == np.int8
     for row, patient in zip(labels.tolist(), patients, strict=True):
         known = coded.get(patient)
-        wanted = [
+        expected = [
             -1 if known is None else any(category(c) == o for c in known)
             for o in outputs
         ]
-        assert row == wanted
+        assert row == expected
     # A site without a disease at all: its column is all absent, not missing.
-    one = output_matrix(
+    matrix_of_two = output_matrix(
         ["a", "b"], {"a": {"icd9:4019"}, "b": {"icd9:0389"}}, ["icd9:401", "icd9:571"]
     )
-    assert one.tolist() == [[1, 0], [0, 0]]
+    assert matrix_of_two.tolist() == [[1, 0], [0, 0]]
     assert output_matrix([], {}, ["icd9:401", "icd9:571"]).shape == (0, 2)
 
 
@@ -315,19 +315,19 @@ def test_outputs_of_the_demo_patients(corpora: Path) -> None:
 def test_held_out_phenotypes_of_codiesp(corpora: Path) -> None:
     """Hypertension, diabetes and tobacco: no output of stage 1 is one of them."""
     codes = read_codiesp(corpora / "codiesp", "D").codes
-    held = {
+    held_out = {
         "hypertension": ["icd10:I10"],
         "diabetes": ["icd10:E11"],
         "tobacco": ["icd10:F17"],
     }
-    labels = phenotype_labels(list(codes), codes, held)
+    labels = phenotype_labels(list(codes), codes, held_out)
     remaining, counts = hold_out(
-        codes, [name for names in held.values() for name in names]
+        codes, [name for names in held_out.values() for name in names]
     )
     assert labels.sum(0).tolist() == list(counts.values())
     assert min(counts.values()) > 20
     names = public_categories(("icd10",))
     counted = dict(zip(names, category_counts(remaining, names).tolist(), strict=True))
     outputs = choose(counted, 20)
-    assert not set(outputs) & {name for names in held.values() for name in names}
+    assert not set(outputs) & {name for names in held_out.values() for name in names}
     assert len(remaining) == len(codes)

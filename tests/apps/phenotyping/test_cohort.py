@@ -213,7 +213,7 @@ def test_pooling_undoes_a_deal() -> None:
 
 def test_cohorts_that_differ_are_not_pooled() -> None:
     a, b = _cohort(5, id="a"), _cohort(6, id="b")
-    for other, message in (
+    for different, message in (
         (a, "5 patients of cohort a are in another one"),
         (replace(b, outputs=("d0", "d1", "x")), "only one of them has d2, x"),
         (replace(b, outputs=("d1", "d0", "d2")), "the order differs"),
@@ -223,7 +223,7 @@ def test_cohorts_that_differ_are_not_pooled() -> None:
         ),
     ):
         with pytest.raises(DataError, match=message):
-            pool_cohorts([a, other])
+            pool_cohorts([a, different])
 
 
 def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
@@ -340,41 +340,46 @@ def test_a_shared_test_part_is_pooled_once() -> None:
     ]
     assert pool_sites(sites).test.patients == ("t", "u")
     partly = [sites[0], replace(sites[1], test=named("t"))]
-    one = site("a", named("p"), named(), named())
-    for twice in (partly, [one, replace(one, id="b")]):  # a patient at two sites
+    original = site("a", named("p"), named(), named())
+    for twice in (
+        partly,
+        [original, replace(original, id="b")],
+    ):  # a patient at two sites
         with pytest.raises(DataError, match="1 patients of cohort"):
             pool_sites(twice)
 
 
 def test_sites_must_be_alike() -> None:
-    one = site("a", named("p"), named("v"), named("t"))
-    require_alike([one, replace(one, id="b")])
-    read = "'a' and 'b' read notes with different dictionaries"
+    original = site("a", named("p"), named("v"), named("t"))
+    require_alike([original, replace(original, id="b")])
+    refusal = "'a' and 'b' read notes with different dictionaries"
     for message, change in (
         (r"different phenotypes \(b, c\)", {"train": named("q", outputs=("a", "c"))}),
         ("their order", {"train": named("q", outputs=("b", "a"))}),
-        (read, {"space": replace(SPACE, width=6)}),
-        (read, {"space": replace(SPACE, recipe={"fingerprint": "g"})}),
+        (refusal, {"space": replace(SPACE, width=6)}),
+        (refusal, {"space": replace(SPACE, recipe={"fingerprint": "g"})}),
     ):
         with pytest.raises(DataError, match=message):
-            require_alike([one, replace(one, id="b", **change)])  # type: ignore[arg-type]
+            require_alike([original, replace(original, id="b", **change)])  # type: ignore[arg-type]
 
 
 def test_a_fingerprint_changes_with_what_is_in_a_site() -> None:
-    one = site("a", named("p"), named("v"), named("t"))
+    original = site("a", named("p"), named("v"), named("t"))
     changed = [
-        replace(one, train=named("q")),
-        replace(one, valid=one.test, test=one.valid),
-        replace(one, codes={**one.codes, "p": frozenset({"icd9:999"})}),
-        replace(one, codes={}),
-        replace(one, space=replace(SPACE, recipe={"fingerprint": "g"})),
-        replace(one, train=replace(one.train, labels=np.ones((1, 2)))),
-        replace(one, train=replace(one.train, bags=Vectors(np.zeros((1, 5))))),
+        replace(original, train=named("q")),
+        replace(original, valid=original.test, test=original.valid),
+        replace(original, codes={**original.codes, "p": frozenset({"icd9:999"})}),
+        replace(original, codes={}),
+        replace(original, space=replace(SPACE, recipe={"fingerprint": "g"})),
+        replace(original, train=replace(original.train, labels=np.ones((1, 2)))),
+        replace(
+            original, train=replace(original.train, bags=Vectors(np.zeros((1, 5))))
+        ),
     ]
-    assert len({fingerprint(s) for s in (one, *changed)}) == 1 + len(changed)
-    assert fingerprint(replace(one, id="b")) == fingerprint(one)
-    turned = replace(one, codes=dict(reversed(one.codes.items())))
-    assert fingerprint(turned) == fingerprint(one)
+    assert len({fingerprint(s) for s in (original, *changed)}) == 1 + len(changed)
+    assert fingerprint(replace(original, id="b")) == fingerprint(original)
+    turned = replace(original, codes=dict(reversed(original.codes.items())))
+    assert fingerprint(turned) == fingerprint(original)
 
 
 def test_a_site_and_its_cohorts_show_no_patient() -> None:

@@ -80,13 +80,13 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
     assert set(site.codes) == {str(i) for i in range(5, 30)}
     assert site.codes["7"] == {"icd9:5715", "cpt:99254"}
     assert all(site.codes[str(i)] == set() for i in range(6, 30, 3))
-    held = [
+    hypertension_codes = [
         code
         for billed in site.codes.values()
         for code in billed
         if code.startswith("icd9:401")
     ]
-    assert held == []
+    assert hypertension_codes == []
 
 
 def test_counts_are_reported(place: Path) -> None:
@@ -129,8 +129,8 @@ def test_one_stage_alone(place: Path) -> None:
     """Without phenotypes there is no output; without codes stage 1 has nothing to learn."""
     (codes_only,) = load(place, sites={"a": SITE}, hold_out={"codes": ["icd9:57"]}).data
     assert codes_only.phenotypes == ()
-    left = {code for billed in codes_only.codes.values() for code in billed}
-    assert left == {"icd9:4019", "icd9proc:8154", "cpt:99254"}
+    remaining = {code for billed in codes_only.codes.values() for code in billed}
+    assert remaining == {"icd9:4019", "icd9proc:8154", "cpt:99254"}
     (notes_only,) = load(place, sites={"a": {"notes": "notes.csv"}}).data
     assert (notes_only.codes, notes_only.phenotypes) == ({}, ())
 
@@ -148,8 +148,8 @@ def test_silos_have_all_patients_together(place: Path) -> None:
     again = pool_sites(silos)
     assert again.codes == site.codes
     assert again.test.patients == site.test.patients
-    one = load(place, **tables, silos={"number": 1}).data[0]
-    assert sorted(one.train.patients) == sorted(site.train.patients)
+    only_silo = load(place, **tables, silos={"number": 1}).data[0]
+    assert sorted(only_silo.train.patients) == sorted(site.train.patients)
     with pytest.raises(ConfigError, match=r"\[silos\] number = 4: the 3 patients"):
         load(place, **tables, silos={"number": 4})
 
@@ -357,11 +357,15 @@ def test_labels_of_the_obesity_challenge(place: Path) -> None:
     obesity(place)
     site = {"labels": "obesity", "valid_fraction": 0.25}
     loaded = load(place, sites={"o": site})
-    (one,) = loaded.data
-    assert one.test.patients == ("9", "10", "11", "12")
-    assert (len(one.train), len(one.valid), one.codes) == (6, 2, {})
-    at = one.phenotypes.index("Gout")
-    labels = {p: int(c.labels[r, at]) for c in (one.train, one.valid, one.test)
+    (challenge_site,) = loaded.data
+    assert challenge_site.test.patients == ("9", "10", "11", "12")
+    assert (
+        len(challenge_site.train),
+        len(challenge_site.valid),
+        challenge_site.codes,
+    ) == (6, 2, {})
+    at = challenge_site.phenotypes.index("Gout")
+    labels = {p: int(c.labels[r, at]) for c in (challenge_site.train, challenge_site.valid, challenge_site.test)
               for r, p in enumerate(c.patients)}  # fmt: skip
     values = {0: 1, 1: 0, 2: 2}
     assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
@@ -374,10 +378,10 @@ def test_ctakes_output_in_place_of_notes(place: Path) -> None:
     (place / "found.txt").write_text("\n".join(rows) + "\n")
     loaded = load(place, sites={"a": {**SITE, "notes": [], "concepts": "found.txt"}, "b": {
         "notes": "notes.csv"}})  # fmt: skip
-    (one, other) = loaded.data
-    assert one.space == other.space
-    assert isinstance(one.train.bags, Bags)
-    assert one.train.bags.concepts.tolist() == [0, 3] * len(one.train)
+    (first, second) = loaded.data
+    assert first.space == second.space
+    assert isinstance(first.train.bags, Bags)
+    assert first.train.bags.concepts.tolist() == [0, 3] * len(first.train)
     assert "a: 30 CUIs are not in the dictionary: left out" in loaded.remarks
     (place / "found.txt").write_text("1 C0099999\n2 C0099998\n")
     with pytest.raises(
@@ -404,13 +408,13 @@ def test_codiesp(
             parse_job(table, name, path.parent, str(path)), cache=tmp_path
         )
 
-    both, codes = built_in("codiesp"), built_in("codiesp-codes")
-    assert "codiesp: 750 patients with 750 notes" in both.remarks
+    both_stages, codes = built_in("codiesp"), built_in("codiesp-codes")
+    assert "codiesp: 750 patients with 750 notes" in both_stages.remarks
     line = (
         "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
     )
-    assert line in both.remarks
-    together = pool_sites(both.data)
+    assert line in both_stages.remarks
+    together = pool_sites(both_stages.data)
     assert (len(together.train), len(together.valid), len(together.test)) == (
         450,
         50,
@@ -497,9 +501,11 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
         for line in loaded.remarks
     )
     assert vectors_job.module.configure(vectors_job.config, loaded.data).vectors
-    other, without = of_vectors(place, LINES, "")
+    other_vectors, without = of_vectors(place, LINES, "")
     assert all(site.vectors is None for site in without.data)
-    assert not other.module.configure(other.config, without.data).vectors
+    assert not other_vectors.module.configure(
+        other_vectors.config, without.data
+    ).vectors
     # Notes are read alike whatever training starts from.
     assert loaded.data[0].space == without.data[0].space
     with pytest.raises(
@@ -521,9 +527,12 @@ def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
     assert len(description.vectors) == 64
     assert agreed_config(vectors_job, {"a": description, "b": description}).vectors
     _, others = of_vectors(place, [*LINES[:2], "C0000003 5 5"])
-    other = describe(vectors_job, others.data[0])
-    assert other.vectors != description.vectors
-    for theirs in (other, Description(**{**vars(description), "vectors": ""})):
+    other_description = describe(vectors_job, others.data[0])
+    assert other_description.vectors != description.vectors
+    for theirs in (
+        other_description,
+        Description(**{**vars(description), "vectors": ""}),
+    ):
         with pytest.raises(DataError, match=r"different \[concepts\] vectors"):
             agreed_config(vectors_job, {"a": description, "b": theirs})
 

@@ -85,15 +85,17 @@ def known(cohort: Cohort) -> set[str]:
 def test_parts_depend_on_the_seed(place: Path) -> None:
     """The same seed gives the same parts, another seed others, also with a test part."""
     for site in (SITE, {**SITE, "test": "test.csv", "valid_fraction": 0.3}):
-        one, again, other = (
+        first, again, reseeded = (
             sites_of(place, seed, sites={"a": site})[0] for seed in (1, 1, 2)
         )
-        assert members(one) == members(again)
+        assert members(first) == members(again)
         for part in PARTS[: 2 if "test" in site else 3]:
-            ours, theirs = (set(getattr(s, part).patients) for s in (one, other))
+            ours, theirs = (set(getattr(s, part).patients) for s in (first, reseeded))
             assert len(ours) == len(theirs) > 0
             assert ours != theirs
-        assert (set(one.test.patients) == set(other.test.patients)) == ("test" in site)
+        assert (set(first.test.patients) == set(reseeded.test.patients)) == (
+            "test" in site
+        )
 
 
 def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
@@ -104,8 +106,8 @@ def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
         silos = sites_of(place, seed, sites={"a": site}, silos={"number": 3})
         for part in ("train", "valid"):
             dealt = [getattr(silo, part).patients for silo in silos]
-            wanted, others = (deal(getattr(undealt, part), 3, s) for s in (seed, 0))
-            assert dealt == [each.patients for each in wanted]
+            expected, others = (deal(getattr(undealt, part), 3, s) for s in (seed, 0))
+            assert dealt == [each.patients for each in expected]
             assert dealt != [each.patients for each in others]
 
 
@@ -121,11 +123,11 @@ def test_only_training_patients_lose_their_labels(place: Path) -> None:
             getattr(part, name).labels, getattr(complete, name).labels
         )
     few = {**site, "valid_fraction": 0.0, "labelled": 0.5}
-    one, again, other = (
+    first, again, reseeded = (
         known(sites_of(place, s, sites={"a": few})[0].train) for s in (1, 1, 2)
     )
-    assert one == again != other
-    assert len(one) == len(other) == 30
+    assert first == again != reseeded
+    assert len(first) == len(reseeded) == 30
 
 
 # ---- sites with nothing to train

@@ -86,9 +86,9 @@ def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
     (place / "judged.tsv").write_text("person_id\tgout\tasthma\n31\tN\tY\n32\tQ\t\n")
     site = {**SITE, "test": "test.csv", "test_labels": "judged.tsv"}
     loaded = load(place, sites={"a": site})
-    (one,) = loaded.data
-    assert one.test.patients == ("30", "31", "32", "33")
-    assert one.test.labels.tolist() == [expected(30), [1, 0], [-1, 2], [-1, -1]]
+    (loaded_site,) = loaded.data
+    assert loaded_site.test.patients == ("30", "31", "32", "33")
+    assert loaded_site.test.labels.tolist() == [expected(30), [1, 0], [-1, 2], [-1, -1]]
     assert "a: 1 patients have no label of any phenotype: unlabelled" in loaded.remarks
     table = {k: v for k, v in site.items() if k != "test_labels"}
     (alone,) = load(place, sites={"a": table}).data
@@ -99,8 +99,8 @@ def test_sites_with_other_files_agree_by_name(place: Path) -> None:
     """One table is long, one wide in another order; equal ids get different names."""
     rows = [f"{i},{i % 2},{'U' if i % 2 else 'Q'}" for i in range(30)]
     write(place / "wide.csv", "patient,gout,asthma", rows)
-    other = {"notes": "notes.csv", "labels": "wide.csv", "unmentioned": "absent"}
-    a, b = load(place, sites={"a": SITE, "b": other}).data
+    second_site = {"notes": "notes.csv", "labels": "wide.csv", "unmentioned": "absent"}
+    a, b = load(place, sites={"a": SITE, "b": second_site}).data
     assert a.phenotypes == b.phenotypes == ("asthma", "gout")
     assert labels_of(b) == {f"b/{i}": [0 if i % 2 else 2, i % 2] for i in range(30)}
     (place / "few.csv").write_text("patient,gout\n1,Y\n")
@@ -114,11 +114,11 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
         "patient,code,system\n3,401.9,icd9\n3,0331,icd9proc\n"
     )
     site = {"notes": "notes.csv", "codes": ["more.csv"], "codes_format": "table"}
-    (one,) = load(
+    (loaded_site,) = load(
         place, sites={"a": site}, phenotypes={"hypertension": ["icd9:401"]}
     ).data
-    assert labels_of(one) == {str(i): [1 if i == 3 else -1] for i in range(30)}
-    assert one.codes == {"3": {"icd9proc:0331"}}
+    assert labels_of(loaded_site) == {str(i): [1 if i == 3 else -1] for i in range(30)}
+    assert loaded_site.codes == {"3": {"icd9proc:0331"}}
 
 
 @pytest.mark.parametrize(
@@ -203,15 +203,15 @@ def test_labels_of_another_test_part_than_the_challenges(place: Path) -> None:
 
 
 @pytest.fixture
-def run(give: Callable[..., tuple[int, str, str]]) -> Run:
+def run(run_cli: Callable[..., tuple[int, str, str]]) -> Run:
     """Return a function that runs a command and returns stdout and stderr."""
 
-    def given(*arguments: object) -> tuple[str, str]:
-        _, out, err = give(*arguments)
+    def run_command(*arguments: object) -> tuple[str, str]:
+        _, out, err = run_cli(*arguments)
         assert SECRET not in err
         return out, err
 
-    return given
+    return run_command
 
 
 @pytest.fixture
@@ -281,12 +281,12 @@ def test_clearing_the_cache_removes_concepts(
     load_sites(job(place, sites={"a": SITE}), cache=folder / "concepts")
     (entry,) = (folder / "concepts").iterdir()
     (entry / "concepts.npy").write_bytes(bytes(2_500_000))
-    left = folder / "concepts" / f".{'b' * 32}.{'0' * 16}.old"
+    abandoned = folder / "concepts" / f".{'b' * 32}.{'0' * 16}.old"
     remaining = [
         folder / "concepts" / f".{'a' * 32}.{'0' * 16}.tmp",
         folder / "concepts" / "mine",
     ]
-    for each in (left, *remaining):
+    for each in (abandoned, *remaining):
         each.mkdir()
     with try_lock_folder(remaining[0]):
         assert run("cache", "clear")[0] == f"2.5 MB freed in {folder}\n"

@@ -103,10 +103,10 @@ def test_umls_options(file: File) -> None:
 
 
 def test_umls_rows_in_any_order(file: File) -> None:
-    one = read_dictionary(file("\n".join(ROWS), "a/MRCONSO.RRF"))
+    first = read_dictionary(file("\n".join(ROWS), "a/MRCONSO.RRF"))
     two = read_dictionary(file("\n".join(reversed(ROWS)), "b/MRCONSO.RRF"))
-    other = read_dictionary(file("\n".join(ROWS[:-1]), "c/MRCONSO.RRF"))
-    assert one.fingerprint == two.fingerprint != other.fingerprint
+    shorter = read_dictionary(file("\n".join(ROWS[:-1]), "c/MRCONSO.RRF"))
+    assert first.fingerprint == two.fingerprint != shorter.fingerprint
 
 
 def test_umls_semantic_types(file: File) -> None:

@@ -64,7 +64,7 @@ def mentions(text: str, finder: Matcher) -> list[tuple[int, int, tuple[int, ...]
     ]
 
 
-def found(text: str, finder: Matcher) -> list[tuple[str, tuple[int, ...]]]:
+def terms_in(text: str, finder: Matcher) -> list[tuple[str, tuple[int, ...]]]:
     return [
         (text[start:end], concepts) for start, end, concepts in mentions(text, finder)
     ]
@@ -145,9 +145,11 @@ def test_finds_what_brute_force_finds(seed: int) -> None:
     text = "".join(
         rng.choice(parts) + rng.choice(("", " ", " ", ", ")) for _ in range(300)
     )
-    got = mentions(text, finder)
-    assert got == brute(text, finder.dictionary)
-    assert finder.bag(text).tolist() == [c for _, _, concepts in got for c in concepts]
+    actual = mentions(text, finder)
+    assert actual == brute(text, finder.dictionary)
+    assert finder.bag(text).tolist() == [
+        c for _, _, concepts in actual for c in concepts
+    ]
 
 
 def test_terms_that_begin_and_end_alike() -> None:
@@ -166,13 +168,13 @@ def test_terms_that_begin_and_end_alike() -> None:
 def test_leftmost_longest_without_overlap() -> None:
     """Neighbouring mentions do not overlap; no term is found inside a word."""
     finder = matcher()
-    assert found("Congestive heart failure; heart  failures, failure.", finder) == [
+    assert terms_in("Congestive heart failure; heart  failures, failure.", finder) == [
         ("Congestive heart failure", (1,)),
         ("heart  failures", (0,)),
         ("failure", (2,)),
     ]
-    assert len(found("fever fever,heart failure fever", finder)) == 4
-    assert found("feverish myfever fever_2 afever", finder) == [("fever", (5, 6))]
+    assert len(terms_in("fever fever,heart failure fever", finder)) == 4
+    assert terms_in("feverish myfever fever_2 afever", finder) == [("fever", (5, 6))]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_leftmost_longest_without_overlap() -> None:
     ],
 )
 def test_offsets_are_those_of_the_text(text: str, form: str) -> None:
-    assert [part for part, _ in found(text, matcher())] == [form]
+    assert [part for part, _ in terms_in(text, matcher())] == [form]
 
 
 def test_a_mention_of_several_concepts() -> None:
@@ -199,21 +201,21 @@ def test_a_mention_of_several_concepts() -> None:
 
 
 def test_plurals_become_singulars() -> None:
-    for plural, one in {
+    for plural, singular_form in {
         **{"biopsies": "biopsy", "abscesses": "abscess", "reflexes": "reflex"},
         **{"stenoses": "stenosis", "metastases": "metastasis", "tumors": "tumor"},
         **{"headaches": "headache", "diseases": "disease", "sepsis": "sepsis"},
         **{"virus": "virus", "aids": "aids", "lens": "lens"},
     }.items():
-        assert singular(plural) == singular(one) == one
-        assert plural in plurals_of(one)
+        assert singular(plural) == singular(singular_form) == singular_form
+        assert plural in plurals_of(singular_form)
 
 
 def test_terms_that_are_not_matched() -> None:
     terms = [("C1", t) for t in ("MI", "all", "12 34", "word " * 21, "was it", "cold")]
     finder = matcher(terms)
     assert finder.dropped == {"short": 1, "ambiguous": 1, "no letter": 1, "long": 1}
-    assert [form for form, _ in found("mi all 12 34 was it cold", finder)] == [
+    assert [form for form, _ in terms_in("mi all 12 34 was it cold", finder)] == [
         "was it",
         "cold",
     ]
@@ -248,9 +250,12 @@ NOTES = {
 
 
 def test_bags_of_patients() -> None:
-    seen: list[tuple[int, int]] = []
+    progress_calls: list[tuple[int, int]] = []
     inputs = bags(
-        NOTES, matcher(), progress=lambda n, m: seen.append((n, m)), max_concepts=20
+        NOTES,
+        matcher(),
+        progress=lambda n, m: progress_calls.append((n, m)),
+        max_concepts=20,
     )
     assert inputs.patients == ("p1", "p2", "p4", "p5")
     assert inputs.values.offsets.tolist() == [0, 6, 6, 6, 9]
@@ -261,7 +266,7 @@ def test_bags_of_patients() -> None:
         **{"patients": 5, "notes": 7, "characters": characters, "mentions": 69},
         **{"left_out": 1, "without": 2},
     }
-    assert seen == [(n, 5) for n in range(1, 6)]
+    assert progress_calls == [(n, 5) for n in range(1, 6)]
     for limit in (59, 60):  # exactly the limit stays
         assert ("p3" in bags(NOTES, matcher(), max_concepts=limit).patients) == (
             limit == 60
@@ -274,23 +279,23 @@ def test_parallel_equals_serial() -> None:
     many = {
         f"{name}-{n}": texts * n for n in range(1, 6) for name, texts in NOTES.items()
     }
-    one, two = (
+    serial, parallel = (
         bags(many, matcher(context="drop")),
         bags(many, matcher(context="drop"), processes=2),
     )
-    assert two.patients == one.patients
-    assert two.counts == one.counts
-    np.testing.assert_array_equal(two.values.concepts, one.values.concepts)
-    np.testing.assert_array_equal(two.values.offsets, one.values.offsets)
+    assert parallel.patients == serial.patients
+    assert parallel.counts == serial.counts
+    np.testing.assert_array_equal(parallel.values.concepts, serial.values.concepts)
+    np.testing.assert_array_equal(parallel.values.offsets, serial.values.offsets)
 
 
 def test_a_spawned_process_builds_the_same() -> None:
     """`copy` rebuilds from `__reduce__`, as a spawned process does."""
     finder = matcher(context="mark")
-    other = copy.copy(finder)
-    assert other.fingerprint == finder.fingerprint
+    copied = copy.copy(finder)
+    assert copied.fingerprint == finder.fingerprint
     assert (
-        other.bag("No fever. Fevers.").tolist()
+        copied.bag("No fever. Fevers.").tolist()
         == finder.bag("No fever. Fevers.").tolist()
     )
 

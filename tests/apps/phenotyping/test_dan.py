@@ -85,12 +85,12 @@ def numpy_gradients(
     }
 
 
-@pytest.mark.parametrize("read", [False, True])
-def test_forward_is_the_numpy_program(read: bool) -> None:
+@pytest.mark.parametrize("is_read", [False, True])
+def test_forward_is_the_numpy_program(is_read: bool) -> None:
     """Oracle: `numpy_dan` above."""
     dan, lists = network(), random_lists()
     bags = Bags.of(lists, VOCABULARY)
-    patients = dan.read(bags) if read else bags
+    patients = dan.read(bags) if is_read else bags
     mean, hidden, logits = numpy_dan(arrays(dan), lists)
     np.testing.assert_allclose(dan.average_vectors(patients).detach(), mean, atol=1e-7)
     np.testing.assert_allclose(dan.representation(patients), hidden, atol=1e-7)
@@ -106,8 +106,8 @@ def test_loss_and_gradients_are_the_numpy_program(updates: str) -> None:
     dan, lists, labels = network(updates=updates), random_lists(), random_labels()
     loss = dan.loss(Bags.of(lists, VOCABULARY), labels)
     loss.backward()
-    wanted, gradients = numpy_gradients(arrays(dan), lists, labels)
-    assert float(loss.detach()) == pytest.approx(wanted, abs=1e-6)
+    expected, gradients = numpy_gradients(arrays(dan), lists, labels)
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
     for name, parameter in dan.trainable().items():
         grad = parameter.grad
         assert grad is not None
@@ -131,24 +131,24 @@ def test_pool_is_embedding_bag() -> None:
     paths."""
     bags = Bags.of(random_lists(50, 3), VOCABULARY)
     table = torch.randn(VOCABULARY, 9, generator=torch.Generator().manual_seed(0))
-    wanted = torch.nn.functional.embedding_bag(
+    expected = torch.nn.functional.embedding_bag(
         torch.from_numpy(bags.concepts).long(),
         table,
         torch.from_numpy(bags.offsets[:-1]),
     )
-    read = Mixtures.of(bags)
-    torch.testing.assert_close(pool(table, read), wanted)
-    torch.testing.assert_close(pool(table.double(), read).float(), wanted)
+    mixtures = Mixtures.of(bags)
+    torch.testing.assert_close(pool(table, mixtures), expected)
+    torch.testing.assert_close(pool(table.double(), mixtures).float(), expected)
 
 
 def test_take_is_indexing_of_lists() -> None:
     """Oracle: the same patients read from their lists."""
     lists, rows = random_lists(), [4, 2, 2, 0]
-    taken = Mixtures.of(Bags.of(lists, VOCABULARY)).take(rows)
-    wanted = Mixtures.of(Bags.of([lists[r] for r in rows], VOCABULARY))
+    selected = Mixtures.of(Bags.of(lists, VOCABULARY)).take(rows)
+    expected = Mixtures.of(Bags.of([lists[r] for r in rows], VOCABULARY))
     for name in ("concepts", "shares", "offsets"):
-        np.testing.assert_array_equal(getattr(taken, name), getattr(wanted, name))
-    assert len(taken) == 4
+        np.testing.assert_array_equal(getattr(selected, name), getattr(expected, name))
+    assert len(selected) == 4
 
 
 def test_patient_without_concepts_is_the_zero_vector() -> None:
@@ -191,14 +191,14 @@ def test_unlabelled_pairs_do_not_count() -> None:
     dan, labels = network(), random_labels()
     bags = Bags.of(random_lists(), VOCABULARY)
     labels[:, 1], labels[:, 3] = -1, 2
-    kept = [0, 2, 4]
+    labelled = [0, 2, 4]
     smaller = Dan(CONFIG, VOCABULARY, 3)
     values = snapshot(dan.trainable())
     for name in ("output_weight", "output_bias"):
-        values[name] = values[name][kept]
+        values[name] = values[name][labelled]
     load_into(smaller.trainable(), values)
     torch.testing.assert_close(
-        dan.loss(bags, labels), smaller.loss(bags, labels[:, kept])
+        dan.loss(bags, labels), smaller.loss(bags, labels[:, labelled])
     )
 
 
@@ -265,14 +265,14 @@ def test_clipping_is_torch(clip: float) -> None:
 def test_parts_of_a_batch_add() -> None:
     """Oracle: the whole batch in one part; sparse gradients of two parts overlap."""
     lists, labels = random_lists(), np.abs(random_labels())
-    whole, parts = network(), network()
-    whole.loss(Bags.of(lists, VOCABULARY), labels).backward()
+    undivided, parts = network(), network()
+    undivided.loss(Bags.of(lists, VOCABULARY), labels).backward()
     for rows in (slice(0, 4), slice(4, 9)):
         share = len(lists[rows]) / 9
         (parts.loss(Bags.of(lists[rows], VOCABULARY), labels[rows]) * share).backward()
-    for dan in (whole, parts):
+    for dan in (undivided, parts):
         RowAdam(dan.trainable(), 0.01).step()
-    for name, parameter in whole.trainable().items():
+    for name, parameter in undivided.trainable().items():
         torch.testing.assert_close(
             parts.trainable()[name], parameter, rtol=1e-4, atol=1e-5
         )
@@ -282,12 +282,12 @@ def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
     """Oracle: the global generator's state; other outputs do not change the other
     layers."""
     before = torch.random.get_rng_state()
-    first, again, other = network(), network(), Dan(CONFIG, VOCABULARY, OUTPUTS + 1, 0)
+    first, again, wider = network(), network(), Dan(CONFIG, VOCABULARY, OUTPUTS + 1, 0)
     assert torch.equal(before, torch.random.get_rng_state())
     for name, value in first.trainable().items():
         assert torch.equal(value, again.trainable()[name])
     for name in ("embedding", "hidden_weight"):
-        assert torch.equal(first.trainable()[name], other.trainable()[name])
+        assert torch.equal(first.trainable()[name], wider.trainable()[name])
     reseeded = Dan(CONFIG, VOCABULARY, OUTPUTS, 1).trainable()
     assert not torch.equal(first.trainable()["embedding"], reseeded["embedding"])
 
@@ -318,9 +318,9 @@ def test_dropout_in_training_alone() -> None:
     assert torch.equal(calm, dan(bags))
     dan.train()
     torch.manual_seed(0)
-    drawn = torch.stack([dan(bags) for _ in range(400)])
-    assert not torch.equal(drawn[0], drawn[1])
-    torch.testing.assert_close(drawn.mean(0), calm, atol=0.01, rtol=0)
+    outputs = torch.stack([dan(bags) for _ in range(400)])
+    assert not torch.equal(outputs[0], outputs[1])
+    torch.testing.assert_close(outputs.mean(0), calm, atol=0.01, rtol=0)
 
 
 def test_wrong_inputs_are_named() -> None:

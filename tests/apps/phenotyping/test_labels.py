@@ -31,33 +31,33 @@ def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
     """40 patients, three phenotypes: written long and wide by the csv module."""
     rng = np.random.default_rng(1)
     names = ("gout", "asthma", "CAD")
-    drawn = rng.integers(-1, 3, (40, 3))
+    label_matrix = rng.integers(-1, 3, (40, 3))
     patients = [f"p{n}" for n in range(40)]
     wide, long = tmp_path / "wide.csv", tmp_path / "long.tsv"
     with wide.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow(["Patient ID", *names])
         writer.writerows([p, *("NYQ"[x] if x >= 0 else "" for x in r)]
-                         for p, r in zip(patients, drawn, strict=True))  # fmt: skip
+                         for p, r in zip(patients, label_matrix, strict=True))  # fmt: skip
     with long.open("w", newline="") as out:
         writer = csv.writer(out, delimiter="\t")
         writer.writerow(["annotator", "label", "phenotype", "person_id"])
         for row, column in rng.permutation(
             [(r, c) for r in range(40) for c in range(3)]
         ).tolist():
-            if (x := drawn[row, column]) >= 0:
+            if (x := label_matrix[row, column]) >= 0:
                 words = ("absent", "Present", "QUESTIONABLE")
                 writer.writerow(["a", words[x], names[column], patients[row]])
     order = [2, 1, 0]  # capitals come first
     for path in (wide, long):
         labels = read_labels(path)
         assert labels.phenotypes == ("CAD", "asthma", "gout")
-        assert labels.matrix(patients).tolist() == drawn[:, order].tolist()
+        assert labels.matrix(patients).tolist() == label_matrix[:, order].tolist()
         assert labels.matrix(["p3", "?"]).tolist() == [
-            drawn[3, order].tolist(),
+            label_matrix[3, order].tolist(),
             [-1, -1, -1],
         ]
-    assert read_labels(wide).tables[0].empty == (drawn == -1).sum()
+    assert read_labels(wide).tables[0].empty == (label_matrix == -1).sum()
     assert read_labels(long).messages() == ()
 
 
@@ -106,15 +106,15 @@ def test_a_pair_labelled_twice_and_differently_has_no_label(file: File) -> None:
         f"{first}:5: the same pair has another label at {first}:3: neither is used",
     )
     second = file("patient,asthma,gout\n1,1,0\n4,0,0\n", "b.csv")
-    both = read_labels(first, second)
-    assert both.phenotypes == ("asthma", "gout")
-    assert both.matrix(["1", "2", "3", "4"]).tolist() == [
+    joined = read_labels(first, second)
+    assert joined.phenotypes == ("asthma", "gout")
+    assert joined.matrix(["1", "2", "3", "4"]).tolist() == [
         [1, -1],
         [-1, -1],
         [-1, 2],
         [0, 0],
     ]
-    assert len(both.conflicts) == 2
+    assert len(joined.conflicts) == 2
     many = [f"{n},gout,{label}" for n in range(15) for label in "YN"]
     crowd = read_labels(
         file("\n".join(["patient,phenotype,label", "x,gout,Y", *many]), "c.csv")
@@ -149,9 +149,9 @@ def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
         f"{path}:7: {reason}",
     )
     wide = file("patient,gout,CAD\n1,Y,N\n2,?,Y\n3,N,N\n4,1\n,1,1\n", "w.csv")
-    read = read_labels(wide)
-    assert read.matrix(["1", "2", "3"]).tolist() == [[0, 1], [1, -1], [0, 0]]
-    (table,) = read.tables
+    damaged = read_labels(wide)
+    assert damaged.matrix(["1", "2", "3"]).tolist() == [[0, 1], [1, -1], [0, 0]]
+    (table,) = damaged.tables
     assert (table.rows, table.kept, table.empty, table.damaged) == (8, 5, 0, 3)
     assert [d.line for d in table.examples] == [3, 5, 6]
     assert table.examples[0].reason.startswith("the label of 'gout' is not one of")
@@ -339,9 +339,12 @@ def test_a_file_that_contradicts_itself_holds_for_neither(tmp_path: Path) -> Non
 
 def test_unmentioned_is_no_label_unless_asked_for(challenge: Path) -> None:
     obesity = read_obesity(challenge, "textual")
-    both = [DISEASES.index("Obesity"), DISEASES.index("Asthma")]
-    assert _labels(obesity)[:3, both].T.tolist() == [[1, -1, -1], [-1, 0, -1]]
-    assert _labels(obesity, "absent")[:3, both].T.tolist() == [[1, 0, -1], [-1, 0, -1]]
+    columns = [DISEASES.index("Obesity"), DISEASES.index("Asthma")]
+    assert _labels(obesity)[:3, columns].T.tolist() == [[1, -1, -1], [-1, 0, -1]]
+    assert _labels(obesity, "absent")[:3, columns].T.tolist() == [
+        [1, 0, -1],
+        [-1, 0, -1],
+    ]
 
 
 def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> None:
@@ -367,8 +370,10 @@ def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> N
         }
         _, labels = read_obesity(path.parent, source)  # type: ignore[arg-type]
         patients = [str(d) for d in range(30)]
-        wanted = [[expected.get((p, d), -1) for d in DISEASES] for p in patients]
-        assert labels.matrix(patients).tolist() == wanted
+        expected_matrix = [
+            [expected.get((p, d), -1) for d in DISEASES] for p in patients
+        ]
+        assert labels.matrix(patients).tolist() == expected_matrix
         assert labels.messages() == ()
 
 

@@ -14,10 +14,10 @@ from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients, Vectors
 from fednotes.jobs import kinds
 
 
-def differing(one: SitePatients, other: SitePatients) -> dict[str, int]:
+def differing(first: SitePatients, second: SitePatients) -> dict[str, int]:
     """In how many patients two sites' data differ, in each view."""
     kind = kinds.find("patients")
-    views, others = kind.encode_examples(one), kind.encode_examples(other)
+    views, others = kind.encode_examples(first), kind.encode_examples(second)
     assert views.keys() == others.keys()
     return {name: len(set(views[name]) ^ set(others[name])) for name in views}
 
@@ -58,6 +58,6 @@ def test_a_patient_is_an_example_of_a_cohort(
 
 
 def test_a_patient_s_vector_is_a_feature() -> None:
-    one = patients(bags=Vectors(np.array([[1.0], [2.0]])))
-    other = patients(bags=Vectors(np.array([[1.0], [3.0]])))
-    assert differing(one, other)["patients with features"] == 2
+    first = patients(bags=Vectors(np.array([[1.0], [2.0]])))
+    second = patients(bags=Vectors(np.array([[1.0], [3.0]])))
+    assert differing(first, second)["patients with features"] == 2

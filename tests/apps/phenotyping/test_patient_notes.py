@@ -96,23 +96,29 @@ def test_bags_of_a_stream_are_those_of_all_texts_of_a_patient(
 
     assert isinstance(inputs.values, Bags)
     bounds = inputs.values.offsets.tolist()
-    found = {
+    concepts_by_patient = {
         patient: inputs.values.concepts[start:end].tolist()
         for patient, start, end in zip(
             inputs.patients, bounds[:-1], bounds[1:], strict=True
         )
     }
-    assert list(found.items()) == list(expected.items())
+    assert list(concepts_by_patient.items()) == list(expected.items())
     assert inputs.counts["left_out"] == len(bags) - len(expected)
     assert ("a" in inputs.patients) == (max_concepts > 2)
     assert inputs.counts["without"] == 2
 
-    made = features.make(texts)
-    assert isinstance(made.values, Bags)
-    assert made.patients == inputs.patients
-    np.testing.assert_array_equal(made.values.concepts, inputs.values.concepts)
-    np.testing.assert_array_equal(made.values.offsets, inputs.values.offsets)
-    assert {name: made.counts[name] for name in inputs.counts} == inputs.counts
+    patient_features = features.make(texts)
+    assert isinstance(patient_features.values, Bags)
+    assert patient_features.patients == inputs.patients
+    np.testing.assert_array_equal(
+        patient_features.values.concepts, inputs.values.concepts
+    )
+    np.testing.assert_array_equal(
+        patient_features.values.offsets, inputs.values.offsets
+    )
+    assert {
+        name: patient_features.counts[name] for name in inputs.counts
+    } == inputs.counts
 
 
 def test_vectors_of_a_stream_are_the_means_of_all_notes_of_a_patient() -> None:
@@ -155,9 +161,9 @@ def test_vectors_of_a_stream_are_the_means_of_all_notes_of_a_patient() -> None:
     assert isinstance(inputs.values, Vectors)
     np.testing.assert_array_equal(inputs.values.values, np.float32(expected))
     assert inputs.counts == {"left_out": 0, "without": 1}
-    made = features.make(texts_by_patient(notes))
-    assert isinstance(made.values, Vectors)
-    np.testing.assert_array_equal(inputs.values.values, made.values.values)
+    patient_features = features.make(texts_by_patient(notes))
+    assert isinstance(patient_features.values, Vectors)
+    np.testing.assert_array_equal(inputs.values.values, patient_features.values.values)
 
 
 def test_predictions_are_those_of_a_model_that_holds_all_notes(
@@ -165,12 +171,12 @@ def test_predictions_are_those_of_a_model_that_holds_all_notes(
 ) -> None:
     rows = [[note.patient, note.text] for note in NOTES]
     path = write_csv(tmp_path / "notes.csv", [*rows, ["", "Known gout."]])
-    held = model.reader.features.make(by_patient(read_notes(path)))
-    expected = list(model.reader.rows(held))
+    inputs = model.reader.features.make(by_patient(read_notes(path)))
+    expected = list(model.reader.rows(inputs))
 
-    written = model.format_findings(notes_of(str(path)), "jsonl")
+    formatted = model.format_findings(notes_of(str(path)), "jsonl")
 
-    assert [json.loads(line) for line in written.splitlines()] == expected
+    assert [json.loads(line) for line in formatted.splitlines()] == expected
     assert [row["patient"] for row in expected[:3]] == ["b", "a", "c"]
     assert len(expected) == 4  # a note without a patient is a patient of its own
     findings = model.predict_file(path)
@@ -236,9 +242,9 @@ def test_a_file_without_any_text_is_refused(tmp_path: Path) -> None:
 def test_no_text_is_shown_with_a_note(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "notes.csv", [["Zebulon", "Known gout."]])
     notes = notes_of(str(path))
-    for shown in (repr(notes), repr(list(notes))):
-        assert "Zebulon" not in shown
-        assert "gout" not in shown
+    for text in (repr(notes), repr(list(notes))):
+        assert "Zebulon" not in text
+        assert "gout" not in text
 
 
 # ---- memory --------------------------------------------------------------------------

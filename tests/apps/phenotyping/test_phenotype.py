@@ -90,8 +90,8 @@ def test_one_site_is_training_in_one_place() -> None:
     (site,) = sites_of(1)
     config = phenotype.METHOD.configure(config_of(cycles=3), (site,))
     state, _ = trained((site,), config_of(cycles=3))
-    wanted, _ = stage_1(site, config, state.facts["outputs"], np.inf)
-    for name, value in wanted.items():
+    expected, _ = stage_1(site, config, state.facts["outputs"], np.inf)
+    for name, value in expected.items():
         assert torch.equal(state.tensors[f"network.{name}"], value), name
 
 
@@ -101,15 +101,17 @@ def test_sites_weigh_by_their_coded_patients() -> None:
     config = config_of(
         cycles=1, minimum=1, outputs=("icd9:401", "icd9:250", "icd9:428")
     )
-    both, _ = trained(sites, replace(config, classifier_cycles=1))
-    own = [trained((site,), replace(config, classifier_cycles=1))[0] for site in sites]
+    both_state, _ = trained(sites, replace(config, classifier_cycles=1))
+    single_states = [
+        trained((site,), replace(config, classifier_cycles=1))[0] for site in sites
+    ]
     sizes = [sum(p in site.codes for p in site.train.patients) for site in sites]
     assert sizes[0] != sizes[1]
-    for name, value in both.tensors.items():
+    for name, value in both_state.tensors.items():
         if name.startswith("network."):
             parts = [
                 state.tensors[name].double() * n
-                for state, n in zip(own, sizes, strict=True)
+                for state, n in zip(single_states, sizes, strict=True)
             ]
             assert torch.equal(value, ((parts[0] + parts[1]) / sum(sizes)).float()), (
                 name
@@ -125,9 +127,9 @@ def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
             counted.update({category(code) for code in site.codes.get(patient, ())})
     minimum = sorted(counted.values())[len(counted) // 2]
     state, _ = trained(sites, config_of(minimum=minimum, cycles=1))
-    wanted = sorted(name for name, n in counted.items() if n >= minimum)
-    assert state.facts["outputs"] == wanted
-    assert 0 < len(wanted) < len(counted)
+    expected = sorted(name for name, n in counted.items() if n >= minimum)
+    assert state.facts["outputs"] == expected
+    assert 0 < len(expected) < len(counted)
 
 
 def test_a_site_shows_no_category_of_its_own() -> None:
@@ -175,10 +177,12 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
     first, second = sites_of(2)
     sites = (first, relabelled(second, -1, column=0))
     config = without_stage_1(classifier_cycles=1)
-    both, _ = trained(sites, config)
+    state, _ = trained(sites, config)
     total = []
-    whole = labelled(pool_sites(sites).train)
-    idf = inverse_document_frequencies(document_frequencies(whole.bags), len(whole))
+    pooled_patients = labelled(pool_sites(sites).train)
+    idf = inverse_document_frequencies(
+        document_frequencies(pooled_patients.bags), len(pooled_patients)
+    )
     for site in sites:
         cohort = labelled(site.train)
         machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
@@ -186,9 +190,11 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
         machines.train_epoch(tfidf(cohort.bags, idf), cohort.labels, order)
         total.append((machines.weight.astype(np.float32), (cohort.labels >= 0).sum(0)))
     (a, n), (b, m) = total
-    wanted = (a.astype(np.float64) * n + b.astype(np.float64) * m) / (n + m)
+    expected = (a.astype(np.float64) * n + b.astype(np.float64) * m) / (n + m)
     assert m[0] == 0
-    assert np.array_equal(both.tensors["svm.weight"].numpy(), wanted.astype(np.float32))
+    assert np.array_equal(
+        state.tensors["svm.weight"].numpy(), expected.astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize(("patients", "ends"), [(4.0, 2.0), (1.0, 8.0)])
@@ -221,8 +227,8 @@ def test_calibration_is_the_pooled_one() -> None:
         scores.append(model.machines.scores(model.model.features(cohort.bags)))
         targets.append(model.machines.make_targets(cohort.labels))
     together = np.concatenate(scores), np.concatenate(targets)
-    wanted = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
-    assert np.allclose(model.model.platt, wanted, rtol=1e-6)
+    expected = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
+    assert np.allclose(model.model.platt, expected, rtol=1e-6)
 
 
 def test_a_calibration_covers_the_held_out_patients_that_are_labelled() -> None:
@@ -279,41 +285,41 @@ def calibrated_site() -> tuple[Site, Tensors, Tensors]:
     idf = torch.ones(VOCABULARY, dtype=torch.float64)
     prepared = {"classes": torch.tensor([[1.0, 1.0, 0.0]] * len(DISEASES)), "idf": idf}
     site.prepare(prepared)
-    asked = {
+    parameters = {
         **classifiers_of(site).machines.to_float32(),
         "platt": torch.zeros(len(DISEASES), 2, dtype=torch.float64),
     }
-    site.calibrate(asked)
-    return site, asked, prepared
+    site.calibrate(parameters)
+    return site, parameters, prepared
 
 
 def test_a_run_calibrates_one_model() -> None:
     """A server that lies could otherwise choose, in each request, classifiers that tell
     one held-out patient apart."""
-    site, asked, prepared = calibrated_site()
-    site.calibrate({**asked, "platt": asked["platt"] + 1})
+    site, parameters, prepared = calibrated_site()
+    site.calibrate({**parameters, "platt": parameters["platt"] + 1})
     with pytest.raises(RefusedError, match="a run calibrates one model"):
-        site.calibrate(other_classifiers(asked))
+        site.calibrate(other_classifiers(parameters))
     idf = prepared["idf"].clone()
     idf[0] = 2.0
     site.prepare({**prepared, "idf": idf})
     with pytest.raises(RefusedError, match="a run calibrates one model"):
-        site.calibrate(asked)
+        site.calibrate(parameters)
     site.prepare(prepared)
-    site.calibrate(asked)
+    site.calibrate(parameters)
 
 
 def test_a_site_that_was_built_again_calibrates_no_other_model() -> None:
     """Also where its state was kept between the restart and its preparation."""
-    site, asked, prepared = calibrated_site()
+    site, parameters, prepared = calibrated_site()
     for _ in range(2):
         state = site.state()
         site = Site(site.data, site.config)
         site.restore(state)
     site.prepare(prepared)
     with pytest.raises(RefusedError, match="a run calibrates one model"):
-        site.calibrate(other_classifiers(asked))
-    site.calibrate(asked)
+        site.calibrate(other_classifiers(parameters))
+    site.calibrate(parameters)
 
 
 def restored(site: Site, state: State) -> Site:
@@ -325,20 +331,20 @@ def restored(site: Site, state: State) -> Site:
 
 def test_a_site_that_was_built_again_goes_on_with_stage_2() -> None:
     """Without being prepared again, as after a kill between two requests."""
-    site, asked, _ = calibrated_site()
+    site, parameters, _ = calibrated_site()
     again = restored(site, site.state())
     for cycle in range(2):
-        expected = site.train(asked, cycle=cycle)
-        assert_same(again.train(asked, cycle=cycle).tensors, expected.tensors)
-    expected = site.calibrate(asked)
-    assert_same(again.calibrate(asked).tensors, expected.tensors)
+        expected = site.train(parameters, cycle=cycle)
+        assert_same(again.train(parameters, cycle=cycle).tensors, expected.tensors)
+    expected = site.calibrate(parameters)
+    assert_same(again.calibrate(parameters).tensors, expected.tensors)
 
 
 @pytest.mark.parametrize("kind", ["live", "restored", "restored by an older version"])
 def test_a_site_that_is_prepared_again_keeps_its_steps(kind: str) -> None:
     """As a server does that resumes a run."""
-    site, asked, prepared = calibrated_site()
-    site.train(asked, cycle=0)
+    site, parameters, prepared = calibrated_site()
+    site.train(parameters, cycle=0)
     steps = classifiers_of(site).machines.steps.copy()
     assert steps.all()
     state = site.state()
@@ -352,9 +358,9 @@ def test_a_site_that_is_prepared_again_keeps_its_steps(kind: str) -> None:
 
 
 def test_a_site_that_goes_back_to_stage_1_begins_stage_2_anew() -> None:
-    site, asked, prepared = calibrated_site()
+    site, parameters, prepared = calibrated_site()
     before = Site(site.data, site.config).state()
-    site.train(asked, cycle=0)
+    site.train(parameters, cycle=0)
     site.restore(before)
     assert site.classifiers is None
     site.prepare(prepared)
@@ -362,11 +368,11 @@ def test_a_site_that_goes_back_to_stage_1_begins_stage_2_anew() -> None:
 
 
 def test_a_calibration_asks_no_more_than_a_fit_can_need() -> None:
-    site, asked, _ = calibrated_site()
+    site, parameters, _ = calibrated_site()
     for _ in range(MOST_PLATT_SUMS - 1):
-        site.calibrate(asked)
+        site.calibrate(parameters)
     with pytest.raises(RefusedError, match="needs at most 100 sums"):
-        site.calibrate(asked)
+        site.calibrate(parameters)
 
 
 def test_a_fit_stays_within_what_a_site_answers() -> None:
@@ -408,7 +414,7 @@ def test_two_runs_are_one(tmp_path: Path) -> None:
         )
         for site in sites
     )
-    whole, members = trained(sites, config_of(), tmp_path / "whole")
+    uninterrupted, members = trained(sites, config_of(), tmp_path / "whole")
     trained(bare, config_of(), tmp_path / "first")
     later = PhenotypeConfig(
         representation=str(tmp_path / "first" / "model"),
@@ -417,10 +423,10 @@ def test_two_runs_are_one(tmp_path: Path) -> None:
     second, _ = trained(sites, config_of(model=later), tmp_path / "second")
     # the order of stage 2's patients hangs on the number of the round
     alike, _ = trained(sites, config_of(model=later, cycles=1))
-    assert second.tensors.keys() == whole.tensors.keys() == alike.tensors.keys()
+    assert second.tensors.keys() == uninterrupted.tensors.keys() == alike.tensors.keys()
     for name, value in second.tensors.items():
         if name.startswith("network."):
-            assert torch.equal(value, whole.tensors[name]), name
+            assert torch.equal(value, uninterrupted.tensors[name]), name
     assert torch.equal(second.tensors["svm.weight"], alike.tensors["svm.weight"])
     assert members[0].scores["phenotypes"]["f1"] > 0
 
@@ -429,21 +435,25 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     """A run cut after each of its rounds and gone on with ends with the same bits."""
     sites = sites_of(2)
     config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
-    whole, members = trained(sites, config, tmp_path / "whole")
+    uninterrupted, members = trained(sites, config, tmp_path / "whole")
     bags = sites[0].test.bags
     codes = load_phenotyper(tmp_path / "whole/model").code_probabilities(bags)
 
     for last in range(4):
-        kept = tmp_path / str(last)
-        cut(sites, config, last, directory=kept)
+        resumed_folder = tmp_path / str(last)
+        cut(sites, config, last, directory=resumed_folder)
         again, later = trained(
-            sites, config, kept / "model", directory=kept, resume=True
+            sites,
+            config,
+            resumed_folder / "model",
+            directory=resumed_folder,
+            resume=True,
         )
-        assert again.facts["outputs"] == whole.facts["outputs"]
-        model = load_phenotyper(kept / "model/model")
-        assert list(model.code_names) == whole.facts["outputs"]
+        assert again.facts["outputs"] == uninterrupted.facts["outputs"]
+        model = load_phenotyper(resumed_folder / "model/model")
+        assert list(model.code_names) == uninterrupted.facts["outputs"]
         assert np.array_equal(model.code_probabilities(bags), codes)
-        for name, value in whole.tensors.items():
+        for name, value in uninterrupted.tensors.items():
             assert torch.equal(again.tensors[name], value), (last, name)
         assert [m.scores for m in later] == [m.scores for m in members]
 
@@ -462,10 +472,10 @@ def test_patients_without_concepts_and_lonely_classes() -> None:
         for site in sites_of(2)
     ]
     _, members = trained(changed, without_stage_1(classifier_cycles=2))
-    found = classifiers_of(members[0]).model.classes(changed[0].test.bags)
-    assert (found[:, 0] == PRESENT).all()
-    assert (found[:, 1] == -1).all()
-    assert len(set(found[:, 2].tolist())) == 1  # the intercept's word
+    predicted_classes = classifiers_of(members[0]).model.classes(changed[0].test.bags)
+    assert (predicted_classes[:, 0] == PRESENT).all()
+    assert (predicted_classes[:, 1] == -1).all()
+    assert len(set(predicted_classes[:, 2].tolist())) == 1  # the intercept's word
     assert members[0].scores["phenotypes"]["support"] > 0
 
 
@@ -473,11 +483,11 @@ def test_a_site_without_codes_or_labels_adds_nothing() -> None:
     """Stage 1 at one site, stage 2 at the other: as if each had been there alone."""
     first, second = sites_of(2)
     coded, judged = relabelled(first, -1), replace(second, codes={})
-    both, members = trained((coded, judged), config_of(cycles=1, classifier_cycles=1))
+    state, members = trained((coded, judged), config_of(cycles=1, classifier_cycles=1))
     alone, _ = trained(
         (coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1)
     )
-    for name, value in both.tensors.items():
+    for name, value in state.tensors.items():
         if name.startswith("network."):
             assert torch.equal(value, alone.tensors[name])
     assert "codes" not in members[1].scores
@@ -577,10 +587,12 @@ def test_balanced_classes_are_those_of_all_sites_together() -> None:
         assert weights[1] > 1.1 > weights[0]
         total, number = np.zeros(VOCABULARY), 0
         for site, cohort in zip(sites, cohorts, strict=True):
-            own = cohort.labels[:, column]
+            disease_labels = cohort.labels[:, column]
             order = order_of(config, site, 0, len(cohort))
-            n = int((own >= 0).sum())
-            total += n * sgd(tfidf.transform(counted(cohort.bags)), own, order, weights)
+            n = int((disease_labels >= 0).sum())
+            total += n * sgd(
+                tfidf.transform(counted(cohort.bags)), disease_labels, order, weights
+            )
             number += n
         ours = state.tensors["svm.weight"][:, column].numpy()
         assert np.allclose(ours, total / number, rtol=1e-5, atol=1e-5)
@@ -598,19 +610,19 @@ def test_classifiers_read_the_kept_network(scale: Any) -> None:
     x = dense_of(network_of(early), cohort, scale).astype(np.float32)
     for column in range(len(DISEASES)):
         order = order_of(config, site, 1, len(cohort))
-        wanted = sgd(x.astype(np.float64), cohort.labels[:, column], order)
+        expected = sgd(x.astype(np.float64), cohort.labels[:, column], order)
         ours = state.tensors["svm.weight"][:, column].numpy()
-        assert np.allclose(ours, wanted, rtol=1e-3, atol=1e-3)
+        assert np.allclose(ours, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_rounds_of_both_stages_are_judged_every_few() -> None:
     """Counted from each stage's first cycle; the last one of each always."""
-    sites, told = sites_of(2), list[RoundResult]()
+    sites, rounds = sites_of(2), list[RoundResult]()
     config = config_of(cycles=4, classifier_cycles=7, evaluate_every=3)
-    trained(sites, config, observer=told.append)
-    assert [r.round + 1 for r in told if r.evaluated] == [3, 4, 4 + 3, 4 + 6, 4 + 7]
-    assert [r.round + 1 for r in told if "valid_loss" in r.metrics] == [3, 4]
-    assert [r.round + 1 for r in told if "valid_f1" in r.metrics] == [7, 10, 11]
+    trained(sites, config, observer=rounds.append)
+    assert [r.round + 1 for r in rounds if r.evaluated] == [3, 4, 4 + 3, 4 + 6, 4 + 7]
+    assert [r.round + 1 for r in rounds if "valid_loss" in r.metrics] == [3, 4]
+    assert [r.round + 1 for r in rounds if "valid_f1" in r.metrics] == [7, 10, 11]
 
 
 # ---- stage 1
@@ -643,9 +655,9 @@ def test_the_best_cycle_has_the_least_held_out_loss() -> None:
         assert network is not None
         for name, value in network.trainable().items():
             assert np.array_equal(value.detach().numpy(), ends[best][name]), name
-    for name, wanted in ends[best].items():
-        assert np.array_equal(network_of(state)[name], wanted), name
-        assert not np.array_equal(ends[-1][name], wanted), name
+    for name, expected in ends[best].items():
+        assert np.array_equal(network_of(state)[name], expected), name
+        assert not np.array_equal(ends[-1][name], expected), name
 
 
 CAUSES = ("E8800", "E8859", "E8881", "E9190", "4019")
@@ -667,29 +679,35 @@ def with_causes(site: SitePatients) -> SitePatients:
 
 
 @pytest.mark.parametrize(
-    ("whole", "outputs"),
+    ("whole_causes", "outputs"),
     [
         (True, ["icd9:401", "icd9:E880", "icd9:E885", "icd9:E888", "icd9:E919"]),
         (False, ["icd9:401", "icd9:E88", "icd9:E91"]),
     ],
 )
-def test_whole_causes_are_counted_and_learnt(whole: bool, outputs: list[str]) -> None:
+def test_whole_causes_are_counted_and_learnt(
+    whole_causes: bool, outputs: list[str]
+) -> None:
     """Outputs, patients of each and labels by the beginnings of codes."""
     (site,) = sites_of(1)
     site = with_causes(site)
     config = phenotype.METHOD.configure(
-        config_of(whole_causes=whole, cycles=1), (site,)
+        config_of(whole_causes=whole_causes, cycles=1), (site,)
     )
     state, (member,) = trained((site,), config)
     assert state.facts["outputs"] == outputs
-    wanted = code_labels(site.train, site.codes, outputs)
-    given = member.count_codes({}).tensors["patients"].tolist()
+    expected_labels = code_labels(site.train, site.codes, outputs)
+    patient_counts = member.count_codes({}).tensors["patients"].tolist()
     counts = {
-        name: n for name, n in zip(config.list_candidates(), given, strict=True) if n
+        name: n
+        for name, n in zip(config.list_candidates(), patient_counts, strict=True)
+        if n
     }
-    assert counts == dict(zip(outputs, wanted.sum(axis=0).tolist(), strict=True))
+    assert counts == dict(
+        zip(outputs, expected_labels.sum(axis=0).tolist(), strict=True)
+    )
     assert member.code_learner is not None
-    assert np.array_equal(member.code_learner.train_data.labels, wanted)
+    assert np.array_equal(member.code_learner.train_data.labels, expected_labels)
 
 
 def stage_1(
@@ -703,12 +721,12 @@ def stage_1(
         [i for i, p in enumerate(site.train.patients) if p in site.codes]
     )
     labels = code_labels(cohort, site.codes, outputs).astype(np.int8)
-    read, norms = dan.read(cohort.bags), []
+    mixtures, norms = dan.read(cohort.bags), []
     for epoch in range(config.cycles):
         order = rng_of(config.seed, "order", site.id, epoch).permutation(len(cohort))
         for start in range(0, len(order), config.batch_size):
             batch = order[start : start + config.batch_size]
-            dan.loss(read.take(batch), labels[batch]).backward()
+            dan.loss(mixtures.take(batch), labels[batch]).backward()
             grads = {n: p.grad for n, p in dan.trainable().items()}
             norms.append(
                 float(sum(g.to_dense().double().square().sum() for g in grads.values()))
@@ -724,10 +742,10 @@ def test_gradients_are_clipped() -> None:
     (site,) = sites_of(1)
     config = config_of(cycles=3, clip=0.25, classifier_cycles=1)
     state, _ = trained((site,), config)
-    wanted, norms = stage_1(site, config, state.facts["outputs"], 0.25)
+    expected, norms = stage_1(site, config, state.facts["outputs"], 0.25)
     assert min(norms) < 0.25 < max(norms)
     free, _ = stage_1(site, config, state.facts["outputs"], np.inf)
-    for name, value in wanted.items():
+    for name, value in expected.items():
         ours = state.tensors[f"network.{name}"]
         assert torch.allclose(ours, value, rtol=1e-3, atol=1e-4), name
         assert not torch.allclose(ours, free[name], rtol=1e-3, atol=1e-4), name
@@ -746,11 +764,11 @@ def test_a_batch_in_parts_is_the_whole_batch() -> None:
         },
     )
     for accumulate in (1, 4):
-        told = list[RoundResult]()
+        rounds = list[RoundResult]()
         config = config_of(cycles=3, accumulate=accumulate, classifier_cycles=1)
-        state, _ = trained((site,), config, observer=told.append)
+        state, _ = trained((site,), config, observer=rounds.append)
         ends.append(state.tensors)
-        losses.append([r.metrics["loss"] for r in told[:3]])
+        losses.append([r.metrics["loss"] for r in rounds[:3]])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, value in ends[0].items():
         if name.startswith("network."):
@@ -780,8 +798,8 @@ def test_exactly_the_least_number_of_patients_is_enough(stage: int) -> None:
         Site(site, more)
     nobody = replace(relabelled(site, -1), codes={})
     assert Site(nobody, more).num_examples == 0  # it tells nothing
-    for own in phenotype.METHOD.configure_alone(more, (site,)):
-        assert Site(site, own).num_examples >= least
+    for site_config in phenotype.METHOD.configure_alone(more, (site,)):
+        assert Site(site, site_config).num_examples >= least
     together, settings = phenotype.METHOD.configure_pooled(more, (site,), None)
     assert Site(together[0], settings).num_examples >= least
 
@@ -802,11 +820,11 @@ def test_a_model_of_another_dictionary_is_refused(tmp_path: Path) -> None:
     sites = sites_of(2)
     trained(sites, config_of(classifier_cycles=1), tmp_path)
     later = config_of(model=PhenotypeConfig(representation=str(tmp_path / "model")))
-    other = replace(SPACE, recipe={"fingerprint": "another sixty"})
+    other_space = replace(SPACE, recipe={"fingerprint": "another sixty"})
     with pytest.raises(
         ConfigError, match="with another dictionary or encoder than this job"
     ):
-        trained(tuple(replace(site, space=other) for site in sites), later)
+        trained(tuple(replace(site, space=other_space) for site in sites), later)
     trained(sites, later)
 
 
@@ -819,8 +837,8 @@ def without_concepts(site: SitePatients, share: int) -> SitePatients:
         [] if row % share == 0 else site.train.bags.take([row]).concepts.tolist()
         for row in range(len(site.train))
     ]
-    made = type(site.train.bags).of(bags, VOCABULARY)
-    return replace(site, train=replace(site.train, bags=made))
+    changed_bags = type(site.train.bags).of(bags, VOCABULARY)
+    return replace(site, train=replace(site.train, bags=changed_bags))
 
 
 @pytest.mark.parametrize("updates", ["rows", "dense"])
@@ -830,26 +848,26 @@ def test_patients_without_concepts_are_trained_on(share: int, updates: Any) -> N
     move."""
     sites = tuple(without_concepts(site, share) for site in sites_of(2))
     network = replace(NETWORK, updates=updates)
-    told = list[RoundResult]()
+    rounds = list[RoundResult]()
     config = config_of(cycles=1, batch_size=1, model=PhenotypeConfig(network=network))
-    state, members = trained(sites, config, observer=told.append)
-    found, outputs = network_of(state), len(state.facts["outputs"])
+    state, members = trained(sites, config, observer=rounds.append)
+    parameters, outputs = network_of(state), len(state.facts["outputs"])
     first = Dan(network, VOCABULARY, outputs, config.seed).trainable()
-    seen = {
+    seen_concepts = {
         concept
         for site in sites
         for row, patient in enumerate(site.train.patients)
         if patient in site.codes
         for concept in site.train.bags.take([row]).concepts.tolist()
     }
-    assert bool(seen) == (share > 1)
+    assert bool(seen_concepts) == (share > 1)
     for concept in range(VOCABULARY):
         same = np.array_equal(
-            found["embedding"][concept], first["embedding"][concept].tolist()
+            parameters["embedding"][concept], first["embedding"][concept].tolist()
         )
-        assert same == (concept not in seen)
-    assert (found["output_bias"] != 0).all()
-    assert all(np.isfinite(r.metrics["loss"]) for r in told)
+        assert same == (concept not in seen_concepts)
+    assert (parameters["output_bias"] != 0).all()
+    assert all(np.isfinite(r.metrics["loss"]) for r in rounds)
     assert all(np.isfinite(m.scores["codes"]["loss"]) for m in members)
 
 
@@ -859,10 +877,10 @@ def test_patients_of_all_sites_without_concepts() -> None:
     first, second = sites_of(2)
     sites = first, without_concepts(second, 1)
     state, members = trained(sites, without_stage_1())
-    whole = labelled(pool_sites(sites).train)
-    wanted = TfidfTransformer().fit(counted(whole.bags)).idf_
+    pooled_patients = labelled(pool_sites(sites).train)
+    expected = TfidfTransformer().fit(counted(pooled_patients.bags)).idf_
     for member in members:
         idf = classifiers_of(member).model.idf
-        assert np.array_equal(idf, wanted)
+        assert np.array_equal(idf, expected)
     assert torch.isfinite(state.tensors["svm.weight"]).all()
     assert all("phenotypes" in member.scores for member in members)

@@ -27,10 +27,10 @@ def test_patients(tmp_path: Path) -> None:
     of_all = model(
         {"p1": ["Known asthma.", "Known gout."], "p2": "No evidence of gout."}
     )
-    said = CliRunner().invoke(
+    prediction = CliRunner().invoke(
         app, ["predict", str(place), "--text", "Known asthma. Known gout."]
     )
-    row = json.loads(said.stdout)
+    row = json.loads(prediction.stdout)
     assert (of_all[0].probabilities, of_all[0].labels) == (
         row["probabilities"],
         row["labels"],
@@ -39,8 +39,11 @@ def test_patients(tmp_path: Path) -> None:
     assert [(f.patient, f.concepts) for f in of_all] == [("p1", 2), ("p2", 0)]
     assert model("Known asthma.").labels == {"asthma": "present", "gout": "absent"}
     assert [f.patient for f in model(["Known gout.", "Seen today."])] == ["1", "2"]
-    both = model([["Known asthma.", "Known gout."], "Seen today."])
-    assert [f.labels for f in both] == [of_all[0].labels, model("Seen today.").labels]
+    findings = model([["Known asthma.", "Known gout."], "Seen today."])
+    assert [f.labels for f in findings] == [
+        of_all[0].labels,
+        model("Seen today.").labels,
+    ]
     assert model([]) == model({}) == []
     labelled = [
         {"patient": str(n), "text": t, "labels": {"gout": "present"}}
@@ -51,10 +54,10 @@ def test_patients(tmp_path: Path) -> None:
     (tmp_path / "gold.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in labelled)
     )
-    found = fn.evaluate(model, tmp_path / "gold.jsonl")
+    evaluation = fn.evaluate(model, tmp_path / "gold.jsonl")
     command = ["evaluate", str(place), str(tmp_path / "gold.jsonl"), "--json"]
-    assert found.to_dict() == json.loads(CliRunner().invoke(app, command).stdout)
-    assert found.scores["by_output"]["gout"]["present"]["recall"] == 0.5
+    assert evaluation.to_dict() == json.loads(CliRunner().invoke(app, command).stdout)
+    assert evaluation.scores["by_output"]["gout"]["present"]["recall"] == 0.5
     for wrong in (lambda: fn.evaluate(model, []), lambda: fn.reliability(model, [])):
         with pytest.raises(ConfigError, match=r"patients|phenotypes"):
             wrong()
@@ -76,9 +79,9 @@ def test_patients_are_read_from_tables_too(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(f"id,patient,text\n{rows}".encode()))
     opened = fn.load(place)
     assert isinstance(opened, fn.PatientModel)
-    found = opened.predict_file(path)
+    findings = opened.predict_file(path)
     assert {
-        f.patient: [n for n, v in f.labels.items() if v == "present"] for f in found
+        f.patient: [n for n, v in f.labels.items() if v == "present"] for f in findings
     } == {
         "p": ["asthma", "gout"],
         "q": ["gout"],

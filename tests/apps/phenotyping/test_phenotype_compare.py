@@ -64,7 +64,7 @@ def shares(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
     return out
 
 
-def said(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
+def predict_labels(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
     """What it says of them."""
     return (10 * shares(cohort, columns) > 0.5).astype(np.int8)
 
@@ -90,8 +90,12 @@ def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
     assert list(tests) == [site.id for site in sites]
     for site in sites:
         test, labels = tests[site.id], site.test.labels
-        assert test.f1_a == pytest.approx(macro(labels, said(site.test, GOOD)))
-        assert test.f1_b == pytest.approx(macro(labels, said(site.test, POOR)))
+        assert test.f1_a == pytest.approx(
+            macro(labels, predict_labels(site.test, GOOD))
+        )
+        assert test.f1_b == pytest.approx(
+            macro(labels, predict_labels(site.test, POOR))
+        )
         assert test.difference == pytest.approx(test.f1_a - test.f1_b)
 
 
@@ -109,8 +113,8 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     known = (test.labels >= 0).any(axis=1)
     assert once[ALL_SITES] == paired_patients(
         test.labels[known],
-        said(test, GOOD)[known],
-        said(test, POOR)[known],
+        predict_labels(test, GOOD)[known],
+        predict_labels(test, POOR)[known],
         samples=100,
     )
     each = compared(side(run, sites, "federated"), side(run, sites, "alone"), 100)
@@ -131,11 +135,11 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         DataError, match="same test patients, labels and phenotypes at site 's0'"
     ):
         compared(mine, side(run, sites[1:], "federated"), 10)
-    other = replace(
+    relabelled_site = replace(
         sites[0], test=replace(sites[0].test, labels=np.abs(sites[0].test.labels))
     )
     with pytest.raises(DataError, match="at site 's0'"):
-        compared(mine, side(run, (other, sites[1]), "federated"), 10)
+        compared(mine, side(run, (relabelled_site, sites[1]), "federated"), 10)
     Phenotyper(SPACE, idf=np.ones(VOCABULARY)).save(run / "pooled/model")
     with pytest.raises(DataError, match="ends with stage 1"):
         compared(mine, side(run, sites, "pooled"), 10)

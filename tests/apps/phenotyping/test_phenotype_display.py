@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from phenotype_scores import codes_alone, site_score
-from shown_tables import row_of, shown
+from shown_tables import cells_of, row_of
 
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.data_kind import KIND
@@ -29,7 +29,7 @@ def test_hints_name_what_was_never_found() -> None:
 def test_patients_are_counted_by_part() -> None:
     """Counts by plain loops over the patients."""
     sites = sites_of(2)
-    counted = shown(count_tables(KIND.tabulate_counts(sites))[0])
+    counted = cells_of(count_tables(KIND.tabulate_counts(sites))[0])
     lines = [line for line in counted if {"train", "valid", "test"} & {*line}]
     for place, site in enumerate(sites):
         for at, part in enumerate(("train", "valid", "test")):
@@ -66,6 +66,6 @@ def test_labels_of_test_patients() -> None:
     assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "asthma") == ["2/1/0"]
     assert row_of(count_tables(KIND.tabulate_counts(sites))[1], "gout") == ["0/0/1"]
     assert len(KIND.tabulate_counts(sites[1:])) == 1
-    assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(
+    assert ["valid", "0", "0", "0", "0", "–", "–"] in cells_of(
         count_tables(KIND.tabulate_counts(sites))[0]
     )

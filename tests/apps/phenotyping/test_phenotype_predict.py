@@ -37,16 +37,16 @@ Run = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def run(give: Callable[..., tuple[int, str, str]]) -> Run:
+def run(run_cli: Callable[..., tuple[int, str, str]]) -> Run:
     """Give a command; returns stdout and stderr."""
 
-    def given(*arguments: object, code: int = 0) -> tuple[str, str]:
-        ended, out, err = give(*arguments)
+    def run_command(*arguments: object, code: int = 0) -> tuple[str, str]:
+        ended, out, err = run_cli(*arguments)
         assert ended == code
         assert NAME not in err
         return out, err
 
-    return given
+    return run_command
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def test_text_stdin_files_and_folders(
     folder.mkdir()
     (folder / "a.txt").write_text(text)
     (folder / "b.txt").write_text("Known hypertension.")
-    found = labels_of(run("predict", model, folder)[0])
-    assert found == {"a": ["asthma", "gout"], "b": ["hypertension"]}
+    labels_by_patient = labels_of(run("predict", model, folder)[0])
+    assert labels_by_patient == {"a": ["asthma", "gout"], "b": ["hypertension"]}
     assert labels_of(run("predict", model, folder / "a.txt")[0]) == {
         "a": ["asthma", "gout"]
     }
@@ -174,8 +174,8 @@ def test_vectors_of_text_have_no_concepts(
         "fednotes.apps.phenotyping.predict.load_features", lambda recipe, place: Stub()
     )
     predict(tmp_path / "m", NoteSource("-", text="Known gout."))
-    (found,) = lines(capsys.readouterr().out)
-    assert found.keys() == {"patient", "probabilities", "labels"}
+    (finding,) = lines(capsys.readouterr().out)
+    assert finding.keys() == {"patient", "probabilities", "labels"}
     predict(
         tmp_path / "m",
         NoteSource("-", text="Known gout."),
@@ -194,15 +194,15 @@ def test_what_was_never_learnt_is_null(
     never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), machines=machines)
     never.save(tmp_path / "never")
     predict(tmp_path / "never", NoteSource("-", text="Known asthma today."))
-    (found,) = lines(capsys.readouterr().out)
-    assert found["labels"] == {"a": None, "b": "absent"}
-    assert found["probabilities"] == {"a": None, "b": 0.0}
+    (finding,) = lines(capsys.readouterr().out)
+    assert finding["labels"] == {"a": None, "b": "absent"}
+    assert finding["probabilities"] == {"a": None, "b": 0.0}
 
 
 def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> None:
-    told = "phenotypes are written as jsonl or csv"
+    message = "phenotypes are written as jsonl or csv"
     assert (
-        told
+        message
         in run("predict", model, "--text", "Known asthma.", "--format", "brat", code=2)[
             1
         ]
@@ -210,16 +210,28 @@ def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> No
     assert (
         "nowhere.txt: no such file" in run("predict", model, "nowhere.txt", code=2)[1]
     )
-    other = tmp_path / "other.csv"
-    other.write_text("id,term\n1,asthma\n", encoding="utf-8")
+    other_dictionary = tmp_path / "other.csv"
+    other_dictionary.write_text("id,term\n1,asthma\n", encoding="utf-8")
     err = run(
-        "predict", model, "--text", "Known asthma.", "--dictionary", other, code=2
+        "predict",
+        model,
+        "--text",
+        "Known asthma.",
+        "--dictionary",
+        other_dictionary,
+        code=2,
     )[1]
     assert f"{model}: the dictionary" in err
     assert "is not the one that the model was trained with" in err
     assert "give the path of the same file with --dictionary" in err
     err = run(
-        "predict", tmp_path, "--text", "Known asthma.", "--dictionary", other, code=2
+        "predict",
+        tmp_path,
+        "--text",
+        "Known asthma.",
+        "--dictionary",
+        other_dictionary,
+        code=2,
     )[1]
     assert (
         f"--dictionary applies only to phenotyping models, and {tmp_path} is not" in err
@@ -236,12 +248,16 @@ def gold(path: Path, number: int = 30) -> tuple[np.ndarray, np.ndarray]:
     labels, named = rng.integers(2, size=(2, number, 3))
     rows = []
     for patient in range(number):
-        said = [term for term, yes in zip(TERMS, named[patient], strict=True) if yes]
+        mentioned = [
+            term for term, yes in zip(TERMS, named[patient], strict=True) if yes
+        ]
         words = ("absent", "present")
-        given = {t: words[x] for t, x in zip(TERMS, labels[patient], strict=True)}
-        given["Zoster"] = "present"
-        text = " ".join(f"Known {term}." for term in said) or "Nothing."
-        rows.append({"patient": patient, "text": text, "labels": given})
+        patient_labels = {
+            t: words[x] for t, x in zip(TERMS, labels[patient], strict=True)
+        }
+        patient_labels["Zoster"] = "present"
+        text = " ".join(f"Known {term}." for term in mentioned) or "Nothing."
+        rows.append({"patient": patient, "text": text, "labels": patient_labels})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return labels, named
 
@@ -253,23 +269,23 @@ def test_evaluate_against_scikit_learn(run: Run, model: Path, tmp_path: Path) ->
     assert "the model has no Zoster" in err
     each = []
     for column, term in enumerate(TERMS):
-        found = scores["by_output"][term]
+        term_scores = scores["by_output"][term]
         each.append(f1_score(labels[:, column], named[:, column], average="macro"))
-        assert found["macro"]["f1"] == pytest.approx(each[-1])
+        assert term_scores["macro"]["f1"] == pytest.approx(each[-1])
         assert (
             0
-            <= found["auroc"]["low"]
-            <= found["auroc"]["value"]
-            <= found["auroc"]["high"]
+            <= term_scores["auroc"]["low"]
+            <= term_scores["auroc"]["value"]
+            <= term_scores["auroc"]["high"]
         )
         # TF-IDF's length 1
         ranks = named / np.sqrt(np.maximum(1, named.sum(1, keepdims=True)))
         area = roc_auc_score(labels[:, column], ranks[:, column])
-        assert found["auroc"]["value"] == pytest.approx(area)
+        assert term_scores["auroc"]["value"] == pytest.approx(area)
     assert scores["macro"]["f1"] == pytest.approx(np.mean(each))
-    shown = run("evaluate", model, tmp_path / "gold.jsonl")[0]
-    assert f"{100 * np.mean(each):.1f}" in shown
-    assert f" {100 * scores['ranking']['auroc']['value']:.1f} " in shown
+    printed = run("evaluate", model, tmp_path / "gold.jsonl")[0]
+    assert f"{100 * np.mean(each):.1f}" in printed
+    assert f" {100 * scores['ranking']['auroc']['value']:.1f} " in printed
 
 
 def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
@@ -280,8 +296,8 @@ def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
         DataError, match=r"labels GOUT, the model knows asthma.*`label_map`"
     ):
         evaluate(model, path)
-    found = evaluate(model, path, label_map={"GOUT": "gout"})
-    assert (found.scores["macro"]["f1"], found.unknown) == (1.0, ())
+    evaluation = evaluate(model, path, label_map={"GOUT": "gout"})
+    assert (evaluation.scores["macro"]["f1"], evaluation.unknown) == (1.0, ())
 
 
 def test_names_that_become_one_hold_where_they_agree(
@@ -290,11 +306,11 @@ def test_names_that_become_one_hold_where_they_agree(
     """Of three patients one is labelled differently under the two names: it is no
     label."""
     path = tmp_path / "gold.jsonl"
-    given = [("present", "present"), ("absent", "present"), ("absent", "absent")]
+    label_pairs = [("present", "present"), ("absent", "present"), ("absent", "absent")]
     rows = [
         {"patient": f"{NAME}{n}", "text": "Known gout." if n == 0 else "Well.",
          "labels": {"Foo": foo, "gout": gout}}
-        for n, (foo, gout) in enumerate(given)
+        for n, (foo, gout) in enumerate(label_pairs)
     ]  # fmt: skip
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     out, err = run("evaluate", model, path, "--map", "Foo=gout", "--json")
@@ -304,7 +320,10 @@ def test_names_that_become_one_hold_where_they_agree(
     )
     scores = json.loads(out)["by_output"]["gout"]
     assert [scores[name]["support"] for name in ("present", "absent")] == [1, 1]
-    for order in (given, [pair[::-1] for pair in given]):  # whichever name comes first
+    for order in (
+        label_pairs,
+        [pair[::-1] for pair in label_pairs],
+    ):  # whichever name comes first
         for row, (foo, gout) in zip(rows, order, strict=True):
             row["labels"] = {"gout": gout, "Foo": foo}
         path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -315,7 +334,7 @@ def test_names_that_become_one_hold_where_they_agree(
 
 
 @pytest.mark.parametrize(
-    ("second", "told"),
+    ("second", "message"),
     [
         ("{", "gold.jsonl:2: not JSON"),
         ('{"patient": "p", "text": "x"}', None),
@@ -332,17 +351,17 @@ def test_names_that_become_one_hold_where_they_agree(
     ],
 )
 def test_bad_gold_is_named_by_line(
-    model: Path, tmp_path: Path, second: str, told: str | None
+    model: Path, tmp_path: Path, second: str, message: str | None
 ) -> None:
     first = {"patient": "p", "text": "Known gout.", "labels": {"gout": "present"}}
     path = tmp_path / "gold.jsonl"
     path.write_text(json.dumps(first) + "\n" + second + "\n", encoding="utf-8")
-    if told is None:  # a further note of a patient needs no labels
+    if message is None:  # a further note of a patient needs no labels
         assert evaluate(model, path).scores["macro"]["f1"] == 1.0
         return
     with pytest.raises(DataError) as error:
         evaluate(model, path)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 # a whole run
@@ -388,8 +407,8 @@ def test_from_a_job_to_predictions(run: Run, tiny: Path, capsys: Any) -> None:
     out, _ = run(
         "predict", tiny / "federated" / "model", "--text", "Known asthma and gout."
     )
-    (found,) = lines(out)
-    assert list(found["probabilities"]) == names
+    (finding,) = lines(out)
+    assert list(finding["probabilities"]) == names
     out, _ = run("compare", tiny, tiny, "--samples", 20)
     for site in summary["sites"]:
         rows = [line for line in out.splitlines() if line.split()[:1] == [site]]

@@ -62,14 +62,14 @@ ROW = re.compile(r"^\| `([\w.]+)` \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """{"training.cycles": 75, …}."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in table.items():
         nested = isinstance(value, Mapping)
-        found |= flat(value, f"{above}{key}.") if nested else {above + key: value}
-    return found
+        flattened |= flat(value, f"{above}{key}.") if nested else {above + key: value}
+    return flattened
 
 
-def told() -> dict[str, Any]:
+def documented_values() -> dict[str, Any]:
     """What docs/papers.md says of the preset."""
     text = PAPERS.read_text("utf-8")
     chapter = text.split("\n## Two-stage federated phenotyping\n")[1].split("\n## ")[0]
@@ -83,7 +83,7 @@ def told() -> dict[str, Any]:
 
 
 def test_every_value_is_in_the_table_and_no_other() -> None:
-    assert flat(PRESETS["paper"]) == told()
+    assert flat(PRESETS["paper"]) == documented_values()
 
 
 def test_the_job_files_take_every_value() -> None:
@@ -92,16 +92,16 @@ def test_the_job_files_take_every_value() -> None:
     needs_app("experiments")
     for name in ("phenotype/mimic", "phenotype/obesity"):
         job = load_job(name)
-        made = {
+        places = {
             "training": job.config,
             "model": job.config.model,
             "concepts": tables_of(job).features,
         }
-        for setting, value in told().items():
-            found: Any = made[setting.split(".")[0]]
+        for setting, value in documented_values().items():
+            actual: Any = places[setting.split(".")[0]]
             for key in setting.split(".")[1:]:
-                found = getattr(found, key)
-            assert (list(found) if isinstance(found, tuple) else found) == value, (
+                actual = getattr(actual, key)
+            assert (list(actual) if isinstance(actual, tuple) else actual) == value, (
                 setting
             )
 
@@ -142,12 +142,12 @@ def test_rmsprop_is_the_written_rule() -> None:
         g["one"][1] = 0.0
         g["two"] *= 1e-6  # where 1e-7 counts
         if step == 3:  # a restart in between
-            kept = {n: v.clone() for n, v in optimizer.state().items()}
+            saved_state = {n: v.clone() for n, v in optimizer.state().items()}
             optimizer = RMSprop(ours, 0.02)
-            optimizer.restore(kept)
+            optimizer.restore(saved_state)
         rate = 0.02 if step < 2 else 0.01
-        told = {n: torch.tensor(v, dtype=torch.float32) for n, v in g.items()}
-        optimizer.step(told, **({} if step < 2 else {"rate": rate}))
+        gradients = {n: torch.tensor(v, dtype=torch.float32) for n, v in g.items()}
+        optimizer.step(gradients, **({} if step < 2 else {"rate": rate}))
         for n in w:
             a[n] = 0.9 * a[n] + 0.1 * g[n] ** 2
             w[n] -= rate * g[n] / (np.sqrt(a[n]) + 1e-7)
@@ -175,12 +175,14 @@ def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None
     assert table.shape == (5, 3)
     rows = {1: 1, 4: 2, 5: 3, 8: 4}
     for patient, concepts in enumerate(lists):
-        own = list(dict.fromkeys(concepts)) if mean == "concepts" else concepts
-        ids = [rows.get(c, 0) for c in own]
+        concepts_read = (
+            list(dict.fromkeys(concepts)) if mean == "concepts" else concepts
+        )
+        ids = [rows.get(c, 0) for c in concepts_read]
         ids = [0] * (length - len(ids)) + ids
-        wanted = table[ids].mean(axis=0) if ids else np.zeros(3)
-        found = dan.average_vectors(Bags.of(lists, 9)).detach().numpy()[patient]
-        np.testing.assert_allclose(found, wanted, atol=1e-7)
+        expected = table[ids].mean(axis=0) if ids else np.zeros(3)
+        averages = dan.average_vectors(Bags.of(lists, 9)).detach().numpy()[patient]
+        np.testing.assert_allclose(averages, expected, atol=1e-7)
 
 
 def test_the_layer_before_the_relu_represents_a_patient() -> None:
@@ -191,11 +193,11 @@ def test_the_layer_before_the_relu_represents_a_patient() -> None:
     }
     mean = nets["linear"].average_vectors(bags).detach().numpy()
     w = {n: v.detach().numpy() for n, v in nets["linear"].trainable().items()}
-    wanted = mean @ w["hidden_weight"].T + w["hidden_bias"]
-    assert (wanted < 0).any()
-    np.testing.assert_allclose(nets["linear"].representation(bags), wanted, atol=1e-7)
+    expected = mean @ w["hidden_weight"].T + w["hidden_bias"]
+    assert (expected < 0).any()
+    np.testing.assert_allclose(nets["linear"].representation(bags), expected, atol=1e-7)
     rectified = nets["rectified"].representation(bags)
-    np.testing.assert_allclose(rectified, np.maximum(wanted, 0), atol=1e-7)
+    np.testing.assert_allclose(rectified, np.maximum(expected, 0), atol=1e-7)
     np.testing.assert_array_equal(*(net.probabilities(bags) for net in nets.values()))
 
 
@@ -260,10 +262,12 @@ def keras_program(
         labels = code_labels(site.train.take([row]), site.codes, outputs)[0]
         if not labels.any():
             continue  # rare codes only
-        own = [
+        concept_rows = [
             rows.get(c, 0) for c in set(site.train.bags.take([row]).concepts.tolist())
         ]
-        ids.append([0] * (config.model.network.length - len(own)) + own)
+        ids.append(
+            [0] * (config.model.network.length - len(concept_rows)) + concept_rows
+        )
         targets.append(labels)
     x, y = np.array(ids), np.array(targets, np.float64)
     a = {n: np.zeros_like(v) for n, v in w.items()}
@@ -305,11 +309,11 @@ def test_stage_1_is_the_program_of_2018() -> None:
     known = np.flatnonzero(occurrences >= 21).tolist()
     assert 0 < len(known) < VOCABULARY
     assert state.tensors["network.known"].tolist() == known
-    wanted, patients = keras_program(site, config, outputs, known)
+    expected, patients = keras_program(site, config, outputs, known)
     coded = sum(p in site.codes for p in site.train.patients)
     assert member.code_learner is not None
     assert member.code_learner.weight == patients < coded
-    for name, value in wanted.items():
+    for name, value in expected.items():
         ours = state.tensors[f"network.{name}"].numpy()
         np.testing.assert_allclose(ours, value, rtol=1e-3, atol=2e-5, err_msg=name)
 
@@ -329,8 +333,8 @@ def test_concepts_are_counted_over_all_sites() -> None:
     assert set(known) > set(np.flatnonzero(alone))
     assert state.tensors["network.known"].tolist() == known.tolist()
     together, settings = phenotype.METHOD.configure_pooled(config, sites, None)
-    one, _ = trained(together, settings)
-    assert one.tensors["network.known"].tolist() == known.tolist()
+    joint_state, _ = trained(together, settings)
+    assert joint_state.tensors["network.known"].tolist() == known.tolist()
     assert all("phenotypes" in member.scores for member in members)
 
 
@@ -341,16 +345,18 @@ def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(
     state, members = trained(sites, paper_config(), tmp_path)
     model = load_phenotyper(tmp_path / "model")
     bags = sites[0].test.bags
-    own = classifiers_of(members[0]).model
+    trained_model = classifiers_of(members[0]).model
     for kind in ("probabilities", "code_probabilities", "classes"):
-        assert np.array_equal(getattr(model, kind)(bags), getattr(own, kind)(bags))
+        assert np.array_equal(
+            getattr(model, kind)(bags), getattr(trained_model, kind)(bags)
+        )
     assert np.allclose(model.probabilities(bags).sum(2), 1)
     known = model.network.known  # type: ignore[union-attr]
     assert known.tolist() == state.tensors["network.known"].tolist()  # type: ignore[union-attr]
-    given = PhenotypeConfig(
+    later_model = PhenotypeConfig(
         representation=str(tmp_path / "model"), scale="none", network=NETWORK
     )
-    later, _ = trained(sites, paper_config(model=given))
+    later, _ = trained(sites, paper_config(model=later_model))
     for name, value in state.tensors.items():
         if name.startswith("network."):
             assert torch.equal(later.tensors[name], value), name
@@ -359,23 +365,23 @@ def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(
         ("length", 21),
         ("layer", "rectified"),
     ):
-        other = replace(given, network=replace(NETWORK, **{setting: value}))
+        wrong_model = replace(later_model, network=replace(NETWORK, **{setting: value}))
         with pytest.raises(
             ConfigError, match=f"trained with {setting} = .* this job has"
         ):
-            trained(sites, paper_config(model=other))
+            trained(sites, paper_config(model=wrong_model))
 
 
 @pytest.mark.parametrize("last", [0, 2])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path, last: int) -> None:
     """In stage 1 and in stage 2."""
     sites, config = with_vectors(sites_of(2)), paper_config(classifier_cycles=3)
-    whole, _ = trained(sites, config)
+    uninterrupted, _ = trained(sites, config)
     cut(sites, config, last, directory=tmp_path / "kept")
     again, _ = trained(sites, config, directory=tmp_path / "kept", resume=True)
-    assert again.facts["outputs"] == whole.facts["outputs"]
-    assert again.tensors.keys() == whole.tensors.keys()
-    for name, value in whole.tensors.items():
+    assert again.facts["outputs"] == uninterrupted.facts["outputs"]
+    assert again.tensors.keys() == uninterrupted.tensors.keys()
+    for name, value in uninterrupted.tensors.items():
         assert torch.equal(again.tensors[name], value), name
 
 
@@ -386,8 +392,10 @@ def test_the_secure_sum_agrees_on_the_same_concepts_and_start() -> None:
     secure, _ = trained(sites, config, secure=True)
     assert torch.equal(secure.tensors["network.known"], plain.tensors["network.known"])
     for name in ("embedding", "hidden_weight"):
-        one, other = (state.tensors[f"network.{name}"] for state in (secure, plain))
-        assert torch.allclose(one, other, atol=1e-3), name
+        secure_value, plain_value = (
+            state.tensors[f"network.{name}"] for state in (secure, plain)
+        )
+        assert torch.allclose(secure_value, plain_value, atol=1e-3), name
 
 
 # ---- what cannot be
@@ -399,12 +407,14 @@ def test_patients_without_an_output_count_against_the_least_number() -> None:
     config = phenotype.METHOD.configure(paper_config(min_patients=0), (site,))
     _, (member,) = trained((site,), config)
     assert member.code_learner is not None
-    left = member.code_learner.patients
+    patients_left = member.code_learner.patients
     coded = sum(p in site.codes for p in site.train.patients)
-    assert 0 < left < coded
-    trained((site,), replace(config, min_patients=left))
-    with pytest.raises(ConfigError, match=f"its {left} .* min_patients = {left + 1}"):
-        trained((site,), replace(config, min_patients=left + 1))
+    assert 0 < patients_left < coded
+    trained((site,), replace(config, min_patients=patients_left))
+    with pytest.raises(
+        ConfigError, match=f"its {patients_left} .* min_patients = {patients_left + 1}"
+    ):
+        trained((site,), replace(config, min_patients=patients_left + 1))
     assert Site(site, config).covered("count_codes")["patients"] == coded
 
 
@@ -416,15 +426,15 @@ def test_a_concept_must_be_frequent_somewhere() -> None:
 
 
 def test_sites_with_other_vectors_are_refused() -> None:
-    one, two = with_vectors(sites_of(2))
+    first, two = with_vectors(sites_of(2))
     assert two.vectors is not None
     values = two.vectors.values.copy()
     values[3, 1] += 1
-    other = replace(two, vectors=ConceptVectors.of(two.vectors.concepts, values))
-    for sites in ((one, other), (one, replace(two, vectors=None))):
+    changed = replace(two, vectors=ConceptVectors.of(two.vectors.concepts, values))
+    for sites in ((first, changed), (first, replace(two, vectors=None))):
         with pytest.raises(DataError, match=r"have different \[concepts\] vectors"):
             phenotype.METHOD.configure(paper_config(), sites)
-    assert pool_sites((one, two)).vectors is one.vectors
+    assert pool_sites((first, two)).vectors is first.vectors
 
 
 def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
@@ -438,7 +448,7 @@ def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
         begun.append(server.shared["embedding"])
         raise TrainingError("enough is known")
 
-    def said(site: Site, tensors: Any) -> Update:
+    def send_vectors(site: Site, tensors: Any) -> Update:
         update, factor = honest(site, tensors), 1e6 if site.id == data[1].id else 1.0
         return replace(
             update, tensors={n: factor * v for n, v in update.tensors.items()}
@@ -451,7 +461,7 @@ def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
             trained(
                 data, phenotype.METHOD.configure(paper_config(aggregation=rule), data)
             )
-        monkeypatch.setattr(Site, "first_vectors", said)
+        monkeypatch.setattr(Site, "first_vectors", send_vectors)
     torch.testing.assert_close(begun[0], begun[1])
 
 

@@ -81,16 +81,16 @@ def test_codes_are_judged_on_the_test_patients() -> None:
     state, members = trained(sites, config_of(cycles=3, classifier_cycles=1))
     for site, member in zip(sites, members, strict=True):
         labels, chances = pairs(state, site, site.test)
-        found = member.scores["codes"]
-        assert found["loss"] == pytest.approx(
+        code_scores = member.scores["codes"]
+        assert code_scores["loss"] == pytest.approx(
             log_loss(labels.ravel(), chances.ravel()), rel=1e-5
         )
         several = [
             c for c in range(labels.shape[1]) if 0 < labels[:, c].sum() < len(labels)
         ]
-        assert found["outputs"] == len(several) > 2
-        wanted = np.mean(areas(labels[:, several], chances[:, several]))
-        assert found["auroc"] == pytest.approx(wanted, rel=1e-6)
+        assert code_scores["outputs"] == len(several) > 2
+        expected = np.mean(areas(labels[:, several], chances[:, several]))
+        assert code_scores["auroc"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_phenotypes_are_judged_on_the_test_patients() -> None:
@@ -99,55 +99,61 @@ def test_phenotypes_are_judged_on_the_test_patients() -> None:
     state, members = trained(sites, config_of(cycles=4, classifier_cycles=4))
     for site, member in zip(sites, members, strict=True):
         labels, scores = site.test.labels, disease_scores(state, site.test)
-        found, wanted = member.scores, f1s(labels, (scores > 0).astype(int))
-        assert found["phenotypes"]["f1"] == pytest.approx(np.mean(wanted), rel=1e-9)
-        assert found["phenotypes"]["support"] == (labels >= 0).sum()
+        member_scores, expected = member.scores, f1s(labels, (scores > 0).astype(int))
+        assert member_scores["phenotypes"]["f1"] == pytest.approx(
+            np.mean(expected), rel=1e-9
+        )
+        assert member_scores["phenotypes"]["support"] == (labels >= 0).sum()
         for at, (disease, area) in enumerate(
             zip(DISEASES, areas(labels, scores), strict=True)
         ):
-            assert found["by_output"][disease]["macro"]["f1"] == pytest.approx(
-                wanted[at]
+            assert member_scores["by_output"][disease]["macro"]["f1"] == pytest.approx(
+                expected[at]
             )
-            assert found["by_output"][disease]["auroc"]["value"] == pytest.approx(area)
+            assert member_scores["by_output"][disease]["auroc"][
+                "value"
+            ] == pytest.approx(area)
 
 
 def test_held_out_numbers_are_of_the_valid_patients() -> None:
     """The last evaluation of each stage: of all sites' pairs, and of all sites' counts."""
-    sites, told = sites_of(2), list[RoundResult]()
+    sites, rounds = sites_of(2), list[RoundResult]()
     state, _ = trained(
-        sites, config_of(cycles=2, classifier_cycles=2), observer=told.append
+        sites, config_of(cycles=2, classifier_cycles=2), observer=rounds.append
     )
-    both = [pairs(state, site, site.valid) for site in sites]
-    labels, chances = (np.concatenate(each).ravel() for each in zip(*both, strict=True))
-    assert told[1].metrics["valid_loss"] == pytest.approx(
+    site_pairs = [pairs(state, site, site.valid) for site in sites]
+    labels, chances = (
+        np.concatenate(each).ravel() for each in zip(*site_pairs, strict=True)
+    )
+    assert rounds[1].metrics["valid_loss"] == pytest.approx(
         log_loss(labels, chances), rel=1e-5
     )
     labels = np.concatenate([site.valid.labels for site in sites])
     scores = np.concatenate([disease_scores(state, site.valid) for site in sites])
-    wanted = np.mean(f1s(labels, (scores > 0).astype(int)))
-    assert told[-1].metrics["valid_f1"] == pytest.approx(wanted, rel=1e-9)
+    expected = np.mean(f1s(labels, (scores > 0).astype(int)))
+    assert rounds[-1].metrics["valid_f1"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_nothing_is_dropped_while_judging() -> None:
     """Half of the dense layer is dropped in training; NumPy's network drops nothing."""
-    (site,), told = sites_of(1), list[RoundResult]()
+    (site,), rounds = sites_of(1), list[RoundResult]()
     network = DanConfig(embedding=8, hidden=12, dropout=0.5)
     config = config_of(model=PhenotypeConfig(network=network), classifier_cycles=1)
-    state, (member,) = trained((site,), config, observer=told.append)
+    state, (member,) = trained((site,), config, observer=rounds.append)
     labels, chances = pairs(state, site, site.valid)
-    wanted = log_loss(labels.ravel(), chances.ravel())
-    assert told[1].metrics["valid_loss"] == pytest.approx(wanted, rel=1e-5)
+    expected = log_loss(labels.ravel(), chances.ravel())
+    assert rounds[1].metrics["valid_loss"] == pytest.approx(expected, rel=1e-5)
     learner = member.code_learner
     assert learner is not None
     sent = {n: v.clone() for n, v in learner.received_tensors().items()}
     before = learner.evaluate(sent, cycle=1).metrics
     learner.train(sent, cycle=2)  # leaves the network as training does
     assert learner.evaluate(sent, cycle=1).metrics == before
-    found = disease_scores(state, site.train)
+    network_scores = disease_scores(state, site.train)
     classifiers = classifiers_of(member)
     features = classifiers.model.features(site.train.bags)
     assert np.allclose(
-        classifiers.machines.scores(features), found, rtol=1e-4, atol=1e-5
+        classifiers.machines.scores(features), network_scores, rtol=1e-4, atol=1e-5
     )
 
 
@@ -165,9 +171,11 @@ def test_the_brier_score_is_of_calibrated_probabilities() -> None:
         scores, known = disease_scores(state, site.test), site.test.labels >= 0
         present = site.test.labels[known]
         fitted, plain = (1 / (1 + np.exp(-z)) for z in (a * scores + b, scores))
-        wanted = brier_score_loss(present, fitted[known])
-        assert member.scores["calibration"]["brier"] == pytest.approx(wanted, rel=1e-4)
-        assert abs(wanted - brier_score_loss(present, plain[known])) > 0.01
+        expected = brier_score_loss(present, fitted[known])
+        assert member.scores["calibration"]["brier"] == pytest.approx(
+            expected, rel=1e-4
+        )
+        assert abs(expected - brier_score_loss(present, plain[known])) > 0.01
 
 
 def test_scores_that_are_no_chances_have_no_brier_score() -> None:
@@ -182,8 +190,10 @@ def test_scores_that_are_no_chances_have_no_brier_score() -> None:
     for site, member in zip(sites, members, strict=True):
         known = site.test.labels >= 0
         chances = 1 / (1 + np.exp(-disease_scores(state, site.test)))
-        wanted = brier_score_loss(site.test.labels[known], chances[known])
-        assert member.scores["calibration"]["brier"] == pytest.approx(wanted, rel=1e-4)
+        expected = brier_score_loss(site.test.labels[known], chances[known])
+        assert member.scores["calibration"]["brier"] == pytest.approx(
+            expected, rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("slope", [1e-20, -1.0])
@@ -194,9 +204,11 @@ def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
     state, (member,) = trained((site,), config_of(cycles=3, calibrate=True))
     classifiers_of(member).model.platt = np.tile((slope, 0.0), (len(DISEASES), 1))
     scores = disease_scores(state, site.test)
-    wanted = np.mean(areas(site.test.labels, scores))
-    assert abs(wanted - 0.5) > 0.05
-    assert member.scores_on(site)["ranking"]["auroc"] == pytest.approx(wanted, rel=1e-9)
+    expected = np.mean(areas(site.test.labels, scores))
+    assert abs(expected - 0.5) > 0.05
+    assert member.scores_on(site)["ranking"]["auroc"] == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 # ---- which pairs
@@ -204,10 +216,10 @@ def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
 
 def alone(config: Config, sites: tuple[SitePatients, ...]) -> dict[str, Any]:
     """The scores of the first site, trained by itself in a job of all of them."""
-    own = phenotype.METHOD.configure_alone(
+    alone_config = phenotype.METHOD.configure_alone(
         phenotype.METHOD.configure(config, sites), sites
     )[0]
-    _, (member,) = trained(sites[:1], own)
+    _, (member,) = trained(sites[:1], alone_config)
     return member.scores
 
 
@@ -217,12 +229,15 @@ def test_who_never_saw_a_disease_is_judged_on_it() -> None:
     first, second = sites_of(2)
     labels = first.train.labels.copy()
     labels[:, 0] = np.minimum(labels[:, 0], ABSENT)
-    found = alone(without_stage_1(), (relabelled(first, labels), second))
+    alone_scores = alone(without_stage_1(), (relabelled(first, labels), second))
     test = first.test.labels[:, [0]]
-    (wanted,) = f1s(test, np.zeros_like(test))
-    assert 0 < wanted < 0.5
-    assert found["by_output"]["asthma"]["macro"]["f1"] == pytest.approx(wanted)
-    assert found["by_output"]["asthma"]["present"]["support"] == (test == PRESENT).sum()
+    (expected,) = f1s(test, np.zeros_like(test))
+    assert 0 < expected < 0.5
+    assert alone_scores["by_output"]["asthma"]["macro"]["f1"] == pytest.approx(expected)
+    assert (
+        alone_scores["by_output"]["asthma"]["present"]["support"]
+        == (test == PRESENT).sum()
+    )
 
 
 def test_questionable_patients_count_where_the_sites_together_have_the_class() -> None:
@@ -239,10 +254,10 @@ def test_questionable_patients_count_where_the_sites_together_have_the_class() -
         row = [counts[f"classes/gout/questionable/{p}"] for p in ("absent", "present")]
         assert sum(row) == counted
         assert counts["classes/gout/questionable/questionable"] == 0
-        rest = (
+        uncounted = (
             sum(v for k, v in counts.items() if k.startswith("classes/gout/")) - counted
         )
-        assert rest == np.isin(test[:, 2], (ABSENT, PRESENT)).sum()
+        assert uncounted == np.isin(test[:, 2], (ABSENT, PRESENT)).sum()
 
 
 def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
@@ -268,8 +283,10 @@ def test_a_disease_of_one_class_is_in_no_mean() -> None:
     labels = changed.test.labels
     state, (member,) = trained((changed,), config_of())
     predicted = (disease_scores(state, site.test) > 0).astype(int)
-    wanted = f1s(labels[:, [0, 2]], predicted[:, [0, 2]])
-    assert member.scores["phenotypes"]["f1"] == pytest.approx(np.mean(wanted), rel=1e-9)
+    expected = f1s(labels[:, [0, 2]], predicted[:, [0, 2]])
+    assert member.scores["phenotypes"]["f1"] == pytest.approx(
+        np.mean(expected), rel=1e-9
+    )
     assert member.scores["by_output"].keys() == {"asthma", "gout"}
     assert {k.split("/")[1] for k in member.scores["class_counts"]} == {
         "asthma",

@@ -76,16 +76,16 @@ def test_features_are_the_dense_layer(scale: str) -> None:
     mean = np.stack(
         [table[[0, 0, 4]].mean(0), np.zeros(4), table[[8, 1, 2, 3]].mean(0)]
     )
-    wanted = np.maximum(mean @ weight.T + bias, 0)
+    expected = np.maximum(mean @ weight.T + bias, 0)
     if scale == "l2":
-        length = np.linalg.norm(wanted, axis=1, keepdims=True)
-        wanted = wanted / np.where(length > 0, length, 1)
+        length = np.linalg.norm(expected, axis=1, keepdims=True)
+        expected = expected / np.where(length > 0, length, 1)
     features = phenotyper.features(BAGS)
     dense = np.zeros((3, 6))
     dense[np.repeat(np.arange(3), np.diff(features.offsets)), features.columns] = (
         features.values
     )
-    assert np.allclose(dense, wanted, atol=1e-6)
+    assert np.allclose(dense, expected, atol=1e-6)
 
 
 def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_vectors_of_text(tmp_path: Path) -> None:
                         machines=machines(6), code_names=("x", "y"))  # fmt: skip
     learnt.save(tmp_path / "m")
     again = load_phenotyper(tmp_path / "m")
-    wanted = learnt.probabilities(Vectors(values))
-    assert np.array_equal(again.probabilities(Vectors(values)), wanted)
+    expected = learnt.probabilities(Vectors(values))
+    assert np.array_equal(again.probabilities(Vectors(values)), expected)
     plain = Phenotyper(space).features(Vectors(values))
     assert np.allclose(plain.values.reshape(4, 3), values)
 

@@ -32,20 +32,22 @@ PRIVATE: Any = DPMethod(PHENOTYPE)
 SITES = sites_of(3)
 
 
-def config_of(loss: Any = "log", **given: Any) -> Any:
+def config_of(loss: Any = "log", **privacy_options: Any) -> Any:
     model = PhenotypeConfig(representation="none", classifier=SvmConfig(loss=loss))
-    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given
+    privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | privacy_options
     settings = PHENOTYPE.dp.required_settings | {
         "classifier_cycles": 2,
         "batch_size": 16,
         "seed": 5,
     }
-    made = Config(model=model, privacy=Privacy(**asked), learning_rate=0.05, **settings)
-    return PHENOTYPE.configure(made, SITES)
+    config = Config(
+        model=model, privacy=Privacy(**privacy), learning_rate=0.05, **settings
+    )
+    return PHENOTYPE.configure(config, SITES)
 
 
 def sums(
-    monkeypatch: pytest.MonkeyPatch, units: Sequence[int], **given: Any
+    monkeypatch: pytest.MonkeyPatch, units: Sequence[int], **privacy_options: Any
 ) -> np.ndarray:
     """(features + 1, diseases) of a round of these patients without noise, from weights
     of 0.1."""
@@ -53,11 +55,11 @@ def sums(
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
-    site = PRIVATE.make_site(SITES[0], config_of(**given), secret=bytes(32))
+    site = PRIVATE.make_site(SITES[0], config_of(**privacy_options), secret=bytes(32))
     sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
     answer = site.noisy_gradients(sent, round=0).tensors
-    whole = torch.cat([answer["svm.weight"], answer["svm.intercept"][None]])
-    return whole.double().numpy() * site.promise.grids[0]
+    weights = torch.cat([answer["svm.weight"], answer["svm.intercept"][None]])
+    return weights.double().numpy() * site.promise.grids[0]
 
 
 @pytest.mark.parametrize("loss", ["log", "hinge"])
@@ -76,7 +78,7 @@ def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
         ]
     )
     every = range(len(cohort))
-    whole = sums(monkeypatch, every, loss=loss, clip=clip)
+    full_sum = sums(monkeypatch, every, loss=loss, clip=clip)
     for row in (0, 7, 20):
         sign = np.where(
             cohort.labels[row] == UNLABELLED, 0.0, 2.0 * cohort.labels[row] - 1
@@ -86,15 +88,17 @@ def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
             "log": -sign / (1 + np.exp(sign * score)),
             "hinge": -sign * (1 - sign * score > 0),
         }[loss]
-        wanted = np.outer(x[row], slope) / np.abs(sign).sum()
-        length = float(np.linalg.norm(wanted))
-        wanted *= min(1.0, clip / length)
+        expected = np.outer(x[row], slope) / np.abs(sign).sum()
+        length = float(np.linalg.norm(expected))
+        expected *= min(1.0, clip / length)
         without = sums(
             monkeypatch, [u for u in every if u != row], loss=loss, clip=clip
         )
-        found = whole - without
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * min(clip, 1))
-        assert np.linalg.norm(found) <= clip * (1 + 1e-9)
+        contribution = full_sum - without
+        np.testing.assert_allclose(
+            contribution, expected, rtol=0, atol=1e-5 * min(clip, 1)
+        )
+        assert np.linalg.norm(contribution) <= clip * (1 + 1e-9)
 
 
 def test_a_run_has_noise_alone_beside_its_sums_and_learns(
@@ -102,7 +106,7 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(
 ) -> None:
     """χ² of an answer with nobody in it, p > 1e-4; with much less noise than any
     promise needs, a run ranks patients of a disease above others."""
-    drawn = private.chosen
+    choose_units = private.chosen
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
     )
@@ -110,14 +114,14 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(
     answer = site.noisy_gradients(
         {n: v.detach() for n, v in site.site.shared.items()}, round=0
     )
-    found = (
+    noise = (
         np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()])
         / SCALE
     )
-    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
-    assert low < float(found @ found) < high
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(noise))
+    assert low < float(noise @ noise) < high
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
-    monkeypatch.setattr(private, "chosen", drawn)
+    monkeypatch.setattr(private, "chosen", choose_units)
     config = replace(config_of(noise=0.1, clip=1.0), classifier_cycles=8, sites=3)
     sites = [PRIVATE.make_site(data, config) for data in SITES]
     final = PRIVATE.train(InProcess(sites), config)
@@ -135,9 +139,9 @@ def test_other_notes_of_the_same_patients_have_other_noise(
         private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
     )
     train = SITES[0].train
-    other = replace(train, bags=train.bags.take([*range(1, len(train)), 0]))
+    rotated = replace(train, bags=train.bags.take([*range(1, len(train)), 0]))
     sums = []
-    for cohort in (train, train, other):
+    for cohort in (train, train, rotated):
         site = PRIVATE.make_site(
             replace(SITES[0], train=cohort), config_of(), secret=bytes(32)
         )
@@ -198,8 +202,8 @@ def test_what_counts_patients_exactly_is_refused() -> None:
         config_of(),
         model=replace(config_of().model, classifier=SvmConfig(eta0=5.0, alpha=0.1)),
     )
-    (told,) = PHENOTYPE.list_warnings(steeper)
-    assert told.endswith(
+    (warning,) = PHENOTYPE.list_warnings(steeper)
+    assert warning.endswith(
         "learning_rate: eta0, alpha of [model.classifier] have no effect"
     )
     with pytest.raises(
@@ -213,25 +217,25 @@ def test_what_counts_patients_exactly_is_refused() -> None:
 CLASSES = ("icd9:401", "icd9:250", "icd9:428", "icd9:493")
 
 
-def learning(**given: Any) -> Any:
+def learning(**options: Any) -> Any:
     """Two answers of stage 1, and two of stage 2."""
     network = DanConfig(embedding=8, hidden=12)
     svm = SvmConfig(loss="log")
-    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
+    privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | options.pop("privacy", {})
     settings = {
         **PHENOTYPE.dp.required_settings,
         "cycles": 1,
         "classifier_cycles": 1,
         "seed": 5,
     }
-    settings |= {"batch_size": 16, "learning_rate": 0.05, "outputs": CLASSES, **given}
+    settings |= {"batch_size": 16, "learning_rate": 0.05, "outputs": CLASSES, **options}
     model = PhenotypeConfig(network=network, classifier=svm)
     return PHENOTYPE.configure(
-        Config(model=model, privacy=Privacy(**asked), **settings), SITES
+        Config(model=model, privacy=Privacy(**privacy), **settings), SITES
     )
 
 
-def whole(
+def run_stage(
     monkeypatch: pytest.MonkeyPatch, stage: int, units: Sequence[int], clip: float
 ) -> Any:
     """Whole numbers of a round of these patients without noise, and of what they are
@@ -260,8 +264,10 @@ def by_hand(sent: dict[str, Any], patient: str, stage: int) -> dict[str, np.ndar
     value = {n.removeprefix("network."): v.double().numpy() for n, v in sent.items()}
     cohort = SITES[0].train
     row = cohort.patients.index(patient)
-    own = cohort.bags.concepts[cohort.bags.offsets[row] : cohort.bags.offsets[row + 1]]
-    mean = value["embedding"][own].mean(0)
+    patient_concepts = cohort.bags.concepts[
+        cohort.bags.offsets[row] : cohort.bags.offsets[row + 1]
+    ]
+    mean = value["embedding"][patient_concepts].mean(0)
     before = value["hidden_weight"] @ mean + value["hidden_bias"]
     hidden = np.maximum(before, 0)
     if stage:
@@ -274,16 +280,20 @@ def by_hand(sent: dict[str, Any], patient: str, stage: int) -> dict[str, np.ndar
     codes = {c[:8] for c in SITES[0].codes[patient]}
     odds = value["output_weight"] @ hidden + value["output_bias"]
     slope = (1 / (1 + np.exp(-odds)) - [c in codes for c in CLASSES]) / len(CLASSES)
-    below = (value["output_weight"].T @ slope) * (before > 0)
+    hidden_slope = (value["output_weight"].T @ slope) * (before > 0)
     table = np.zeros_like(value["embedding"])
-    np.add.at(table, own, value["hidden_weight"].T @ below / len(own))
-    found = {
+    np.add.at(
+        table,
+        patient_concepts,
+        value["hidden_weight"].T @ hidden_slope / len(patient_concepts),
+    )
+    gradients = {
         "embedding": table,
-        "hidden_weight": np.outer(below, mean),
-        "hidden_bias": below,
+        "hidden_weight": np.outer(hidden_slope, mean),
+        "hidden_bias": hidden_slope,
     }
-    found |= {"output_weight": np.outer(slope, hidden), "output_bias": slope}
-    return {f"network.{name}": gradient for name, gradient in found.items()}
+    gradients |= {"output_weight": np.outer(slope, hidden), "output_bias": slope}
+    return {f"network.{name}": gradient for name, gradient in gradients.items()}
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -298,8 +308,8 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
     labelled = (SITES[0].train.labels >= 0).any(1)
     has = np.stack((coded, labelled))[:, coded | labelled]  # of each unit
     chosen = np.flatnonzero(has.all(0))[[3, 8, 21]].tolist()
-    site, sent, together = whole(monkeypatch, stage, chosen, clip)
-    singles = [whole(monkeypatch, stage, [unit], clip)[2] for unit in chosen]
+    site, sent, together = run_stage(monkeypatch, stage, chosen, clip)
+    singles = [run_stage(monkeypatch, stage, [unit], clip)[2] for unit in chosen]
     assert together.keys() == {n for n in sent if n.startswith("svm.") == bool(stage)}
     for name, value in together.items():
         assert torch.equal(
@@ -307,43 +317,47 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
         )
     for unit, single in zip(chosen, singles, strict=True):
         (row,) = site.units[unit]
-        wanted = by_hand(sent, SITES[0].train.patients[row], stage)
-        length = np.sqrt(sum((w**2).sum() for w in wanted.values()))
-        found = {
+        expected_gradient = by_hand(sent, SITES[0].train.patients[row], stage)
+        length = np.sqrt(sum((w**2).sum() for w in expected_gradient.values()))
+        actual = {
             n: v.double().numpy() * site.promise.grids[0] for n, v in single.items()
         }
-        for name, gradient in wanted.items():
+        for name, gradient in expected_gradient.items():
             expected = gradient * min(1, clip / length)
             np.testing.assert_allclose(
-                found[name], expected, rtol=0, atol=2e-5 * min(clip, 1)
+                actual[name], expected, rtol=0, atol=2e-5 * min(clip, 1)
             )
-        assert 0 < np.sqrt(sum((f**2).sum() for f in found.values())) <= clip
+        assert 0 < np.sqrt(sum((f**2).sum() for f in actual.values())) <= clip
     assert (
         np.concatenate(site.units).tolist() == np.flatnonzero(coded | labelled).tolist()
     )
-    nothing = whole(monkeypatch, stage, np.flatnonzero(~has[stage]).tolist(), clip)[2]
+    nothing = run_stage(monkeypatch, stage, np.flatnonzero(~has[stage]).tolist(), clip)[
+        2
+    ]
     assert not any(value.any() for value in nothing.values())
 
 
-def run(config: Any, kept: Path | None = None, **options: Any) -> tuple[Any, list[Any]]:
+def run(
+    config: Any, directory: Path | None = None, **options: Any
+) -> tuple[Any, list[Any]]:
     """Three sites' training; the first one saves its model."""
     sites = [
         PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
         for n, d in enumerate(SITES)
     ]
-    sites[0].site.directory = kept
+    sites[0].site.directory = directory
     final = PRIVATE.train(InProcess(sites, **options), config)
     assert final.round == PRIVATE.make_promise(config).rounds
     return dict(final.tensors), [site.scores for site in sites]
 
 
 def test_a_run_of_both_stages_saves_its_model(tmp_path: Path) -> None:
-    whole, _ = run(learning(), tmp_path / "kept")
+    uninterrupted, _ = run(learning(), tmp_path / "kept")
     saved = load_phenotyper(tmp_path / "kept" / "model")
     assert saved.code_names == CLASSES
     assert saved.network is not None
     for name, value in saved.network.trainable().items():
-        assert torch.equal(value, whole[f"shared.network.{name}"])
+        assert torch.equal(value, uninterrupted[f"shared.network.{name}"])
 
 
 @pytest.mark.slow

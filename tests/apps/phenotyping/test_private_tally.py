@@ -37,8 +37,8 @@ SITES = sites_of(3)
 OFTEN, FREQUENT = 40, 60  # patients with a code, and with a concept, of 300
 
 
-def config_of(representation: str = "learn", **given: Any) -> Any:
-    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "counts": 2.0} | given.pop(
+def config_of(representation: str = "learn", **options: Any) -> Any:
+    privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "counts": 2.0} | options.pop(
         "privacy", {}
     )
     svm = SvmConfig(loss="log", class_weights="balanced")
@@ -59,7 +59,7 @@ def config_of(representation: str = "learn", **given: Any) -> Any:
         "minimum": OFTEN,
     }
     settings |= {"least_occurrences": FREQUENT} if representation == "learn" else {}
-    settings |= {"model": model, "privacy": Privacy(**asked), **given}
+    settings |= {"model": model, "privacy": Privacy(**privacy), **options}
     return PHENOTYPE.configure(Config(**settings), SITES)
 
 
@@ -74,18 +74,18 @@ def by_hand(site: Any, config: Any) -> list[np.ndarray]:
     """What each patient counts, by dictionaries: of ICD-9 the first three figures of a
     code."""
     rows = table_of(site.train.bags) > 0
-    found = []
+    count_vectors = []
     for row in np.flatnonzero(of_use(site, config.model.representation)).tolist():
-        own = {code[:8] for code in site.codes.get(site.train.patients[row], ())}
+        categories = {code[:8] for code in site.codes.get(site.train.patients[row], ())}
         codes = (
-            [float(c in own) for c in config.list_candidates()]
+            [float(c in categories) for c in config.list_candidates()]
             if config.has_stage_1
             else []
         )
         labels = site.train.labels[row]
         classes = [*(labels == ABSENT), *(labels == PRESENT)]
-        found.append(np.array([*codes, *rows[row], 1.0, *classes], float))
-    return found
+        count_vectors.append(np.array([*codes, *rows[row], 1.0, *classes], float))
+    return count_vectors
 
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
 
 
-def told(site: Any) -> np.ndarray:
+def read_counts(site: Any) -> np.ndarray:
     answer = site.noisy_counts({}, round=0)
     assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (
         1.0,
@@ -104,24 +104,29 @@ def told(site: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("representation", ["learn", "none"])
-@pytest.mark.parametrize("most", [2.0, 30.0])
+@pytest.mark.parametrize("bound", [2.0, 30.0])
 def test_a_patient_moves_counts_by_the_most_at_most(
-    representation: str, most: float, monkeypatch: pytest.MonkeyPatch
+    representation: str, bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum of vectors by hand, each scaled to the most where it is longer; and one
     less."""
     without_noise(monkeypatch)
-    config = config_of(representation, privacy={"counted": most})
+    config = config_of(representation, privacy={"counted": bound})
     data = SITES[0]
-    whole, each = told(PRIVATE.make_site(data, config)), by_hand(data, config)
-    scaled = [v * min(1.0, most / float(np.linalg.norm(v))) for v in each]
-    np.testing.assert_allclose(whole, np.sum(scaled, axis=0), rtol=0, atol=1e-5)
-    kept = of_use(data, representation)
-    first = int(np.flatnonzero(kept)[0])
+    full_counts, each = (
+        read_counts(PRIVATE.make_site(data, config)),
+        by_hand(data, config),
+    )
+    scaled = [v * min(1.0, bound / float(np.linalg.norm(v))) for v in each]
+    np.testing.assert_allclose(full_counts, np.sum(scaled, axis=0), rtol=0, atol=1e-5)
+    is_used = of_use(data, representation)
+    first = int(np.flatnonzero(is_used)[0])
     less = data.train.take(np.arange(len(data.train)) != first)
-    moved = whole - told(PRIVATE.make_site(replace(data, train=less), config))
+    moved = full_counts - read_counts(
+        PRIVATE.make_site(replace(data, train=less), config)
+    )
     np.testing.assert_allclose(moved, scaled[0], rtol=0, atol=1e-6)
-    assert np.linalg.norm(moved) <= most
+    assert np.linalg.norm(moved) <= bound
 
 
 def test_a_patient_of_several_rows_has_each_thing_once() -> None:
@@ -133,14 +138,14 @@ def test_a_patient_of_several_rows_has_each_thing_once() -> None:
     labels[0, :2], labels[1, 1:3] = (PRESENT, ABSENT), (PRESENT, PRESENT)
     data = replace(data, train=replace(data.train, labels=labels))
     places = {name: place for place, name in enumerate(config.list_candidates())}
-    own, ones = count_patient(data, config, np.array([0, 1]), places)
+    places_of_patient, ones = count_patient(data, config, np.array([0, 1]), places)
     assert (ones == 1).all()
-    assert len(set(own.tolist())) == len(own)
-    found = np.zeros(sum(sizes_of_counts(config).values()))
-    found[own] = 1
+    assert len(set(places_of_patient.tolist())) == len(places_of_patient)
+    counts = np.zeros(sum(sizes_of_counts(config).values()))
+    counts[places_of_patient] = 1
     starts = np.cumsum([0, *sizes_of_counts(config).values()])
     parts = dict(
-        zip(sizes_of_counts(config), np.split(found, starts[1:-1]), strict=True)
+        zip(sizes_of_counts(config), np.split(counts, starts[1:-1]), strict=True)
     )
     concepts = (table_of(data.train.bags)[:2] > 0).any(0)
     assert np.array_equal(parts["concepts"], concepts)
@@ -161,17 +166,17 @@ def test_each_answer_has_noise_of_its_own() -> None:
     """A site's share, σ · 20 / √2 of three sites: χ² of an answer of nobody, p > 1e-4."""
     config = config_of()
     nobody = replace(SITES[0], train=SITES[0].train.take([]))
-    found = told(PRIVATE.make_site(nobody, config, secret=bytes(32))) / (
+    noise = read_counts(PRIVATE.make_site(nobody, config, secret=bytes(32))) / (
         2.0 * 20.0 / np.sqrt(2)
     )
-    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
-    assert low < float(found @ found) < high
-    again = told(PRIVATE.make_site(nobody, config, secret=bytes(32))) / (
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(noise))
+    assert low < float(noise @ noise) < high
+    again = read_counts(PRIVATE.make_site(nobody, config, secret=bytes(32))) / (
         2.0 * 20.0 / np.sqrt(2)
     )
-    assert (found == again).all()
-    other = told(PRIVATE.make_site(nobody, config, secret=bytes(31) + b"1"))
-    assert (other != found * (2.0 * 20.0 / np.sqrt(2))).all()
+    assert (noise == again).all()
+    reseeded = read_counts(PRIVATE.make_site(nobody, config, secret=bytes(31) + b"1"))
+    assert (reseeded != noise * (2.0 * 20.0 / np.sqrt(2))).all()
 
 
 @pytest.mark.parametrize("representation", ["learn", "none"])
@@ -189,9 +194,10 @@ def test_what_is_agreed_is_of_all_sites_counts(
             site, "begin", lambda t, keep=site.begin: sent.update(t) or keep(t)
         )
     PRIVATE.train(InProcess(sites), config)
-    kept = [of_use(data, representation) for data in SITES]
+    used_by_site = [of_use(data, representation) for data in SITES]
     train = [
-        data.train.take(np.flatnonzero(k)) for data, k in zip(SITES, kept, strict=True)
+        data.train.take(np.flatnonzero(k))
+        for data, k in zip(SITES, used_by_site, strict=True)
     ]
     bags = np.concatenate([table_of(cohort.bags) for cohort in train])
     labels = np.concatenate([cohort.labels for cohort in train])
@@ -202,11 +208,11 @@ def test_what_is_agreed_is_of_all_sites_counts(
             for patient in cohort.patients
             for name in {code[:8] for code in data.codes.get(patient, ())}
         )
-        wanted = sorted(name for name, count in names.items() if count >= OFTEN)
-        assert 0 < len(wanted) < len(names)
+        expected = sorted(name for name, count in names.items() if count >= OFTEN)
+        assert 0 < len(expected) < len(names)
         assert [
             config.list_candidates()[at] for at in sent["chosen"].tolist()
-        ] == wanted
+        ] == expected
         frequent = np.flatnonzero((bags > 0).sum(0) >= FREQUENT)
         assert 0 < len(frequent) < bags.shape[1]
         assert sent[KNOWN].tolist() == frequent.tolist()
@@ -216,10 +222,12 @@ def test_what_is_agreed_is_of_all_sites_counts(
         np.testing.assert_allclose(sent["idf"].numpy(), exact, rtol=1e-6)
     least = float(sites[0].promise.counted * private.SCALE * np.sqrt(3))
     for disease, weights in enumerate(sent["weights"].numpy()):
-        own = labels[:, disease][labels[:, disease] >= 0]
-        assert np.bincount(own).min() > least / 2
-        exact = compute_class_weight("balanced", classes=np.array([0, 1]), y=own)
-        if np.bincount(own).min() >= least:
+        disease_labels = labels[:, disease][labels[:, disease] >= 0]
+        assert np.bincount(disease_labels).min() > least / 2
+        exact = compute_class_weight(
+            "balanced", classes=np.array([0, 1]), y=disease_labels
+        )
+        if np.bincount(disease_labels).min() >= least:
             np.testing.assert_allclose(weights, exact, rtol=1e-6)
 
 
@@ -267,7 +275,7 @@ def test_a_gradient_is_weighed_by_its_class(
     picked = lambda stream, count, rate: np.arange(count) == unit  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
     sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
-    found = (
+    gradient = (
         site.noisy_gradients(sent, round=0).tensors["svm.intercept"].double().numpy()
     )
     (row,) = site.units[unit]
@@ -275,16 +283,18 @@ def test_a_gradient_is_weighed_by_its_class(
     sign = np.where(labels[row] == PRESENT, 1.0, -1.0) * (labels[row] >= 0)
     score = 0.1 * (x / np.linalg.norm(x)).sum() + 0.1
     weight = np.array(weights)[np.arange(3), (sign > 0).astype(int)]
-    wanted = -sign * weight / (1 + np.exp(sign * score)) / labelled
-    np.testing.assert_allclose(found * site.promise.grids[0], wanted, rtol=0, atol=1e-5)
+    expected = -sign * weight / (1 + np.exp(sign * score)) / labelled
+    np.testing.assert_allclose(
+        gradient * site.promise.grids[0], expected, rtol=0, atol=1e-5
+    )
 
 
-def run(config: Any, kept: Path | None = None, **options: Any) -> dict[str, Any]:
+def run(config: Any, directory: Path | None = None, **options: Any) -> dict[str, Any]:
     sites = [
         PRIVATE.make_site(d, config, secret=bytes([n]) * 32)
         for n, d in enumerate(SITES)
     ]
-    sites[0].site.directory = kept
+    sites[0].site.directory = directory
     final = PRIVATE.train(InProcess(sites, **options), config)
     assert final.round == PRIVATE.make_promise(config).rounds
     return dict(final.tensors)
@@ -298,19 +308,26 @@ def test_a_run_is_the_same_however_it_is_run(
     first start; the model that is saved knows what was agreed. ε covers counts and
     rounds."""
     config = config_of(representation, privacy={"counts": 0.5, "counted": 4.0})
-    whole = run(config, tmp_path / "kept")
+    uninterrupted = run(config, tmp_path / "kept")
     saved = load_phenotyper(tmp_path / "kept" / "model")
     if representation == "learn":
-        names = [config.list_candidates()[at] for at in whole["agreed.chosen"].tolist()]
+        names = [
+            config.list_candidates()[at]
+            for at in uninterrupted["agreed.chosen"].tolist()
+        ]
         assert [*saved.code_names] == names
-        assert whole["shared.network.output_bias"].shape == (len(names),)
-        assert len(whole["shared.network.embedding"]) == len(whole["agreed.known"]) + 1
+        assert uninterrupted["shared.network.output_bias"].shape == (len(names),)
+        assert (
+            len(uninterrupted["shared.network.embedding"])
+            == len(uninterrupted["agreed.known"]) + 1
+        )
     else:
         assert saved.idf is not None
-        assert np.array_equal(saved.idf, whole["agreed.idf"].numpy())
-    assert_same(whole, run(config, secure=True))
+        assert np.array_equal(saved.idf, uninterrupted["agreed.idf"].numpy())
+    assert_same(uninterrupted, run(config, secure=True))
     assert_same(
-        whole, resumed(lambda **more: run(config, **more), tmp_path / "run", kill=1)
+        uninterrupted,
+        resumed(lambda **more: run(config, **more), tmp_path / "run", kill=1),
     )
     promise = PRIVATE.make_promise(config)
     assert promise.epsilon() == epsilon_of(1.5, 1e-5, 0.5, promise.rounds, 0.5)
@@ -340,23 +357,23 @@ def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) 
     config, at = config_of("none"), 7
     have = table_of(SITES[0].train.bags)[:, at] > 0
     without = replace(SITES[0], train=SITES[0].train.take(np.flatnonzero(~have)))
-    given: dict[str, Any] = {
+    agreed: dict[str, Any] = {
         "idf": torch.ones(60).double(),
         "weights": torch.ones(3, 2).double(),
     }
     for name, value in odd.items():
         if isinstance(value, list):
-            given[name].view(-1)[at % given[name].numel()] = value[0]
+            agreed[name].view(-1)[at % agreed[name].numel()] = value[0]
         else:
-            given[name] = value
+            agreed[name] = value
     if not odd:
-        del given["weights"]
+        del agreed["weights"]
     for data in (SITES[0], without):
         site = PRIVATE.make_site(data, config, secret=bytes(32))
         with pytest.raises(
             RefusedError, match="contradicts the noisy counts of this job"
         ):
-            site.begin(given)
+            site.begin(agreed)
 
 
 def test_a_server_asks_once_and_for_what_the_job_has() -> None:

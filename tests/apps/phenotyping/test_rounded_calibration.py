@@ -18,11 +18,16 @@ def test_platt_scaling_counts_patients_in_steps() -> None:
     exact, _ = run(case)
     rounded = next(update for _, task, update in engine.sent if task == "calibrate")
     plain = next(update for _, task, update in exact.sent if task == "calibrate")
-    found, before = rounded.tensors["sums"].numpy(), plain.tensors["sums"].numpy()
+    rounded_sums, plain_sums = (
+        rounded.tensors["sums"].numpy(),
+        plain.tensors["sums"].numpy(),
+    )
     # At a = b = 0 each patient adds log 2, and a quarter of it is the slope of p.
     numbers = np.array(
-        [[max(10, (n + 5) // 10 * 10) for n in row] for row in before[:, 6:8]]
+        [[max(10, (n + 5) // 10 * 10) for n in row] for row in plain_sums[:, 6:8]]
     )
-    np.testing.assert_array_equal(found[:, 6:8], numbers)
-    np.testing.assert_allclose(found[:, 0], numbers.sum(1) * np.log(2), rtol=2**-23)
-    np.testing.assert_allclose(found[:, 5], numbers.sum(1) / 4, rtol=2**-23)
+    np.testing.assert_array_equal(rounded_sums[:, 6:8], numbers)
+    np.testing.assert_allclose(
+        rounded_sums[:, 0], numbers.sum(1) * np.log(2), rtol=2**-23
+    )
+    np.testing.assert_allclose(rounded_sums[:, 5], numbers.sum(1) / 4, rtol=2**-23)

@@ -97,11 +97,11 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
     facts = json.loads((tmp_path / "out" / "fednotes.json").read_text())
     assert facts["phenotypes"] == [NAMES[n] for n in (0, 1, 2, 4)]
     assert len(facts["columns"]) == model.space.width
-    wanted = model.probabilities(bags)
+    of_model = model.probabilities(bags)
     for counts in (counted(bags), counted(bags).toarray()):
         probabilities = pipeline.predict_proba(counts)
         for disease, each in zip((0, 1, 2, 4), probabilities, strict=True):
-            expected = wanted[:, disease, list(CLASSES[disease])]
+            expected = of_model[:, disease, list(CLASSES[disease])]
             np.testing.assert_allclose(
                 each, expected, atol=1e-12 if model.network is None else 2e-5
             )

@@ -12,11 +12,11 @@ from fednotes.apps.phenotyping.synthetic import PHENOTYPES, dictionary, generate
 
 
 def test_equal_arguments_give_equal_patients() -> None:
-    one, again = generate("site1", 60, 3), generate("site1", 60, 3)
-    assert (one.notes, one.codes) == (again.notes, again.codes)
-    assert one.labels.values == again.labels.values
-    assert generate("site1", 60, 4).notes != one.notes
-    assert not set(one.notes) & set(generate("site2", 60, 3).notes)
+    first, again = generate("site1", 60, 3), generate("site1", 60, 3)
+    assert (first.notes, first.codes) == (again.notes, again.codes)
+    assert first.labels.values == again.labels.values
+    assert generate("site1", 60, 4).notes != first.notes
+    assert not set(first.notes) & set(generate("site2", 60, 3).notes)
 
 
 def test_sizes_and_kinds() -> None:
@@ -62,11 +62,11 @@ def test_every_term_is_found() -> None:
 
 def test_notes_say_what_patients_have() -> None:
     """Notes name a phenotype more often for patients who have it."""
-    one = generate("site1", 600, 2)
+    generated = generate("site1", 600, 2)
     matcher = Matcher(dictionary())
-    bags = [set(matcher.bag(texts).tolist()) for texts in one.notes.values()]
+    bags = [set(matcher.bag(texts).tolist()) for texts in generated.notes.values()]
     assert 3 < np.mean([len(bag) for bag in bags]) < 40
-    labels, known = one.labels.matrix(tuple(one.notes)), dictionary()
+    labels, known = generated.labels.matrix(tuple(generated.notes)), dictionary()
     for column, name in enumerate(PHENOTYPES):
         (concept,) = known.of(known.terms.index(name))
         is_named = np.array([concept in bag for bag in bags])

@@ -68,12 +68,12 @@ def test_each_row_may_name_its_system(file: File) -> None:
     rows = [f"{n},{system},{code}" for n, (system, code, _) in enumerate(named)]
     path = file("\n".join(["patient,System,code", *rows]), "c.csv")
     result = read_codes(path, "icd9")
-    wanted = {
+    expected = {
         str(n): {code or "cpt:A0428"}
         for n, (_, _, code) in enumerate(named)
         if code != ""
     }
-    assert result.codes == wanted
+    assert result.codes == expected
     (bad,) = result.tables[0].examples
     assert bad.line == 11
     assert bad.reason.startswith(

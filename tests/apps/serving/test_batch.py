@@ -100,11 +100,11 @@ def test_each_note_of_a_table_keeps_its_ids(
     )
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/x-ndjson"
-    one, two = map(json.loads, answer.text.splitlines())
+    first, second = map(json.loads, answer.text.splitlines())
     anna = {"start": 0, "end": 4, "label": "NAME", "confidence": 0.25}
     bo = {"start": 3, "end": 5, "label": "NAME", "confidence": 0.5}
-    assert one == {**ROWS[0], "spans": [anna]}
-    assert two == {**ROWS[1], "spans": [bo]}
+    assert first == {**ROWS[0], "spans": [anna]}
+    assert second == {**ROWS[1], "spans": [bo]}
 
 
 def test_a_table_may_have_a_content_encoding(client: TestClient) -> None:

@@ -48,15 +48,15 @@ def printed_program(folder: Path) -> Callable[[str], Spans]:
     (block,) = [block for block in blocks if "def mentions" in block]
     names: dict[str, Any] = {}
     exec(re.sub(r"(?m)^  ", "", block).replace('"out/"', repr(str(folder))), names)
-    found: Callable[[str], Spans] = names["mentions"]
-    return found
+    find_mentions: Callable[[str], Spans] = names["mentions"]
+    return find_mentions
 
 
-def predicted(folder: Path, given: tuple[Document, ...]) -> list[Spans]:
-    found = load_model(folder).predict(given)
+def predicted(folder: Path, notes: tuple[Document, ...]) -> list[Spans]:
+    predictions = load_model(folder).predict(notes)
     return [
         [(span.start, span.end, span.label) for span in document.spans]
-        for document in found
+        for document in predictions
     ]
 
 
@@ -68,9 +68,9 @@ def test_the_printed_program_agrees_on_every_span(
     """Sentence by sentence, as the model was trained; none is long enough to be cut
     off."""
     model = exported(tmp_path, family, tags=TagSet(("ADR", "Drug"), scheme))
-    wanted = predicted(model, documents())
+    expected = predicted(model, documents())
     mentions = printed_program(tmp_path / "out")
-    found = [
+    spans = [
         [
             (start + low, start + high, label)
             for start, end in split_sentences(document)
@@ -78,8 +78,8 @@ def test_the_printed_program_agrees_on_every_span(
         ]
         for document in documents()
     ]
-    assert found == wanted
-    assert sum(map(len, wanted)) > 5
+    assert spans == expected
+    assert sum(map(len, expected)) > 5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,9 +88,9 @@ def test_whole_documents_agree_too(family: str, tmp_path: Path) -> None:
     too."""
     model = exported(tmp_path, family, context="document")
     text = "\n\n  " + "\n\n".join(TEXTS) + "\n"
-    (wanted,) = predicted(model, (Document("a", text),))
-    assert printed_program(tmp_path / "out")(text) == wanted
-    assert wanted
+    (expected,) = predicted(model, (Document("a", text),))
+    assert printed_program(tmp_path / "out")(text) == expected
+    assert expected
 
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
@@ -103,19 +103,19 @@ def test_the_pipelines_words_agree_where_blanks_part_them(
     spans then begin there."""
     model = exported(tmp_path, family)
     text = "no pain after aspirin and nausea after metoprolol daily for pain no rash no fever"
-    given = (Document("a", text, sentences=((0, len(text)),)),)
-    (wanted,) = predicted(model, given)
+    notes = (Document("a", text, sentences=((0, len(text)),)),)
+    (expected,) = predicted(model, notes)
     pipe = transformers.pipeline(
         "token-classification", str(tmp_path / "out"), aggregation_strategy="first"
     )
-    found = [
+    word_bounds = [
         (each["end"] - len(text[each["start"] : each["end"]].lstrip()), each["end"])
         for each in pipe(text)
     ]
     marks = "▁" in load_model(model).tokenizer.tokenize(text)
     if not marks:  # the pipeline asks a mere mark of a blank for a word of its own
-        assert found == [(start, end) for start, end, _ in wanted]
-    assert wanted
+        assert word_bounds == [(start, end) for start, end, _ in expected]
+    assert expected
 
 
 @pytest.mark.slow  # torch takes seconds to trace any encoder
@@ -128,7 +128,7 @@ def test_the_graph_of_a_byte_level_model_agrees(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(next(block for block in blocks if "class Finder" in block), names)
     find = names["Finder"](tmp_path / "graph")
-    found = [
+    spans = [
         [
             (start + low, start + high, label)
             for start, end in split_sentences(document)
@@ -136,4 +136,4 @@ def test_the_graph_of_a_byte_level_model_agrees(tmp_path: Path) -> None:
         ]
         for document in documents()
     ]
-    assert found == predicted(model, documents())
+    assert spans == predicted(model, documents())

@@ -22,19 +22,19 @@ TAGS = TagSet(("ADR", "Drug"))
 
 
 def piped(
-    folder: Path, documents: tuple[Document, ...], **asked: Any
+    folder: Path, documents: tuple[Document, ...], **options: Any
 ) -> list[tuple[Span, ...]]:
     """The spans that transformers' pipeline finds, sentence by sentence."""
-    pipe = transformers.pipeline("token-classification", str(folder), **asked)
-    found = []
+    pipe = transformers.pipeline("token-classification", str(folder), **options)
+    span_lists = []
     for document in documents:
         spans = []
         for start, end in split_sentences(document):
             for each in pipe(document.text[start:end]):
                 name = each["entity_group"]
                 spans.append(Span(start + each["start"], start + each["end"], name))
-        found.append(tuple(spans))
-    return found
+        span_lists.append(tuple(spans))
+    return span_lists
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
@@ -48,10 +48,10 @@ def test_the_pipeline_finds_what_predict_finds(scheme: Any, tmp_path: Path) -> N
     )
     export(tmp_path / "model", "hf", tmp_path / "out")
     documents = notes(12)
-    wanted = load_model(tmp_path / "model").predict(documents)
-    assert sum(len(document.spans) for document in wanted) > 20
-    found = piped(tmp_path / "out", documents, aggregation_strategy="first")
-    assert found == [document.spans for document in wanted]
+    expected = load_model(tmp_path / "model").predict(documents)
+    assert sum(len(document.spans) for document in expected) > 20
+    span_lists = piped(tmp_path / "out", documents, aggregation_strategy="first")
+    assert span_lists == [document.spans for document in expected]
     settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 30
 

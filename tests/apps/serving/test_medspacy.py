@@ -31,8 +31,8 @@ def test_context_sees_what_the_model_finds(nlp: Any) -> None:
     scope."""
     assert nlp.pipe_names[-2:] == ["fednotes", "medspacy_context"]
     for doc in (nlp(TEXT), *nlp.pipe([TEXT])):
-        found = [(ent.text, ent.label_, ent._.is_negated) for ent in doc.ents]
-        assert found == [
+        negations = [(ent.text, ent.label_, ent._.is_negated) for ent in doc.ents]
+        assert negations == [
             ("pain", "ADR", True),
             ("nausea", "ADR", False),
             ("metoprolol", "Drug", False),

@@ -85,8 +85,10 @@ def by_program(
 def predicted(
     folder: Path, documents: Any = DOCUMENTS
 ) -> list[list[tuple[int, int, str]]]:
-    found = load_model(folder).predict(documents)
-    return [[(s.start, s.end, s.label) for s in document.spans] for document in found]
+    predictions = load_model(folder).predict(documents)
+    return [
+        [(s.start, s.end, s.label) for s in document.spans] for document in predictions
+    ]
 
 
 def tagger(tmp_path: Path, scheme: Any, **shape: Any) -> Tagger:
@@ -111,9 +113,9 @@ def test_a_tagger_finds_the_same_without_torch(
     model = tagger(tmp_path, scheme, **SHAPES[shape])
     save_model(model, tmp_path / "model")
     export(tmp_path / "model", "onnx", tmp_path / "out")
-    wanted = predicted(tmp_path / "model")
-    assert sum(map(len, wanted)) > 5
-    assert by_program(tmp_path / "out") == wanted
+    expected = predicted(tmp_path / "model")
+    assert sum(map(len, expected)) > 5
+    assert by_program(tmp_path / "out") == expected
     assert np.load(tmp_path / "out" / "crf.npz").files == [
         "start",
         "transitions",
@@ -138,9 +140,9 @@ def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None
     export(tmp_path / "model", "onnx", tmp_path / "out")
     # a longer sentence is read in windows, which the program cuts otherwise
     short = notes(9)
-    wanted = predicted(tmp_path / "model", short)
-    assert by_program(tmp_path / "out", short) == wanted
-    assert sum(map(len, wanted)) > 15
+    expected = predicted(tmp_path / "model", short)
+    assert by_program(tmp_path / "out", short) == expected
+    assert sum(map(len, expected)) > 15
     model = load_model(tmp_path / "model")
     text = " ".join(document.text for document in short)
     places = tokenize(text).tolist()
@@ -209,21 +211,21 @@ def test_onnx_runtime_tells_nobody(tmp_path: Path) -> None:
     export(tmp_path / "model", "onnx", tmp_path / "out")
     graph = str(tmp_path / "out" / "model.onnx")
     opening = f"import onnxruntime; onnxruntime.InferenceSession({graph!r})"
-    left = {}
+    files_written = {}
     for words in ("", "import fednotes; "):
         home = tmp_path / f"home{len(words)}"
         home.mkdir()
-        own = {
+        environment = {
             "HOME": str(home),
             "PYTHONPATH": str(ROOT / "src"),
             "PATH": os.environ["PATH"],
         }
         call = [sys.executable, "-c", words + opening]
-        subprocess.run(call, env=own, check=True, timeout=120)
-        left[words] = [path for path in home.rglob("*") if path.is_file()]
-    if not left[""]:
+        subprocess.run(call, env=environment, check=True, timeout=120)
+        files_written[words] = [path for path in home.rglob("*") if path.is_file()]
+    if not files_written[""]:
         pytest.skip("this build of it has no telemetry")
-    assert not left["import fednotes; "]
+    assert not files_written["import fednotes; "]
 
 
 def test_an_encoder_without_a_graph_is_refused_in_plain_words(
@@ -244,8 +246,8 @@ def test_an_encoder_without_a_graph_is_refused_in_plain_words(
     ) as raised:
         export(tmp_path / "model", "onnx", tmp_path / "out")
     assert "def forward" not in capfd.readouterr().err  # torch prints the whole graph
-    told = str(raised.value)
-    assert told.isprintable()
-    assert "\\x1b" not in told
-    assert "[96m" not in told
-    assert told.endswith("train on another encoder, such as BERT or RoBERTa")
+    message = str(raised.value)
+    assert message.isprintable()
+    assert "\\x1b" not in message
+    assert "[96m" not in message
+    assert message.endswith("train on another encoder, such as BERT or RoBERTa")

@@ -306,9 +306,13 @@ def test_a_phenotyping_model_labels_each_patient(tmp_path: Path) -> None:
 
 def _document(text: str, **more: Any) -> dict[str, Any]:
     data = base64.b64encode(text.encode()).decode()
-    held = {"contentType": "text/plain; charset=utf-8", "data": data, "title": "Note"}
+    attachment = {
+        "contentType": "text/plain; charset=utf-8",
+        "data": data,
+        "title": "Note",
+    }
     resource = {"resourceType": "DocumentReference", "id": "d1", "status": "current"}
-    return {**resource, "content": [{"attachment": held}], **more}
+    return {**resource, "content": [{"attachment": attachment}], **more}
 
 
 def test_fhir_resources_get_mentions_and_are_otherwise_unchanged(
@@ -316,30 +320,34 @@ def test_fhir_resources_get_mentions_and_are_otherwise_unchanged(
 ) -> None:
     """fhir.resources accepts the answer, which is the request but for the extensions."""
     valid = pytest.importorskip("fhir.resources.R4B.bundle").Bundle
-    other = {"url": "urn:other", "valueString": "stays"}
-    old = {
+    other_extension = {"url": "urn:other", "valueString": "stays"}
+    old_extension = {
         "url": "urn:fednotes:mention",
         "extension": [{"url": "label", "valueString": "OLD"}],
     }
     text = "😀 Anna saw Bo \r\n and Cy"
-    first = _document(text, extension=[other, old], subject={"reference": "Patient/7"})
+    first = _document(
+        text,
+        extension=[other_extension, old_extension],
+        subject={"reference": "Patient/7"},
+    )
     second = {
         **{"resourceType": "DiagnosticReport", "id": "r1", "status": "final"},
         "code": {"text": "Discharge summary"},
         "presentedForm": [first["content"][0]["attachment"]],
     }
     patient = {"resourceType": "Patient", "id": "7"}
-    held = [{"resource": each} for each in (patient, first, second)]
-    sent = {"resourceType": "Bundle", "type": "collection", "entry": held}
+    entries = [{"resource": each} for each in (patient, first, second)]
+    sent = {"resourceType": "Bundle", "type": "collection", "entry": entries}
     headers = {"content-type": "application/fhir+json; charset=utf-8"}
     answer = client.post(
         "/fhir?threshold=0.4", content=json.dumps(sent), headers=headers
     )
     assert answer.headers["content-type"] == "application/fhir+json"
     valid.model_validate(answer.json())
-    got = [entry["resource"] for entry in answer.json()["entry"]]
-    assert [each["id"] for each in got] == ["d1", "r1"]
-    for each, was in zip(got, (first, second), strict=True):
+    resources = [entry["resource"] for entry in answer.json()["entry"]]
+    assert [each["id"] for each in resources] == ["d1", "r1"]
+    for each, was in zip(resources, (first, second), strict=True):
         extensions = each.pop("extension")
         assert {k: v for k, v in was.items() if k != "extension"} == each
         mentions = [
@@ -349,9 +357,9 @@ def test_fhir_resources_get_mentions_and_are_otherwise_unchanged(
             [p["valueInteger"] for p in m if "valueInteger" in p] for m in mentions
         ]
         assert [text[start:end] for start, end in places] == ["Bo", "Cy"]
-        assert [e for e in extensions if e["url"] == "urn:other"] == [other] * (
-            was is first
-        )
+        assert [e for e in extensions if e["url"] == "urn:other"] == [
+            other_extension
+        ] * (was is first)
 
 
 @pytest.mark.parametrize(
@@ -608,13 +616,13 @@ def test_nothing_more_is_predicted_for_a_client_that_disconnected() -> None:
     slow = SlowModel()
     app = create_app(slow)
     body = json.dumps({"texts": ["A"] * 64}).encode()
-    gone = [
+    messages = [
         {"type": "http.request", "body": body, "more_body": False},
         {"type": "http.disconnect"},
     ]
 
     threading.Timer(0.2, slow.go.set).start()
-    assert asyncio.run(_post(app, gone)) == (0, {})
+    assert asyncio.run(_post(app, messages)) == (0, {})
     assert sum(slow.batch_sizes) <= BATCH_INPUTS
 
 
@@ -627,8 +635,8 @@ def test_a_client_that_does_not_read_keeps_no_place_from_others(
     async def post_one_after_another() -> list[int]:
         statuses = []
         for reads in (False, True):
-            whole = {**_part(body), "more_body": False}
-            status, _ = await _post(app, [whole, None], reads=reads)
+            message = {**_part(body), "more_body": False}
+            status, _ = await _post(app, [message, None], reads=reads)
             statuses.append(status)
         return statuses
 

@@ -46,12 +46,12 @@ class Process:
         self.process: Popen[str] = place.begin("serve", *map(str, words), "--port", "0")
         BEGUN.append(self.process)
         assert self.process.stdout is not None
-        self.said = ""
-        while "listening at " not in self.said:
+        self.output = ""
+        while "listening at " not in self.output:
             line = self.process.stdout.readline()
-            assert line, self.said
-            self.said += line
-        self.address = self.said.split("listening at ")[1].strip()
+            assert line, self.output
+            self.output += line
+        self.address = self.output.split("listening at ")[1].strip()
 
     def end(self, sign: int = signal.SIGINT) -> tuple[int, str]:
         """Its exit code, and what else it said."""
@@ -147,7 +147,7 @@ def test_an_answer_that_is_read_slowly_is_read_whole(
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": bytes(length)})
 
-    async def asked() -> int:
+    async def read_slowly() -> int:
         protocol, options = (
             http_server.protocol_with_deadline(),
             uvicorn.Config(large, log_config=None),
@@ -160,13 +160,13 @@ def test_an_answer_that_is_read_slowly_is_read_whole(
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.sleep(0.5)
         head = await reader.readuntil(b"\r\n\r\n")
-        found = await reader.read()
+        body = await reader.read()
         writer.close()
         served.close()
         assert b"200" in head
-        return len(found)
+        return len(body)
 
-    assert asyncio.run(asked()) == length
+    assert asyncio.run(read_slowly()) == length
 
 
 def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
@@ -182,7 +182,7 @@ def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    async def asked() -> tuple[bytes, ...]:
+    async def read_answers() -> tuple[bytes, ...]:
         protocol, options = (
             http_server.protocol_with_deadline(),
             uvicorn.Config(slow, log_config=None),
@@ -193,17 +193,19 @@ def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
         )
         reader, writer = await asyncio.open_connection(*served.sockets[0].getsockname())
         head = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        found = []
+        received = []
         for sent in (head % b"/slow", head % b"/" + head % b"/slow"):
             writer.write(sent)
-            found += [await reader.readuntil(b"ok") for _ in range(sent.count(b"GET"))]
+            received += [
+                await reader.readuntil(b"ok") for _ in range(sent.count(b"GET"))
+            ]
         writer.write(b"GET / HTTP/1.1\r\nHost: loc")
-        found.append(await asyncio.wait_for(reader.read(), 20))
+        received.append(await asyncio.wait_for(reader.read(), 20))
         writer.close()
         served.close()
-        return tuple(found)
+        return tuple(received)
 
-    *answers, end = asyncio.run(asked())
+    *answers, end = asyncio.run(read_answers())
     assert [answer.count(b" 200 ") for answer in answers] == [1, 1, 1]
     assert end == b""
 
@@ -225,16 +227,16 @@ def test_a_token_and_tls(place: Place, model: Path) -> None:
         answer = client.post("/predict", json={"text": WORDS[0]}, headers=headers)
         assert answer.status_code == 200
     assert served.end() == (130, "stopped\n")
-    assert TOKEN not in served.said
+    assert TOKEN not in served.output
 
 
 def test_a_port_that_is_taken_is_said(place: Place, model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        said = place.give(
-            "serve", str(model), "--port", str(other.getsockname()[1]), code=2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        message = place.give(
+            "serve", str(model), "--port", str(listener.getsockname()[1]), code=2
         )
-    assert said.startswith("error: 127.0.0.1:")
-    assert said.count("\n") == 1
+    assert message.startswith("error: 127.0.0.1:")
+    assert message.count("\n") == 1
 
 
 def _pour(line: socket.socket) -> None:
@@ -251,7 +253,7 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder(
             name, name, key.public_key(), x509.random_serial_number()
         )
@@ -264,7 +266,7 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )
     pem, none = serialization.Encoding.PEM, serialization.NoEncryption()
-    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
     raw = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, none)
     (folder / "key.pem").write_bytes(raw)
     return folder / "cert.pem", folder / "key.pem"

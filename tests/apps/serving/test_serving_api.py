@@ -35,12 +35,12 @@ def test_an_opened_model_is_as_good_as_its_folder(model: Path, tmp_path: Path) -
 def test_a_model_in_other_forms(model: Path, tmp_path: Path) -> None:
     """By the command and by the function; what a form does not have is said."""
     assert fn.export(model, "card", tmp_path / "card.md") == tmp_path / "card.md"
-    said = CliRunner().invoke(app, ["export", "card", str(model)])
-    assert said.stdout == (tmp_path / "card.md").read_text()
+    command = CliRunner().invoke(app, ["export", "card", str(model)])
+    assert command.stdout == (tmp_path / "card.md").read_text()
     (tmp_path / "edited.md").write_text("mine")
     words = ["export", "card", str(model), str(tmp_path / "edited.md")]
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert (tmp_path / "edited.md").read_text() == said.stdout
+    assert (tmp_path / "edited.md").read_text() == command.stdout
     for form, options, message in (
         ("hf", {}, "fednotes export onnx"),
         ("onxx", {}, "did you mean 'onnx'"),

@@ -94,13 +94,13 @@ def test_other_components_keep_what_is_theirs(folder: Path) -> None:
     )
     nlp.add_pipe("merge_entities")
     doc = nlp(TEXTS[0])
-    wanted = [
+    expected = [
         ("pain", "ADR"),
         ("metoprolol", "Drug"),
         ("twice", "MINE"),
         ("nausea", "ADR"),
     ]
-    assert [(ent.text, ent.label_) for ent in doc.ents] == wanted
+    assert [(ent.text, ent.label_) for ent in doc.ents] == expected
     assert all(len(ent) == 1 for ent in doc.ents)
 
 

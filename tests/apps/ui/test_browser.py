@@ -46,17 +46,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     pytest.importorskip("uvicorn")
     folder = tmp_path_factory.mktemp("ui")
     simulate(parse_job(dict(TABLE), "tiny", folder, "test"), folder / "run")
-    kept = folder / "kept.json"
+    corrections = folder / "kept.json"
     shutil.copytree(folder / "run", folder / "again")
     model = next((folder / "run" / "federated").rglob("model"))
     command = [sys.executable, "-m", "fednotes", "ui", "run", "again", str(model)]
-    command += ["--corrections", str(kept)]
+    command += ["--corrections", str(corrections)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None
-        yield found[0], kept
+        address = re.search(r"http://\S+", process.stdout.readline())
+        assert address is not None
+        yield address[0], corrections
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
     finally:
@@ -69,11 +69,11 @@ def browser(page: tuple[str, Path]) -> Iterator[Browser]:
     """A browser that has followed the address, once the notes are read."""
     if not all(map(shutil.which, TOOLS)):
         pytest.skip("there is no Chromium here with its driver")
-    with chromium() as made:
-        made.go(page[0])
-        made.go(page[0].split("/?")[0] + "/errors")
-        made.until("return document.body.innerText.includes('Errors in')")
-        yield made
+    with chromium() as opened:
+        opened.go(page[0])
+        opened.go(page[0].split("/?")[0] + "/errors")
+        opened.until("return document.body.innerText.includes('Errors in')")
+        yield opened
 
 
 def test_a_page_that_waited_for_its_notes_marks_its_section(browser: Browser) -> None:
@@ -82,7 +82,7 @@ def test_a_page_that_waited_for_its_notes_marks_its_section(browser: Browser) ->
 
 
 def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None:
-    place, kept = page
+    place, corrections = page
     root = place.split("/?")[0]
     browser.go(f"{root}/errors?kind=all")
     links = browser.run(
@@ -95,7 +95,7 @@ def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None
         browser.until(
             f"return location.href == {links[at]!r} && document.readyState == 'complete'"
         )
-    assert '"action": "delete"' in kept.read_text("utf-8")
+    assert '"action": "delete"' in corrections.read_text("utf-8")
     browser.press("k")
     decided = "document.readyState == 'complete' && document.body.innerText.includes('Decided: no')"
     browser.until(f"return {decided}")
@@ -119,9 +119,9 @@ def test_axe_finds_nothing_serious(
     for path in PAGES:
         browser.go(root + path)
         browser.run(AXE.read_text("utf-8"))
-        found = browser.run(RUN_AXE)
+        problems = browser.run(RUN_AXE)
         assert [
-            line for line in found if line.startswith(("serious", "critical"))
+            line for line in problems if line.startswith(("serious", "critical"))
         ] == [], path
 
 
@@ -132,9 +132,9 @@ def test_the_browser_refuses_nothing_and_asks_nobody_else(
     browser.messages()
     for path in PAGES:
         browser.go(root + path)
-        asked = browser.run(
+        requested = browser.run(
             "return performance.getEntriesByType('resource').map(e => e.name)"
         )
-        assert asked
-        assert {address.split("/static/")[0] for address in asked} == {root}
+        assert requested
+        assert {address.split("/static/")[0] for address in requested} == {root}
     assert [line for line in browser.messages() if "404" not in line] == []

@@ -37,13 +37,15 @@ def test_an_opened_model_is_as_good_as_its_folder(
     jsonl.write(DOCUMENTS, tmp_path / "notes.jsonl")
     model = fn.load(tmp_path / "model")
     assert isinstance(model, fn.MentionModel)
-    seen: list[Any] = []
+    paths_loaded: list[Any] = []
     monkeypatch.setattr(
-        pages, "load_content", lambda paths, **_: seen.append(paths) or pages.Content()
+        pages,
+        "load_content",
+        lambda paths, **_: paths_loaded.append(paths) or pages.Content(),
     )
     monkeypatch.setattr(pages, "run", lambda *_, **__: None)
     fn.open_ui(model, tmp_path / "notes.jsonl")
-    assert seen == [[tmp_path / "model", tmp_path / "notes.jsonl"]]
+    assert paths_loaded == [[tmp_path / "model", tmp_path / "notes.jsonl"]]
     with pytest.raises(ConfigError, match=r"expected .*, not MentionModel$"):
         fn.open_ui(fn.MentionModel(model.model))
 
@@ -65,15 +67,15 @@ def test_the_page_is_for_who_has_its_address(
 ) -> None:
     """It would listen where nobody else's computer reaches it; its token is told to the
     caller."""
-    testclient, told, heard = pytest.importorskip("starlette.testclient"), [], []
+    testclient, lines, heard = pytest.importorskip("starlette.testclient"), [], []
 
     def listen(page: Any, host: str, port: int, ready: Any, extra: str) -> None:
         heard.append((page, host, port, extra))
         ready("http://127.0.0.1:8080")
 
     monkeypatch.setattr("fednotes.apps.ui.pages.run", listen)
-    fn.open_ui(run, port=8080, tell=told.append)
-    (page, *where), words = heard[0], told[0].split()
+    fn.open_ui(run, port=8080, tell=lines.append)
+    (page, *where), words = heard[0], lines[0].split()
     assert where == ["127.0.0.1", 8080, "ui"]
     client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
     assert client.get(words[1].partition("?")[0]).status_code == 403
@@ -87,16 +89,16 @@ def test_the_page_is_shown_from_a_notebook(run: Path) -> None:
     status, main = list[int](), threading.main_thread().ident
     assert main is not None
 
-    def look(told: str) -> None:
-        def asked() -> None:
+    def look(line: str) -> None:
+        def fetch_page() -> None:
             try:
-                urlopen(told.split()[1], timeout=20)
+                urlopen(line.split()[1], timeout=20)
             except HTTPError as error:  # it sends no cookie when it is led on
                 status.append(error.code)
             finally:
                 signal.pthread_kill(main, signal.SIGINT)
 
-        threading.Thread(target=asked).start()
+        threading.Thread(target=fetch_page).start()
 
     async def cell() -> str:
         fn.open_ui(run, tell=look)

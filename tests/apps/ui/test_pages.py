@@ -442,16 +442,19 @@ def test_two_exports_at_a_time_are_each_written_once(
 
 def test_discontinuous_mentions_keep_their_pieces(corrections: Path) -> None:
     """Of two with the same start, end and type, one is compared and the other stays."""
-    one, two = (Span(5, 31, "Drug", ((5, 12), (last, 31))) for last in (13, 25))
-    documents = [Document("note", TEXT, (one, two))]
+    first, second = (Span(5, 31, "Drug", ((5, 12), (last, 31))) for last in (13, 25))
+    documents = [Document("note", TEXT, (first, second))]
     review = make_review(corrections, documents, ())
     (item,) = review.items
-    assert item.gold == one
+    assert item.gold == first
     review.decide(item, "delete")
-    assert [*review.correct_documents()[0].spans] == [two]
+    assert [*review.correct_documents()[0].spans] == [second]
     review.decide(item, "label-gold", "Dose")
     for each in (review, make_review(corrections, documents, ())):
-        assert [*each.correct_documents()[0].spans] == [replace(one, label="Dose"), two]
+        assert [*each.correct_documents()[0].spans] == [
+            replace(first, label="Dose"),
+            second,
+        ]
 
 
 def test_decisions_of_version_1_are_read(corrections: Path) -> None:
@@ -489,8 +492,8 @@ def test_decisions_about_another_text_are_kept_and_have_no_effect(
 ) -> None:
     review = make_review(corrections)
     review.decide(review.items[2], "delete")
-    other = TEXT.replace("daily", "often")
-    changed = make_review(corrections, [Document("note", other, GOLD)])
+    changed_text = TEXT.replace("daily", "often")
+    changed = make_review(corrections, [Document("note", changed_text, GOLD)])
     assert changed.count_strays() == 1
     assert changed.correct_documents()[0].spans == GOLD
     assert "matches no mention here" in browse(changed).get("/errors").text
@@ -528,11 +531,11 @@ def test_a_file_that_another_program_changed_is_not_overwritten(
 ) -> None:
     """Two pages on one file: the second one's decision is refused, the first one's
     stays."""
-    one, two = make_review(corrections), make_review(corrections)
-    one.decide(one.items[2], "delete")
+    first, second = make_review(corrections), make_review(corrections)
+    first.decide(first.items[2], "delete")
     before = corrections.read_bytes()
     with pytest.raises(FednotesError, match="another program has changed this file"):
-        two.decide(two.items[3], "delete")
+        second.decide(second.items[3], "delete")
     assert corrections.read_bytes() == before
 
 
@@ -658,9 +661,9 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(
 
 
 def test_a_folder_of_unknown_kind_is_refused_in_one_line(
-    give: Callable[..., tuple[int, str, str]], tmp_path: Path
+    run_cli: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    code, _, errors = give("ui", tmp_path)
+    code, _, errors = run_cli("ui", tmp_path)
     assert code == 2
     assert errors.count("\n") == 1
     assert "fednotes ui MODEL NOTES" in errors

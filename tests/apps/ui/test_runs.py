@@ -162,7 +162,7 @@ def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     tmp_path: Path, instant_disk: None
 ) -> None:
     needs_app("deployment")
-    from ledgers import MESSAGE, lines_of, written
+    from ledgers import MESSAGE, lines_of, write_ledger
 
     from fednotes.apps.deployment.nvflare.kit import KIT_FILE
     from fednotes.apps.deployment.rules.ledger import ledger_of
@@ -171,7 +171,7 @@ def test_the_page_of_a_ledger_shows_whether_it_is_intact(
     kit.mkdir()
     (kit / KIT_FILE).write_text("{}")
     ledger_of(kit).path.parent.mkdir()
-    ledger = written(ledger_of(kit).path, 119)
+    ledger = write_ledger(ledger_of(kit).path, 119)
     ledger.append(replace(MESSAGE, round=119, update="ab" * 32))
     browser = browse(load_content([kit]))
     text = browser.get("/ledger").text

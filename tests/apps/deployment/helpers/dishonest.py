@@ -116,14 +116,14 @@ def serve() -> None:
             job, changed(app_data, change) if change else app_data, app_name, fl_ctx
         )
         if change:
-            told = dict(message.get_header("job_meta") or {})
-            message.set_header("job_meta", told | {"byoc": True})
+            meta = dict(message.get_header("job_meta") or {})
+            message.set_header("job_meta", meta | {"byoc": True})
         return message
 
     JobRunner._make_deploy_message = staticmethod(deploy)
 
 
-def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
+def ask_as_others(mine: str, other_site: str, job_id: str) -> dict[str, str]:
     """Messages from a site's job process that it has no right to: what each was
     answered."""
     from nvflare.apis.shareable import Shareable
@@ -170,20 +170,22 @@ def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
     status = Message(topic="train.check_status", body="")
     main, admin = CellChannel.SERVER_MAIN, CellChannel.CLIENT_MAIN
     beat, task = CellChannelTopic.HEART_BEAT, CellChannelTopic.GET_TASK
-    command, job = CellChannel.CLIENT_COMMAND, f"{other}.{job_id}"
+    command, job = CellChannel.CLIENT_COMMAND, f"{other_site}.{job_id}"
     answers = {
         "heartbeat": ask(main, beat, "server", Shareable()),
-        "heartbeat as another": ask(main, beat, "server", Shareable(), name=other),
+        "heartbeat as another": ask(main, beat, "server", Shareable(), name=other_site),
         "task as another": ask(
-            CellChannel.SERVER_COMMAND, task, f"server.{job_id}", None, name=other
+            CellChannel.SERVER_COMMAND, task, f"server.{job_id}", None, name=other_site
         ),
         "order to oneself": ask(admin, status.topic, mine, status),
-        "order to another": ask(admin, status.topic, other, status),
+        "order to another": ask(admin, status.topic, other_site, status),
         "order to another's job": ask(command, "check_status", job, Shareable()),
     }
     as_server = {**heard, MessageHeaderKey.ORIGIN: "server"}
     order = Message(topic=FORGED, body="")
-    ask(admin, FORGED, other, order, headers=as_server)  # its answer goes to the server
+    ask(
+        admin, FORGED, other_site, order, headers=as_server
+    )  # its answer goes to the server
     return answers | {"heard": str(heard.get(name))}
 
 

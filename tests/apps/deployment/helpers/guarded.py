@@ -73,7 +73,7 @@ class Guarded:
             options,
         )
         self.covered: Mapping[str, int] = {"steps": 9, "tokens": 5_000, "patients": 60}
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.approve()
         self.restart()
 
@@ -82,12 +82,12 @@ class Guarded:
 
     def in_another_run(self, run: str, updates: list[Update]) -> Guarded:
         """Return the same site in another run of the job, under the same approval."""
-        other = copy(self)
-        other.run = run
-        other.updates = updates
-        other.told = []
-        other.restart()
-        return other
+        second = copy(self)
+        second.run = run
+        second.updates = updates
+        second.messages = []
+        second.restart()
+        return second
 
     def restart(self) -> None:
         self.guard = SiteGuard(
@@ -115,7 +115,7 @@ class Guarded:
             name=self.site,
             guard=self.guard,
             sealer=seal,
-            tell=self.told.append,
+            tell=self.messages.append,
             **self.options,
         )
 
@@ -157,9 +157,9 @@ class Network(Net):
         """Of "train" in a round, where these counts were agreed before."""
         summing = SecureSum(SITES, job=JOB, threshold=3)
         summing._metrics["train"] = tuple(metrics)
-        told = {"notify": lambda event: self.refusals.append(event.text)}
+        listeners = {"notify": lambda event: self.refusals.append(event.text)}
         engine = self.engine(
-            SITES, replace(STRICT, min_sites=3), summing=summing, **told
+            SITES, replace(STRICT, min_sites=3), summing=summing, **listeners
         )
         next(engine.rounds(round, round + 1))
         return engine.sum("train")

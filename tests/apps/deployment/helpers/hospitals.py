@@ -53,7 +53,7 @@ class Network:
         self.pause = threading.Event()
         self.kill: tuple[str, int] = ("", 0)
         self.silent = 0  # exchanges in a row without an answer
-        self.asked = 0  # exchanges
+        self.exchanges = 0  # exchanges
         self.meanwhile: Any = lambda: None  # called before each exchange
 
     def publish(self, line: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Network:
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, bytes]]:
-        self.asked += 1
+        self.exchanges += 1
         self.meanwhile()
         self.silent += 1
         assert self.silent < 100, self.failed  # nobody answers any more
@@ -80,9 +80,9 @@ class Network:
                 self.failed[site] = without_folders(explained(error, site))
                 continue
             self.frames += [bytes(frame), reply]
-            who, left = self.kill
-            self.kill = (who, left - 1)
-            if who and left == 1:
+            who, remaining = self.kill
+            self.kill = (who, remaining - 1)
+            if who and remaining == 1:
                 self.kill = ("", 0)
                 if who == "server":
                     raise ServerKilled
@@ -160,8 +160,8 @@ class Hospitals:
         is told."""
 
         def stop() -> None:
-            if told := list(self.network.failed.values()):
-                raise TrainingError(told[0])
+            if failures := list(self.network.failed.values()):
+                raise TrainingError(failures[0])
 
         self.network.meanwhile = stop
         with pytest.raises(TrainingError) as stopped:
@@ -169,11 +169,15 @@ class Hospitals:
         assert not any((self.results(name) / "model").exists() for name in self.names)
         return str(stopped.value)
 
-    def change(self, name: str, old: str, new: str) -> None:
+    def change(self, name: str, original: str, replacement: str) -> None:
         """Edit a site's own file, once."""
         path = self.setups[name].kit / SITE_FILE
         text = path.read_text()
-        path.write_text(text if new and new in text else text.replace(old, new))
+        path.write_text(
+            text
+            if replacement and replacement in text
+            else text.replace(original, replacement)
+        )
 
     def lines(self, kind: str) -> list[Mapping[str, Any]]:
         """What travelled to whoever watches, of one kind."""
@@ -204,7 +208,8 @@ def simulated_one(job: str, data: Mapping[str, Mapping[str, Any]], out: Path) ->
     """The same job in one process."""
     table = tomllib.loads(job)
     table["sites"] = {
-        name: {**table["sites"][name], **own} for name, own in data.items()
+        name: {**table["sites"][name], **site_table}
+        for name, site_table in data.items()
     }
     table["conditions"] = ["federated"]
     simulate(parse_job(table, "job", out.parent, "job.toml"), out)
@@ -212,12 +217,12 @@ def simulated_one(job: str, data: Mapping[str, Mapping[str, Any]], out: Path) ->
 
 def weights(folder: Path) -> dict[str, bytes]:
     """Every number of a saved model."""
-    found = {}
+    bytes_by_tensor = {}
     for path in sorted(folder.rglob("*.safetensors")):
         for name, value in load_file(path).items():
-            found[f"{path.name}/{name}"] = value.numpy().tobytes()
-    assert found
-    return found
+            bytes_by_tensor[f"{path.name}/{name}"] = value.numpy().tobytes()
+    assert bytes_by_tensor
+    return bytes_by_tensor
 
 
 def simulated(

@@ -87,7 +87,7 @@ def replace_root(kits: Mapping[str, Path], overlap: int) -> bytes:
 def reissue(
     issuer: x509.Certificate,
     signer: Any,
-    old: x509.Certificate,
+    certificate: x509.Certificate,
     key: Any,
     days: tuple[float, float],
 ) -> bytes:
@@ -98,12 +98,12 @@ def reissue(
     """
     now = datetime.datetime.now(datetime.UTC)
     builder = (
-        x509.CertificateBuilder(issuer.subject, old.subject, key.public_key())
+        x509.CertificateBuilder(issuer.subject, certificate.subject, key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now + datetime.timedelta(days[0]))
         .not_valid_after(now + datetime.timedelta(days[1]))
     )
-    for extension in old.extensions:
+    for extension in certificate.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
     return builder.sign(signer, hashes.SHA256()).public_bytes(PEM)
 
@@ -147,10 +147,12 @@ def take_identity(kit: Path, of: Path) -> None:
 def self_sign(kit: Path) -> None:
     """Give a kit a new key and a certificate that no authority signed."""
     path = kit / "startup/client"
-    old = read_certificate(path)
+    certificate = read_certificate(path)
     path.with_suffix(".key").write_bytes(create_key_pem())
     key = read_key(path)
-    path.with_suffix(".crt").write_bytes(reissue(old, key, old, key, (-1, 100)))
+    path.with_suffix(".crt").write_bytes(
+        reissue(certificate, key, certificate, key, (-1, 100))
+    )
 
 
 def make_false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Path]:
@@ -158,11 +160,11 @@ def make_false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str
 
     member: the kit of another site of the project.
     """
-    other = provision(project(port, true.name), base / "other")[true.name]
-    false = {"other authority": other}
+    outsider_kit = provision(project(port, true.name), base / "other")[true.name]
+    false = {"other authority": outsider_kit}
     sources = {
-        "outsider": other,
-        "self-signed": other,
+        "outsider": outsider_kit,
+        "self-signed": outsider_kit,
         "expired": true,
         "swapped": true,
     }

@@ -22,7 +22,7 @@ def site_kit(kit: Path) -> Path:
     return kit
 
 
-def said(*words: object, typed: str = "") -> str:
+def run_command(*words: object, typed: str = "") -> str:
     """What a command says; "error: " and the message of the error that it ends with."""
     done = CliRunner().invoke(app, [str(word) for word in words], input=typed or None)
     if isinstance(done.exception, FednotesError):
@@ -31,8 +31,8 @@ def said(*words: object, typed: str = "") -> str:
     return done.output
 
 
-def given(*words: object, code: int = 0, typed: str = "") -> str:
+def run_site_command(*words: object, code: int = 0, typed: str = "") -> str:
     """What `fednotes site …` prints; with a code, its error."""
-    told = said("site", *words, typed=typed)
-    assert told.startswith("error: ") == bool(code), told
-    return told.removeprefix("error: ")
+    output = run_command("site", *words, typed=typed)
+    assert output.startswith("error: ") == bool(code), output
+    return output.removeprefix("error: ")

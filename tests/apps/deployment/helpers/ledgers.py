@@ -14,7 +14,7 @@ DIGEST = hashlib.sha256(b"the message").hexdigest()
 MESSAGE = Entry(NOON, "run-1", 0, "train", "server", (), 4, DIGEST)
 
 
-def written(path: Path, lines: int) -> Ledger:
+def write_ledger(path: Path, lines: int) -> Ledger:
     """A ledger of some lines, each of its own round."""
     ledger = Ledger(path)
     for number in range(lines):

@@ -13,26 +13,26 @@ class _Handler(socketserver.StreamRequestHandler):
     server: Proxy
 
     def handle(self) -> None:
-        asked = self.rfile.readline().decode("ascii").split()
+        request = self.rfile.readline().decode("ascii").split()
         while self.rfile.readline().strip():
             pass
-        self.server.asked.append(asked[1])
+        self.server.addresses.append(request[1])
         if self.server.refuses:
             self.wfile.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
             return
-        host, _, port = asked[1].rpartition(":")
-        with socket.create_connection((host, int(port))) as other:
+        host, _, port = request[1].rpartition(":")
+        with socket.create_connection((host, int(port))) as target:
             self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-            back = threading.Thread(target=_pass_on, args=(other, self.connection))
+            back = threading.Thread(target=_pass_on, args=(target, self.connection))
             back.start()
-            _pass_on(self.connection, other)
+            _pass_on(self.connection, target)
             back.join()
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:
     try:
-        while some := source.recv(65536):
-            sink.sendall(some)
+        while chunk := source.recv(65536):
+            sink.sendall(chunk)
         sink.shutdown(socket.SHUT_WR)
     except OSError:  # one of the two is gone
         pass
@@ -45,7 +45,7 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: list[str] = []
+        self.addresses: list[str] = []
         self.refuses = False
 
     @property
@@ -56,9 +56,9 @@ class Proxy(socketserver.ThreadingTCPServer):
 @contextmanager
 def proxy() -> Iterator[Proxy]:
     """A proxy that runs until the end of the block."""
-    with Proxy() as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
+    with Proxy() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield made
+            yield server
         finally:
-            made.shutdown()
+            server.shutdown()

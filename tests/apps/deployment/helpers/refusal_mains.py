@@ -36,32 +36,36 @@ class Ward:
     tasks: ClassVar[frozenset[str]] = frozenset({"add"})
 
     def __init__(self, name: str) -> None:
-        self._id, self.own, self.steps = name, torch.zeros(1), 0
+        self._id, self.local_state, self.steps = name, torch.zeros(1), 0
 
     @property
     def id(self) -> str:
         return self._id
 
     def add(self, tensors: Tensors, *, round: int) -> Update:
-        self.own = self.own * 0.5 + tensors["x"] + SIZES[self._id]
+        self.local_state = self.local_state * 0.5 + tensors["x"] + SIZES[self._id]
         self.steps += 1
-        return Update({"x": self.own.clone()}, SIZES[self._id], {"steps": self.steps})
+        return Update(
+            {"x": self.local_state.clone()}, SIZES[self._id], {"steps": self.steps}
+        )
 
     def state(self) -> State:
-        return State(self.steps, {"own": self.own}, {})
+        return State(self.steps, {"own": self.local_state}, {})
 
     def restore(self, state: State) -> None:
-        self.own, self.steps = state.tensors["own"], state.round
+        self.local_state, self.steps = state.tensors["own"], state.round
 
 
 def total(sites: Sequence[str], rounds: int) -> list[float]:
     """The same job with plain numbers: x after each round."""
-    x, own, found = 1.0, dict.fromkeys(sites, 0.0), []
+    x, site_states, values = 1.0, dict.fromkeys(sites, 0.0), []
     for _ in range(rounds):
-        own = {site: own[site] * 0.5 + x + SIZES[site] for site in sites}
-        x = sum(own[s] * SIZES[s] for s in sites) / sum(SIZES[s] for s in sites)
-        found.append(x)
-    return found
+        site_states = {
+            site: site_states[site] * 0.5 + x + SIZES[site] for site in sites
+        }
+        x = sum(site_states[s] * SIZES[s] for s in sites) / sum(SIZES[s] for s in sites)
+        values.append(x)
+    return values
 
 
 class Recorder:
@@ -107,9 +111,9 @@ def server_main(setup: Setup, transport: Any) -> None:
     engine = Deployed(
         recorder, setup.sites, setup.state / "server", job=JOB, patience=patience
     )
-    kept, rows = engine.resume(), []
-    x = kept.tensors["x"] if kept else torch.ones(setup.job.get("numbers", 4))
-    for turn in engine.rounds(kept.round if kept else 0, setup.job["rounds"]):
+    resumed, rows = engine.resume(), []
+    x = resumed.tensors["x"] if resumed else torch.ones(setup.job.get("numbers", 4))
+    for turn in engine.rounds(resumed.round if resumed else 0, setup.job["rounds"]):
         begun = time.monotonic()
         added = engine.sum("add", {"x": x}, round=turn.number)
         x = added.mean()["x"]
@@ -121,7 +125,7 @@ def server_main(setup: Setup, transport: Any) -> None:
         rows.append(row | {"seconds": time.monotonic() - begun})
         turn.commit(State(turn.number + 1, {"x": x}, {}), {})
         transport.publish({"round": turn.number})
-        if not kept and setup.job.get("die") == turn.number:
+        if not resumed and setup.job.get("die") == turn.number:
             os.kill(os.getpid(), signal.SIGKILL)
     engine.end()
     for folder in (setup.state, setup.folder):
@@ -136,8 +140,8 @@ class Told:
         self._path = setup.kit / "frames.txt"
 
     def handle(self, frame: bytes) -> bytes:
-        with self._path.open("a") as told:
-            told.write(f"{os.getpid()}\n")
+        with self._path.open("a") as process_ids:
+            process_ids.write(f"{os.getpid()}\n")
         return self._host.handle(frame)
 
     def close(self) -> None:

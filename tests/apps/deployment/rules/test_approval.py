@@ -203,23 +203,23 @@ def test_an_edited_job_or_decision_is_seen(tmp_path: Path) -> None:
     book = Approvals(tmp_path)
     book.decide("approved", JOB, "anna", NOON)
     text = book.path.read_text()
-    for new in (
+    for edited in (
         text.replace('"epochs": 3', '"epochs": 4'),
         text.replace('"approved"', '"yes"'),
     ):
-        assert new != text
-        book.path.write_text(new)
+        assert edited != text
+        book.path.write_text(edited)
         with pytest.raises(ConfigError, match="was edited"):
             book.status(JOB)
 
 
 def test_a_difference_reads_by_dotted_key() -> None:
-    new = copy.deepcopy(JOB)
-    new["training"] |= {"rate": 1.0, "private": ["lstm"]}
-    new["sites"]["h 1"]["label_map"] = {}
-    new["model"] = {"layers": [{"size": 3}, {"size": 4}]}
-    del new["method"]
-    assert table_differences(JOB, new) == (
+    changed_job = copy.deepcopy(JOB)
+    changed_job["training"] |= {"rate": 1.0, "private": ["lstm"]}
+    changed_job["sites"]["h 1"]["label_map"] = {}
+    changed_job["model"] = {"layers": [{"size": 3}, {"size": 4}]}
+    del changed_job["method"]
+    assert table_differences(JOB, changed_job) == (
         '- method = "fedner"',
         "+ model.layers[0].size = 3",
         "+ model.layers[1].size = 4",
@@ -259,10 +259,10 @@ def _leaves(
             for k, v in _leaves(inner, (*key, n)).items()
         }
     if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
-        found = {}
+        leaves = {}
         for number, inner in enumerate(value):
-            found |= _leaves(inner, (*key, number))
-        return found
+            leaves |= _leaves(inner, (*key, number))
+        return leaves
     return {key: json.dumps(value, sort_keys=True, ensure_ascii=False)}
 
 
@@ -271,28 +271,43 @@ def test_properties_of_differences() -> None:
     differ; none exactly for equal fingerprints; the way back swaps the signs."""
     rng, equal = random.Random(7), 0
     for _ in range(2000):
-        old, new = _table(rng), _table(rng)
+        before, after = _table(rng), _table(rng)
         if rng.random() < 0.3:
-            new = json.loads(json.dumps(old))
-        left, right = _leaves(old), _leaves(new)
-        there, back = table_differences(old, new), table_differences(new, old)
-        changed = [key for key in left.keys() & right.keys() if left[key] != right[key]]
+            after = json.loads(json.dumps(before))
+        leaves_before, leaves_after = _leaves(before), _leaves(after)
+        forward, backward = (
+            table_differences(before, after),
+            table_differences(after, before),
+        )
+        changed = [
+            key
+            for key in leaves_before.keys() & leaves_after.keys()
+            if leaves_before[key] != leaves_after[key]
+        ]
         numbers = [
-            len(right.keys() - left.keys()),
-            len(left.keys() - right.keys()),
+            len(leaves_after.keys() - leaves_before.keys()),
+            len(leaves_before.keys() - leaves_after.keys()),
             len(changed),
         ]
-        assert [[line[0] for line in there].count(sign) for sign in "+-~"] == numbers
-        assert (there == ()) == (table_fingerprint(old) == table_fingerprint(new))
-        equal += there == ()
+        assert [[line[0] for line in forward].count(sign) for sign in "+-~"] == numbers
+        assert (forward == ()) == (
+            table_fingerprint(before) == table_fingerprint(after)
+        )
+        equal += forward == ()
         swap = {"+": "-", "-": "+"}
-        swapped = {swap[line[0]] + line[1:] for line in there if line[0] in swap}
-        assert swapped == {line for line in back if line[0] in swap}
-        assert len({re.split(" = |: ", line[2:])[0] for line in there}) == len(there)
-        for key in left.keys() - right.keys():
+        swapped = {swap[line[0]] + line[1:] for line in forward if line[0] in swap}
+        assert swapped == {line for line in backward if line[0] in swap}
+        assert len({re.split(" = |: ", line[2:])[0] for line in forward}) == len(
+            forward
+        )
+        for key in leaves_before.keys() - leaves_after.keys():
             assert any(
-                line[0] == "-" and line.endswith(f" = {left[key]}") for line in there
+                line[0] == "-" and line.endswith(f" = {leaves_before[key]}")
+                for line in forward
             )
         for key in changed:
-            assert any(line.endswith(f": {left[key]} → {right[key]}") for line in there)
+            assert any(
+                line.endswith(f": {leaves_before[key]} → {leaves_after[key]}")
+                for line in forward
+            )
     assert 400 < equal < 1600

@@ -47,8 +47,8 @@ ALICE, BOB = Signer("alice", KEYS["a"]), Signer("bob", KEYS["b"])
 
 
 def approved_at(site: Approvals) -> datetime | None:
-    made = site.standing(JOB).settled
-    return datetime.fromisoformat(made.when) if made is not None else None
+    decision = site.standing(JOB).settled
+    return datetime.fromisoformat(decision.when) if decision is not None else None
 
 
 NOBODY = {
@@ -59,7 +59,7 @@ NOBODY = {
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "people"),
+    ("people_deciding", "status", "people"),
     [
         (["alice"], "waiting", {"alice"}),
         (["alice", "alice"], "waiting", {"alice"}),  # the same person twice
@@ -73,10 +73,10 @@ NOBODY = {
     ],
 )
 def test_two_different_people_of_the_list_are_needed(
-    tmp_path: Path, said: list[str], status: str, people: set[str]
+    tmp_path: Path, people_deciding: list[str], status: str, people: set[str]
 ) -> None:
     site, known = Approvals(tmp_path, TWO), {"alice": ALICE, "bob": BOB, **NOBODY}
-    for who in said:
+    for who in people_deciding:
         if who == "another job by bob":
             site.decide("approved", OTHER, "x", NOON, BOB)
         else:
@@ -90,7 +90,7 @@ def test_two_different_people_of_the_list_are_needed(
     assert (site.status(JOB), site.standing(JOB).people) == (status, people)
     assert (approved_at(site) is None) == (status == "waiting")
     assert (site.last_approved() is not None) == (status == "approved")
-    if "another job by bob" not in said:
+    if "another job by bob" not in people_deciding:
         assert site.status(OTHER) == ("changed" if status == "approved" else "unknown")
 
 
@@ -120,13 +120,13 @@ def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None
 def test_a_signature_is_of_what_it_stands_beside(
     tmp_path: Path, forged: dict[str, Any]
 ) -> None:
-    one = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
-    site = Approvals(tmp_path, one)
+    quorum = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
+    site = Approvals(tmp_path, quorum)
     site.decide("approved", JOB, "x", NOON, ALICE)
     assert site.status(JOB) == "approved"
-    kept = json.loads(site.path.read_text())
-    kept["decisions"][0] |= forged
-    site.path.write_text(json.dumps(kept))
+    saved = json.loads(site.path.read_text())
+    saved["decisions"][0] |= forged
+    site.path.write_text(json.dumps(saved))
     if "signature" in forged and forged["signature"] == 7:
         with pytest.raises(ConfigError, match="was edited"):
             site.status(JOB)
@@ -135,10 +135,13 @@ def test_a_signature_is_of_what_it_stands_beside(
 
 
 def test_a_signature_counts_at_one_site(tmp_path: Path) -> None:
-    one = replace(TWO, needed=1)
-    Approvals(tmp_path, one).decide("approved", JOB, "x", NOON, ALICE)
-    assert Approvals(tmp_path, one).status(JOB) == "approved"
-    assert Approvals(tmp_path, replace(one, site="h2")).status(JOB) == "unknown"
+    single_approver = replace(TWO, needed=1)
+    Approvals(tmp_path, single_approver).decide("approved", JOB, "x", NOON, ALICE)
+    assert Approvals(tmp_path, single_approver).status(JOB) == "approved"
+    assert (
+        Approvals(tmp_path, replace(single_approver, site="h2")).status(JOB)
+        == "unknown"
+    )
 
 
 def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
@@ -161,9 +164,9 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
         "by": "x",
         "when": NOON.isoformat(),
     }
-    written = json.loads(site.path.read_text())
-    assert written["decisions"] == [decision | {"ledger": ""}]
-    site.path.write_text(json.dumps(written | {"decisions": [decision]}))
+    saved = json.loads(site.path.read_text())
+    assert saved["decisions"] == [decision | {"ledger": ""}]
+    site.path.write_text(json.dumps(saved | {"decisions": [decision]}))
     assert site.status(JOB) == "approved"
 
 
@@ -190,9 +193,9 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_rules_that_no_decision_could_fulfil(table: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(ConfigError, match=r"\[policy\]") as found:
+    with pytest.raises(ConfigError, match=r"\[policy\]") as refusal:
         policy_from(table, "[policy]")
-    assert wrong in str(found.value)
+    assert wrong in str(refusal.value)
 
 
 def test_rules_as_they_are_written() -> None:

@@ -34,10 +34,10 @@ class Spender(Guarded):
 
     def restart(self) -> None:
         super().restart()
-        given: Any = {"secure": self.secure, "threshold": self.threshold}
+        options: Any = {"secure": self.secure, "threshold": self.threshold}
         table = (self.kit, self.site, self.run, self.table)
         self.guard = SiteGuard(
-            *table, lambda: self.policy, promise=self.promise, **given
+            *table, lambda: self.policy, promise=self.promise, **options
         )
         self.host._guard = self.guard
         self.guard.covered = lambda task: self.covered
@@ -54,12 +54,12 @@ def test_each_other_answer_is_spent_and_one_too_many_is_refused(tmp_path: Path) 
     for number in (1, 2, 3):
         assert site.ask("train", number, done).refusal == ""
         done = number
-        ((own,),) = [[*site.spent.values()]]
-        assert len(own["answers"]) == number
-        assert own["epsilon"] == pytest.approx(PROMISE.epsilon(number))
-        assert own["delta"] == 1e-5
+        ((spending,),) = [[*site.spent.values()]]
+        assert len(spending["answers"]) == number
+        assert spending["epsilon"] == pytest.approx(PROMISE.epsilon(number))
+        assert spending["delta"] == 1e-5
     assert "refused by max_epsilon" in site.ask("train", 4, 3).refusal
-    assert "promises at most 3 answers" in site.told[-1]
+    assert "promises at most 3 answers" in site.messages[-1]
     assert len(next(iter(site.spent.values()))["answers"]) == 3
     site.restart()  # a killed process forgets nothing
     assert "refused by max_epsilon" in site.ask("train", 5, 3).refusal
@@ -69,10 +69,10 @@ def test_an_answer_that_is_sent_again_costs_nothing_and_one_that_is_made_anew_do
     tmp_path: Path,
 ) -> None:
     site = Spender(tmp_path, ANY, answers(5))
-    asked = site.ask("train", 1, 0)
+    first_reply = site.ask("train", 1, 0)
     before = site.spent
     site.restart()
-    assert encode(site.ask("train", 1, 0)) == encode(asked)
+    assert encode(site.ask("train", 1, 0)) == encode(first_reply)
     assert site.spent == before
     # The server calls it undone, and asks for the same round: the next update is
     # another one.
@@ -89,9 +89,9 @@ def test_a_message_without_numbers_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
-    whole = PROMISE.epsilon()
-    most = whole + PROMISE.epsilon(1) + 1e-6
-    first = Spender(tmp_path, replace(ANY, max_epsilon=most), answers(3))
+    full_epsilon = PROMISE.epsilon()
+    budget = full_epsilon + PROMISE.epsilon(1) + 1e-6
+    first = Spender(tmp_path, replace(ANY, max_epsilon=budget), answers(3))
     for number in (1, 2, 3):
         assert first.ask("train", number, number - 1).refusal == ""
     second = Spender(
@@ -106,11 +106,13 @@ def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
     ):
         second.guard.check_job("fedner", 4, 3)
     assert second.ask("train", 1, 0).refusal == ""  # the first round is within it
-    wanted = sum(job["epsilon"] for job in second.spent.values())
-    assert wanted == pytest.approx(whole + PROMISE.epsilon(1))
+    expected = sum(job["epsilon"] for job in second.spent.values())
+    assert expected == pytest.approx(full_epsilon + PROMISE.epsilon(1))
     assert "refused by max_epsilon" in second.ask("train", 2, 1).refusal
-    assert sum(job["epsilon"] for job in second.spent.values()) == pytest.approx(wanted)
-    second.policy = replace(ANY, max_epsilon=whole * 2.1)
+    assert sum(job["epsilon"] for job in second.spent.values()) == pytest.approx(
+        expected
+    )
+    second.policy = replace(ANY, max_epsilon=full_epsilon * 2.1)
     second.guard.check_job("fedner", 4, 3)
     assert second.ask("train", 3, 1).refusal == ""
 
@@ -118,8 +120,10 @@ def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
 def test_a_budget_may_be_reached_and_not_passed(tmp_path: Path) -> None:
     """Three jobs are three times ε, whatever the last bit of the sum; and no thousandth
     more."""
-    whole = PROMISE.epsilon()
-    enough, less = (replace(ANY, max_epsilon=3 * whole * part) for part in (1.0, 0.999))
+    full_epsilon = PROMISE.epsilon()
+    enough, less = (
+        replace(ANY, max_epsilon=3 * full_epsilon * part) for part in (1.0, 0.999)
+    )
     path = tmp_path / "privacy.json"
     budgets = [Budget(path, job, PROMISE) for job in "abc"]
     for budget in budgets:
@@ -136,7 +140,7 @@ def test_a_budget_may_be_reached_and_not_passed(tmp_path: Path) -> None:
             refused()
     budgets[2].spend("3" * 64, enough)
     assert sum(job.epsilon for job in read_spent(path).values()) == pytest.approx(
-        3 * whole
+        3 * full_epsilon
     )
 
 
@@ -188,9 +192,9 @@ def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
         site.ask("noisy_gradients", 5, 3).refusal == "site 'b' cannot read its own file"
     )
     again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
-    other = Spender(tmp_path, replace(ANY, max_epsilon=50.0), answers(3), **again)
+    second = Spender(tmp_path, replace(ANY, max_epsilon=50.0), answers(3), **again)
     with pytest.raises(Withheld, match="deleted, so it is not known what was spent"):
-        other.guard.check_job("fedner", 4, 3)
+        second.guard.check_job("fedner", 4, 3)
     assert not path.exists()
 
 
@@ -268,18 +272,21 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
     on."""
     path = tmp_path / "privacy.json"
     with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, counts=4.0))
-    one, none = Budget(path, "a", with_counts), Budget(path, "b", PROMISE)
+    counting, without_answers = (
+        Budget(path, "a", with_counts),
+        Budget(path, "b", PROMISE),
+    )
     first = Budget(path, "c", with_counts)  # of a method that begins with its counts
     first.spend("1" * 64, ANY, task=COUNTS)
     assert read_spent(path)["c"].epsilon == with_counts.epsilon(1) > PROMISE.epsilon(1)
-    one.spend("1" * 64, ANY)
-    one.spend("2" * 64, ANY, task=COUNTS)
-    one.spend("2" * 64, ANY, task=COUNTS)
+    counting.spend("1" * 64, ANY)
+    counting.spend("2" * 64, ANY, task=COUNTS)
+    counting.spend("2" * 64, ANY, task=COUNTS)
     with pytest.raises(PolicyRefusal, match=r"at most 1 answers .* would be number 2"):
-        one.spend("3" * 64, ANY, task=COUNTS)
-    one.spend("3" * 64, ANY)
+        counting.spend("3" * 64, ANY, task=COUNTS)
+    counting.spend("3" * 64, ANY)
     with pytest.raises(PolicyRefusal, match="promises at most 0 answers"):
-        none.spend("2" * 64, ANY, task=COUNTS)
+        without_answers.spend("2" * 64, ANY, task=COUNTS)
     spent = read_spent(path)["a"]
     assert (len(spent.answers), len(spent.counts)) == (2, 1)
     assert spent.epsilon == with_counts.epsilon(2) > PROMISE.epsilon(2)
@@ -287,10 +294,10 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
 
 def test_two_processes_count_together(tmp_path: Path) -> None:
     path = tmp_path / "privacy.json"
-    one, two = Budget(path, "a", PROMISE), Budget(path, "b", PROMISE)
-    one.spend("1" * 64, ANY)
-    two.spend("1" * 64, ANY)
-    one.spend("2" * 64, ANY)
+    first, second = Budget(path, "a", PROMISE), Budget(path, "b", PROMISE)
+    first.spend("1" * 64, ANY)
+    second.spend("1" * 64, ANY)
+    first.spend("2" * 64, ANY)
     assert {key: len(of.answers) for key, of in read_spent(path).items()} == {
         "a": 2,
         "b": 1,

@@ -80,14 +80,14 @@ def test_few_other_examples_are_refused(
     join(tmp_path, "abcdef")
     with pytest.raises(
         PolicyRefusal, match=rf"\(texts\) differ by {number} from"
-    ) as found:
+    ) as refusal:
         join(tmp_path, letters, run="run2", job="2" * 64)
-    assert found.value.rule == "min_difference"
-    assert "job (111111111111, run run1)" in str(found.value)
+    assert refusal.value.rule == "min_difference"
+    assert "job (111111111111, run run1)" in str(refusal.value)
     assert "on the same examples as that one, or one that differs by 3 or more" in str(
-        found.value
+        refusal.value
     )
-    assert not any(character.isdigit() for character in found.value.public)
+    assert not any(character.isdigit() for character in refusal.value.public)
     assert runs(tmp_path) == ["run1"]  # the refused run is not remembered
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledgers import written
+from ledgers import write_ledger
 
 from fednotes.apps.deployment.rules.approval import Approvals
 from fednotes.apps.deployment.rules.ledger import show
@@ -39,7 +39,7 @@ def test_a_line_of_a_ledger_that_was_edited_is_refused_by_its_number(
     tmp_path: Path, instant_disk: None, change: dict[str, Any]
 ) -> None:
     path = tmp_path / "ledger.jsonl"
-    written(path, 2)
+    write_ledger(path, 2)
     first, second = path.read_bytes().splitlines(keepends=True)
     edited = {**json.loads(second), **change}
     path.write_bytes(first + json.dumps(edited, separators=(",", ":")).encode() + b"\n")

@@ -53,9 +53,9 @@ def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) ->
     site = Guarded(tmp_path / "b", replace(OPEN, share_scores=False), [])
     with pytest.raises(
         PolicyRefusal, match="the counts of this site's own evaluations"
-    ) as found:
+    ) as refusal:
         site.guard.check_job("fedner", 3, 10)
-    assert found.value.rule == "share_scores"
+    assert refusal.value.rule == "share_scores"
     site.policy = OPEN
     site.guard.check_job("fedner", 3, None)
     Guarded(tmp_path / "c", Policy(), [], secure=True).guard.check_job("fedner", 3, 10)
@@ -73,7 +73,7 @@ def test_rules_that_change_during_a_run(tmp_path: Path) -> None:
     site.policy = MASKED
     refused = site.ask("train", 2)
     assert "refused by min_sites" in refused.refusal
-    assert "may be opened with 2 of 4 sites" in site.told[-1]
+    assert "may be opened with 2 of 4 sites" in site.messages[-1]
     assert not refused.later
 
 
@@ -93,7 +93,7 @@ def test_outside_the_hours_not_even_a_run_begins(tmp_path: Path) -> None:
         reply = site.ask(task, number)
         assert ("refused by hours" in reply.refusal, reply.later) == (True, True)
         assert closed not in reply.refusal
-        assert closed in site.told[-1]
+        assert closed in site.messages[-1]
     # an update that was served may be finished
     assert site.ask(CHECKPOINT, 3).update is not None
     site.policy = replace(OPEN, min_sites=5)
@@ -105,11 +105,11 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
     site = Guarded(tmp_path, OPEN, counts)
     assert site.ask("evaluate", 1).update == counts[0]
     site.policy = replace(OPEN, share_scores=False)
-    asked = site.host._site.at
+    position = site.host._site.at
     # the stored one; one that is not done
     for number, task in ((1, "evaluate"), (2, "train")):
         assert "refused by share_scores" in site.ask(task, number).refusal
-    assert site.host._site.at == asked
+    assert site.host._site.at == position
     site = Guarded(tmp_path / "two", OPEN, counts)
     change = replace(OPEN, share_scores=False)
     judge = site.guard.request
@@ -143,10 +143,10 @@ def test_a_refusal_tells_the_rule_and_no_number(
     assert f"refused by {rule} of this site's policy" in refusal
     assert not any(c.isdigit() for c in refusal)
     assert "ward7" not in refusal
-    assert "7,777 or more" in site.told[-1]
-    assert "ward7" in site.told[-1]
+    assert "7,777 or more" in site.messages[-1]
+    assert "ward7" in site.messages[-1]
     if change:
-        assert f"covers 41 {rule[4:]}" in site.told[-1]
+        assert f"covers 41 {rule[4:]}" in site.messages[-1]
 
 
 def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) 
     site.guard._policy = damaged
     reply = site.ask("train", 1)
     assert (reply.refusal, reply.later) == ("site 'b' cannot read its own file", True)
-    assert "line 3" in site.told[-1]
+    assert "line 3" in site.messages[-1]
 
 
 # what leaves again
@@ -173,10 +173,10 @@ def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(
     (site.kit / "rules" / "examples" / "record.json").write_text("{}")
     with pytest.raises(
         Withheld, match=r"record\.json or secret\.key is missing, damaged"
-    ) as found:
+    ) as refusal:
         site.guard.check_examples(lambda: {"notes": [b"one", b"two"]})
-    assert found.value.later
-    assert found.value.public == f"site {site.site!r} cannot read its own file"
+    assert refusal.value.later
+    assert refusal.value.public == f"site {site.site!r} cannot read its own file"
 
 
 def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
 
         strict = True
 
-        def adopted(self, request: Request, asked: Any) -> None:
+        def adopted(self, request: Request, question: Any) -> None:
             return None
 
     site = Guarded(tmp_path, MASKED, updates(1), secure=True)
@@ -304,7 +304,7 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
 
 def test_every_reply_is_weighed(tmp_path: Path) -> None:
     public = {
-        "@describe": lambda made: {"description": torch.ones(900, dtype=torch.uint8)}
+        "@describe": lambda update: {"description": torch.ones(900, dtype=torch.uint8)}
     }
     site = Guarded(tmp_path, replace(OPEN, max_bytes=900), updates(1), public=public)
     assert "refused by max_bytes" in site.ask("@describe", 1).refusal
@@ -341,7 +341,7 @@ def test_a_site_stores_no_more_than_its_policy_allows(tmp_path: Path) -> None:
     assert "refused by max_stored_bytes of this site's policy" in reply.refusal
     assert not reply.later
     assert not any(character.isdigit() for character in reply.refusal)
-    assert f"bytes for this run; this site allows at most {ROOM:,}" in site.told[-1]
+    assert f"bytes for this run; this site allows at most {ROOM:,}" in site.messages[-1]
     assert site.host._site is None or site.host._site.at == done  # it did no more work
     site.policy = replace(OPEN, max_stored_bytes=2 * ROOM)
     assert site.send(replace(request, number=50)).update is not None
@@ -376,10 +376,10 @@ def test_only_what_belongs_to_the_run_is_counted(tmp_path: Path) -> None:
     assert site.ask("train", 1, tensors=LARGE).update is not None
     used = site.guard._stored_bytes()
     (site.kit / "notes.txt").write_bytes(bytes(10**6))
-    other = site.in_another_run("run2", updates(9))
-    assert other.ask("train", 1, tensors=LARGE).update is not None
+    second = site.in_another_run("run2", updates(9))
+    assert second.ask("train", 1, tensors=LARGE).update is not None
     assert site.guard._stored_bytes() == used
-    assert other.guard._stored_bytes() == pytest.approx(used, abs=4096)
+    assert second.guard._stored_bytes() == pytest.approx(used, abs=4096)
     # many small files take more of a disk than their bytes
     (site.kit / "state" / site.run / "small").write_bytes(b"1")
     assert site.guard._stored_bytes() == used + 4096
@@ -397,10 +397,10 @@ def test_lines_of_a_run_count_after_a_restart_too(tmp_path: Path) -> None:
 # rounds
 
 
-def served(site: Guarded, task: str, number: int, asked: int) -> int:
+def served(site: Guarded, task: str, number: int, count: int) -> int:
     """How many of so many requests for round 0 are answered, as of a server that lies."""
     done, counted = 0, number - 1
-    for at in range(number, number + asked):
+    for at in range(number, number + count):
         if site.ask(task, at, counted, round=0).update is not None:
             done, counted = done + 1, at
     return done
@@ -416,15 +416,15 @@ def test_rounds_are_counted_by_the_site(tmp_path: Path) -> None:
     assert served(site, "train", 1, 2) == 2
     site.restart()
     assert served(site, "train", 3, 9) == 1
-    assert "would be number 4 of this job" in site.told[-1]
-    other = site.in_another_run("run2", updates(99)[50:])
-    assert served(other, "train", 1, 9) == 0
+    assert "would be number 4 of this job" in site.messages[-1]
+    second = site.in_another_run("run2", updates(99)[50:])
+    assert served(second, "train", 1, 9) == 0
     assert served(another, "train", 1, 3) == 3
     site.approve()
-    assert served(other, "train", 10, 9) == 0  # counts from 9, which it is not at
-    other.restart()
-    assert other.ask("train", 20, 0, round=0).update is not None
-    assert other.ask("train", 21, 20, round=3).refusal.startswith(
+    assert served(second, "train", 10, 9) == 0  # counts from 9, which it is not at
+    second.restart()
+    assert second.ask("train", 20, 0, round=0).update is not None
+    assert second.ask("train", 21, 20, round=3).refusal.startswith(
         "refused by max_rounds"
     )
 
@@ -450,8 +450,8 @@ def test_a_question_that_is_asked_again_is_not_another_round(tmp_path: Path) -> 
         if not line["refusal"]
     }
     assert len(counted) == 1
-    other = site.ask("train", 9, 0, tensors=parameters(2.0))
-    assert "refused by max_rounds" in other.refusal
+    reply = site.ask("train", 9, 0, tensors=parameters(2.0))
+    assert "refused by max_rounds" in reply.refusal
 
 
 def test_a_question_after_a_saved_state_is_known_again(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ def test_another_question_counts_though_its_answer_is_the_same(
     assert site.ask("train", 1, **question).update is not None
     refused = site.ask("train", 2, **{**question, **changes})
     assert "refused by max_rounds" in refused.refusal
-    assert "would be number 2 of this job" in site.told[-1]
+    assert "would be number 2 of this job" in site.messages[-1]
 
 
 def test_what_a_task_without_an_answer_set_is_part_of_the_question(
@@ -504,7 +504,7 @@ ZEROS = torch.zeros(4)
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed_update",
     [
         Update({"lstm.w": ZEROS}, 2.0, {"loss": 1.5}),
         Update({"lstm.w": ZEROS}, 2.0, {"error": 1.0}),
@@ -514,14 +514,14 @@ ZEROS = torch.zeros(4)
     ],
 )
 def test_another_answer_to_the_same_question_counts(
-    tmp_path: Path, other: Update
+    tmp_path: Path, changed_update: Update
 ) -> None:
     """As in another run of the job, with other draws. Any number of it may differ."""
     same = Update({"lstm.w": ZEROS}, 2.0, {"loss": 1.0})
     site = Guarded(tmp_path, replace(OPEN, max_rounds=1), [same])
     assert site.ask("train", 1, 0).update is not None
     assert site.in_another_run("run2", [same]).ask("train", 1, 0).update is not None
-    refused = site.in_another_run("run3", [other]).ask("train", 1, 0)
+    refused = site.in_another_run("run3", [changed_update]).ask("train", 1, 0)
     assert "refused by max_rounds" in refused.refusal
 
 
@@ -555,7 +555,7 @@ def test_each_model_that_is_calibrated_counts_as_a_round(tmp_path: Path) -> None
     assert served(site, "calibrate", 6, 5) == 5
     del models[0]
     assert served(site, "calibrate", 11, 5) == 0
-    assert "would be number 3 of this job" in site.told[-1]
+    assert "would be number 3 of this job" in site.messages[-1]
 
 
 def test_questions_about_one_model_are_bounded(tmp_path: Path) -> None:
@@ -573,7 +573,7 @@ def test_evaluations_are_bounded(tmp_path: Path) -> None:
     counts = [Update(metrics={"n": 1.0 * n}) for n in range(200)]
     site = Guarded(tmp_path, replace(OPEN, max_rounds=1), counts)
     assert served(site, "evaluate", 1, 105) == 101
-    assert "would be number 2 of this job" in site.told[-1]
+    assert "would be number 2 of this job" in site.messages[-1]
 
 
 def test_equal_counts_of_different_models_are_different_evaluations(
@@ -640,33 +640,36 @@ def hash_by_earlier_version(update: Update) -> str:
 
 
 def test_updates_that_an_earlier_version_counted_still_count(tmp_path: Path) -> None:
-    made = updates(9)
-    site = Guarded(tmp_path, replace(OPEN, max_rounds=3), made)
+    site_updates = updates(9)
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=3), site_updates)
     assert served(site, "train", 1, 2) == 2
-    recorded = {tensor_hash(each): hash_by_earlier_version(each) for each in made}
+    recorded = {
+        tensor_hash(each): hash_by_earlier_version(each) for each in site_updates
+    }
     write_as_earlier_version(site, recorded)
     # The stored answer to the newest question is the one that has left already.
     site.policy = replace(OPEN, max_rounds=2)
     assert site.ask("train", 2, 1, round=0).update is not None
     site.policy = replace(OPEN, max_rounds=3)
     assert served(site, "train", 3, 4) == 1
-    assert "would be number 4 of this job" in site.told[-1]
+    assert "would be number 4 of this job" in site.messages[-1]
 
 
 def test_models_that_an_earlier_version_counted_still_count(tmp_path: Path) -> None:
     """Also how many questions it answered about them."""
-    made = updates(200)
-    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), made)
+    site_updates = updates(200)
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), site_updates)
     site.covered = {"patients": 60}
     assert served(site, "calibrate", 1, 60) == 60
     models = ["a" * 64, "b" * 64]
     recorded = {
-        tensor_hash(each): models[number % 2] for number, each in enumerate(made)
+        tensor_hash(each): models[number % 2]
+        for number, each in enumerate(site_updates)
     }
     write_as_earlier_version(site, recorded)
     site.guard.subject = lambda task: "c" * 64
     assert served(site, "calibrate", 61, 1) == 0
-    assert "would be number 3 of this job" in site.told[-1]
+    assert "would be number 3 of this job" in site.messages[-1]
     site.guard.subject = lambda task: models[0]
     assert served(site, "calibrate", 61, 60) == 42
 
@@ -677,15 +680,15 @@ def test_models_that_an_earlier_version_counted_still_count(tmp_path: Path) -> N
 def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
     """Own scores are not masked because a secure sum is on; a task's name may not be
     text."""
-    public = {"@scores": lambda made: {"scores": torch.ones(9, dtype=torch.uint8)}}
+    public = {"@scores": lambda update: {"scores": torch.ones(9, dtype=torch.uint8)}}
     site = Guarded(tmp_path, MASKED, updates(1), secure=True, public=public)
     assert site.ask("@scores", 1).update is not None
     assert "has no task" in site.ask("give it now", 2).refusal
     assert "has no task" in site.ask("x" * 400, 3).refusal
     site.host.handle(b"noise")
     site.ask(END, 4)
-    told = [(line["task"], line["masked"], line["refusal"]) for line in site.ledger]
-    assert told == [
+    entries = [(line["task"], line["masked"], line["refusal"]) for line in site.ledger]
+    assert entries == [
         ("@scores", False, False),
         ("-", False, True),
         ("-", False, True),
@@ -707,12 +710,12 @@ def test_what_cannot_be_noted_does_not_leave(tmp_path: Path) -> None:
         Request("job-1", 1, 2, "train", first=True, counted=dict.fromkeys(SITES, 0))
     )
     for frame in (request, request, b"noise"):
-        with pytest.raises(RefusedError) as found:
+        with pytest.raises(RefusedError) as refusal:
             site.host.handle(frame)
-        assert getattr(found.value, "public", "") == (
+        assert getattr(refusal.value, "public", "") == (
             "site 'b' cannot note this message in its ledger"
         )
-        assert "ledger verify" in str(found.value)
+        assert "ledger verify" in str(refusal.value)
     ledger.write_bytes(before)
     assert site.host.handle(request)
     assert verify(ledger).ok
@@ -723,11 +726,11 @@ def test_a_full_disk_is_for_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Guarded(tmp_path, OPEN, updates(1))
-    real, left = site.guard._ledger.append, [1]
+    real, writes_left = site.guard._ledger.append, [1]
 
     def full(entry: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
+        writes_left[0] -= 1
+        if writes_left[0] == 0:
             raise module.FednotesError(
                 f"{tmp_path}/ledger.jsonl: cannot be written (no space)"
             )
@@ -739,7 +742,7 @@ def test_a_full_disk_is_for_now(
         True,
         "site 'b' cannot note this message in its ledger",
     )
-    assert "no space" in site.told[-1]
+    assert "no space" in site.messages[-1]
 
 
 # the clock: what counts rounds is the ledger, not the time
@@ -806,11 +809,11 @@ def test_where_the_approval_is_of_another_ledger_all_lines_count(
         path.rename(path.with_suffix(".evidence"))
     site.restart()
     assert served(site, "train", 3, 9) == 3
-    kept = open_approvals(tmp_path).path
-    table: dict[str, Any] = json.loads(kept.read_text())
+    approvals_file = open_approvals(tmp_path).path
+    table: dict[str, Any] = json.loads(approvals_file.read_text())
     for decision in table["decisions"]:
         del decision["ledger"]
-    kept.write_text(json.dumps(table))
+    approvals_file.write_text(json.dumps(table))
     site.restart()
     assert served(site, "train", 12, 9) == 0
 
@@ -829,7 +832,8 @@ def test_hours_are_not_judged_by_a_clock_that_was_set_back(
     assert (refused.update, refused.later) == (None, True)
     assert refused.refusal == "the clock of site 'b' was set back"
     assert (
-        "set the clock; if the ledger is wrong, approve the job again" in site.told[-1]
+        "set the clock; if the ledger is wrong, approve the job again"
+        in site.messages[-1]
     )
     site.restart()
     assert served(site, "train", 3, 1) == 0

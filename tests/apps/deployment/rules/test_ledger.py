@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ledgers import DIGEST, MESSAGE, lines_of, rehashed, written
+from ledgers import DIGEST, MESSAGE, lines_of, rehashed, write_ledger
 
 from fednotes.apps.deployment.rules import ledger as module
 from fednotes.apps.deployment.rules.ledger import (
@@ -54,12 +54,12 @@ class Killed(BaseException):
 @contextmanager
 def dying(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> Iterator[None]:
     """The process dies in the given write of an append, after `part` bytes of it."""
-    left = [writes]
+    writes_left = [writes]
 
     def write(file, place: int, raw: bytes, wait: bool = True) -> None:
         file.seek(place)
-        left[0] -= 1
-        if left[0] < 0:
+        writes_left[0] -= 1
+        if writes_left[0] < 0:
             file.write(raw[:part])
             raise Killed
         file.write(raw)
@@ -153,7 +153,7 @@ def test_one_hash_for_several_tensors() -> None:
         {**tensors, "b": torch.zeros(2, dtype=torch.int32)},
         {"a": torch.ones(4)},
     )
-    assert len({same, *(hash_of(describe(other)) for other in others)}) == 6
+    assert len({same, *(hash_of(describe(changed)) for changed in others)}) == 6
 
 
 def test_a_name_that_could_be_text_is_a_dash() -> None:
@@ -172,17 +172,17 @@ def test_text_is_refused_and_not_repeated(
 ) -> None:
     """Planted strings: neither the files nor the error hold them."""
     path = tmp_path / "ledger.jsonl"
-    written(path, 1)
+    write_ledger(path, 1)
     before = path.read_bytes()
     (facts,) = describe({"a": torch.ones(2)})
     change = {"tensor": "name", "dtype": "dtype"}.get(where)
     entry = replace(MESSAGE, **({where: text} if change is None else {}))
     if change:
         entry = replace(MESSAGE, tensors=(replace(facts, **{change: text}),))
-    with pytest.raises(RefusedError, match="not a plain name") as found:
+    with pytest.raises(RefusedError, match="not a plain name") as refusal:
         Ledger(path).append(entry)
     assert path.read_bytes() == before
-    assert not text or text not in str(found.value)
+    assert not text or text not in str(refusal.value)
 
 
 def test_no_value_is_in_the_files(tmp_path: Path) -> None:
@@ -205,24 +205,24 @@ def test_killed_at_any_byte_of_an_append(
 ) -> None:
     """Brute force: each byte of the line; the head is one small write, whole or not
     there."""
-    length = len(lines_of(written(tmp_path / "x", before + 1).path)[-1])
+    length = len(lines_of(write_ledger(tmp_path / "x", before + 1).path)[-1])
     states = [(0, 0), (1, length), (2, 0), (2, 320)] + [
         (1, part) for part in range(length)
     ]
     for number, (writes, part) in enumerate(states):
         path = tmp_path / f"{number}"
-        written(path, before)
+        write_ledger(path, before)
         with dying(monkeypatch, writes, part):
             Ledger(path).append(replace(MESSAGE, round=before))
         report = verify(path)
-        whole = writes == 2 or part == length
+        is_complete = writes == 2 or part == length
         assert report.ok, (writes, part, str(report))
-        assert report.lines == before + whole
+        assert report.lines == before + is_complete
         cut = writes == 1 and 0 < part < length
-        assert ("killed" in str(report.notes)) == (cut or (whole and part != 320))
+        assert ("killed" in str(report.notes)) == (cut or (is_complete and part != 320))
         Ledger(path).append(replace(MESSAGE, round=9))
         last = list(show(path))[-1]
-        mended = "cut" if cut else "whole" if whole and part != 320 else None
+        mended = "cut" if cut else "whole" if is_complete and part != 320 else None
         assert (last["round"], last.get("mended")) == (9, mended)
         assert verify(path) == replace(verify(path), faults=(), notes=())
 
@@ -232,22 +232,25 @@ def test_the_head_announces_a_line_before_it_is_written(
 ) -> None:
     """On disk, not only in this order: a power cut may keep what was written later."""
     path = tmp_path / "l"
-    ledger = written(path, 2)
-    size, seen = path.stat().st_size, list[tuple[bool, int]]()
+    ledger = write_ledger(path, 2)
+    size, observed = path.stat().st_size, list[tuple[bool, int]]()
 
     def fsync(number: int) -> None:
         head = decode_head(head_path(path).read_bytes())
         assert head is not None
-        own = os.fstat(number).st_ino == head_path(path).stat().st_ino
-        seen.append(
-            (own and head.lines == 2 and head.next != "", path.stat().st_size - size)
+        is_head = os.fstat(number).st_ino == head_path(path).stat().st_ino
+        observed.append(
+            (
+                is_head and head.lines == 2 and head.next != "",
+                path.stat().st_size - size,
+            )
         )
 
     monkeypatch.setattr(os, "fsync", fsync)
     ledger.append(MESSAGE)
-    assert seen[0] == (True, 0)
-    assert seen[1][1] > 0
-    assert len(seen) == 2
+    assert observed[0] == (True, 0)
+    assert observed[1][1] > 0
+    assert len(observed) == 2
 
 
 def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
@@ -255,14 +258,14 @@ def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
 ) -> None:
     """A whole line with its own right hash, where a killed process had announced
     another."""
-    path, other = tmp_path / "l", tmp_path / "other"
-    for place in (path, other):
-        written(place, 2)
+    path, foreign = tmp_path / "l", tmp_path / "other"
+    for place in (path, foreign):
+        write_ledger(place, 2)
     with dying(monkeypatch, 1, 0):
         Ledger(path).append(MESSAGE)
-    Ledger(other).append(replace(MESSAGE, receiver="nobody"))
+    Ledger(foreign).append(replace(MESSAGE, receiver="nobody"))
     announced = path.read_bytes()
-    path.write_bytes(announced + lines_of(other)[2])
+    path.write_bytes(announced + lines_of(foreign)[2])
     refuses(path)
     assert not verify(path).ok
     path.write_bytes(announced)
@@ -273,14 +276,14 @@ def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
 def test_nothing_is_appended_to_a_last_line_that_was_changed(tmp_path: Path) -> None:
     """As long as it was: only its hash tells."""
     path = tmp_path / "l"
-    written(path, 3)
+    write_ledger(path, 3)
     good = path.read_bytes()
     for place in (-4, -30, -66):
         changed = bytearray(good)
         changed[place] = ord("0") if changed[place] != ord("0") else ord("1")
         path.write_bytes(changed)
         refuses(path)
-    shorter = lines_of(written(tmp_path / "x", 3).path)[2].replace(
+    shorter = lines_of(write_ledger(tmp_path / "x", 3).path)[2].replace(
         b'"round":2', b'"round":7'
     )
     path.write_bytes(b"".join([*lines_of(tmp_path / "x")[:2], rehashed(shorter)]))
@@ -293,7 +296,7 @@ def test_a_long_cut_line_is_removed_whole(
 ) -> None:
     """The next line is far shorter than what the killed process left."""
     path = tmp_path / "l"
-    written(path, 1)
+    write_ledger(path, 1)
     tensors = describe({f"layer.{number}": torch.ones(4) for number in range(50)})
     with dying(monkeypatch, 1, 5_000):
         Ledger(path).append(replace(MESSAGE, tensors=tensors))
@@ -328,10 +331,10 @@ def test_a_killed_process_loses_nothing_that_it_said(tmp_path: Path) -> None:
             child.stdout.readline()
             time.sleep(delay)
             child.send_signal(signal.SIGKILL)
-            said = 1 + child.stdout.read().count(b"\n")
+            acknowledged = 1 + child.stdout.read().count(b"\n")
         report = verify(path)
         assert report.ok, str(report)
-        assert start + said <= report.lines <= start + said + 1
+        assert start + acknowledged <= report.lines <= start + acknowledged + 1
         Ledger(path).append(MESSAGE)
         assert verify(path).ok
 
@@ -340,14 +343,14 @@ def test_a_full_disk_leaves_the_ledger_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "l"
-    written(path, 2)
+    write_ledger(path, 2)
     before = path.read_bytes(), head_path(path).read_bytes()
     real = module._write
-    left = [1]
+    writes_left = [1]
 
     def full(file, place: int, raw: bytes, *, wait: bool = True) -> None:
-        left[0] -= 1
-        if left[0] == -1:
+        writes_left[0] -= 1
+        if writes_left[0] == -1:
             real(file, place, raw[:50], wait=wait)
             raise OSError(errno.ENOSPC, "No space left on device")
         real(file, place, raw, wait=wait)
@@ -370,13 +373,13 @@ def _append_many(path: str, run: str) -> None:
 def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
     path = tmp_path / "l"
     context = multiprocessing.get_context("spawn")
-    both = [
+    processes = [
         context.Process(target=_append_many, args=(str(path), run))
         for run in ("a", "b")
     ]
-    for process in both:
+    for process in processes:
         process.start()
-    for process in both:
+    for process in processes:
         process.join()
         assert process.exitcode == 0
     assert verify(path).ok
@@ -467,7 +470,7 @@ def test_the_size_of_a_runs_lines_is_that_of_the_present_ledger(
 
 def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    ledger = written(path, 5)
+    ledger = write_ledger(path, 5)
     report = verify(path)
     assert (report.ok, report.lines, report.notes) == (True, 5, ())
     assert report.head == ledger.head() == verify(path, noted=ledger.head()).head
@@ -502,7 +505,7 @@ def test_every_change_of_a_single_byte_is_found(
     They differ in each single bit, or (slow) are all 255 others.
     """
     path = tmp_path / "l"
-    written(path, 2)
+    write_ledger(path, 2)
     good, head = path.read_bytes(), head_path(path).read_bytes()
     first = good.index(b"\n")
     changed = bytearray(good)
@@ -521,16 +524,19 @@ def test_every_change_of_a_single_byte_is_found(
     lines = good.splitlines(keepends=True)
     for place in range(len(head)):
         for change in changes:
-            new = head[:place] + bytes([head[place] ^ change]) + head[place + 1 :]
-            assert decode_head(new) is None or judge(path, lines, new, None).faults, (
-                place
+            changed_head = (
+                head[:place] + bytes([head[place] ^ change]) + head[place + 1 :]
             )
+            assert (
+                decode_head(changed_head) is None
+                or judge(path, lines, changed_head, None).faults
+            ), place
     assert judge(path, lines, head, None).ok
 
 
 def test_every_inserted_and_removed_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "l"
-    written(path, 2)
+    write_ledger(path, 2)
     good, head = path.read_bytes(), head_path(path).read_bytes()
 
     def is_found(changed: bytes) -> bool:
@@ -548,17 +554,17 @@ def test_every_inserted_and_removed_byte_is_found(tmp_path: Path) -> None:
 
 def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "l"
-    written(path, 6)
+    write_ledger(path, 6)
     good = lines_of(path)
 
     def faults(lines: list[bytes]) -> dict[int, str]:
         path.write_bytes(b"".join(lines))
         return {fault.line: fault.what for fault in verify(path).faults}
 
-    for gone in range(5):
-        found = faults(good[:gone] + good[gone + 1 :])
-        assert list(found) == [gone + 1]
-        assert f"number {gone + 1}, was removed" in found[gone + 1]
+    for removed in range(5):
+        named_faults = faults(good[:removed] + good[removed + 1 :])
+        assert list(named_faults) == [removed + 1]
+        assert f"number {removed + 1}, was removed" in named_faults[removed + 1]
     assert "2 to 4, was removed" in faults(good[:1] + good[4:])[2]
     assert faults(good[:5]) == {5: "is the last, but 1 more was written: cut off"}
     assert "2 more were written" in faults(good[:4])[4]
@@ -567,40 +573,44 @@ def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
         for j in range(i + 1, 6):
             swapped = list(good)
             swapped[i], swapped[j] = swapped[j], swapped[i]
-            found = faults(swapped)
-            assert min(found) == i + 1
-            assert j + 1 in found
-            assert all("moved" in what for what in found.values()), (i, j, found)
+            named_faults = faults(swapped)
+            assert min(named_faults) == i + 1
+            assert j + 1 in named_faults
+            assert all("moved" in what for what in named_faults.values()), (
+                i,
+                j,
+                named_faults,
+            )
     for place in range(7):
         # one line a second time
-        found = faults([*good[:place], good[2], *good[place:]])
-        assert any("inserted" in what or "moved" in what for what in found.values()), (
-            place
-        )
+        named_faults = faults([*good[:place], good[2], *good[place:]])
+        assert any(
+            "inserted" in what or "moved" in what for what in named_faults.values()
+        ), place
     assert faults(good) == {}
 
 
 def test_forged_lines_are_found(tmp_path: Path) -> None:
     """A forger who hashes anew: one line, all lines from one on, and the head as well."""
-    path, other = tmp_path / "l", tmp_path / "forged"
-    ledger = written(path, 5)
+    path, forged = tmp_path / "l", tmp_path / "forged"
+    ledger = write_ledger(path, 5)
     noted = ledger.head()
     good = lines_of(path)
     table = json.loads(good[2])
     table["receiver"] = "nobody"
-    new = rehashed(json.dumps(table, separators=(",", ":")).encode())
-    assert table["hash"] not in new.decode()
-    path.write_bytes(b"".join([*good[:2], new, *good[3:]]))
+    forged_line = rehashed(json.dumps(table, separators=(",", ":")).encode())
+    assert table["hash"] not in forged_line.decode()
+    path.write_bytes(b"".join([*good[:2], forged_line, *good[3:]]))
     report = verify(path)
     assert [fault.line for fault in report.faults] == [4]
     assert "does not follow" in report.faults[0].what
-    path.write_bytes(b"".join([*good[:2], new]))
+    path.write_bytes(b"".join([*good[:2], forged_line]))
     assert "2 more were written" in str(verify(path))
     path.write_bytes(b"".join([*good, good[-1]]))
     assert not verify(path).ok
-    whole = written(other, 5)
-    whole.append(MESSAGE)
-    path.write_bytes(b"".join(lines_of(other)))  # one line that goes on from the last
+    longer = write_ledger(forged, 5)
+    longer.append(MESSAGE)
+    path.write_bytes(b"".join(lines_of(forged)))  # one line that goes on from the last
     report = verify(path)
     assert "goes beyond the 5 lines" in report.faults[0].what
     anew = Ledger(tmp_path / "anew")
@@ -608,14 +618,14 @@ def test_forged_lines_are_found(tmp_path: Path) -> None:
         anew.append(replace(MESSAGE, receiver="nobody"))
     assert verify(anew.path).ok  # all of it is new: only what was noted elsewhere tells
     assert [f.line for f in verify(anew.path, noted).faults] == [5]
-    assert verify(other, noted).ok
+    assert verify(forged, noted).ok
 
 
 def test_a_line_in_the_middle_that_begins_anew_is_found(tmp_path: Path) -> None:
     """Two histories, one after the other, with the second's head and numbers that go
     on."""
     path = tmp_path / "l"
-    written(path, 4)
+    write_ledger(path, 4)
     lines, before = list[bytes](), FIRST
     for number, line in enumerate(lines_of(path)):
         table = json.loads(line)
@@ -632,7 +642,7 @@ def test_a_line_in_the_middle_that_begins_anew_is_found(tmp_path: Path) -> None:
 
 def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
     path = tmp_path / "l"
-    ledger = written(path, 3)
+    ledger = write_ledger(path, 3)
     noted = ledger.head()
     ledger.append(MESSAGE)
     assert verify(path, noted_end(f" 3:{noted.hash}\n")).ok
@@ -648,7 +658,7 @@ def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
         3,
         "was noted elsewhere, and the ledger ends before it",
     )
-    written(path, 1)  # a new one was begun
+    write_ledger(path, 1)  # a new one was begun
     assert not verify(path, noted_end(f"3:{noted.hash}")).ok
     for text in (
         "",
@@ -665,7 +675,7 @@ def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
 
 def test_a_head_that_is_lost_or_edited_is_found(tmp_path: Path) -> None:
     path = tmp_path / "l"
-    written(path, 2)
+    write_ledger(path, 2)
     head = head_path(path).read_bytes()
     for raw in (b"", head[:-1], head + b" ", b"[]", b"{}"):
         head_path(path).write_bytes(raw)

@@ -152,17 +152,17 @@ def test_a_wish_that_breaks_a_rule_is_refused(
 ) -> None:
     """The server is told the rule alone: no number, and nothing of where the file is."""
     policy = policy_from(table, "[policy] of /srv/ward7/site.toml")
-    with pytest.raises(PolicyRefusal) as found:
+    with pytest.raises(PolicyRefusal) as refusal:
         wish(policy)
-    message, public = str(found.value), found.value.public
-    assert found.value.rule == rule
+    message, public = str(refusal.value), refusal.value.public
+    assert refusal.value.rule == rule
     assert words in message
     assert message.endswith(f"Only the site can change this: {rule} in {policy.source}")
     wish(policy, **mended)
     assert public.startswith(f"refused by {rule} of this site's policy; ")
     assert not any(c.isdigit() for c in public)
     assert "/" not in public
-    assert found.value.later == (rule == "hours")
+    assert refusal.value.later == (rule == "hours")
     assert ("secure_sum = true" in public) == (rule in ("share_scores", "secure_sum"))
 
 
@@ -253,10 +253,10 @@ def test_hours_are_of_the_sites_clock() -> None:
     ASKED(policy, now=datetime(2026, 1, 6, 3, 0, tzinfo=far))  # the same
     with pytest.raises(PolicyRefusal, match=r"at 18:59.*Europe/Berlin time"):
         ASKED(policy, now=datetime(2026, 1, 5, 17, 59, tzinfo=UTC))
-    here = datetime(2026, 1, 5, 12, 0).astimezone()  # noon on this machine
-    ASKED(Policy(hours="12:00-12:01"), now=here)
+    local_noon = datetime(2026, 1, 5, 12, 0).astimezone()  # noon on this machine
+    ASKED(Policy(hours="12:00-12:01"), now=local_noon)
     with pytest.raises(PolicyRefusal, match="local time"):
-        ASKED(Policy(hours="12:01-12:00"), now=here)
+        ASKED(Policy(hours="12:01-12:00"), now=local_noon)
 
 
 @pytest.mark.parametrize(
@@ -280,14 +280,14 @@ def test_hours_are_of_the_sites_clock() -> None:
     ],
 )
 def test_a_wrong_policy_is_an_error_of_its_file(text: str, words: str) -> None:
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as refusal:
         policy_from(tomllib.loads(text), "[policy] of h1.toml")
-    assert words in str(found.value)
-    assert "h1.toml" in str(found.value)
+    assert words in str(refusal.value)
+    assert "h1.toml" in str(refusal.value)
 
 
 def test_names_from_outside_cannot_write_on_the_screen() -> None:
-    with pytest.raises(PolicyRefusal) as found:
+    with pytest.raises(PolicyRefusal) as refusal:
         JOB(Policy(methods=("fedner",)), method="x\x1b[2J" + "y" * 500)
-    assert "\x1b" not in str(found.value)
-    assert len(str(found.value)) < 400
+    assert "\x1b" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400

@@ -32,18 +32,20 @@ back = ["icd9:722"]
 
 def patients(folder: Path, number: int) -> dict[str, Any]:
     """Generated patients as a table of notes and MIMIC-III's codes."""
-    made = generate(f"s{number}", 90, seed=number)
+    generated = generate(f"s{number}", 90, seed=number)
     folder.mkdir()
     rows = [
         {"patient": f"{number}-{patient}", "text": text}
-        for patient, texts in made.notes.items()
+        for patient, texts in generated.notes.items()
         for text in texts
     ]
     (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = ["ROW_ID,SUBJECT_ID,ICD9_CODE"]
-    for patient, codes in made.codes.items():
-        own = sorted(code for code in codes if code.startswith("icd9:"))
-        lines += [f"1,{number}-{patient},{code.partition(':')[2]}" for code in own]
+    for patient, codes in generated.codes.items():
+        icd_codes = sorted(code for code in codes if code.startswith("icd9:"))
+        lines += [
+            f"1,{number}-{patient},{code.partition(':')[2]}" for code in icd_codes
+        ]
     (folder / "DIAGNOSES_ICD.csv").write_text("\n".join(lines) + "\n")
     return {
         "notes": str(folder / "notes.jsonl"),

@@ -33,13 +33,15 @@ def patients(site: str, number: int, seed: int, concepts: int = 12) -> Cohort:
     ill = rng.random((number, len(DISEASES))) < 0.4
     lists = []
     for row in range(number):
-        own = [
+        disease_concepts = [
             10 * d + int(rng.integers(10))
             for d in np.flatnonzero(ill[row])
             for _ in range(2)
         ]
         lists.append(
-            [] if not concepts else [*own, *rng.integers(VOCABULARY, size=concepts)]
+            []
+            if not concepts
+            else [*disease_concepts, *rng.integers(VOCABULARY, size=concepts)]
         )
     labels = ill.astype(np.int8)
     labels[rng.random(number) < 0.1] = -1
@@ -50,22 +52,26 @@ def patients(site: str, number: int, seed: int, concepts: int = 12) -> Cohort:
 def codes_of(cohort: Cohort, seed: int) -> dict[str, frozenset[str]]:
     """Codes after concepts; one patient in eight was never coded."""
     rng = np.random.default_rng(seed)
-    found = {}
+    codes_by_patient = {}
     for row, patient in enumerate(cohort.patients):
         start, stop = cohort.bags.offsets[row : row + 2]
-        most = np.bincount(cohort.bags.concepts[start:stop] // 10, minlength=6).argmax()
-        own = {
-            CODES[most],
-            CODES[most if rng.random() < 0.7 else int(rng.integers(len(CODES)))],
+        commonest = np.bincount(
+            cohort.bags.concepts[start:stop] // 10, minlength=6
+        ).argmax()
+        patient_codes = {
+            CODES[commonest],
+            CODES[commonest if rng.random() < 0.7 else int(rng.integers(len(CODES)))],
         }
         if rng.random() > 0.125:
-            found[patient] = frozenset(f"icd9:{code}" for code in own)
-    return found
+            codes_by_patient[patient] = frozenset(
+                f"icd9:{code}" for code in patient_codes
+            )
+    return codes_by_patient
 
 
 def sites_of(number: int) -> tuple[SitePatients, ...]:
     """Sites of different sizes."""
-    made = []
+    hospitals = []
     for at in range(number):
         name = f"s{at}"
         parts = [
@@ -74,8 +80,8 @@ def sites_of(number: int) -> tuple[SitePatients, ...]:
         codes: dict[str, frozenset[str]] = {}
         for k, part in enumerate(parts):
             codes |= codes_of(part, 10 * at + k)
-        made.append(SitePatients(name, SPACE, *parts, codes))
-    return tuple(made)
+        hospitals.append(SitePatients(name, SPACE, *parts, codes))
+    return tuple(hospitals)
 
 
 def config_of(**settings: Any) -> Config:

@@ -34,8 +34,8 @@ class Browser:
     def ask(self, method: str, path: str, **values: Any) -> Any:
         """One command of the protocol."""
         data = json.dumps(values).encode() if method == "POST" else None
-        asked = urllib.request.Request(f"{self.address}{path}", data, method=method)
-        with _HERE.open(asked, timeout=60) as answer:
+        request = urllib.request.Request(f"{self.address}{path}", data, method=method)
+        with _HERE.open(request, timeout=60) as answer:
             return json.load(answer)["value"]
 
     def go(self, url: str) -> None:
@@ -58,11 +58,13 @@ class Browser:
     def press(self, keys: str) -> None:
         """Keys, as a person gives them to the page."""
         for key in keys:
-            found = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
+            key_actions = [
+                {"type": kind, "value": key} for kind in ("keyDown", "keyUp")
+            ]
             self.ask(
                 "POST",
                 "/actions",
-                actions=[{"type": "key", "id": "k", "actions": found}],
+                actions=[{"type": "key", "id": "k", "actions": key_actions}],
             )
 
     def dark(self, dark: bool) -> None:
@@ -104,9 +106,9 @@ def chromium(width: int = 1280, height: int = 900) -> Iterator[Browser]:
         assert driver.stdout is not None
         line = next(line for line in driver.stdout if "successfully on port" in line)
         root = f"http://127.0.0.1:{line.rpartition(' ')[2].strip().rstrip('.')}"
-        wanted = {"capabilities": {"alwaysMatch": capabilities}}
-        made = Browser(root).ask("POST", "/session", **wanted)
-        browser = Browser(f"{root}/session/{made['sessionId']}")
+        session = {"capabilities": {"alwaysMatch": capabilities}}
+        created = Browser(root).ask("POST", "/session", **session)
+        browser = Browser(f"{root}/session/{created['sessionId']}")
         yield browser
     finally:
         try:
