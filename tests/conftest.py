@@ -1,5 +1,4 @@
-"""What every test shares: one thread, a cache of its own, the real corpora where they
-are."""
+"""Fixtures of all tests: one thread, a separate cache, the real corpora if present."""
 
 from __future__ import annotations
 
@@ -25,15 +24,16 @@ os.environ.pop("COLUMNS", None)
 
 
 def pytest_collection() -> None:
-    """Import all test modules and their packages without looking for garbage.
+    """Import all test modules and their packages with garbage collection off.
 
-    Nothing of a million objects would be found, which takes a third of the time.
+    The imports make a million objects and no garbage; looking for it takes a third of
+    the time.
     """
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again, but no longer among what was imported."""
+    """Collect garbage again, but not among what was imported."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -41,31 +41,30 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """The order of additions, and so the last bit, depends on the number of threads.
+    """Compute in one thread, because the last bit depends on the order of additions.
 
-    FEDNOTES_TEST_THREADS asks for more: what is compared within a test is then equal
-    still.
+    FEDNOTES_TEST_THREADS sets more threads; what one test compares is then still equal.
     """
     torch.set_num_threads(int(os.environ.get("FEDNOTES_TEST_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)
 def _torch_as_before() -> Iterator[None]:
-    """A run chooses deterministic algorithms for its process."""
+    """Undo a run's choice of deterministic algorithms, which holds for the process."""
     yield
     torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests start in their folders ends with them, also where they are killed."""
+    """End the processes that tests start in their folders, even if tests are killed."""
     with ended_with_us(tmp_path_factory.getbasetemp()):
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither read nor fill the user's cache of frozen features."""
+    """Keep tests from reading or filling the user's cache of frozen features."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -73,7 +72,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def corpora() -> Path:
-    """The folder of real corpora, $FEDNOTES_CORPORA; skips where it is unset."""
+    """Return the folder of real corpora, $FEDNOTES_CORPORA; skip if it is unset."""
     value = os.environ.get("FEDNOTES_CORPORA")
     if not value:
         pytest.skip(
@@ -89,14 +88,14 @@ def corpora() -> Path:
 
 @pytest.fixture
 def instant_disk() -> Iterator[None]:
-    """Nothing waits until its bytes are on the disk."""
+    """Do not wait until bytes are on the disk."""
     with mock.patch("os.fsync"):
         yield
 
 
 @pytest.fixture
 def one_process(instant_disk: None) -> Iterator[None]:
-    """For jobs that are deployed in this process: torch is then as it was before them."""
+    """Restore torch's settings after jobs that are deployed in this process."""
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -105,7 +104,10 @@ def one_process(instant_disk: None) -> Iterator[None]:
 def run_cli(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> RunCli:
-    """RunCli a command in this process: exit code, stdout, stderr."""
+    """Return a function that runs a command in this process.
+
+    The function returns the exit code, stdout and stderr.
+    """
     from fednotes.cli import app  # once COLUMNS is gone
 
     def run_command(*arguments: object) -> tuple[int, str, str]:
@@ -123,7 +125,7 @@ def run_cli(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[..., Path]:
-    """file(content, name) writes a file below a folder of the test's and gives its
+    """Return a function that writes a file below the test's folder and returns its
     path."""
 
     def make(content: str | bytes, name: str = "f.txt") -> Path:
@@ -137,7 +139,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def make_bart() -> Callable[..., Path]:
-    """make_bart(folder, **changes of its configuration) writes a tiny random BART."""
+    """Return a function that writes a tiny random BART: make_bart(folder, **config)."""
     pytest.importorskip("transformers")
     return save_bart
 
@@ -146,19 +148,20 @@ def make_bart() -> Callable[..., Path]:
 def bart(
     make_bart: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """One such directory for all tests; they only read it."""
+    """Return the folder of a tiny BART that all tests share and only read."""
     return make_bart(tmp_path_factory.mktemp("bart"))
 
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random BERT with its prediction heads; tests only read it."""
+    """Return the folder of a tiny random BERT with prediction heads; tests only read
+    it."""
     pytest.importorskip("transformers")
     return save_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture(scope="session")
 def bare_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without prediction heads, as encoders are often published."""
+    """Return the same without prediction heads, as encoders are often published."""
     pytest.importorskip("transformers")
     return save_bert(tmp_path_factory.mktemp("bare_bert"), head=False)

@@ -205,7 +205,7 @@ def test_random_faults_leave_the_bits_alone(
     seed: int, threshold: int, tmp_path: Path, secure_reference: bytes
 ) -> None:
     """Messages lost and repeated, sites and the server killed, all sites needed."""
-    net = secure_toys(tmp_path, random.Random(seed), threshold, left=2)
+    net = secure_toys(tmp_path, random.Random(seed), threshold, failures_left=2)
     result, took = run_securely(net, threshold)
     assert result.tobytes() == secure_reference
     assert set(took.values()) == {SITES}
@@ -218,7 +218,7 @@ def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
         min_sites=2, timeout=10, knock=1, knock_every=0, pause=1
     )
     result, took = run_securely(
-        secure_toys(tmp_path, random.Random(seed), left=1), patience=patience
+        secure_toys(tmp_path, random.Random(seed), failures_left=1), patience=patience
     )
     np.testing.assert_allclose(result, by_hand(took), rtol=1e-6)
 
@@ -228,7 +228,7 @@ def test_with_some_sites_the_bits_follow_from_who_took_part(
     seed: int, tmp_path: Path
 ) -> None:
     """The toy job in NumPy, told who was in which sum, after random faults."""
-    net = toys(tmp_path, random.Random(seed), left=1)
+    net = toys(tmp_path, random.Random(seed), failures_left=1)
     took: dict[tuple[int, str], tuple[str, ...]] = {}
     policy, result = replace(STRICT, min_sites=1), None
     while result is None:

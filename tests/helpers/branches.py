@@ -31,7 +31,7 @@ class Branches:
 
     @property
     def is_copy(self) -> bool:
-        """Whether this process is a copy."""
+        """Return whether this process is a copy."""
         return self._writing is not None
 
     def begin(self) -> bool:

@@ -1,7 +1,7 @@
-"""A job under the secure sum, and each of its sums against the plain one.
+"""Run a job under the secure sum, and compare each of its sums with the plain one.
 
-The plain sum (`Total.of`, float64) is the independent program: the secure one rounds
-each weight · value to a grid first, so the two differ by at most half a step of it a
+The plain sum (`Total.of`, float64) is the independent program. The secure one first
+rounds each weight · value to a grid, so a sum is off by at most half a step for each
 site.
 """
 
@@ -19,7 +19,7 @@ from fednotes.engines.inprocess import InProcess
 
 
 class Compared(InProcess):
-    """Under the secure sum, and each total beside the plain one of the same updates."""
+    """Sums securely, and keeps each total beside the plain one of the same updates."""
 
     def __init__(self, sites: Sequence[Any]) -> None:
         super().__init__(sites, secure=True)
@@ -42,8 +42,12 @@ class Compared(InProcess):
 
 
 def check_sums(engine: Compared) -> None:
-    """Weights, counts, integers: equal. Other numbers: S steps of a grid of 2^-29 at
-    first, and of 2^-47 of the largest sum once there is a last total."""
+    """Check the secure totals against the plain ones.
+
+    Weights, counts and integers are equal. Other numbers differ by at most a step for
+    each site, of the fixed grid at first and then of a grid that follows from the last
+    total.
+    """
     grid_steps: dict[tuple[str, str], float] = {}
     names = [site.id for site in engine._sites]
     for task, secure, plain in engine.pairs:

@@ -90,7 +90,7 @@ DOCUMENTS = (
 
 
 def write_backbone(path: Path, model: str, seed: int = 0) -> Path:
-    """A tiny random BERT or BART with a tokeniser of whole words."""
+    """Write a tiny random BERT or BART with a tokenizer of whole words."""
     if model == "bert":
         return save_encoder(path, words=WORDS, seed=seed, max_position_embeddings=64)
     shape: dict[str, Any] = {
@@ -118,8 +118,10 @@ def make(
     stirred: bool = True,
     **settings: Any,
 ) -> Any:
-    """A model of this kind; its backbone is written below the folder. stirred: its
-    parameters are away from their start."""
+    """Return a model of this kind; its backbone is written below the folder.
+
+    stirred: Whether its parameters are moved away from their start.
+    """
     small = KINDS[which]
     table = dict(small.settings)
     if small.backbone:

@@ -25,7 +25,8 @@ class ServerKilled(BaseException):
 
 
 def seal_of(folder: Path, site: str, threshold: int | None = None) -> SecureSeal:
-    """A site's part in a secure sum of the toy job, kept where its host keeps the rest."""
+    """Return a site's part in a secure sum of the toy job, kept with its host's
+    files."""
     record = folder / site / OPENED
     return SecureSeal(site, SITES, job=JOB, threshold=threshold, record=record)
 
@@ -115,7 +116,7 @@ class Net:
 
 
 def toys(folder: Path, *chances: random.Random | None, **options: Any) -> Net:
-    """The sites of the toy job."""
+    """Return the sites of the toy job."""
     return Net(
         {site: lambda site=site: Toy(site) for site in SITES},
         folder,

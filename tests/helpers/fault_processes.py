@@ -1,7 +1,6 @@
-"""The toy job with a process for the server and for each site, that can be killed with
--9.
+"""Run the toy job with a process for the server and each site, which can be killed.
 
-A process kills itself at the place that the file `kill` in its folder names, once.
+A process kills itself once, at the place that the file `kill` in its folder names.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PATIENCE = Patience(timeout=20, knock=1, knock_every=0, pause=0.02, give_up=60)
 
 
 def die_if_asked(folder: Path, place: str) -> None:
-    """kill -9 of this process, if the file says so; the n-th time for "place n"."""
+    """Kill this process by SIGKILL if the file says so, the n-th time for "place n"."""
     path = folder / "kill"
     try:
         chosen_place, count = path.read_text().rsplit(" ", 1)
@@ -48,7 +47,7 @@ def die_if_asked(folder: Path, place: str) -> None:
 
 
 def _replacing(folder: Path) -> Any:
-    """os.replace that may die before a file is in its place."""
+    """Return an `os.replace` that may die before a file is in its place."""
     real = os.replace
 
     def replace(source: Any, target: Any) -> None:
@@ -59,7 +58,7 @@ def _replacing(folder: Path) -> Any:
 
 
 def site(name: str, folder: Path) -> None:
-    """A site's process: one connection for each frame."""
+    """Run a site's process, with one connection for each frame."""
     site_folder = folder / name
     site_folder.mkdir(exist_ok=True)
     os.chdir(folder)  # by which it is found where nobody is left to end it
@@ -90,7 +89,7 @@ def site(name: str, folder: Path) -> None:
 
 
 class Sockets:
-    """A transport over the sites' sockets."""
+    """Transports frames over the sites' sockets."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -124,7 +123,7 @@ class Sockets:
 
 
 def server(folder: Path) -> None:
-    """The server's process; its result is a file."""
+    """Run the server's process, which writes its result into a file."""
     server_folder = folder / "server"
     server_folder.mkdir(exist_ok=True)
     os.chdir(folder)
@@ -137,10 +136,9 @@ def server(folder: Path) -> None:
 
 
 def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:
-    """The job with all processes; whoever is killed is started again. Also how many
-    were.
+    """Run the job with all processes, and start each one again that is killed.
 
-    kills: who ("a" or "server") → where.
+    kills: who ("a" or "server") → where. Returns the result and the number of kills.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(

@@ -1,4 +1,4 @@
-"""A toy job with all that real methods have, and the same in NumPy."""
+"""A toy job with everything that real methods have, and the same job in NumPy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Took = dict[tuple[int, str], tuple[str, ...]]  # (round, task) → who was in th
 
 
 class Toy:
-    """A few float operations with all that real methods have: private values, a
-    prologue, a second task that needs the first, and tensors that are not sent twice.
+    """A site that does a few float operations with everything that real methods have.
+
+    That is private values, a prologue, a second task that needs the first, and tensors
+    that are not sent twice.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -83,7 +85,10 @@ class Toy:
 
 
 def toy_job(federation: Federation, took: Took) -> np.ndarray:
-    """The server side. took: filled in with who was in which sum, by round and task."""
+    """Run the server side of the toy job.
+
+    took: filled in with the sites in each sum, by round and task.
+    """
 
     def total(round: int, task: str, tensors: Tensors, /, **options: Any) -> Any:
         sums = federation.sum(task, tensors, **options)
@@ -114,9 +119,9 @@ def toy_job(federation: Federation, took: Took) -> np.ndarray:
 
 
 def by_hand(took: Mapping[tuple[int, str], tuple[str, ...]]) -> np.ndarray:
-    """The same job in NumPy: what a site did counts only where it was in the sum.
+    """Compute the same job in NumPy: a site's work counts only in sums that include it.
 
-    A site that was not there in the prologue does it later, with the same numbers.
+    A site that missed the prologue does it later, with the same numbers.
     """
     local_state = {site: np.zeros(4, np.float32) for site in SITES}
     sizes = sum(SIZES[site] for site in took[-1, "count"])

@@ -1,4 +1,4 @@
-"""A transport that fails on purpose, and the table of what then happens.
+"""A transport that fails on purpose, and the table of what happens then.
 
     python tests/helpers/faults.py        # prints the table of docs/reliability.md
 
@@ -52,7 +52,7 @@ AWAY = 2  # how many tries a crash, a partition or a full disk lasts
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing of ours catches it."""
+    """Stands for SIGKILL: nothing in fednotes catches it."""
 
 
 class Line(Net):
@@ -103,7 +103,7 @@ class Line(Net):
             raise Killed
 
     def _is(self, fault: str, frame: Frame, site: str, phase: str) -> bool:
-        """Whether this is the place; true once."""
+        """Return whether this is the place of the fault; True only once."""
         if self.struck or (self.fault, self.phase) != (fault, phase) or site != VICTIM:
             return False
         self.struck = self._here(frame)
@@ -118,7 +118,7 @@ class Line(Net):
         return request.task == self.task and request.round == self.round
 
     def _through(self, site: str, frame: Frame) -> list[Frame]:
-        """What comes back from a site."""
+        """Return what comes back from a site."""
         if site != VICTIM or self.struck or self.fault == "" or not self._here(frame):
             return self._ordinary(site, frame)
         if self.fault == "server kill":
@@ -188,7 +188,7 @@ class Line(Net):
         return [first, first if self.phase == "sending" else host.handle(frame)]
 
     def stale(self, site: str, frame: Frame) -> list[Frame]:
-        """An old request comes (before or after the new one), or an old reply in its
+        """Deliver an old request before or after the new one, or an old reply in its
         place."""
         earlier = [(f, r) for s, f, r in self.exchanged if s == site]
         if not earlier:
@@ -257,7 +257,7 @@ def _nan() -> Update:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run. starts: of the server."""
+    """The outcome of a run. starts: how often the server was started."""
 
     result: np.ndarray
     expected: np.ndarray
@@ -274,7 +274,10 @@ class Outcome:
 
     @property
     def close(self) -> bool:
-        """To a few units of float32's last place: a secure sum is rounded to a grid."""
+        """Whether both results agree to a few units of float32's last place.
+
+        A secure sum is rounded to a grid, so it need not have the same bits.
+        """
         return np.allclose(self.result, self.expected, rtol=1e-6, atol=1e-6)
 
     def __str__(self) -> str:

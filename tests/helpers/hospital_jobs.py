@@ -69,7 +69,7 @@ encoder = "BERT"
 
 
 def corpus(folder: Path, sentences: int = 30) -> dict[str, dict[str, Any]]:
-    """Generated notes of three sites in three folders; each one's [data] table."""
+    """Write generated notes of three sites into three folders; return their tables."""
     hospitals = generate(num_sites=3, sentences_per_site=sentences, seed=1)
     shutil.rmtree(folder, ignore_errors=True)
     write_sites(hospitals, folder, "conll")

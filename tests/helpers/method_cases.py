@@ -37,13 +37,13 @@ DRUGS, THINGS = TagSet(("drug",)), TagSet(("thing",))
 
 
 def documents(number: int = 4, count: int = 24) -> list[SiteData]:
-    """Sites of as many sentences each, so that a job's batch can be chosen for equal
-    parts."""
+    """Return sites with equal numbers of sentences, so that they divide a batch
+    equally."""
     return [mentions(name, seed, count) for seed, name in enumerate(NAMES[:number])]
 
 
 def of_two_types() -> list[SiteData]:
-    """The same, of which each second one annotates another type."""
+    """Return the same sites, of which every second one annotates another type."""
 
     def renamed(document: Document) -> Document:
         return replace(
@@ -136,7 +136,7 @@ def pretrain_case(bert: Path, objective: str, **changes: Any) -> Case:
 
 
 def new_head_case(bert: Path) -> Case:
-    """Pre-training of an encoder whose prediction head begins at random."""
+    """Return pre-training of an encoder whose prediction head begins at random."""
     bare = bert.with_name("bert without a head")
     if not bare.exists():
         save_bert(bare, head=False)

@@ -238,7 +238,7 @@ class MethodContract:
 
     @pytest.fixture(autouse=True)
     def _instant_disk(self, instant_disk: None) -> None:
-        """Nothing waits until its bytes are on the disk."""
+        """Do not wait until bytes are on the disk."""
 
     # ---- faults ------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class MethodContract:
     def test_a_run_with_restarts_has_the_bits_of_one_without(
         self, way: Way, reference: Reference, tmp_path: Path
     ) -> None:
-        """A restarted part has what is on its disk and nothing else."""
+        """A restarted part has only what is on its disk."""
         ended, members = run_with_restarts(reference, way, tmp_path)
         reference.check(ended, members, tmp_path / "sites")
 
@@ -258,7 +258,7 @@ class MethodContract:
         """Messages are lost and repeated, sites and the server killed; every site is
         needed."""
         makes = reference.job.makes(tmp_path / "sites")
-        net = Net(makes, tmp_path / "net", random.Random(seed), left=2)
+        net = Net(makes, tmp_path / "net", random.Random(seed), failures_left=2)
         ended, members = run_until_done(net, reference.job)
         reference.check(ended, members, tmp_path / "sites")
         assert net.now > 0
@@ -312,8 +312,8 @@ class MethodContract:
     def test_what_is_private_to_a_site_never_leaves_it(
         self, reference: Reference
     ) -> None:
-        """No message has the name of a private parameter, or its final value; and
-        training changes what is private."""
+        """No message has the name of a private parameter or its final value, although
+        training changes them."""
         sent = [update.tensors for _, _, update in reference.engine.sent]
         messages = [*sent, *(tensors for _, tensors in reference.engine.received)]
         messages.append(reference.ended.tensors)
@@ -331,8 +331,8 @@ class MethodContract:
                     )
 
     def test_a_secure_sum_is_the_plain_sum(self, reference: Reference) -> None:
-        """Each sum against the plain one of the same updates; then what a run ends with
-        against the run without."""
+        """Compare each sum with the plain one of the same updates, and the run's end
+        with that of a run without the secure sum."""
         job = reference.job
         with fixed_marks():
             engine = Compared(job.make_all())
@@ -370,8 +370,8 @@ class MethodContract:
     def test_every_count_that_leaves_a_site_is_a_multiple_of_the_step(
         self, reference: Reference
     ) -> None:
-        """What leaves is seen where an engine receives it, so a count that a method sends
-        anew is seen without being named here."""
+        """Counts are observed where an engine receives them, so a new count is found
+        without a change here."""
         assert exact_counts(reference.engine)
 
         with fixed_marks():
@@ -395,9 +395,9 @@ class MethodContract:
     def test_a_unit_moves_an_answer_by_its_clipped_gradient(
         self, clip: float, private_reference: Reference
     ) -> None:
-        """By brute force, with a unit and without it, in whole numbers: what moves is the
-        same in every company, and min(C, |g|) long over shared and private layers
-        together."""
+        """Compute each sum with a unit and without it, in whole numbers: the difference
+        is the same whatever the other units are, and is min(C, |g|) long over shared
+        and private layers together."""
         site = Job.with_privacy(private_reference.case, clip=clip).make(0)
         units = unit_gradients.find_units(site)
         unit_sum = unit_gradients.sum_units(site, units)
@@ -442,8 +442,8 @@ class MethodContract:
     def test_with_differential_privacy_faults_and_secure_sums_change_no_bit(
         self, way: str, private_reference: Reference, tmp_path: Path
     ) -> None:
-        """Whole numbers add exactly in any sum, and what is done again has the noise that
-        it had."""
+        """Whole numbers add exactly in any sum, and a repeated answer has the same
+        noise."""
         ended, members = PRIVATE_RUNS[way](private_reference, tmp_path)
         private_reference.check(ended, members, tmp_path / "sites")
 

@@ -1,4 +1,4 @@
-"""A run's report, made of a summary and lines of metrics, and read again."""
+"""Write a run's report from a summary and lines of metrics, and read it again."""
 
 from __future__ import annotations
 

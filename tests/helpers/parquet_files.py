@@ -1,7 +1,7 @@
-"""Write Parquet files byte by byte, also such that no writer writes.
+"""Write Parquet files byte by byte, also such that no writer would write.
 
-A file is a column of texts, or of lists of texts; what its footer and its page headers
-state is free. Structs of Thrift are lists of their fields: number, type and value.
+A file is a column of texts, or of lists of texts. What its footer and its page headers
+state is free. Thrift structs are lists of their fields: number, type and value.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from fednotes.data.text import Passage
 
 
 def passage(words: Sequence[str]) -> Passage:
-    """The words with a blank between them, and where each one stands."""
+    """Return the words joined by blanks, with the place of each one."""
     places, at = [], 0
     for word in words:
         places.append((at, at + len(word)))
@@ -19,5 +19,5 @@ def passage(words: Sequence[str]) -> Passage:
 
 
 def passages(sentences: Sequence[Sequence[str]]) -> list[Passage]:
-    """`passage` of each sentence."""
+    """Return the `passage` of each sentence."""
     return [passage(words) for words in sentences]

@@ -16,7 +16,7 @@ CONDITIONS = ("alone", "federated", "pooled")
 def draw_patients(
     seed: int, patients: int = 40
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(patients, outputs) labels, predictions and scores; nobody has gout."""
+    """Return (patients, outputs) labels, predictions and scores; nobody has gout."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((patients, len(OUTPUTS))) < 0.4).astype(np.int8)
     labels[:, 1] = 0
@@ -26,7 +26,7 @@ def draw_patients(
 
 
 def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
-    """What one site has in summary.json under one condition."""
+    """Return the scores of one site under one condition, as in summary.json."""
     labels, predicted, scores = draw_patients(seed)
     counts = ClassCounts.of(labels, predicted, OUTPUTS)
     scored, ranked = counts.scores(), rankings(labels, scores, OUTPUTS, samples=50)
@@ -58,12 +58,12 @@ def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
 
 
 def codes_alone(seed: int) -> dict[str, Any]:
-    """The score of a site that has codes and no labels."""
+    """Return the scores of a site that has codes and no labels."""
     return {"codes": site_score(seed)["codes"]}
 
 
 def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """summary.json of sites' scores by condition."""
+    """Return the summary.json of sites' scores by condition."""
     conditions = [c for c in CONDITIONS if any(c in of for of in sites.values())]
     each = {c: [of[c] for of in sites.values()] for c in conditions}
     return {
@@ -84,7 +84,7 @@ def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def summary() -> dict[str, Any]:
-    """Two sites under three conditions, all of them different."""
+    """Return the summary of two sites under three conditions, all different."""
     return summary_of(
         {
             site: {

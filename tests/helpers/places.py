@@ -1,4 +1,4 @@
-"""Commands that a user gives in a folder, and the processes and files that they leave."""
+"""Commands that a user runs in a folder, and the processes and files that remain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Place:
-    """A folder in which commands are given. environment: further variables."""
+    """A folder in which commands run. environment: further variables."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -51,20 +51,20 @@ def until(condition: object, seconds: float = 120) -> None:
 
 
 def alive(folder: Path) -> list[str]:
-    """The processes whose command lines have a folder, by the system's own list."""
+    """Return the processes whose command lines name a folder, as `ps` lists them."""
     command = ["ps", "-A", "-ww", "-o", "stat=,command="]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [row for row in listing.splitlines() if str(folder) in row and row[0] != "Z"]
 
 
 def opened(folder: Path) -> list[Path]:
-    """What below a folder, and the folder, somebody else than its owner may read or
-    change."""
+    """Return the folder and the files in it that users other than the owner may
+    access."""
     paths = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
     return [path for path in paths if path.stat().st_mode & 0o077]
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:
-    """What every file below a folder holds, by its path from there."""
+    """Return the content of every file below a folder, by its path from there."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder): path.read_bytes() for path in files}

@@ -1,4 +1,4 @@
-"""Sites of FedNER that promise differential privacy, of a few notes of patients."""
+"""Sites of FedNER with differential privacy, which hold a few notes of patients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = bytes(range(32))
 
 
 def patients(number: int = 0, size: int = 6, owners: str = "aabbcc") -> SiteData:
-    """A site whose notes belong to patients, by a letter each."""
+    """Return a site whose notes belong to patients, each named by a letter."""
     site = tiny_site(number, size)
     owned = tuple(
         replace(d, patient=p) for d, p in zip(site.train, owners, strict=True)
@@ -46,7 +46,8 @@ def make_private_site(
     question: Any = bytes,
     **settings: Any,
 ) -> DPSite:
-    """One of them. secret: None draws a new one."""
+    """Return a site that trains with differential privacy. secret: None draws a new
+    one."""
     site, kind = site or patients(), DPMethod(FEDNER).make_site
     arguments: Any = {"secret": secret, "question": question}
     arguments["directory"] = settings.pop("directory", None)
@@ -55,5 +56,5 @@ def make_private_site(
 
 
 def theta(site: DPSite, factor: float = 1.0) -> dict[str, torch.Tensor]:
-    """What a server may send."""
+    """Return parameters that a server may send."""
     return {name: value.detach() * factor for name, value in site.site.shared.items()}

@@ -1,4 +1,5 @@
-"""How far two right programs may be apart in float32, from the size of the computation."""
+"""How far two correct programs may differ in float32, from the size of the
+computation."""
 
 from __future__ import annotations
 
@@ -10,8 +11,7 @@ EPSILON = 2.0**-23
 
 
 def transformer(layers: int, width: int, largest: float = 1.0) -> float:
-    """The absolute difference that two orders of additions may make after so many
-    layers.
+    """Return how much two orders of additions may differ after so many layers.
 
     A sum of n products is off by about √n ε of its terms, whatever the order (Higham
     2002, 4.2: the errors are as good as random); those of `IN_A_ROW` such sums a layer

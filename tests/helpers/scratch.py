@@ -1,9 +1,9 @@
-"""A folder whose processes end with the process that used it, however that ends.
+"""A folder whose processes end with the process that used it, however that one ends.
 
-A second process waits for the end of its standard input, which the system brings about
-after `kill -9` as well. Then it ends every process that works in the folder (its
-working directory, or a word of its command line, is the folder or lies in it). Linux
-alone: it reads /proc.
+A second process waits for the end of its standard input, which also comes after `kill
+-9`. Then it ends every process that works in the folder: one whose working directory,
+or a word of whose command line, is the folder or lies in it. This works only on Linux,
+because it reads /proc.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A new folder, which goes as well."""
+    """Yield a new folder, which is deleted at the end as well."""
     with _watched(
         Path(tempfile.mkdtemp(prefix="fednotes-")).resolve(), "delete"
     ) as folder:
@@ -31,7 +31,7 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def ended_with_us(folder: Path) -> Iterator[Path]:
-    """A folder that is there, and stays."""
+    """Yield an existing folder, which remains at the end."""
     with _watched(folder.resolve(), "keep") as folder:
         yield folder
 
@@ -50,7 +50,7 @@ def _watched(folder: Path, then: str) -> Iterator[Path]:
 
 
 def working_in(folder: Path) -> list[int]:
-    """The numbers of the processes that work in a folder, this one left out."""
+    """Return the ids of the processes that work in a folder, without this process."""
     folder_name, inside = os.fsencode(folder), os.fsencode(folder) + b"/"
     processes = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -63,7 +63,7 @@ def working_in(folder: Path) -> list[int]:
 
 
 def end_all(folder: Path) -> None:
-    """End the processes of a folder: asked first, then killed."""
+    """End the processes of a folder by SIGTERM, and then by SIGKILL."""
     for sign, seconds in ((signal.SIGTERM, 2), (signal.SIGKILL, 10)):
         end, signalled = time.monotonic() + seconds, set[int]()
         while (running := working_in(folder)) and time.monotonic() < end:
@@ -75,7 +75,7 @@ def end_all(folder: Path) -> None:
 
 
 def main(folder: Path, then: str) -> None:
-    """Watch until standard input ends."""
+    """Wait until standard input ends, and then end the processes of a folder."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

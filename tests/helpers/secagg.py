@@ -1,4 +1,5 @@
-"""An exchange of the secure sum as an engine would drive it, with sites that drop out."""
+"""An exchange of the secure sum, driven as an engine would, with sites that drop
+out."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from fednotes.privacy.secure_sum.site import SecureSite
 
 
 def repeatable(seed: str) -> dict[str, Any]:
-    """Secrets that a test can draw again: SHAKE-256 of the seed and a counter."""
+    """Return secrets that a test can draw again: SHAKE-256 of the seed and a
+    counter."""
     numbers = count()
 
     def draw_bytes(size: int) -> bytes:
@@ -42,7 +44,7 @@ def repeatable(seed: str) -> dict[str, Any]:
 
 @dataclass
 class Exchange:
-    """All sites and the server in one place. `seed` makes every secret repeatable."""
+    """All sites and the server in one process. `seed` makes every secret repeatable."""
 
     names: Sequence[str]
     threshold: int | None = None
@@ -69,7 +71,10 @@ class Exchange:
         )
 
     def set_up(self, without: Collection[str] = ()) -> dict[str, dict[str, bytes]]:
-        """Keys of all, shares of all but `without`; what each site of the roster gets."""
+        """Exchange the keys of all sites and the shares of all but `without`.
+
+        Returns the boxes of each site of the roster.
+        """
         for site in self.sites.values():
             self.sent.append(site.keys())
             self.server.add_keys(site.keys())
@@ -87,8 +92,10 @@ class Exchange:
         boxes: Mapping[str, Mapping[str, bytes]] | None = None,
         **how: Any,
     ) -> dict[str, MaskedMessage]:
-        """Masked updates of the sites in `updates`, in that order; boxes: where they
-        are there."""
+        """Add the masked updates of the sites in `updates`, in that order.
+
+        boxes: what each site received.
+        """
         boxes, messages = self.set_up() if boxes is None else boxes, {}
         for name, update in updates.items():
             messages[name] = self.sites[name].masked(boxes[name], update, **how)
@@ -97,7 +104,7 @@ class Exchange:
         return messages
 
     def answers(self, without: Collection[str] = ()) -> dict[str, UnmaskMessage]:
-        """What survivors open; none is put to the server."""
+        """Return what the survivors open, without handing it to the server."""
         self.requests = self.server.requests()
         if self.confirmed:
             for name, request in self.requests.items():
@@ -112,7 +119,7 @@ class Exchange:
         }
 
     def total(self, answers: Collection[UnmaskMessage] | None = None) -> Total:
-        """The sum of what came, opened by all survivors unless other answers are given."""
+        """Return the sum, opened by all survivors unless other answers are given."""
         for answer in self.answers().values() if answers is None else answers:
             self.sent.append(answer)
             self.server.add_unmask(answer)
@@ -127,7 +134,7 @@ class Exchange:
         no_answer: Collection[str] = (),
         **how: Any,
     ) -> Total:
-        """The whole exchange; each group of sites is gone from its step on."""
+        """Run the whole exchange; each group of sites drops out at its own step."""
         boxes, dropped = self.set_up(no_shares), {*no_shares, *no_update}
         self.upload(
             {n: u for n, u in updates.items() if n not in dropped}, boxes, **how
@@ -136,14 +143,17 @@ class Exchange:
 
 
 def powers(sites: Sequence[str]) -> dict[str, Update]:
-    """Powers of two: their sum tells who is in it."""
+    """Return updates that are powers of two, so that a sum shows which sites are in
+    it."""
     return {s: Update({"w": torch.full((4,), 2.0**i)}) for i, s in enumerate(sites)}
 
 
 @dataclass(frozen=True)
 class Ed25519Identity:
-    """By keys that were exchanged without the server. private: 32 bytes. known: site →
-    its public key, 32 bytes."""
+    """Signs with keys that were exchanged without the server.
+
+    private: 32 bytes. known: site → its public key, 32 bytes.
+    """
 
     private: bytes
     known: Mapping[str, bytes]
@@ -160,7 +170,7 @@ class Ed25519Identity:
 
 
 def identities(sites: Sequence[str]) -> dict[str, Ed25519Identity]:
-    """One for each site, who know each other."""
+    """Return an identity for each site; all of them know each other."""
     private = {site: bytes([number]) * 32 for number, site in enumerate(sites, start=1)}
     keys = {
         site: Ed25519PrivateKey.from_private_bytes(raw) for site, raw in private.items()

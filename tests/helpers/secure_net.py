@@ -1,4 +1,4 @@
-"""Sites that give what they are told to, behind the secure sum."""
+"""Sites that return prepared updates, behind the secure sum."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SITES = ("a", "b", "c", "d")
 
 
 class Giver:
-    """A site that gives what it is told to, the last one for ever, and counts how
-    often."""
+    """A site that returns prepared updates, the last one repeatedly, and counts its
+    calls."""
 
     tasks: ClassVar[frozenset[str]] = frozenset({"give"})
 
@@ -58,8 +58,7 @@ class Giver:
 
 
 def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -> Any:
-    """A net of givers, an engine over it, what it told, and how often each site was
-    asked."""
+    """Return a net of givers, an engine over it, its events, and each site's calls."""
     calls, events = Counter[str](), list[Event]()
     identities = options.pop("identities", {})
     makes = {s: lambda s=s: Giver(s, updates[s], calls) for s in updates}
@@ -79,7 +78,7 @@ def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -
 
 
 class ByHand:
-    """Sites' ends of the secure sum, asked message by message.
+    """The sites' ends of the secure sum, driven message by message.
 
     Each message has its own number.
     """
@@ -99,7 +98,7 @@ class ByHand:
         return Request(JOB, self.run, self.number, task, counted=at, attached=attached)
 
     def terms(self, metrics: Sequence[str] | None = None, **limits: int) -> Attached:
-        """What goes to all sites with a task, in a fresh exchange."""
+        """Return what all sites receive with a task, in a fresh exchange."""
         now, number = self.chain.start(), self.chain.number
         for seal in self.seals.values():
             reply = seal.stage(self.request("@keys", wire.packed(Stage(number))))
@@ -113,7 +112,8 @@ class ByHand:
 
 
 def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:
-    """Tensors of several types, unequal weights, one of zero; counts and other numbers."""
+    """Return updates of several types and unequal weights (one of them zero), with
+    counts and other metrics."""
     updates: dict[str, list[Update]] = {}
     for number, site in enumerate(SITES):
         generator = torch.Generator().manual_seed(100 * seed + number)
@@ -136,7 +136,7 @@ def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:
 
 
 def check(total: Total, updates: list[Update], step: float = 2.0**-29) -> None:
-    """Against the plain sum in float64."""
+    """Compare a total with the plain sum in float64."""
     plain = Total.of(updates)
     assert (total.sites, total.weight) == (len(updates), plain.weight)
     assert list(total.metrics) == list(plain.metrics)

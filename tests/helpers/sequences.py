@@ -1,5 +1,4 @@
-"""Every tag sequence of a sentence, one by one: what a CRF's recursions are held
-against."""
+"""Enumerate every tag sequence of a sentence, to check the recursions of a CRF."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def computing(crf: CRF, backend: str) -> CRF:
 
 @dataclass
 class Enumerated:
-    """All allowed sequences of one sentence (paths, tokens), their scores and
+    """All allowed sequences of one sentence (paths, tokens), with their
     probabilities."""
 
     paths: np.ndarray
@@ -33,7 +32,8 @@ class Enumerated:
     def of(
         cls, x: np.ndarray, start: np.ndarray, matrix: np.ndarray, end: np.ndarray
     ) -> Enumerated:
-        """x (tokens, tags); start, matrix, end with -inf where forbidden."""
+        """Enumerate from x (tokens, tags); start, matrix and end are -inf where
+        forbidden."""
         paths = np.array(list(itertools.product(range(x.shape[1]), repeat=len(x))))
         scores = start[paths[:, 0]] + end[paths[:, -1]]
         scores = scores + x[np.arange(len(x)), paths].sum(1)
@@ -43,17 +43,17 @@ class Enumerated:
         return cls(paths, scores, log_z, np.exp(scores - log_z))
 
     def tag_counts(self, tags: int) -> np.ndarray:
-        """Expected counts (tokens, tags)."""
+        """Return expected counts (tokens, tags)."""
         return np.einsum("p,ptj->tj", self.p, np.eye(tags)[self.paths])
 
     def pair_counts(self, tags: int) -> np.ndarray:
-        """Expected counts (tags, tags)."""
+        """Return expected counts (tags, tags)."""
         hot = np.eye(tags)[self.paths]
         return np.einsum("p,pti,ptj->ij", self.p, hot[:, :-1], hot[:, 1:])
 
 
 def masked(crf: CRF) -> list[np.ndarray]:
-    """start, transitions and end in float64, -inf where forbidden."""
+    """Return start, transitions and end in float64, -inf where forbidden."""
     pairs = (crf.start, crf.start_mask), (crf.transitions, crf.transition_mask)
     return [
         (p if mask is None else p.masked_fill(~mask, -torch.inf))

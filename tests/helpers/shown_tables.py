@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def cells_of(table: Table | None, width: int = 200) -> list[list[str]]:
-    """The words of each row that has any."""
+    """Return the words of each row that has any."""
     assert table is not None
     out = io.StringIO()
     Console(file=out, width=width).print(table)

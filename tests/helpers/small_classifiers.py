@@ -1,5 +1,4 @@
-"""Notes of a tiny BERT's few words with findings and drugs marked, and classifiers on
-it."""
+"""Notes of a tiny BERT's few words with marked findings and drugs, and classifiers."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ WORDS = ["no", "pain", "took", "metoprolol", "nausea"]
 def document(
     number: int, *sentences: list[str], types: tuple[str, ...] = TAGS.types
 ) -> Document:
-    """Sentences on lines of their own; each finding and drug is a mention."""
+    """Return a document with a sentence on each line; findings and drugs are
+    mentions."""
     spans, bounds, at = [], [], 0
     for words in sentences:
         bounds.append((at, at + len(" ".join(words))))
@@ -35,8 +35,11 @@ def document(
 
 
 def lines(count: int = 7, longest: int = 6) -> tuple[Document, ...]:
-    """Documents of one sentence of 1 to `longest` words, the last the longest; of up to
-    six words none is longer than the encoder's positions."""
+    """Return documents of one sentence of 1 to `longest` words; the last is the
+    longest.
+
+    Up to six words are no longer than the encoder's positions.
+    """
     rng = np.random.default_rng(0)
     words = ["no", "pain", "took", "and", "nausea", "metoprolol", ".", "unheard"]
     lengths = [*rng.integers(1, min(longest, 8), count - 1), longest]
@@ -47,7 +50,7 @@ def lines(count: int = 7, longest: int = 6) -> tuple[Document, ...]:
 
 
 def notes(count: int = 3) -> tuple[Document, ...]:
-    """Documents of 2 to 4 sentences of 1 to 5 words."""
+    """Return documents of 2 to 4 sentences of 1 to 5 words."""
     rng = np.random.default_rng(0)
     shapes = [rng.integers(1, 6, rng.integers(2, 5)) for _ in range(count)]
     return tuple(
@@ -71,20 +74,20 @@ def build(
 
 
 def loud(model: TokenClassifier) -> TokenClassifier:
-    """Predicts a lot."""
+    """Change a classifier so that it predicts many mentions."""
     with torch.no_grad():
         model.classifier.weight.mul_(20)
     return model
 
 
 def library(model: TokenClassifier) -> Any:
-    """The library's model with the same weights, but a copy."""
+    """Return the library's model with a copy of the same weights."""
     unfrozen = copy.deepcopy(model.library)
     return unfrozen.requires_grad_(True).eval()
 
 
 def same_gradients(model: TokenClassifier, reference: Any) -> None:
-    """Of every trained parameter, against the library's BERT after a backward pass."""
+    """Compare the gradients of every trained parameter with the library's BERT."""
     theirs = dict(reference.named_parameters())
     for name, parameter in model.trainable().items():
         grad = theirs[

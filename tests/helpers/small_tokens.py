@@ -1,4 +1,4 @@
-"""A tokenised corpus in memory, where a program keeps one on disk."""
+"""A tokenized corpus in memory, where a program keeps it on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fednotes.encoders.token_cache import Tokens
 
 
 def tokens_of(documents: Iterable[Sequence[Sequence[int]]]) -> Tokens:
-    """From the ids of each document's sentences. Empty ones are left out."""
+    """Return a corpus from the ids of each document's sentences, without empty ones."""
     nonempty = [[s for s in document if len(s)] for document in documents]
     nonempty = [document for document in nonempty if document]
     flat = [s for document in nonempty for s in document]

@@ -1,4 +1,4 @@
-"""What modules import and name, read from their syntax trees: nothing is imported."""
+"""What modules import and name, read from their syntax trees without importing them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module or name, absolute. `local`: inside a function or for types
+    """One imported module or name, absolute. `local`: in a function or for types
     only."""
 
     target: str
@@ -21,14 +21,13 @@ class Import:
 
 
 def module_name(path: Path) -> str:
-    """src/fednotes/core/types.py → fednotes.core.types."""
+    """Return the name of a module: src/fednotes/core/types.py → fednotes.core.types."""
     parts = path.relative_to(SRC).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports(source: str, path: Path = SRC / "fednotes" / "example.py") -> list[Import]:
-    """Every import of a module, relative ones made absolute, `import_module("…")` as
-    well."""
+    """Return every import of a module, with relative ones and `import_module("…")`."""
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
@@ -63,8 +62,7 @@ def _walk(node: ast.AST, package: list[str], local: bool) -> Iterator[Import]:
 
 
 def dotted(node: ast.AST) -> str:
-    """`torch.load` of the expression torch.load; "" of anything that is not a dotted
-    name."""
+    """Return `torch.load` for the expression torch.load; "" if it is no dotted name."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -73,5 +71,5 @@ def dotted(node: ast.AST) -> str:
 
 
 def names_in(source: str) -> set[str]:
-    """Every name that a module uses."""
+    """Return every name that a module uses."""
     return {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}

@@ -39,7 +39,7 @@ path = "south.conll"
 
 
 def corpus(path: Path, label: str, word: str) -> None:
-    """Forty sentences of one mention each, no two alike."""
+    """Write forty different sentences of one mention each."""
     rows = [
         f"Case O\n{word}{n} O\ntook O\n{word}ol B-{label}\n. O\n\n" for n in range(40)
     ]

@@ -24,7 +24,7 @@ def save_bert(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """A BERT directory of 2 layers of 32 with a vocabulary of `words` and of letters."""
+    """Save a BERT of 2 layers of 32 with a vocabulary of `words` and of letters."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -64,7 +64,7 @@ SUB_WORDS = "metop ##rol ##ol nau ##sea no pain took and .".split()
 def save_tokenizer(
     path: Path, words: Sequence[str] = SUB_WORDS, **settings: Any
 ) -> None:
-    """BERT's tokenizer of these words behind the marks."""
+    """Save BERT's tokenizer of these words, which follow the special tokens."""
     import transformers
 
     path.mkdir(parents=True, exist_ok=True)
@@ -80,8 +80,11 @@ def save_encoder(
     seed: int = 0,
     **more: Any,
 ) -> Path:
-    """An encoder of this class of the library and its tokenizer: 3 layers of 16, and
-    room for 12 sub-words between the marks, if `more` does not say otherwise."""
+    """Save an encoder of this class of the library and its tokenizer.
+
+    It has 3 layers of 16, and room for 12 sub-words between the marks, unless `more`
+    says otherwise.
+    """
     import transformers
 
     save_tokenizer(path, words)
@@ -103,7 +106,7 @@ PIECES = "Cloz ind ak ath isia child ren schiz drug ade dis ease find ing with i
 
 
 def pieces() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A byte-level vocabulary: every letter, and the pieces above built letter by
+    """Return a byte-level vocabulary: every letter, and the pieces above letter by
     letter."""
     letters = [*"abcdefghijklmnopqrstuvwxyzACDE.,", "Ġ"]
     words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *letters]
@@ -118,7 +121,8 @@ def pieces() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def save_bart(path: Path, **changes: Any) -> Path:
-    """A BART directory: 2 + 2 layers of 32, room for 38 sub-words beside the marks."""
+    """Save a BART of 2 + 2 layers of 32, with room for 38 sub-words beside the
+    marks."""
     vocabulary, merges = pieces()
     import transformers
 

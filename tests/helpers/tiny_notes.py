@@ -22,8 +22,10 @@ NOTE = Document(
 
 
 def tiny_site(number: int, size: int = 4) -> SiteData:
-    """Site s`number`: its documents begin at another one of four; all three parts are
-    the same."""
+    """Return site s`number`, whose three parts are the same few documents.
+
+    The documents begin at another one of four for each number.
+    """
     documents = tuple(
         Document(f"{number}-{i}", *TEXTS[(i + number) % len(TEXTS)])
         for i in range(size)

@@ -1,4 +1,4 @@
-"""A tagger that trains in a blink, an encoder of hashes, plain training, and equal
+"""A tagger that trains in a moment, an encoder of hashes, plain training, equal
 bits."""
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ NO_DROPOUT = replace(MODEL, dropout=0.0)
 
 
 def assert_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """The same names, and each value to the bit."""
+    """Check that two mappings have the same names, and each value to the bit."""
     assert first.keys() == second.keys()
     for name in first:
         assert torch.equal(first[name], second[name]), name
 
 
 def values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the present values."""
+    """Return copies of the present values."""
     return {name: value.detach().clone() for name, value in parameters.items()}
 
 
 def generated(sentences: int, sites: int = 3) -> list[SiteData]:
-    """Sites of the synthetic corpus."""
+    """Return sites of the synthetic corpus."""
     generated_sites = generate(num_sites=sites, sentences_per_site=sentences, seed=5)
     return [site.data for site in generated_sites]
 
 
 def resumed(run: Callable[..., Any], folder: Path, kill: int) -> Any:
-    """What a run gives that was killed in the round `kill` and goes on from its
-    checkpoints."""
+    """Return the result of a run that is killed in round `kill` and then resumed."""
 
     def stop(result: Any) -> None:
         if result.round == kill:
@@ -67,10 +66,9 @@ def plain_adamw(
     config: Any,
     losses: Sequence[Callable[[], Tensor]],
 ) -> None:
-    """Ordinary training: torch's AdamW in two groups, a linear rise and fall, gradients
-    clipped.
+    """Train with torch's AdamW in two groups, a linear rise and fall, and clipping.
 
-    config: an `Averaging`. losses: a step's mean loss each.
+    config: an `Averaging`. losses: filled in with the mean loss of each step.
     """
     weights = [p for p in parameters.values() if p.dim() > 1]
     others = [p for p in parameters.values() if p.dim() == 1]
@@ -93,7 +91,7 @@ def plain_adamw(
 
 @dataclass(frozen=True)
 class HashEncoder:
-    """A frozen encoder for tests: each word's features follow from its letters and
+    """A frozen encoder for tests: a word's features follow from its letters and
     place."""
 
     layers: int = 1
@@ -112,8 +110,7 @@ class HashEncoder:
 
 
 def save_three_words(path: Path) -> Path:
-    """A saved tagger with numbers set by hand: it marks three words, of one it is less
-    sure."""
+    """Save a tagger with weights set by hand: it marks three words, one less surely."""
     flat = TaggerConfig(
         hashed_words=997,
         word_dim=2,

@@ -22,7 +22,8 @@ ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def tokenizer_of(family: str, texts: Sequence[str] = TEXTS) -> Any:
-    """A tokenizer of the library's class for this family, as a published model has it."""
+    """Return a tokenizer of the library's class for this family, as models publish
+    it."""
     import transformers
 
     if family == "bert":
@@ -42,7 +43,8 @@ def save_family(
     positions: int = 256,
     seed: int = 0,
 ) -> Path:
-    """A masked language model of this family: its tokenizer, and 2 random layers of 16."""
+    """Save a masked language model of this family: its tokenizer and 2 random
+    layers."""
     import transformers
 
     tokenizer = tokenizer_of(family, texts)

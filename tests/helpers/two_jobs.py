@@ -54,11 +54,14 @@ class FirstSum(InProcess):
 
 
 class Reached(Exception):
-    """The sum was taken."""
+    """Raised once the sum was computed."""
 
 
 def first_sum(case: Case, number: int, run: str, kind: str) -> FirstSum:
-    """The job over the first sites. run: its name, for each run has new secrets."""
+    """Return the engine after the first sum of the job over the first sites.
+
+    run: the name of the run; each run has new secrets.
+    """
     sites = case.sites[:number]
     settings = case.settings(sites)
 

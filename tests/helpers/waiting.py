@@ -1,4 +1,4 @@
-"""Tests of what would wait for a FIFO without end."""
+"""A limit for tests that would wait for a FIFO without end."""
 
 from __future__ import annotations
 

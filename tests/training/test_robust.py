@@ -341,7 +341,7 @@ def test_faults_change_no_bit(tmp_path: Path) -> None:
     assert set(took.values()) == {SITES}
     assert engine.bytes_up == 4 * 3 * (16 + 8 + 8) + 2 * 3 * 16 + 2 * 3 * 16
     for seed in range(8):
-        net = Net(makes(), tmp_path / str(seed), random.Random(seed), left=2)
+        net = Net(makes(), tmp_path / str(seed), random.Random(seed), failures_left=2)
         while True:
             try:
                 assert toy_rounds(net.engine(SITES), {}).tolist() == expected
