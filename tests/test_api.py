@@ -107,7 +107,7 @@ def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
         fn.job("demoo")
 
 
-def test_a_run_is_told_and_shown(run: tuple[Path, fn.RunResult]) -> None:
+def test_a_run_is_reported_and_shown(run: tuple[Path, fn.RunResult]) -> None:
     """The table has what the summary has; in a notebook whatever a name says is text."""
     folder, result = run
     assert {part for part, _ in ROUNDS} == {
@@ -189,7 +189,9 @@ def test_an_opened_model_is_as_good_as_its_folder(sure: tuple[Path, Path]) -> No
         model.stream(["No pain."], batch="x")  # type: ignore[arg-type]
 
 
-def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
+def test_a_value_that_is_not_a_path_is_refused_in_one_line(
+    sure: tuple[Path, Path],
+) -> None:
     calls: list[tuple[Any, ...]] = [
         (fn.read, None),
         (fn.job, 5),
@@ -204,7 +206,7 @@ def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None
             call(*arguments)
 
 
-def test_what_is_none_of_the_known_is_refused_in_one_line(
+def test_an_unknown_value_is_refused_in_one_line(
     sure: tuple[Path, Path],
 ) -> None:
     place, notes = sure

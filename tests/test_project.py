@@ -51,7 +51,7 @@ def test_versions_agree() -> None:
     assert project["version"] == fednotes.__version__
 
 
-def test_every_extra_is_told_of() -> None:
+def test_every_extra_is_documented() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     rows = re.findall(
         r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text("utf-8"), re.M

@@ -353,7 +353,7 @@ def process(*arguments: object, **options) -> subprocess.CompletedProcess[bytes]
     )
 
 
-def test_bytes_that_are_no_utf8(model: Path) -> None:
+def test_bytes_that_are_not_utf8_are_refused(model: Path) -> None:
     done = process(
         "predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE
     )

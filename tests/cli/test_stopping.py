@@ -91,7 +91,7 @@ def test_afterwards_signals_are_as_before() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_who_wants_it_ignored_is_obeyed() -> None:
+def test_an_ignored_interrupt_stays_ignored() -> None:
     """A shell gives a command in the background SIG_IGN."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -31,7 +31,7 @@ class Clock:
             self.number += 1
 
 
-def test_nothing_is_said_before_the_rounds_tell_something() -> None:
+def test_no_time_is_shown_before_the_rounds_allow_an_estimate() -> None:
     """The first round has a start-up in it: it does not count, however long it is."""
     clock = Clock()
     clock.begin("federated", 20)
@@ -67,7 +67,7 @@ def test_evaluations_count_at_their_own_length() -> None:
     assert clock.time_left.seconds() == pytest.approx(2.0 * 20)
 
 
-def test_what_a_run_waits_does_not_count() -> None:
+def test_the_waiting_time_of_a_run_does_not_count() -> None:
     """An hour for approvals before the first round; a site away for half an hour in the
     sixth.
 
@@ -110,7 +110,7 @@ def test_parts_that_ended_early_make_others_shorter() -> None:
     assert clock.time_left.seconds() == pytest.approx(2.0 * 5 + 0.5 * 20.0)
 
 
-def test_nothing_is_said_where_the_work_is_not_known() -> None:
+def test_no_time_is_shown_if_the_work_is_unknown() -> None:
     clock = Clock(a=100.0, b=0.0)
     clock.begin("a", 10)
     clock.rounds(*[2.0] * 8)

@@ -30,7 +30,7 @@ from fednotes.core.cleaning import LINE, NAME, clean, one_line
         *("\ue000\ud800\u0378",),
     ],
 )
-def test_what_is_not_seen_is_escaped(kind: str) -> None:
+def test_invisible_characters_are_escaped(kind: str) -> None:
     for character in kind:
         cleaned = clean(f"a{character}b")
         assert cleaned.isascii(), ascii(character)

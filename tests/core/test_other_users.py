@@ -145,7 +145,7 @@ def test_a_folder_of_another_user_is_named_with_the_remedy(tmp_path: Path) -> No
         store.make_private(tmp_path)
 
 
-def test_what_was_open_to_others_is_told(tmp_path: Path) -> None:
+def test_files_that_were_open_to_others_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "a").chmod(0o646)
     (tmp_path / "b").touch()

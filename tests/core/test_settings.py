@@ -145,7 +145,7 @@ def test_a_mistyped_name_in_code_is_no_default(called: Callable[[], Inner]) -> N
         (lambda: Outer("x", sizes=(1, "2")), "sizes = '2': expected a whole number"),
     ],
 )
-def test_a_value_given_by_its_place_is_named(
+def test_a_positional_value_of_the_wrong_type_is_named(
     called: Callable[[], Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^{message}"):
@@ -165,7 +165,7 @@ def test_an_assignment_needs_a_table(text: str) -> None:
         assign({"seed": 1, "sites": {}}, text)
 
 
-def test_files_that_are_no_toml(tmp_path: Path) -> None:
+def test_files_that_are_not_toml_are_refused(tmp_path: Path) -> None:
     good, bad, binary = tmp_path / "a.toml", tmp_path / "b.toml", tmp_path / "c.toml"
     good.write_text("a = 1\n")
     bad.write_text("a = 1\nb = \n")
@@ -184,7 +184,9 @@ def test_files_that_are_no_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 5000, "a = " + "{b=" * 3000, "a = 1" + "0" * 5000], ids=len
 )
-def test_a_file_made_to_break_the_parser_is_no_toml(tmp_path: Path, text: str) -> None:
+def test_a_file_made_to_break_the_toml_parser_is_refused(
+    tmp_path: Path, text: str
+) -> None:
     """Nested without end, and a number of thousands of digits: one line, no traceback."""
     path = tmp_path / "job.toml"
     path.write_text(text)

@@ -368,7 +368,7 @@ def test_a_new_file_is_as_the_umask_has_it(tmp_path: Path) -> None:
     assert mode(tmp_path / "new" / "a") == 0o640
 
 
-def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+def test_a_link_remains_and_its_file_is_replaced(tmp_path: Path) -> None:
     target_folder, link_folder = tmp_path / "there", tmp_path / "here"
     for folder in (target_folder, link_folder):
         folder.mkdir()
@@ -483,7 +483,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(
+def test_the_holder_of_a_folder_is_named_and_a_dead_holder_is_replaced(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
@@ -528,7 +528,7 @@ def test_a_folder_may_be_moved_while_it_is_held(tmp_path: Path) -> None:
     assert os.listdir(renamed) == ["file"]
 
 
-def test_a_folder_that_is_moved_just_before_it_is_locked_is_not_taken_for_the_one_there_then(
+def test_a_folder_moved_just_before_it_is_locked_is_not_mistaken_for_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, renamed, flock = tmp_path / "one", tmp_path / "other", store.fcntl.flock
@@ -591,7 +591,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "text"
 
 
-def test_a_file_system_without_locks_is_told_of(
+def test_a_file_system_without_locks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def flock(number: int, what: int) -> None:

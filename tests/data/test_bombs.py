@@ -76,7 +76,7 @@ def test_tables_of_notes_and_parquet_are_unpacked_within_bounds(
         read(path, "parquet")
 
 
-def test_text_that_packs_well_is_no_bomb(tmp_path: Path) -> None:
+def test_text_that_packs_well_is_not_refused(tmp_path: Path) -> None:
     """Numbered sentences pack to a fifteenth of their size."""
     lines = (
         json.dumps({"text": f"Note {n}: no rash, no fever."}) for n in range(20_000)

@@ -144,7 +144,7 @@ def test_what_comes_back_is_all_but_what_was_named(
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(generated=MADE)
-def test_much_comes_back(
+def test_many_documents_come_back(
     name: str, generated: list[Document], instant_disk: None
 ) -> None:
     """As above, for more documents."""

@@ -166,7 +166,7 @@ def test_words_that_begin_as_binary_files_do_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["utf8x", "rot13", "unicode_escape", "idna", "utf-7", "", "a\0"]
 )
-def test_a_name_that_is_no_encoding(tmp_path: Path, name: str) -> None:
+def test_an_unknown_encoding_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ConfigError, match=r"encoding = .*: no such encoding; expected one such"
     ):

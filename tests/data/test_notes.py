@@ -125,7 +125,7 @@ Row = tuple[str, str, str | None, str | None]
         ),
     ],
 )
-def test_what_a_file_says_comes_out(
+def test_notes_are_read_as_their_file_has_them(
     file: File,
     name: str,
     content: str | bytes,
@@ -270,7 +270,9 @@ def test_folder_of_texts(file: File, tmp_path: Path) -> None:
     assert (lone.id, lone.text, lone.source) == ("b", "two", "ward")
 
 
-def test_folders_that_cannot_be_told(file: File, tmp_path: Path) -> None:
+def test_folders_without_notes_or_of_mixed_formats_are_refused(
+    file: File, tmp_path: Path
+) -> None:
     _complains(tmp_path / "none", "no such file or folder")
     _complains(tmp_path, "no file in this folder holds notes")
     file("Zyxwolan", "LICENSE.txt")
@@ -687,7 +689,9 @@ def test_a_file_without_notes_is_named(
 
 
 @pytest.mark.parametrize("change", ["text", "fewer", "more"])
-def test_a_file_that_changes_is_told(tmp_path: Path, change: str) -> None:
+def test_a_file_that_changes_during_reading_is_reported(
+    tmp_path: Path, change: str
+) -> None:
     rows = [f"{i},{i},x,,note {i}" for i in range(10)]
     path = _table(tmp_path / "notes.csv", rows)
     ((site,), _) = site_notes([_files(path)], 1)

@@ -146,7 +146,7 @@ def test_bioc_in_an_encoding_that_cannot_be_read_is_refused(
         {"bioc": {"passages": [[1]]}},
     ],
 )
-def test_bioc_meta_of_somebody_else_breaks_nothing(
+def test_foreign_metadata_in_bioc_breaks_nothing(
     meta: dict[str, Any], tmp_path: Path
 ) -> None:
     lost = write(
@@ -759,7 +759,7 @@ def test_n2c2_2018_is_brat(file: File, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [1, {"resourceType": ["x"], "entities": [1]}, {"entities": 3}]
 )
-def test_meta_of_somebody_else_is_no_traceback(
+def test_foreign_metadata_causes_no_traceback(
     key: str, value: Any, tmp_path: Path
 ) -> None:
     try:

@@ -184,7 +184,7 @@ def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
     torch.testing.assert_close(vectors[:8], alone[:8], rtol=0, atol=1e-5)
 
 
-def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
+def test_incomplete_or_invalid_weights_are_refused(bert: Path, tmp_path: Path) -> None:
     """Incomplete weights or none that are numbers, too many layers: one clear line
     each."""
     with pytest.raises(ConfigError, match="has 4 layers, but layers=5"):

@@ -212,7 +212,7 @@ def test_full_disk(tmp_path: Path) -> None:
     np.testing.assert_array_equal(uncached, expected(form, bounds))
 
 
-def test_cache_that_is_no_folder(tmp_path: Path) -> None:
+def test_a_cache_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "file").write_text("")
     with pytest.raises(FednotesError, match="FEDNOTES_CACHE"):

@@ -91,7 +91,7 @@ def test_refuses(bert: Path, tmp_path: Path) -> None:
         open_pretrained(path, "AutoModel")
 
 
-def test_written_folder_says_no_place(bert: Path, tmp_path: Path) -> None:
+def test_a_written_folder_does_not_name_its_place(bert: Path, tmp_path: Path) -> None:
     """And is read again: same states, no path of this machine in any text file of it."""
     tokenizer, model, _ = open_pretrained(bert, "AutoModel")
     write_pretrained(tmp_path, model, tokenizer)

@@ -140,7 +140,7 @@ def outcome(resume: Callable[[], State | None]) -> tuple[int, str]:
 @pytest.mark.parametrize("engine", ["embedded", "deployed"])
 @LONG
 @given(damages())
-def test_an_engine_falls_back_or_says_so(
+def test_an_engine_falls_back_or_reports_the_damage(
     engine: str,
     intact_checkpoints: dict[str, Path],
     tmp_path: Path,
@@ -161,7 +161,7 @@ def test_an_engine_falls_back_or_says_so(
 
 
 @pytest.mark.parametrize("names", [[1, None], [["a"]], [], 3])
-def test_sites_without_names_are_no_sites(
+def test_a_checkpoint_with_invalid_site_names_is_refused(
     names: Any, intact_checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """Under right checksums; a number in the older one that is none is passed over."""

@@ -54,7 +54,9 @@ def test_a_site_is_sent_again_what_it_missed(tmp_path: Path) -> None:
     assert len(frames) == 2  # sites that are sent the same have the same object
 
 
-def test_late_joiners_do_what_was_asked_before_the_first_round(tmp_path: Path) -> None:
+def test_late_joiners_catch_up_on_the_tasks_before_the_first_round(
+    tmp_path: Path,
+) -> None:
     net, events = toys(tmp_path), list[Event]()
     engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append)
     net.down = {"c"}

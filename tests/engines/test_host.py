@@ -185,7 +185,7 @@ def test_a_restarted_site_goes_on_with_the_same_bits(
     assert states <= 2
 
 
-def test_a_task_without_tensors_means_those_told_last_also_after_a_restart(
+def test_a_task_without_tensors_means_the_last_broadcast_even_after_a_restart(
     server: Server, tmp_path: Path
 ) -> None:
     server.ask("evaluate", X, first=True)
@@ -392,7 +392,7 @@ def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["newest state", "request", "all"])
-def test_damage_on_disk_is_found_and_less_is_kept(
+def test_damage_on_disk_is_found_and_an_older_state_remains(
     server: Server, tmp_path: Path, damage: str
 ) -> None:
     server.play(3, 1)
@@ -556,7 +556,7 @@ def test_folders_do_not_leave(text: str, cleaned: str) -> None:
 # whose it is
 
 
-def test_another_job_does_not_go_on_from_what_one_left(tmp_path: Path) -> None:
+def test_a_job_does_not_continue_from_the_state_of_another(tmp_path: Path) -> None:
     """Same site, same folder, same run and numbers: neither its replies nor its state
     are given."""
     folder = tmp_path / "run1" / "site"
@@ -814,7 +814,7 @@ def test_a_line_that_was_cut_costs_no_other(tmp_path: Path) -> None:
         assert again.survivors(SECOND) in ((), ("a", "b"))
 
 
-def test_a_disk_that_keeps_nothing_opens_nothing(
+def test_no_sum_is_opened_if_the_disk_cannot_record_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Opened("a", tmp_path / "missing" / OPENED)

@@ -108,7 +108,7 @@ def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_state_that_is_not_finite_is_neither_told_nor_kept(
+def test_a_state_that_is_not_finite_is_neither_reported_nor_stored(
     value: float, tmp_path: Path
 ) -> None:
     rounds: list[RoundResult] = []

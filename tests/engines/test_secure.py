@@ -282,7 +282,7 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     assert job(resumed) == uninterrupted
 
 
-def test_a_kept_history_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_stored_history_that_is_invalid_is_reported(tmp_path: Path) -> None:
     updates = {s: [Update({"w": torch.ones(2)})] for s in SITES[:3]}
     net, engine, _, _ = network(tmp_path, updates)
     with mock.patch.object(SecureSum, "state", return_value={"history": "no digits"}):

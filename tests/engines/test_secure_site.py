@@ -153,7 +153,7 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     assert "is at 'masked'" in again["again"]
 
 
-def test_a_number_of_the_run_before_is_no_repeated_message() -> None:
+def test_a_number_of_the_previous_run_is_not_a_repeated_message() -> None:
     seals, _, _ = exchanged(Update())
     first_keys = seals["a"].stage(request("@keys", 30, stage(9)))
     assert seals["a"].stage(request("@keys", 30, stage(9))) is first_keys

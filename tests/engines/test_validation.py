@@ -122,7 +122,7 @@ NOT_FINITE = changed(w=torch.tensor([math.inf]))
         (NOT_FINITE, {}, "tensor 'w' is not finite (NaN or infinity)", ""),
     ],
 )
-def test_a_sites_own_refusal_says_no_value_of_its_own(
+def test_a_sites_own_refusal_reveals_no_value(
     update: Update,
     bound: dict[str, float],
     detail: str,

@@ -58,7 +58,7 @@ def test_a_folder_of_texts_is_one_of_notes(tmp_path: Path) -> None:
     assert texts_of(tmp_path) == ["Note a.", "Note b."]
 
 
-def test_a_licence_beside_a_table_is_no_note(tmp_path: Path) -> None:
+def test_a_licence_beside_a_table_is_not_read_as_a_note(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("All rights reserved.")
     (tmp_path / "notes.csv").write_text("id,text\n7,Fine.\n")
     assert texts_of(tmp_path) == ["Fine."]

@@ -113,7 +113,7 @@ def test_sites_may_have_the_same_test_data(tmp_path: Path) -> None:
     assert not findings_of(checked, "equal_notes")
 
 
-def test_short_texts_that_are_equal_are_no_equal_notes(tmp_path: Path) -> None:
+def test_equal_short_texts_are_not_equal_notes(tmp_path: Path) -> None:
     for name in ("north", "south"):
         rows = "".join(
             f"# newdoc id = {name}{number}\nTook O\naspirin B-Drug\n{number} O\n\n"

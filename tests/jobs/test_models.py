@@ -157,7 +157,9 @@ def test_spans_stay_within_any_text(model: fn.MentionModel, text: str) -> None:
     assert all(0 <= span.start < span.end <= len(text) for span in document.spans)
 
 
-def test_what_is_no_text_is_refused(model: fn.MentionModel, tmp_path: Path) -> None:
+def test_a_value_that_is_not_text_is_refused(
+    model: fn.MentionModel, tmp_path: Path
+) -> None:
     assert model([]) == []
     with pytest.raises(DataError, match="not int"):
         model([3])  # type: ignore[list-item]

@@ -121,7 +121,7 @@ def test_sites_with_one_name_are_refused_with_a_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "expected"),
+    ("first_labels", "second_labels", "expected"),
     [
         ({"Drug": 5}, {"DRUG": 3}, ("two", "DRUG", "Drug", True)),
         ({"Drug": 5}, {"drugs": 9}, ("one", "Drug", "drugs", True)),
@@ -133,17 +133,17 @@ def test_sites_with_one_name_are_refused_with_a_remedy(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_similar_names_of_two_sites_are_proposed(
-    one: Mapping[str, int],
-    two: Mapping[str, int],
+    first_labels: Mapping[str, int],
+    second_labels: Mapping[str, int],
     expected: tuple[str, str, str, bool],
 ) -> None:
-    (found,) = find_label_maps({"one": one, "two": two})
-    assert (found.site, found.old, found.new, found.is_active) == expected
-    assert repr(found.new) in found.reason
+    (proposed,) = find_label_maps({"one": first_labels, "two": second_labels})
+    assert (proposed.site, proposed.old, proposed.new, proposed.is_active) == expected
+    assert repr(proposed.new) in proposed.reason
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first_labels", "second_labels"),
     [
         ({"Drug": 5}, {"Drug": 3}),
         ({"Drug": 5}, {"Disease": 3}),
@@ -154,9 +154,9 @@ def test_similar_names_of_two_sites_are_proposed(
     ],
 )
 def test_names_that_mean_something_else_are_left_alone(
-    one: Mapping[str, int], two: Mapping[str, int]
+    first_labels: Mapping[str, int], second_labels: Mapping[str, int]
 ) -> None:
-    assert find_label_maps({"one": one, "two": two}) == ()
+    assert find_label_maps({"one": first_labels, "two": second_labels}) == ()
 
 
 # ---- decisions -----------------------------------------------------------------------
@@ -282,8 +282,8 @@ def test_relative_paths_are_relative_to_the_job(
     monkeypatch.chdir(tmp_path)
     note(Path("a/x.conll"))
     note(Path("b/x.conll"))
-    made = fn.init(["a", "b"], "jobs/first.toml", encoder="none")
-    assert made.table["sites"]["a"]["path"] == "../a"
+    proposed_job = fn.init(["a", "b"], "jobs/first.toml", encoder="none")
+    assert proposed_job.table["sites"]["a"]["path"] == "../a"
     absolute = fn.init([tmp_path / "a", tmp_path / "b"], encoder="none")
     assert absolute.table["sites"]["a"]["path"] == str(tmp_path / "a")
     assert absolute.path is None
@@ -298,10 +298,10 @@ def test_an_existing_job_is_replaced_on_request_only(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="`overwrite` to replace it"):
         fn.init(paths, out, encoder="none")
     assert out.read_text("utf-8") == "mine\n"
-    made = fn.init(paths, out, encoder="none", overwrite=True)
-    assert out.read_text("utf-8") == made.text
-    assert made.path == out
-    assert made.to_dict()["method"]["value"] == "fedner"
+    proposed_job = fn.init(paths, out, encoder="none", overwrite=True)
+    assert out.read_text("utf-8") == proposed_job.text
+    assert proposed_job.path == out
+    assert proposed_job.to_dict()["method"]["value"] == "fedner"
 
 
 def test_an_encoder_that_is_not_here_is_refused(
@@ -364,23 +364,23 @@ def test_bad_data_and_encodings_are_read_as_the_job_will_read_them(
         path.write_bytes(path.read_bytes() + b"caf\xe9 O\nmore O\nless\n\n")
     with pytest.raises(DataError):
         fn.init(tmp_path, encoder="none")
-    made = fn.init(tmp_path, encoder="none", on_error="skip", encoding="cp1252")
-    assert made.table["sites"]["a"]["encoding"] == "cp1252"
-    assert made.table["sites"]["a"]["on_error"] == "skip"
-    assert made.proposal.facts.sites[0].encodings == ("cp1252",)
+    proposed_job = fn.init(tmp_path, encoder="none", on_error="skip", encoding="cp1252")
+    assert proposed_job.table["sites"]["a"]["encoding"] == "cp1252"
+    assert proposed_job.table["sites"]["a"]["on_error"] == "skip"
+    assert proposed_job.proposal.facts.sites[0].encodings == ("cp1252",)
     assert "a: left out because it cannot be used: 1 line" in "\n".join(
-        made.proposal.remarks
+        proposed_job.proposal.remarks
     )
 
 
 def test_notes_without_annotations_are_for_pretraining(tmp_path: Path) -> None:
     rows = "".join(f"{n},p{n // 2},Note {n} says little.\n" for n in range(12))
     (tmp_path / "ward.csv").write_text(f"note_id,subject_id,text\n{rows}")
-    made = fn.init(tmp_path / "ward.csv", encoder="minilm")
-    (site,) = made.proposal.facts.sites
+    proposed_job = fn.init(tmp_path / "ward.csv", encoder="minilm")
+    (site,) = proposed_job.proposal.facts.sites
     assert (site.notes, site.patients, site.holds) == (12, 6, "notes")
-    assert made.table["method"] == "pretrain"
-    assert made.table["silos"] == {"number": 5, "by": "patient"}
+    assert proposed_job.table["method"] == "pretrain"
+    assert proposed_job.table["silos"] == {"number": 5, "by": "patient"}
 
 
 # ---- the job as it is ----------------------------------------------------------------
@@ -409,13 +409,15 @@ QUICK = {
 }
 
 
-def run_as_it_is(made: fn.FirstJob, out: Path) -> fn.RunResult:
+def run_as_it_is(proposed_job: fn.FirstJob, out: Path) -> fn.RunResult:
     """Check the written job, and simulate its first epoch."""
-    assert made.path is not None
-    checked = fn.check(made.path)
+    assert proposed_job.path is not None
+    checked = fn.check(proposed_job.path)
     assert checked.wrong == (), checked.wrong
-    quick = QUICK[made.proposal.method.value]
-    return fn.simulate(fn.job(made.path, conditions=["federated"], **quick), out)
+    quick = QUICK[proposed_job.proposal.method.value]
+    return fn.simulate(
+        fn.job(proposed_job.path, conditions=["federated"], **quick), out
+    )
 
 
 @pytest.mark.parametrize(
@@ -425,10 +427,10 @@ def run_as_it_is(made: fn.FirstJob, out: Path) -> fn.RunResult:
 def test_the_proposed_job_passes_check_and_simulate(
     tmp_path: Path, hospitals: Path, bert: Path, notes: str, method: str
 ) -> None:
-    made = fn.init(hospitals / notes, tmp_path / "job.toml", encoder=str(bert))
-    assert made.proposal.method.value == method
-    result = run_as_it_is(made, tmp_path / "run")
-    number = made.proposal.silos.number if made.proposal.silos else 3
+    proposed_job = fn.init(hospitals / notes, tmp_path / "job.toml", encoder=str(bert))
+    assert proposed_job.proposal.method.value == method
+    result = run_as_it_is(proposed_job, tmp_path / "run")
+    number = proposed_job.proposal.silos.number if proposed_job.proposal.silos else 3
     assert len(result.sites) == number
 
 
@@ -445,23 +447,25 @@ def test_the_proposed_job_of_a_light_tagger_passes_too(
     tmp_path: Path, hospitals: Path, notes: str, method: str
 ) -> None:
     out = tmp_path / "job.toml"
-    made = fn.init(hospitals / notes, out, encoder="none", method=method)
-    assert made.proposal.is_light
-    run_as_it_is(made, tmp_path / "run")
+    proposed_job = fn.init(hospitals / notes, out, encoder="none", method=method)
+    assert proposed_job.proposal.is_light
+    run_as_it_is(proposed_job, tmp_path / "run")
 
 
 def test_other_methods_pass_too(tmp_path: Path, hospitals: Path, bert: Path) -> None:
     out = tmp_path / "job.toml"
-    made = fn.init(hospitals / "different", out, method="personal", encoder=str(bert))
-    run_as_it_is(made, tmp_path / "personal")
+    proposed_job = fn.init(
+        hospitals / "different", out, method="personal", encoder=str(bert)
+    )
+    run_as_it_is(proposed_job, tmp_path / "personal")
     texts = tmp_path / "texts"
     texts.mkdir()
     for number in range(8):
         (texts / f"{number}.txt").write_text("Denies fever. No cough today.\n" * 3)
     encoder = save_bert(tmp_path / "bert", max_position_embeddings=128)
-    made = fn.init(texts, out, encoder=str(encoder), overwrite=True)
-    assert made.proposal.method.value == "pretrain"
-    run_as_it_is(made, tmp_path / "pretrain")
+    proposed_job = fn.init(texts, out, encoder=str(encoder), overwrite=True)
+    assert proposed_job.proposal.method.value == "pretrain"
+    run_as_it_is(proposed_job, tmp_path / "pretrain")
 
 
 def shown_words(text: str) -> Counter[str]:
@@ -470,9 +474,11 @@ def shown_words(text: str) -> Counter[str]:
 
 def test_no_word_of_a_mention_is_shown(hospitals: Path) -> None:
     """All that a proposal says, against the words of all mentions."""
-    made = fn.init(hospitals / "different", encoder="none")
-    shown = shown_words(f"{made.text}{made.to_dict()}{made!r}")
-    own = shown_words(f"{' '.join(made.proposal.facts.sites[0].types)}")
+    proposed_job = fn.init(hospitals / "different", encoder="none")
+    words_shown = shown_words(
+        f"{proposed_job.text}{proposed_job.to_dict()}{proposed_job!r}"
+    )
+    type_words = shown_words(f"{' '.join(proposed_job.proposal.facts.sites[0].types)}")
     for site in generate(3, sentences_per_site=60, seed=4):
         for document in (*site.data.train, *site.data.test):
             for span in document.spans:
@@ -480,7 +486,7 @@ def test_no_word_of_a_mention_is_shown(hospitals: Path) -> None:
                 secrets = {
                     form for form in forms if len(form) > 5 and not form.isdigit()
                 }
-                assert not secrets & (shown.keys() - own.keys())
+                assert not secrets & (words_shown.keys() - type_words.keys())
 
 
 # ---- real corpora --------------------------------------------------------------------
@@ -506,18 +512,20 @@ def test_jobs_for_real_corpora_pass_check_and_simulate(
     number: int,
 ) -> None:
     monkeypatch.chdir(corpora)
-    made = fn.init(paths, tmp_path / "job.toml", encoder=str(bert))
-    assert made.proposal.method.value == method
-    assert fn.check(made.path).wrong == ()
+    proposed_job = fn.init(paths, tmp_path / "job.toml", encoder=str(bert))
+    assert proposed_job.proposal.method.value == method
+    assert fn.check(proposed_job.path).wrong == ()
     limits = {"max_sentences": 40, "max_valid_sentences": 20, "max_test_sentences": 20}
-    sites = dict.fromkeys(made.table["sites"], limits)
-    job = fn.job(made.path, conditions=["federated"], sites=sites, **QUICK[method])
+    sites = dict.fromkeys(proposed_job.table["sites"], limits)
+    job = fn.job(
+        proposed_job.path, conditions=["federated"], sites=sites, **QUICK[method]
+    )
     assert len(fn.simulate(job, tmp_path / "run").sites) == number
 
-    shown = f"{made.text}{made.to_dict()}".casefold()
-    for site in made.proposal.facts.sites:
+    text = f"{proposed_job.text}{proposed_job.to_dict()}".casefold()
+    for site in proposed_job.proposal.facts.sites:
         for path in site.parts.values():
             for document in fn.read(path):
                 for span in document.spans:
                     form = document.text[span.start : span.end].casefold()
-                    assert len(form.split()) < 3 or form not in shown
+                    assert len(form.split()) < 3 or form not in text

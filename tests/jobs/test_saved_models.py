@@ -59,7 +59,7 @@ def test_brat_needs_a_folder(folder: Path) -> None:
         predict(folder, NoteSource(text=NOTE), PredictionOutput(format="brat"))
 
 
-def test_what_is_neither_a_model_nor_a_path_is_refused() -> None:
+def test_a_value_that_is_neither_a_model_nor_a_path_is_refused() -> None:
     for wrong in (None, 3):
         with pytest.raises(ConfigError, match="expected a model's folder, not"):
             open_model(wrong)  # type: ignore[arg-type]

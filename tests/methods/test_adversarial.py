@@ -101,7 +101,7 @@ def test_reversal_against_finite_differences() -> None:
     np.testing.assert_allclose(grad_of(value, weight), slopes(plain, weight), atol=1e-9)
 
 
-def test_a_state_that_tells_no_site_is_left_alone() -> None:
+def test_a_state_that_reveals_no_site_is_left_alone() -> None:
     """Rows whose own site has a probability above 1 / K by NumPy climb the loss, the
     others stay; the discriminator learns from all."""
     states, weight = draw(12, 4, seed=1), draw(3, 4, seed=2)

@@ -335,7 +335,7 @@ def test_training_in_one_place_has_nothing_of_a_federation(
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
-def test_training_that_went_astray_says_so(compression: Any) -> None:
+def test_diverged_training_is_reported(compression: Any) -> None:
     config = replace(CONFIG, batch_size=12, compression=compression)
     site = Fit(1, config)
     site.trainer.learning_rate = lambda planned: math.inf  # type: ignore[method-assign]
@@ -973,7 +973,9 @@ def test_step_sizes_that_no_sum_has_are_refused() -> None:
 
 @pytest.mark.parametrize("keep", [0, -1])
 @pytest.mark.parametrize("compression", ["none", "packed"])
-def test_bytes_are_told_as_the_engine_counts_them(compression: Any, keep: int) -> None:
+def test_bytes_are_reported_as_the_engine_counts_them(
+    compression: Any, keep: int
+) -> None:
     """But for counts and losses, some bytes a message."""
     shared: Any = {"compression": compression, "sites": 2}
     config = replace(CONFIG, cycles=6, keep_cycle=keep, **shared)

@@ -57,7 +57,7 @@ def test_only_a_shared_batch_of_averaging_grows() -> None:
     assert averaging.size_warnings(replace(config, batch="each"), [50] * 100) == ()
 
 
-def test_a_run_says_so_before_training_and_in_its_notes(tmp_path: Path) -> None:
+def test_a_run_warns_before_training_and_in_its_notes(tmp_path: Path) -> None:
     table = {
         **TABLE,
         "conditions": ["federated"],

@@ -47,7 +47,7 @@ def complete() -> list[SiteData]:
     ]
 
 
-def test_rates_at_which_a_token_classifier_diverges_are_told_of() -> None:
+def test_rates_at_which_a_token_classifier_diverges_are_warned_of() -> None:
     encoder = TokenClassifierConfig(encoder="nowhere")
     for model, rate, count in (
         (encoder, 3e-3, 1),

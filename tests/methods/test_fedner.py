@@ -731,7 +731,7 @@ def large(sites: list[SiteData], **changes: Any) -> fedner.Config:
     ("private", "secure"),
     [(("lstm", "crf"), False), ((), False), (("lstm", "crf"), True)],
 )
-def test_a_run_has_the_bits_of_whole_tables(
+def test_a_run_by_rows_has_the_bits_of_a_run_by_whole_tables(
     sites, private, secure, monkeypatch
 ) -> None:
     """Server, its optimizer's moments and every site; moments move rows that no batch
@@ -787,7 +787,7 @@ def rounds(
     return server
 
 
-def test_after_a_lost_reply_rows_are_asked_for_anew(sites) -> None:
+def test_after_a_lost_reply_rows_are_requested_again(sites) -> None:
     """With the third site's reply of round 1 its marks for round 2 are lost; the run
     has the bits of whole tables with the same reply lost."""
     settings = large(sites)

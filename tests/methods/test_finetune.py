@@ -141,7 +141,7 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
     assert_same(trained_values, copied(model.trainable()))
 
 
-def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
+def test_an_earlier_classifier_is_reported(bert: Path, tmp_path: Path) -> None:
     """With the types that are reused; of a job whose types are not known yet all of
     them."""
     earlier = build_model(
@@ -255,7 +255,7 @@ def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
     assert a.scores["by_type"].keys() == {"drug"}
 
 
-def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
+def test_a_missing_type_is_not_a_negative_example(bert: Path) -> None:
     """What is trained does not fall when a word that may be a foreign type is called O:
     the loss by hand is -log of the probability of all that the site's annotation
     allows, a mean a word."""

@@ -492,7 +492,7 @@ def test_means_are_over_the_sites_that_have_the_number() -> None:
         )
 
 
-def test_a_number_that_exists_nowhere_is_none() -> None:
+def test_a_number_that_no_site_has_is_none() -> None:
     """Nobody has gout, so it has no AUROC; a site without one does not count."""
     a, b = site_score(1), site_score(2)
     assert mean_scores([a, b])["by_output"]["gout"]["auroc"] is None
@@ -600,7 +600,7 @@ def test_the_means_over_sites_are_compared_by_draws_of_each_site() -> None:
     assert (mean.low, mean.high) == pytest.approx((low, high), abs=0.01)
 
 
-def test_of_sites_without_test_documents_nothing_is_compared() -> None:
+def test_sites_without_test_documents_are_not_compared() -> None:
     empty = np.zeros((0, 4), np.int64)
     assert paired_sites({"a": (empty, empty)}) == ({}, None)
     assert paired_sites({}) == ({}, None)

@@ -171,7 +171,7 @@ def test_over_seeds_the_interval_decides() -> None:
     assert gap_by_seed([0.1], [0.2], [0.3]) == ([], "one seed")
 
 
-def test_a_run_without_a_score_closes_nothing() -> None:
+def test_a_run_without_a_score_closes_no_gap() -> None:
     """Neither as if it were the best loss, which is 0, nor as NaN."""
     ends: Any = [1.0, 1.1, 0.9], [3.0, 2.9, 3.1]
     assert gap_by_seed(ends[0], [2.0, float("nan"), 2.0], ends[1]) == (

@@ -124,7 +124,7 @@ def test_all_definitions_equal_a_double_loop(
 
 @settings(deadline=None)
 @given(sides, st.randoms(use_true_random=False))
-def test_shards_add_and_order_is_nothing(
+def test_shards_add_in_any_order(
     pairs: list[tuple[list[Span], list[Span]]], rng: random.Random
 ) -> None:
     """The counts of the whole are the sum of its parts, in any order, over the wire or

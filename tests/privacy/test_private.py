@@ -369,7 +369,7 @@ def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
     assert gradients[rests] is None  # what no site sends has no gradient
 
 
-def test_nothing_else_leaves() -> None:
+def test_nothing_else_leaves_a_site() -> None:
     site = make_private_site()
     assert site.tasks == {NOISY, COUNTS, "begin", "finish"}
     answer = site.noisy_gradients(theta(site), round=0)
@@ -425,7 +425,7 @@ def job(**tables: Any) -> Any:
     return parse_job(table, "job", Path(), "job.toml")
 
 
-def test_a_run_says_what_it_promises_and_nothing_of_losses(
+def test_a_run_states_its_promise_and_shows_no_losses(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     privacy = {"epsilon": 8.0, "rate": 0.5, "unit": "document"}

@@ -188,7 +188,7 @@ def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
         assert scores["counts"]["unseen_gold"] == scores["counts"]["gold"] > 0
 
 
-def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -> None:
+def test_a_model_that_reads_documents_cannot_protect_sentences(tmp_path: Path) -> None:
     """What it reads at once is a document: one sentence less would be another gradient
     of the rest, 2 C away, and not C."""
     pytest.importorskip("transformers")

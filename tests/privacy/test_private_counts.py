@@ -170,7 +170,7 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     assert not clipped or stats.binomtest(right, trials, sure).pvalue > 1e-4
 
 
-def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
+def test_counts_are_reported_at_the_end_and_where_the_job_has_them() -> None:
     early = make_private_site(site_of(), rounds=2, privacy=ASKED)
     with pytest.raises(RefusedError, match="sends no counts, or only after training"):
         early.noisy_counts(theta(early), round=0)
@@ -180,7 +180,7 @@ def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
         site.noisy_counts(theta(site), round=0)
 
 
-def test_a_model_that_fails_on_a_note_tells_nothing_of_it(
+def test_an_error_of_a_model_does_not_reveal_the_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Parameters that are no numbers: a refusal would tell, here or of one word alone."""
@@ -193,7 +193,7 @@ def test_a_model_that_fails_on_a_note_tells_nothing_of_it(
     assert not site.noisy_counts(broken, round=0).tensors[COUNTS].any()
 
 
-def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
+def test_counts_of_indistinguishable_units_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r'counts = 2.0: counts are of whole notes.*"document"'
     ):
@@ -212,7 +212,7 @@ def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
         parse_job(table, "job", Path(), "job.toml")
 
 
-def test_a_run_tells_a_score_and_what_it_cost(tmp_path: Path) -> None:
+def test_a_run_shows_a_score_and_its_privacy_cost(tmp_path: Path) -> None:
     """The last line of its metrics has it; ε is that of the rounds and of the counts
     together."""
     privacy = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}

@@ -132,7 +132,9 @@ def test_a_unit_has_its_own_notes_alone(bert: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_units_that_cannot_be_told_are_refused(bert: Path, tmp_path: Path) -> None:
+def test_units_that_cannot_be_distinguished_are_refused(
+    bert: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r'unit = "sentence".*set unit = "document"'):
         make_private_site(bert, tmp_path, unit="sentence")
     unknown = notes(["a", None, "b"])

@@ -265,7 +265,7 @@ def test_missing_keys_are_gaps(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     "value", [None, "high", True, float("nan"), float("inf"), [1], {}]
 )
-def test_what_is_no_number_is_a_gap(tmp_path: Path, value: object) -> None:
+def test_a_value_that_is_not_a_number_is_a_gap(tmp_path: Path, value: object) -> None:
     values = summary()
     values["mean"]["alone"]["strict"] = value
     values["sites"]["ncbi"]["alone"]["strict"] = {"f1": value}

@@ -101,7 +101,7 @@ def test_its_states_are_means_over_the_words_of_a_sentence(
     np.testing.assert_allclose(means.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_confidence_is_said_to_be_of_a_crf_where_there_is_one(folder: Path) -> None:
+def test_a_confidence_is_attributed_to_the_crf_if_there_is_one(folder: Path) -> None:
     meanings = [
         build_model(model_config({"kind": kind}), TAGS, seed=1).confidence_meaning
         for kind in NAMES

@@ -263,7 +263,7 @@ def found_in(corpus: PointerCorpus) -> list[Span]:
     return sorted(spans)
 
 
-def test_what_alone_is_too_long() -> None:
+def test_words_and_entities_beyond_the_limits_are_cut() -> None:
     """A word keeps its first sub-words; an entity its first piece; too many entities
     go."""
     text = "abcdefghijklmnopqrstuvwxyz one"

@@ -196,7 +196,7 @@ def test_the_folder_serves_the_pointer_model(grafted: tuple[Path, Any]) -> None:
 
 
 @torch.no_grad()
-def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None:
+def test_prompted_classes_are_keys_and_values_without_a_position(bert: Path) -> None:
     """Against BART's decoder written out: joined keys and values, positions from 0 on."""
     original, tokenizer = opened(bert)
     model = bart_of(original, tokenizer, 2)

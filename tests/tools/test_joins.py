@@ -88,7 +88,7 @@ def test_the_table_and_what_is_not_run_again(
     assert ["--resume" in command for command in commands_run] == [False] * 20
 
 
-def test_other_test_notes_are_no_comparison(
+def test_runs_with_other_test_notes_are_not_compared(
     commands_run: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     f1_of: Callable[..., Any] = joins.f1

@@ -107,7 +107,9 @@ def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> No
     assert not list((root / "scratch").iterdir())
 
 
-def test_a_survivor_is_told(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_surviving_mutant_is_reported(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = make(("eq 2", "mean", "nothing"))
     assert mutate.main(["--jobs", "1"], root) == 1
     output = capsys.readouterr().out
@@ -177,7 +179,7 @@ def test_named_mutants_and_endless_ones(
         ),
     ],
 )
-def test_what_says_nothing_is_no_success(
+def test_a_run_of_mutants_that_proves_nothing_fails(
     make: Make,
     capsys: pytest.CaptureFixture[str],
     rows: tuple,

@@ -351,7 +351,7 @@ def test_faults_change_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("instant_disk")
-def test_who_is_away_is_not_among_them(tmp_path: Path) -> None:
+def test_absent_sites_are_not_among_the_updates(tmp_path: Path) -> None:
     net, took = Net(makes(), tmp_path, down={"b"}), dict[int, tuple[str, ...]]()
     toy_rounds(net.engine(SITES, replace(STRICT, min_sites=2)), took)
     assert set(took.values()) == {("a", "c")}

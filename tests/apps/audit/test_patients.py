@@ -113,7 +113,7 @@ def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
     assert not attack_patients("concepts' vectors", **NONE).applies
 
 
-def test_a_shared_row_of_rare_concepts_is_no_target() -> None:
+def test_the_shared_row_of_rare_concepts_is_not_attacked() -> None:
     """Concepts with their own row occur at some site: decoys are of other sites."""
     known = {"least_occurrences": 5}
     leak = attack_patients("concepts' vectors", training=known)

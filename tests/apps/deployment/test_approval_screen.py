@@ -68,7 +68,7 @@ def test_the_hash_comes_first(kit: Path) -> None:
     ]
 
 
-def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
+def test_the_approver_sees_what_is_promised(kit: Path) -> None:
     """Of the noise that a job asks for, too: by hand, one round of all at σ = 2 and δ =
     1e-5 has the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10.
     """
@@ -285,7 +285,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     assert "has rejected this job" in request_approval(kit, JOB, policy)
 
 
-def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -> None:
+def test_a_key_is_asked_for_only_where_it_matters(kit: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     typed = "pass word\npass word\n"
     assert "approvers.alice" in run_site_command(
@@ -395,7 +395,7 @@ def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
     )
 
 
-def test_as_many_other_sites_as_a_sum_needs_are_no_warning(kit: Path) -> None:
+def test_a_difference_of_as_many_sites_as_a_sum_needs_is_no_warning(kit: Path) -> None:
     """The difference of both sums is one of three sites, which the rules permit of any
     sum."""
     comparison = screen(kit, notes_job([*SITES, "h4", "h5", "h6"]), notes_job(SITES))
@@ -424,7 +424,7 @@ def test_every_earlier_job_is_compared_also_one_that_was_taken_back(kit: Path) -
     assert "other sites (h4)" in comparison
 
 
-def test_other_settings_of_training_are_no_other_notes(kit: Path) -> None:
+def test_other_training_settings_do_not_mean_other_notes(kit: Path) -> None:
     first, second = notes_job(SITES), notes_job(SITES)
     second["job"]["training"] = {"epochs": 3}
     comparison = screen(kit, first, second)

@@ -202,7 +202,7 @@ def test_the_authority_s_key_can_have_a_passphrase(
     assert open_authority(PROJECT, kits).valid_roots()
 
 
-def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
+def test_a_kit_of_an_earlier_version_is_not_reported_as_revoked(
     base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its serial number was not kept; where its folder is at hand it need not be."""

@@ -198,7 +198,7 @@ def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert f"{NAME}: cannot be written" in caplog.text
 
 
-def test_rules_are_told_as_they_are() -> None:
+def test_refusals_by_rules_are_reported_unchanged() -> None:
     error = RefusedError("site 'posts' does not take part in secure sums")
     with pytest.raises(RefusedError) as refusal, redact_errors("posts"):
         raise error
@@ -234,7 +234,7 @@ def test_what_is_asked_again_travels_with_the_site(
 # files of the server's
 
 
-def test_a_file_that_the_server_lacks_is_told_before_sites_are_asked(
+def test_a_file_that_the_server_lacks_is_reported_before_sites_are_asked(
     site_notes: Any, tmp_path: Path
 ) -> None:
     job = SHORT.replace("[model]", f'[model]\nword_vectors = "{tmp_path}/vectors.txt"')

@@ -160,7 +160,9 @@ def test_a_method_that_sends_exact_counts_does_not_begin(
     assert not any(character.isdigit() for character in refusal)
 
 
-def test_nor_is_it_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_sends_exact_counts_is_not_approved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kit = site_kit(tmp_path / "h1")
     (kit / SITE_FILE).write_text(
         f"[data]\npath = 'notes'\n[policy]\ncount_step = {STEP}\n"

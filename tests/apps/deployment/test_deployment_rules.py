@@ -103,7 +103,7 @@ def test_a_paused_run_goes_on(
     assert network.lines[-1]["kind"] == "end"
 
 
-def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
+def test_progress_that_watchers_receive(site_notes: Any, tmp_path: Path) -> None:
     """The plan, rounds with numbers of sums alone, the end; the file has the evaluated
     rounds."""
     hospitals = Hospitals(tmp_path, FEDNER, site_notes)

@@ -30,7 +30,7 @@ def plain(text: str) -> bool:
     return "all is lost" in text and not any(character in text for character in HIDDEN)
 
 
-def test_a_command_says_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     shared.say(f"job {EVIL}")
     with pytest.raises(SystemExit):
         app.fail(EVIL)

@@ -68,7 +68,7 @@ def test_scores_of_one_site_cost_no_other_site_the_results(
     answers = {"a": packed(raw), "b": {"scores": pack_json(GOOD)}, "c": {}}
     engine: Any = SimpleNamespace(public=lambda *_, **__: answers)
     scores = _fetch_shared_scores(engine)
-    sites = {site: {"federated": own} for site, own in scores.items()}
+    sites = {site: {"federated": site_scores} for site, site_scores in scores.items()}
     RunResult(version=1, sites=sites).write(tmp_path)
     assert read_result(tmp_path).sites == {"b": {"federated": GOOD}}
 
@@ -81,7 +81,7 @@ def test_scores_of_many_sites_stay_readable_together(tmp_path: Path) -> None:
     engine: Any = SimpleNamespace(public=lambda *_, **__: answers)
     scores = _fetch_shared_scores(engine)
     assert len(scores) == 40
-    sites = {site: {"federated": own} for site, own in scores.items()}
+    sites = {site: {"federated": site_scores} for site, site_scores in scores.items()}
     RunResult(version=1, sites=sites).write(tmp_path)
     assert len(read_result(tmp_path).sites) == 40
     with mock.patch.object(module, "MAX_ALL_SCORES", module.MAX_ALL_SCORES // 2):
@@ -159,11 +159,11 @@ def test_a_site_that_says_something_else_each_time_fills_no_memory(
     tmp_path: Path,
 ) -> None:
     """Also after it has used up its lines, those of other sites are published."""
-    told, lines = progress(tmp_path)
+    reporter, lines = progress(tmp_path)
     with mock.patch.object(module, "MAX_EVENTS", 50):
         for number in range(500):
-            told.event(Event("refused", number, f"reason {number}", "a"))
+            reporter.event(Event("refused", number, f"reason {number}", "a"))
         assert len(lines) == 50
-        assert len(told.refusals) == module.MAX_REFUSALS
-        told.event(Event("refused", 500, "reason", "b"))
+        assert len(reporter.refusals) == module.MAX_REFUSALS
+        reporter.event(Event("refused", 500, "reason", "b"))
     assert lines[-1]["site"] == "b"

@@ -162,7 +162,7 @@ def test_a_false_certificate_signs_nothing(
         assert not CertificateIdentity.of_kit(kits["a"]).verify("b", TEXT, signed)
 
 
-def test_what_else_the_authority_signed_is_no_site(
+def test_other_certificates_of_the_authority_are_not_sites(
     shared_kits: dict[str, Path],
 ) -> None:
     """The server's certificate, and the admin's, are of other names than any site's."""

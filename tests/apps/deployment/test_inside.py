@@ -138,7 +138,7 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
 
 
 @needs_root
-def test_another_users_process_is_no_process_of_a_kit(
+def test_the_process_of_another_user_does_not_belong_to_a_kit(
     shared_kits: dict[str, Path],
 ) -> None:
     """Whatever words it gives itself: the kit would not start, nor end, by them."""

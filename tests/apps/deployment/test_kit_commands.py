@@ -157,7 +157,7 @@ def test_a_start_warns_of_a_certificate_that_ends_soon(
 
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])
-def test_a_command_at_another_s_kit_does_nothing(
+def test_a_command_on_another_users_kit_does_nothing(
     shared_kits: dict[str, Path],
     started: list[Path],
     words: str,
@@ -274,7 +274,7 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
     assert problem.is_recent
 
 
-def test_how_runs_stand_is_what_the_server_kept(tmp_path: Path) -> None:
+def test_the_status_of_runs_is_what_the_server_stored(tmp_path: Path) -> None:
     """Of a server that does not run, from its files."""
     for run, outcome in {
         "r1": {"status": "done"},

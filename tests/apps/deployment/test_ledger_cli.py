@@ -50,7 +50,7 @@ def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
         run_ledger(command, str(kit))
 
 
-def test_the_end_that_is_told_can_be_given_back(kit: Path) -> None:
+def test_the_end_that_is_printed_can_be_passed_back(kit: Path) -> None:
     output = run_ledger("verify", str(kit))
     end = f"3:{ledger_of(kit).head().hash}"
     assert "3 lines, unbroken" in output

@@ -485,7 +485,7 @@ def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
     assert case.served(patience=LOOSE).sum("count").metrics == {"size": 15.0}
 
 
-def test_after_a_fault_a_sum_is_made_again_without_who_was_not_in_it(
+def test_after_a_fault_a_sum_is_repeated_without_the_sites_that_missed_it(
     tmp_path: Path,
 ) -> None:
     """c was away, and is back when the server was restarted: it waits for the next sum."""
@@ -657,7 +657,7 @@ def test_a_server_that_was_started_again_moves_no_site_alone(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_history_that_a_started_server_makes_up_is_nobodys(
+def test_a_history_that_a_restarted_server_makes_up_belongs_to_no_site(
     lost: bool, case: Case
 ) -> None:
     """Sites that have their own do not hear of it; one that lost its disk takes it, and

@@ -546,7 +546,7 @@ def test_a_site_without_room_for_a_refusal_says_nothing(
         (RefusedError("hours"), "hours"),
     ],
 )
-def test_a_sites_error_is_told_without_its_data(
+def test_a_sites_error_is_reported_without_its_data(
     error: Exception, message: str, tmp_path: Path
 ) -> None:
     executor, host = nvflare_site.FednotesExecutor(), mock.Mock()

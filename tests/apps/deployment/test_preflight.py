@@ -36,7 +36,7 @@ def checks(kit: Path, what: str) -> list[Check]:
     return [check for check in preflight(kit) if check.subject == what]
 
 
-def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
+def test_a_good_kit_shows_how_long_it_is_valid(kits: dict[str, Path]) -> None:
     """The first end of all its certificates, as they were signed."""
     intruders.redate(kits["h1"], (-1, 70))
     end = f"{datetime.now(UTC) + timedelta(70):%Y-%m-%d}"
@@ -187,7 +187,9 @@ def test_another_program_on_the_port_is_named_as_such(
     )
 
 
-def test_nobody_answers(shared_kits: dict[str, Path]) -> None:
+def test_a_free_port_and_a_silent_server_are_reported(
+    shared_kits: dict[str, Path],
+) -> None:
     assert check_port(shared_kits["server"]).message.endswith("is free")
     looks = iter([True, True, False])
     assert (
@@ -197,7 +199,7 @@ def test_nobody_answers(shared_kits: dict[str, Path]) -> None:
     assert next(looks, None) is None  # it ended with the process
 
 
-def test_a_server_that_is_not_there_is_said_with_the_way(
+def test_an_unreachable_server_is_reported_with_the_route_to_it(
     shared_kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = to_server(shared_kits["h1"])

@@ -184,7 +184,7 @@ def test_what_was_fetched_is_kept_whatever_its_summary_says(
     assert (out / "model").is_dir()
 
 
-def test_one_that_does_not_end_or_is_not_known_is_told(tmp_path: Path) -> None:
+def test_a_run_that_does_not_end_or_is_unknown_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="has not ended yet"):
         ended(Server("DISPATCHED"), tmp_path)
     with pytest.raises(ConfigError, match="does not know run job-1"):
@@ -240,7 +240,7 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
     assert not out.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_told_before(
+def test_a_folder_that_cannot_be_written_is_reported_beforehand(
     tmp_path: Path, prepared: tuple[Run, Table, int]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -327,7 +327,7 @@ def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
     assert followed(server, tmp_path) == ([0, 1, 2, 3, 4, 5], ["resumes from round 3"])
 
 
-def test_missing_approvals_are_said(tmp_path: Path) -> None:
+def test_missing_approvals_are_reported(tmp_path: Path) -> None:
     line = {
         "kind": "approvals",
         "since": {"h1": 1.0},
@@ -337,7 +337,7 @@ def test_missing_approvals_are_said(tmp_path: Path) -> None:
     assert followed(server, tmp_path) == ([], ["waiting for the approval of: h1"])
 
 
-def test_who_attaches_later_sees_all_rounds(tmp_path: Path) -> None:
+def test_a_watcher_that_attaches_later_sees_all_rounds(tmp_path: Path) -> None:
     lines = [plan(3), *map(round_line, range(5))]
     assert followed(Script(([SECOND], lines), OVER), tmp_path) == ([0, 1, 2, 3, 4], [])
 

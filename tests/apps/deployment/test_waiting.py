@@ -21,7 +21,7 @@ class Times:
         return self.now
 
 
-def test_minutes_are_told_since_the_first_time(tmp_path: Path) -> None:
+def test_minutes_are_counted_from_the_first_time(tmp_path: Path) -> None:
     """Also after a restart of the server, which reads the times again."""
     clock = Times()
     pending = PendingApprovals(

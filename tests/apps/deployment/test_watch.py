@@ -259,7 +259,7 @@ def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
 # waiting
 
 
-def test_a_run_that_waits_says_for_what(tmp_path: Path) -> None:
+def test_a_waiting_run_says_what_it_waits_for(tmp_path: Path) -> None:
     looks = Looks(tmp_path, server := Server("SUBMITTED"))
     server.connected = ("h1",)
     looks.look()
@@ -291,9 +291,7 @@ def test_a_server_that_begins_no_job_is_found_out(
 # what is asked of NVFlare's engine
 
 
-def test_a_job_is_handed_in_again_with_the_signature_and_name_of_who_did_first() -> (
-    None
-):
+def test_a_resubmitted_job_has_the_signature_and_name_of_its_first_submitter() -> None:
     cloned: list[dict[str, Any]] = []
     meta = {
         **{

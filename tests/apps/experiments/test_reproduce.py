@@ -437,7 +437,7 @@ def test_models_are_trained_once_before_the_rows_that_start_from_them(
         read_column(of_a_model(last), last.condition, "mean masked loss")
 
 
-def test_a_column_says_how_far_rows_fall_behind_another(
+def test_a_column_shows_how_far_rows_fall_behind_another(
     tiny: Any, tmp_path: Path
 ) -> None:
     tiny.summary = of_a_model

@@ -166,7 +166,7 @@ def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
     assert "| searched, federated − plain, federated | 5 | " in line
 
 
-def test_few_seeds_claim_nothing(tiny: Any) -> None:
+def test_with_few_seeds_no_difference_is_claimed(tiny: Any) -> None:
     table = tiny.table(GRID, seed=(1, 2, 3, 4))
     assert all(pair["differences"] == {} for pair in table["pairs"])
     assert "4 seeds: no difference is claimed." in tiny.lines()

@@ -329,7 +329,7 @@ def test_cache_is_used_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json", "manifest.json"])
-def test_a_damaged_cache_entry_is_made_again(name: str, tmp_path: Path) -> None:
+def test_a_damaged_cache_entry_is_computed_again(name: str, tmp_path: Path) -> None:
     first = bags(NOTES, matcher(), cache=tmp_path)
     (entry,) = tmp_path.iterdir()
     (entry / name).write_bytes(b"{")

@@ -480,7 +480,7 @@ def test_a_site_refuses_concepts_that_cannot_be(known: list[Any]) -> None:
         member.begin_codes({"chosen": torch.tensor([0]), "known": torch.tensor(known)})
 
 
-def test_a_damaged_list_of_known_concepts_is_no_model(tmp_path: Path) -> None:
+def test_a_damaged_list_of_known_concepts_is_refused(tmp_path: Path) -> None:
     from fednotes.apps.phenotyping.phenotyper import network_settings
 
     network = Dan(NETWORK, VOCABULARY, 2, known=np.array([1, 4]))

@@ -178,7 +178,7 @@ def test_the_brier_score_is_of_calibrated_probabilities() -> None:
         assert abs(expected - brier_score_loss(present, plain[known])) > 0.01
 
 
-def test_scores_that_are_no_chances_have_no_brier_score() -> None:
+def test_scores_that_are_not_probabilities_have_no_brier_score() -> None:
     """The hinge loss without calibration has none, the loss "log" that of
     sigmoid(score)."""
     sites = sites_of(2)

@@ -439,7 +439,7 @@ def test_waiting_requests_share_calls_of_the_model() -> None:
         assert (first["start"], first["end"], second) == (0, 2 + number, [])
 
 
-def test_one_request_too_many_is_told_when_to_retry() -> None:
+def test_a_request_beyond_the_limit_learns_when_to_retry() -> None:
     slow, limits = SlowModel(), Limits(max_requests=2)
     codes: list[int] = []
     with TestClient(create_app(slow, limits), base_url=LOCAL) as client:

@@ -230,7 +230,7 @@ def test_a_token_and_tls(place: Place, model: Path) -> None:
     assert TOKEN not in served.output
 
 
-def test_a_port_that_is_taken_is_said(place: Place, model: Path) -> None:
+def test_a_port_in_use_is_reported(place: Place, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         message = place.give(
             "serve", str(model), "--port", str(listener.getsockname()[1]), code=2

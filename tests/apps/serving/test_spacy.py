@@ -121,7 +121,7 @@ def test_a_pipeline_is_saved_by_the_models_path(folder: Path, tmp_path: Path) ->
         spacy.load(tmp_path / "nlp", config=changed)
 
 
-def test_a_wrong_folder_or_setting_is_told_at_once(
+def test_a_wrong_folder_or_setting_is_reported_at_once(
     folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(FednotesError, match="no model here"):

@@ -65,7 +65,7 @@ def test_each_other_answer_is_spent_and_one_too_many_is_refused(tmp_path: Path) 
     assert "refused by max_epsilon" in site.ask("train", 5, 3).refusal
 
 
-def test_an_answer_that_is_sent_again_costs_nothing_and_one_that_is_made_anew_does(
+def test_an_answer_sent_again_costs_nothing_but_one_computed_again_does(
     tmp_path: Path,
 ) -> None:
     site = Spender(tmp_path, ANY, answers(5))
@@ -173,7 +173,7 @@ def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> Non
     assert path.read_text() == text
 
 
-def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
+def test_a_deleted_file_does_not_renew_the_budget(tmp_path: Path) -> None:
     """An earlier copy that was put back is made whole from the ledger; where there is
     none, nothing of any job leaves."""
     site = Spender(tmp_path, ANY, answers(5))
@@ -204,10 +204,10 @@ def test_an_older_copy_gives_nothing_back_after_a_new_approval(tmp_path: Path) -
     rules = replace(ANY, max_epsilon=limit)
     path = tmp_path / "rules" / "privacy.json"
     again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
-    other = Spender(tmp_path, rules, answers(3), **again)
+    second = Spender(tmp_path, rules, answers(3), **again)
     for number in (1, 2, 3):
-        assert other.ask("noisy_gradients", number, number - 1).refusal == ""
-    before = other.spent
+        assert second.ask("noisy_gradients", number, number - 1).refusal == ""
+    before = second.spent
     site = Spender(tmp_path, rules, answers(9))
     assert site.ask("noisy_gradients", 1, 0).refusal == ""
     copy = path.read_text()
@@ -225,9 +225,9 @@ def test_an_older_copy_gives_nothing_back_after_a_new_approval(tmp_path: Path) -
     assert site.ask("noisy_gradients", 10, 2).refusal == ""
     for key, job in before.items():
         assert site.spent[key]["epsilon"] == job["epsilon"]
-    (own,) = spent.keys() - before.keys()
-    assert len(site.spent[own]["answers"]) == 3
-    assert site.spent[own]["epsilon"] == pytest.approx(PROMISE.epsilon(3))
+    (first_run,) = spent.keys() - before.keys()
+    assert len(site.spent[first_run]["answers"]) == 3
+    assert site.spent[first_run]["epsilon"] == pytest.approx(PROMISE.epsilon(3))
 
 
 def test_lines_say_what_a_job_has_spent_if_it_promises_anything(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_lines_say_what_a_job_has_spent_if_it_promises_anything(tmp_path: Path) 
     assert [line["spent"] for line in site.ledger] == [
         {"epsilon": PROMISE.epsilon(number), "delta": 1e-5} for number in (1, 2)
     ]
-    other = Guarded(tmp_path / "other", ANY, answers(1))
-    assert other.ask("train", 1, 0).refusal == ""
-    assert all("spent" not in line for line in other.ledger)
+    without_promise = Guarded(tmp_path / "other", ANY, answers(1))
+    assert without_promise.ask("train", 1, 0).refusal == ""
+    assert all("spent" not in line for line in without_promise.ledger)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
     on."""
     path = tmp_path / "privacy.json"
     with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, counts=4.0))
-    counting, without_answers = (
+    counting, without_counts = (
         Budget(path, "a", with_counts),
         Budget(path, "b", PROMISE),
     )
@@ -286,7 +286,7 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
         counting.spend("3" * 64, ANY, task=COUNTS)
     counting.spend("3" * 64, ANY)
     with pytest.raises(PolicyRefusal, match="promises at most 0 answers"):
-        without_answers.spend("2" * 64, ANY, task=COUNTS)
+        without_counts.spend("2" * 64, ANY, task=COUNTS)
     spent = read_spent(path)["a"]
     assert (len(spent.answers), len(spent.counts)) == (2, 1)
     assert spent.epsilon == with_counts.epsilon(2) > PROMISE.epsilon(2)

@@ -194,7 +194,7 @@ def forget_the_runs(path: Path) -> None:
         (SECRET, lambda path: path.write_bytes(bytes(32))),
     ],
 )
-def test_a_damaged_record_lets_the_site_join_nothing(
+def test_a_site_with_a_damaged_record_joins_no_sum(
     name: str, damage: object, tmp_path: Path
 ) -> None:
     """Not even the same run, or one that is far from the earlier one; once it is back,

@@ -592,7 +592,7 @@ def test_equal_counts_of_different_models_are_different_evaluations(
     assert again.update == counts[0]
 
 
-def test_counts_are_no_round(tmp_path: Path) -> None:
+def test_counting_is_not_a_round(tmp_path: Path) -> None:
     site = Guarded(
         tmp_path,
         replace(OPEN, max_rounds=1),

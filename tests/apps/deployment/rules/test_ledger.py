@@ -78,7 +78,7 @@ def refuses(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
+def test_a_line_describes_the_message(tmp_path: Path) -> None:
     """Norms and hashes from NumPy and hashlib, the chain by hand."""
     path = tmp_path / "site" / "ledger.jsonl"
     gradient = torch.arange(6, dtype=torch.float32).reshape(2, 3)
@@ -319,7 +319,7 @@ for number in range(10**6):
 """
 
 
-def test_a_killed_process_loses_nothing_that_it_said(tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     """A real kill -9, several times: every round that the process reported is in the
     ledger."""
     path = tmp_path / "l"
@@ -621,7 +621,7 @@ def test_forged_lines_are_found(tmp_path: Path) -> None:
     assert verify(forged, noted).ok
 
 
-def test_a_line_in_the_middle_that_begins_anew_is_found(tmp_path: Path) -> None:
+def test_a_restart_in_the_middle_of_the_lines_is_found(tmp_path: Path) -> None:
     """Two histories, one after the other, with the second's head and numbers that go
     on."""
     path = tmp_path / "l"

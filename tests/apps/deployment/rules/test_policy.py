@@ -214,7 +214,7 @@ def test_an_attack_may_succeed_by_the_bound_and_no_more() -> None:
     check_audit(replace(policy, audit="off"), None)
 
 
-def test_the_first_broken_rule_is_told() -> None:
+def test_the_first_broken_rule_is_reported() -> None:
     policy = Policy(methods=("fedner",), max_rounds=10, secure_sum="required")
     with pytest.raises(PolicyRefusal, match="method is 'x'"):
         JOB(policy, method="x", sites=2, rounds=11, secure=False)
