@@ -1,4 +1,4 @@
-"""Measure how well two annotations of the same documents agree."""
+"""Agreement between two annotations of the same documents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fednotes.metrics.spans import SpanCounts, token_kappa
 def measure_agreement(
     one: Iterable[Document], other: Iterable[Document]
 ) -> dict[str, Any]:
-    """Return how well two annotations agree on documents with the same id and text.
+    """Measure the agreement of two annotations, on documents with equal id and text.
 
     Overlapping mentions are flattened to the outermost ones.
 
     Returns:
-        "documents", "gold", "predicted" and "tokens": how many documents are in both,
-        mentions of each annotation, and tokens. "apart": how many ids are in one of
-        them alone, or have another text. "strict" and "relaxed" (any overlap): F1 of
-        mentions over all types; "strict_by_type": by type. "kappa": Cohen's kappa of
-        the tokens' types, or None.
+        "documents", "gold", "predicted" and "tokens": the numbers of common documents,
+        of mentions in each annotation, and of tokens. "apart": the number of ids that
+        are in only one annotation or have different texts. "strict" and "relaxed" (any
+        overlap): F1 of mentions over all types; "strict_by_type": by type. "kappa":
+        Cohen's kappa of the tokens' types, or None.
     """
     documents = list(one)
     others = {document.id: document for document in other}

@@ -1,8 +1,8 @@
-"""Whether confidences are right on average, and the calibration of a saved model.
+"""Reliability of confidences, and the calibration of a saved model.
 
 Expected calibration error (Guo et al. 2017), with confidences in 15 bins of equal
-width: Σ_b n_b / n · |share that is right − mean confidence|. A calibrated confidence is
-sigmoid(slope · log-odds + intercept) (Platt 1999), which keeps the order.
+width: Σ_b n_b / n · |share of correct spans − mean confidence|. A calibrated confidence
+is sigmoid(slope · log-odds + intercept) (Platt 1999), which preserves the order.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BINS = 15
 FOLDS = 5
 FILE = "calibration.json"
 PICTURES = (".png", ".svg", ".pdf")
-# A confidence that is nearer to 0 or 1 counts as this, so that its logarithm is finite.
+# Confidences are clipped to this distance from 0 and 1, so that log-odds are finite.
 _EDGE = 1e-6
 _STYLES = (("#c4572a", "o"), ("#0b6e6e", "s"))  # colour and marker of each curve
 
-# Returns slope and intercept for (spans,) log-odds and whether each span is right.
+# Returns slope and intercept, from (spans,) log-odds and whether each span is correct.
 Fit = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
 
 
@@ -51,8 +51,8 @@ class Bin(NamedTuple):
         low: Lower edge.
         high: Upper edge.
         spans: Number of spans.
-        confidence: Their mean confidence.
-        right: The share of them that is right.
+        confidence: The spans' mean confidence.
+        right: The share of correct spans.
     """
 
     low: float
@@ -64,13 +64,13 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Reliability:
-    """How far confidences agree with the share of spans that is right.
+    """The agreement between confidences and the share of correct spans.
 
     Attributes:
         spans: Number of spans.
         documents: Number of documents.
         ece: Expected calibration error.
-        log_loss: Mean log loss of a span.
+        log_loss: Mean log loss per span.
         bins: The bins that are not empty.
     """
 
@@ -84,7 +84,7 @@ class Reliability:
     def of(
         cls, confidences: np.ndarray, is_right: np.ndarray, documents: int
     ) -> Reliability:
-        """Compare confidences with what is right.
+        """Compare confidences with correctness.
 
         Args:
             confidences: (spans,).
@@ -117,10 +117,10 @@ class Reliability:
         )
 
     def plot(self, path: str | Path) -> None:
-        """Write a picture: PNG, SVG or PDF.
+        """Save a reliability diagram as PNG, SVG or PDF.
 
         Raises:
-            ConfigError: The path ends in none of these.
+            ConfigError: The path has none of these suffixes.
             MissingExtra: matplotlib is not installed.
             FednotesError: The file cannot be written.
         """
@@ -132,14 +132,14 @@ class Reliability:
 
 @checked(frozen=True)
 class Calibration:
-    """The calibration of a saved model: `calibration.json` of its folder.
+    """The calibration of a saved model, stored as `calibration.json` in its folder.
 
     Attributes:
         slope: Factor of the log-odds.
-        intercept: Added to them.
-        sha256: Digest of the weights that it belongs to.
-        spans: Number of spans that it was fitted to.
-        documents: Number of documents that it was fitted to.
+        intercept: Term added to the scaled log-odds.
+        sha256: Digest of the model's weights.
+        spans: Number of spans to which it was fitted.
+        documents: Number of documents to which it was fitted.
         ece: Expected calibration error before and after, by cross-validation.
         log_loss: Mean log loss before and after, by cross-validation.
         format: Version of the file.
@@ -156,10 +156,10 @@ class Calibration:
 
     @classmethod
     def of(cls, folder: Path) -> Calibration | None:
-        """Return the calibration of a model's folder, if there is one.
+        """Return the calibration in a model's folder, or None.
 
         Raises:
-            ModelError: It is damaged, or belongs to other weights.
+            ModelError: The calibration is damaged or belongs to other weights.
         """
         path = folder / FILE
         if not path.exists():
@@ -177,7 +177,7 @@ class Calibration:
         return calibration
 
     def write(self, folder: Path) -> None:
-        """Write it to a model's folder.
+        """Write the calibration to a model's folder.
 
         Raises:
             FednotesError: The file cannot be written.
@@ -212,12 +212,12 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The result of `calibrate`, on the notes that the calibration was fitted to.
+    """The result of `calibrate`, on the notes to which it was fitted.
 
     Attributes:
-        before: Reliability of the model's own confidences.
-        after: That of calibrated ones, by cross-validation.
-        gain: By how much the log loss of a span is lower.
+        before: Reliability of the model's uncalibrated confidences.
+        after: Reliability of calibrated confidences, by cross-validation.
+        gain: The reduction of the mean log loss per span.
         error: The standard error of the gain.
         calibration: The calibration; None if the gain was not larger than its standard
             error.
@@ -231,11 +231,11 @@ class Calibrated:
 
     @property
     def shown(self) -> dict[str, Reliability]:
-        """Before and after, by these names."""
+        """Both reliabilities by their names in plots."""
         return {"before": self.before, "after, by cross-validation": self.after}
 
     def plot(self, path: str | Path) -> None:
-        """Write both as one picture; see `Reliability.plot`."""
+        """Save both in one diagram; see `Reliability.plot`."""
         write_out(Path(path), picture(self.shown, path))
 
     def _repr_html_(self) -> str:
@@ -245,16 +245,16 @@ class Calibrated:
 def judge_spans(
     gold: Sequence[Document], predicted: Sequence[Document], types: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the confidence of each predicted span, and whether it is right.
+    """Return the confidence and correctness of each predicted span.
 
     Args:
         gold: Documents with gold mentions.
         predicted: The same documents with predictions and confidences.
-        types: The types whose predictions count.
+        types: The types of predictions to include.
 
     Returns:
-        Confidence, whether a gold mention is equal, and index of the document; (spans,)
-        each.
+        Confidence, whether an equal gold mention exists, and index of the document;
+        (spans,) each.
 
     Raises:
         DataError: Nothing is predicted.
@@ -287,7 +287,7 @@ def calibrate(
     fit: Fit,
     digest: str,
 ) -> Calibrated:
-    """Fit a calibration, and judge it by five-fold cross-validation over documents.
+    """Fit a calibration, evaluated by five-fold cross-validation over documents.
 
     Args:
         confidences: (spans,).
@@ -297,8 +297,8 @@ def calibrate(
         digest: `weights_digest` of the model.
 
     Returns:
-        The result. It has a calibration only if the log loss is lower by more than its
-        standard error over documents.
+        The result. It has a calibration only if the reduction of the log loss exceeds
+        its standard error over documents.
 
     Raises:
         DataError: There are fewer than five documents.
@@ -314,7 +314,7 @@ def calibrate(
     after = _cross_validate(odds, is_right, place, fit)
     gains = log_losses(confidences, is_right) - log_losses(after, is_right)
     gain = float(gains.mean())
-    # Spans of one document are not independent, so deviations are added by document.
+    # Spans of one document are not independent, so deviations are summed by document.
     deviations = np.bincount(place, gains - gain)
     variance = number / (number - 1) * (deviations**2).sum()
     error = float(np.sqrt(variance) / len(gains))
@@ -344,7 +344,7 @@ def calibrate(
 def _cross_validate(
     odds: np.ndarray, is_right: np.ndarray, place: np.ndarray, fit: Fit
 ) -> np.ndarray:
-    """Return (spans,) confidences, calibrated by fits that did not see their document.
+    """Return confidences calibrated by fits without their document, (spans,).
 
     Args:
         odds: (spans,) log-odds.
@@ -366,20 +366,20 @@ def _cross_validate(
 
 
 def picture(curves: Mapping[str, Reliability], path: str | Path = ".png") -> bytes:
-    """Draw confidences against the share that is right, bin by bin.
+    """Draw a reliability diagram: the share of correct spans by confidence.
 
     Below the diagonal, a model is overconfident. Bars are Wilson's 95 % intervals
-    (1927), as if all spans were independent. A second panel shows the number of spans.
+    (1927), which assume independent spans. A second panel shows the number of spans.
 
     Args:
-        curves: What to draw, by name.
-        path: A path whose ending says what kind of picture.
+        curves: The reliabilities to draw, by name.
+        path: A path whose suffix determines the format.
 
     Returns:
         The content of the file.
 
     Raises:
-        ConfigError: There is no such kind of picture.
+        ConfigError: The format is not supported.
         MissingExtra: matplotlib is not installed.
     """
     suffix = Path(path).suffix.lower() or str(path)
@@ -416,7 +416,7 @@ def _figure(curves: Mapping[str, Reliability]) -> Any:
 
 
 def _draw_curve(panel: Any, name: str, curve: Reliability, **style: str) -> None:
-    """Draw the share that is right in each bin, with its interval."""
+    """Draw the share of correct spans in each bin, with its interval."""
     confidence = np.array([b.confidence for b in curve.bins])
     right = np.array([b.right for b in curve.bins])
     intervals = [wilson(b.right, b.spans) for b in curve.bins]
@@ -450,9 +450,9 @@ def wilson(share: float, number: int) -> tuple[float, float]:
 
 
 def _to_html(curves: Mapping[str, Reliability]) -> str:
-    """Return the picture and the numbers for a notebook.
+    """Return the diagram and the numbers as HTML for a notebook.
 
-    Without matplotlib, only the numbers.
+    Without matplotlib, it has only the numbers.
     """
     caption = "; ".join(
         f"{name}: expected calibration error {curve.ece:.3f}, log loss "
@@ -484,7 +484,7 @@ def sigmoid(odds: np.ndarray) -> np.ndarray:
 
 
 def log_losses(confidences: np.ndarray, is_right: np.ndarray) -> np.ndarray:
-    """Return (spans,) −log of the probability of what is the case."""
+    """Return −log of the probability of the actual outcome, (spans,)."""
     return np.logaddexp(0, np.where(is_right, -1, 1) * log_odds(confidences))
 
 

@@ -1,20 +1,19 @@
-"""Scores of predicted labels, from counts that add, and of rankings of patients.
+"""Scores of predicted labels, from additive counts, and of rankings of patients.
 
 Labels are 1 present, 0 absent, 2 questionable and -1 unlabelled. An unlabelled pair of
-patient and output counts nowhere. With precision, recall and F1 of each class of an
-output:
+patient and output is ignored. From precision, recall and F1 of each class of an output:
 
-    macro    the mean over the output's classes, then over outputs (Liu, Dligach and
-             Miller 2019, Tables 2 and 3). F1 is a mean of F1s. A class counts if it
-             occurs in labels or predictions, as in scikit-learn; an output without a
-             labelled patient is left out.
+    macro    the mean over an output's classes, then over outputs (Liu, Dligach and
+             Miller 2019, Tables 2 and 3). F1 is a mean of F1s. A class is included if
+             it occurs in labels or predictions, as in scikit-learn; an output without
+             a labelled patient is left out.
     micro    all classes and outputs together
-    present  of the class "present" alone: micro over outputs, and macro over the
-             outputs where it occurs in labels or predictions
+    present  only the class "present": micro over outputs, and macro over the outputs
+             where it occurs in labels or predictions
 
 A score whose denominator is zero is 0.0 (scikit-learn's zero_division=0). AUROC and
 AUPRC rank the patients who are present against those who are absent. If an output lacks
-one of the two, they do not exist (None).
+one of the two, they are undefined (None).
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ _MEASURES: Final = ("precision", "recall", "f1")
 _AREAS: Final = ("auroc", "auprc")
 _METRICS_PREFIX: Final = "classes"
 _CELLS: Final = len(CLASSES) * len(_PREDICTIONS)
-_CHUNK = 4_000_000  # drawn indices held at once: 32 MB
+_CHUNK = 4_000_000  # drawn indices in memory at once: 32 MB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassCounts:
-    """How often which label was predicted as which; counts add.
+    """Additive confusion counts of labels and predictions.
 
     Attributes:
-        by_output: By output, (3, 4) int64 [label, prediction]; the last column is "no
+        by_output: (3, 4) int64 [label, prediction] by output; the last column is "no
             prediction". `ClassCounts()` is zero.
     """
 
@@ -69,9 +68,9 @@ class ClassCounts:
             labels: (patients, outputs).
             predicted: (patients, outputs).
             outputs: The names of the outputs.
-            classes: The classes of each output. A pair with another label does not
-                count: the paper leaves questionable patients out of the test if there
-                are too few. None counts all classes.
+            classes: The classes of each output. Pairs with other labels are ignored:
+                the paper leaves questionable patients out of the test if there are too
+                few. None includes all classes.
 
         Raises:
             DataError: Shapes do not agree, or a value is not a label.
@@ -94,9 +93,9 @@ class ClassCounts:
         )
 
     def to_metrics(self) -> dict[str, float]:
-        """Return flat counts that add: {"classes/Gout/present/absent": 3.0, ...}.
+        """Return flat additive counts: {"classes/Gout/present/absent": 3.0, ...}.
 
-        The keys depend on the outputs alone, so they do not show what a site lacks.
+        The keys depend only on the outputs, so they do not reveal what a site lacks.
         """
         return {
             f"{_METRICS_PREFIX}/{name}/{label}/{prediction}": float(table[i, j])
@@ -107,14 +106,14 @@ class ClassCounts:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float]) -> ClassCounts:
-        """Return the counts of flat metrics; other keys are ignored.
+        """Return the counts in flat metrics, ignoring other keys.
 
         This is the inverse of `to_metrics`.
         """
         by_output: dict[str, NDArray[np.int64]] = {}
         for key, value in metrics.items():
             prefix, _, remainder = key.partition("/")
-            # An output's name may have a slash, too.
+            # An output's name may also contain a slash.
             parts = remainder.rsplit("/", 2)
             if prefix != _METRICS_PREFIX or len(parts) != 3:
                 continue
@@ -126,15 +125,14 @@ class ClassCounts:
         return cls(by_output)
 
     def scores(self) -> dict[str, Any]:
-        """Return scores as the module's docstring defines them, all of them fractions.
+        """Return the scores defined in the module's docstring, all as fractions.
 
         Returns:
             "macro", "micro": {precision, recall, f1, support}.
             "present": {"macro", "micro"}, each with the same measures.
-            "outputs": the number of outputs that count in "macro".
-            "by_output": by output, "macro" and each class that occurs: {precision,
-            recall, f1, support, predicted}. An output without labels and predictions is
-            left out.
+            "outputs": the number of outputs in "macro". "by_output": by output, "macro"
+            and each class that occurs: {precision, recall, f1, support, predicted}. An
+            output without labels and predictions is left out.
         """
         tables = [np.asarray(table, np.float64) for table in self.by_output.values()]
         table = np.stack(tables) if tables else np.zeros((0, 3, 4))
@@ -176,7 +174,7 @@ class ClassCounts:
 
 
 def draw_weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
-    """Yield how often each unit is drawn: (resamples, units), until all are drawn.
+    """Yield how often each unit is drawn, (resamples, units), for all resamples.
 
     The draws are `rng.integers(0, units, (samples, units))` of
     `numpy.random.default_rng(seed)`.
@@ -186,7 +184,7 @@ def draw_weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
     for start in range(0, samples, rows):
         size = min(rows, samples - start)
         draws = rng.integers(0, units, (size, units))
-        draws += np.arange(size)[:, None] * units  # each resample has bins of its own
+        draws += np.arange(size)[:, None] * units  # each resample has its own bins
         counts = np.bincount(draws.ravel(), minlength=size * units)
         yield counts.reshape(size, units).astype(np.float64)
 
@@ -197,7 +195,7 @@ def macro_f1(
     predicted: NDArray[Any],
     weights: Floats,
 ) -> Floats:
-    """Return (draws,) macro F1 of predictions.
+    """Return macro F1 of predictions, (draws,).
 
     Args:
         labels: (patients, outputs).
@@ -233,7 +231,7 @@ def macro_measures(
 
 
 def macro_auroc(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> Floats:
-    """Return (draws,) macro AUROC, over the outputs with both classes in a draw.
+    """Return macro AUROC over the outputs with both classes in a draw, (draws,).
 
     Args:
         labels: (patients, outputs).
@@ -256,21 +254,21 @@ def rankings(
 ) -> dict[str, Any]:
     """Return AUROC and AUPRC with 95 % bootstrap intervals over patients.
 
-    The draws are the same for all outputs. A draw that lacks a class of an output does
-    not count for that output.
+    The draws are the same for all outputs. A draw without both classes of an output is
+    ignored for that output.
 
     Args:
         labels: (patients, outputs).
-        scores: (patients, outputs); only their order counts.
+        scores: (patients, outputs); only their order matters.
         outputs: The names of the outputs.
-        samples: Number of resamples; 0 gives no intervals.
+        samples: Number of resamples; 0 computes no intervals.
         seed: Seed of the draws.
 
     Returns:
         "macro": "auroc" and "auprc" as {value, low, high}: the mean over the "outputs"
         that have both classes.
         "by_output": by output, the same, with the numbers of patients "present" and
-        "absent". Numbers that do not exist are None.
+        "absent". Undefined numbers are None.
 
     Raises:
         DataError: Shapes do not agree, or a score is not finite.
@@ -281,7 +279,7 @@ def rankings(
     if not np.isfinite(scores).all():
         raise DataError("a score is not a finite number, so it cannot be ranked")
     patients = len(labels)
-    weights = [np.ones((1, patients))]  # first, the areas of the patients as they are
+    weights = [np.ones((1, patients))]  # first, the observed patients
     if samples and patients:
         weights += draw_weights(patients, samples, seed)
     # (1 + samples, outputs, 2)
@@ -295,7 +293,7 @@ def rankings(
         for column, name in enumerate(outputs)
     }
     exists = ~np.isnan(areas[..., 0])
-    counts = exists & exists[0]  # the outputs that count, in every draw
+    counts = exists & exists[0]  # outputs included in each draw
     macro = _mean(np.nan_to_num(areas), counts, 1)
     macro[~counts.any(axis=1)] = np.nan
     return {
@@ -305,12 +303,12 @@ def rankings(
 
 
 def _areas(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> Floats:
-    """Return (draws, outputs, 2) AUROC and AUPRC.
+    """Return AUROC and AUPRC, (draws, outputs, 2).
 
     AUROC is the probability that a present patient scores higher than an absent one; a
     tie counts half. AUPRC is average precision: Σ (recall_i − recall_{i−1}) ·
-    precision_i over the distinct scores. Without present or without absent patients,
-    both are nan.
+    precision_i over the distinct scores. Without present or absent patients, both are
+    nan.
 
     Args:
         labels: (patients, outputs).
@@ -350,7 +348,7 @@ def _intervals(areas: Floats) -> dict[str, Any]:
     """Return value, low and high of both areas.
 
     Args:
-        areas: (1 + draws, 2), those of the patients as they are first.
+        areas: (1 + draws, 2), with those of the observed patients first.
     """
     intervals: dict[str, Any] = {}
     for name, values in zip(_AREAS, areas.T.tolist(), strict=True):
@@ -386,7 +384,7 @@ def _cells(
     outputs: int,
     classes: Sequence[Sequence[int]] | None,
 ) -> NDArray[np.int64]:
-    """Return (patients, outputs) 4 · label + prediction; -1 for what does not count."""
+    """Return 4 · label + prediction, (patients, outputs); -1 for ignored pairs."""
     label = np.asarray(labels).astype(np.int64)
     prediction = np.asarray(predicted).astype(np.int64)
     _require_same_shape(label, prediction, "predictions", outputs)
@@ -407,7 +405,7 @@ def _cells(
 
 
 def _sums(table: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return rightly predicted, predicted and labelled; (…, 3, 4) → (…, 3 classes)."""
+    """Return correct, predicted and labelled counts; (…, 3, 4) → (…, 3 classes)."""
     right = np.diagonal(table[..., :3], axis1=-2, axis2=-1)
     return right, table[..., :3].sum(-2), table.sum(-1)
 
@@ -440,11 +438,11 @@ def _macro(table: Floats) -> Floats:
 
 
 def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
-    """Return the mean over the entries that count; 0 if none does.
+    """Return the mean over the included entries; 0 if there are none.
 
     Args:
         values: (…, n, measures).
-        counts: (…, n) which entries count.
+        counts: (…, n) whether to include each entry.
         axis: The axis of n in `values`.
     """
     axis = axis if axis < 0 else axis - values.ndim

@@ -1,11 +1,11 @@
-"""How much of the gain that pooling all notes would bring a federation gives a site.
+"""The share of the gain from pooling all notes that a federation achieves.
 
     gap closed = (federated − alone) / (pooled − alone)
 
-1 means: as good as one model trained in one place on all notes; 0 means: no better than
-each site alone. The number exists only if pooled − alone is more than chance. For one
-run, that is more than two standard errors of test data of that size; over seeds, an
-interval of a paired t test that is above zero.
+1 means as good as one model trained in one place on all notes; 0 means no better than
+each site alone. The share is defined only if pooled − alone exceeds chance: for one
+run, two standard errors for test data of that size; over seeds, an interval of a paired
+t test above zero.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Gap(NamedTuple):
     """The share of the gap that a federation closes.
 
     Attributes:
-        closed: The share; None if there is none.
-        why: Why there is none, for people.
+        closed: The share; None if undefined.
+        why: The reason why it is undefined, for reports.
     """
 
     closed: float | None
@@ -38,14 +38,14 @@ class Gap(NamedTuple):
 
 
 class ScoreWithError(NamedTuple):
-    """A score, more being better, and its standard error."""
+    """A score (larger is better) and its standard error."""
 
     score: float
     error: float
 
 
 class Difference(Protocol):
-    """A difference of two models on the same test documents, by a paired bootstrap."""
+    """A difference of two models on the same test documents, by paired bootstrap."""
 
     @property
     def difference(self) -> float:
@@ -53,11 +53,11 @@ class Difference(Protocol):
 
     @property
     def low(self) -> float:
-        """Lower end of its 95 % interval."""
+        """Lower end of the 95 % interval."""
 
     @property
     def high(self) -> float:
-        """Upper end of that interval."""
+        """Upper end of the 95 % interval."""
 
     @property
     def p_value(self) -> float:
@@ -65,12 +65,12 @@ class Difference(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What a federation gains over another condition.
+    """The gain of a federation over another condition.
 
     Attributes:
         gain: The federated score minus that of the other condition.
-        low: Lower end of its 95 % interval.
-        high: Upper end of that interval.
+        low: Lower end of the gain's 95 % interval.
+        high: Upper end of the gain's 95 % interval.
         gap: The share of pooled − alone that the federation closes; None without
             pooled.
         p_value: The two-sided bootstrap p of a paired test. None if the interval is
@@ -103,10 +103,10 @@ class Verdict(NamedTuple):
 
 
 def shown_sign(low: float, high: float, p_value: float | None = None) -> int:
-    """Return the sign of a difference that is shown; 0 if none is.
+    """Return the sign of a significant difference; 0 if it is not significant.
 
-    A difference is shown if its 95 % interval excludes zero; in a paired test, p < 0.05
-    must hold, too.
+    A difference is significant if its 95 % interval excludes zero and, in a paired
+    test, p < 0.05.
     """
     if p_value is not None and p_value >= ALPHA:
         return 0
@@ -116,13 +116,13 @@ def shown_sign(low: float, high: float, p_value: float | None = None) -> int:
 
 
 def gap_of_scores(alone: float, federated: float, pooled: float, noise: float) -> Gap:
-    """Return the gap that is closed.
+    """Return the share of the gap that is closed.
 
     Args:
-        alone: Score of the site alone; in all three, more is better.
+        alone: Score of the site alone; for all scores, larger is better.
         federated: Score of the federation.
         pooled: Score of one model trained on all notes.
-        noise: How large pooled − alone may be by chance.
+        noise: The largest pooled − alone that chance can explain.
     """
     width = pooled - alone
     if abs(width) <= noise:
@@ -133,9 +133,9 @@ def gap_of_scores(alone: float, federated: float, pooled: float, noise: float) -
 
 
 def gap_of_sites(sites: Iterable[SiteScores]) -> Gap | None:
-    """Return the gap that is closed on average, over the sites with all three scores.
+    """Return the mean share of the gap that is closed, over sites with all scores.
 
-    None if no site has all three.
+    It is None if no site has all three scores.
     """
     means = _mean_scores(sites, "alone", "federated", "pooled")
     if not means:
@@ -154,12 +154,12 @@ def gap_by_seed(
     small difference does not dominate the mean.
 
     Args:
-        alone: Scores of the seeds, in the same order; more is better.
-        federated: Likewise.
-        pooled: Likewise.
+        alone: Scores by seed, in the same order; larger is better.
+        federated: As `alone`.
+        pooled: As `alone`.
 
     Returns:
-        The shares, and ""; or [], and why there are none.
+        The shares and ""; or [] and the reason why they are undefined.
     """
     if not all(map(isfinite, (*alone, *federated, *pooled))):
         return [], "a run has no score"
@@ -178,14 +178,14 @@ def verdict(
     paired: Difference | None = None,
     against: str = "alone",
 ) -> Verdict | None:
-    """Return what a federation gains over another condition.
+    """Return the gain of a federation over another condition.
 
     Args:
-        sites: Scores of each site by condition. The means over the sites that have both
-            are compared.
-        paired: The paired test of the same difference, if there is one. Without it, the
-            interval is an unpaired one, which is wider.
-        against: The condition that the federation is compared with.
+        sites: Scores of each site by condition. Means over the sites with both
+            conditions are compared.
+        paired: The paired test of the same difference. If None, the interval is
+            unpaired and wider.
+        against: The condition with which the federation is compared.
 
     Returns:
         The verdict; None if no site has both scores.
@@ -210,9 +210,9 @@ def verdict(
 
 
 def _mean_scores(sites: Iterable[SiteScores], *conditions: str) -> list[ScoreWithError]:
-    """Return the mean score and error of each condition; [] if no site has them all.
+    """Return each condition's mean score and error; [] if no site has all.
 
-    Errors of the sites are averaged as if their test data were the same.
+    The sites' errors are averaged as if all sites had the same test data.
     """
     complete: list[list[ScoreWithError]] = []
     for site in sites:
@@ -233,13 +233,13 @@ def _mean_scores(sites: Iterable[SiteScores], *conditions: str) -> list[ScoreWit
 
 
 def main_score(scores: Mapping[str, Any]) -> ScoreWithError | None:
-    """Return the score by which a site's models are compared, more being better.
+    """Return the score for comparing a site's models; larger is better.
 
-    This is strict F1 of mentions, macro F1 of diseases, or minus the loss of masked
-    words.
+    It is the strict F1 of mentions, the macro F1 of diseases, or the negative loss of
+    masked words.
 
     Args:
-        scores: The scores of a site. Another site may have written them, so anything
+        scores: The scores of a site. Another site may have written them, so any value
             may be missing.
 
     Returns:
@@ -258,7 +258,7 @@ def main_score(scores: Mapping[str, Any]) -> ScoreWithError | None:
     loss = number(scores, "masked", "loss")
     tokens = number(scores, "masked", "tokens")
     if loss is not None and tokens:
-        # The loss of a token deviates about as much as its mean.
+        # The standard deviation of a token's loss is about its mean.
         return ScoreWithError(-loss, loss / sqrt(tokens))
     return None
 
@@ -266,14 +266,14 @@ def main_score(scores: Mapping[str, Any]) -> ScoreWithError | None:
 def f1_error(right: float, predicted: float, gold: float) -> float:
     """Return the standard error of F1, by the delta method.
 
-    F1 = 2 J / (1 + J) with J = right / union, the share of all that either side names,
-    which is binomial. One is added to what is right and to what is not, so that a few
-    mentions which are all right do not count as certain (Agresti and Coull).
+    F1 = 2 J / (1 + J) with J = right / union, the share of correct mentions among all
+    of both sides, which is binomial. One success and one failure are added, so that a
+    few mentions that are all correct do not have an error of 0 (Agresti and Coull).
 
     Args:
-        right: Predictions that are right.
-        predicted: All predictions.
-        gold: All gold mentions.
+        right: Number of correct predictions.
+        predicted: Number of predictions.
+        gold: Number of gold mentions.
     """
     union = gold + predicted - right
     if union <= 0:
@@ -302,7 +302,7 @@ def _disease_error(disease: Mapping[str, Any]) -> float:
 
 
 def _f1_error_of_counts(counts: Mapping[str, Any], right_key: str) -> float | None:
-    """Return the standard error of F1 of counts; None if they are not plausible."""
+    """Return the standard error of F1 from counts; None if they are implausible."""
     right = number(counts, right_key)
     predicted = number(counts, "predicted")
     gold = number(counts, "gold")

@@ -1,4 +1,4 @@
-"""Say of every mention of a document whether it is right, and if not, what is wrong."""
+"""Classify every mention of a document as correct or by its kind of error."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KINDS = ("correct", "boundary", "type", "both", "missed", "spurious")
 
 
 class JudgedMention(NamedTuple):
-    """A gold mention with the prediction that stands for it, or one of them alone.
+    """A gold mention with its matched prediction, or one of the two alone.
 
     Attributes:
-        kind: "correct"; "boundary": the type is right and the place is not; "type": the
-            place is right and the type is not; "both": both are wrong; "missed": there
-            is no prediction; "spurious": there is no gold mention.
-        gold: The gold mention, if there is one.
-        predicted: The prediction, if there is one.
+        kind: "correct"; "boundary": correct type, wrong boundaries; "type": correct
+            boundaries, wrong type; "both": both are wrong; "missed": there is no
+            prediction; "spurious": there is no gold mention.
+        gold: The gold mention, or None.
+        predicted: The prediction, or None.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class JudgedMention(NamedTuple):
 
 
 class _Pairing:
-    """Pairs of gold mentions and predictions of one document; indices of both lists."""
+    """Pairs of gold mentions and predictions in one document, by index."""
 
     def __init__(self, gold: Sequence[Span], predicted: Sequence[Span]) -> None:
         self.gold = gold
@@ -44,9 +44,9 @@ class _Pairing:
         self.used.add(j)
 
     def pair_equal_places(self, kind: str) -> None:
-        """Pair mentions with equal offsets; for the kind "correct", also of one type.
+        """Pair mentions with equal offsets; for "correct", also with equal types.
 
-        Each mention is looked up, because a document may have many mentions.
+        Hash lookups keep this fast for documents with many mentions.
         """
         unused = defaultdict[tuple[object, ...], list[int]](list)
         for j in reversed(range(len(self.predicted))):
@@ -58,13 +58,13 @@ class _Pairing:
                 self.add(i, candidates.pop(), kind)
 
     def pair_overlapping(self) -> None:
-        """Pair mentions that overlap: of equal type first, then the longer overlap."""
+        """Pair overlapping mentions, equal types first, then by longest overlap."""
         for is_other_type, _, i, j in sorted(self._overlapping_pairs()):
             if i not in self.judged and j not in self.used:
                 self.add(i, j, "both" if is_other_type else "boundary")
 
     def _overlapping_pairs(self) -> list[tuple[bool, int, int, int]]:
-        """Return all pairs as: types differ, −overlap, gold mention, prediction."""
+        """Return pairs as (types differ, −overlap, gold index, prediction index)."""
         unused = [j for j in range(len(self.predicted)) if j not in self.used]
         starts = [self.predicted[j].start for j in unused]
         longest = max(
@@ -93,11 +93,11 @@ class _Pairing:
 def judge_mentions(
     gold: Sequence[Span], predicted: Sequence[Span]
 ) -> list[JudgedMention]:
-    """Judge every mention of one document once, in the order of the text.
+    """Classify every mention of one document once, in the order of the text.
 
-    Overlapping mentions are paired one to one, those that agree most first: in place
-    and type; in place; in type; then the longer overlap. A mention that is given twice
-    counts once.
+    Overlapping mentions are paired one to one, best matches first: equal offsets and
+        type; equal offsets; equal type; then the longest overlap. A duplicate mention
+        counts once.
     """
     pairing = _Pairing(sorted(set(gold)), sorted(set(predicted)))
     pairing.pair_equal_places("correct")

@@ -1,13 +1,13 @@
-"""Match predicted mentions with gold mentions, under the three definitions of a hit.
+"""Matching of predicted and gold mentions, under three definitions of a hit.
 
     strict              same start and end
     relaxed             any overlap
     relaxed_one_to_one  pairs that overlap, no mention in two pairs, as many pairs as
                         possible
 
-All definitions are applied within one type and one document. To compute them at once,
-all documents are laid out on one line of characters, once for each type. Mentions
-overlap there only if document and type agree.
+All definitions are applied within one type and one document. To process all documents
+at once, they are laid out on one line of characters, once for each type. Mentions
+overlap on this line only if document and type agree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LaidOutMentions(NamedTuple):
     Attributes:
         document: Index of the document.
         type: Index of the entity type.
-        offset: Offset in the document at which the mention begins (characters).
+        offset: Start of the mention in the document, in characters.
         start: Start on the line.
         end: End on the line.
     """
@@ -45,11 +45,11 @@ class LaidOutMentions(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """Which mentions are hits under one definition.
+    """The mentions that are hits under one definition.
 
     Attributes:
-        gold: (gold mentions,) whether a prediction finds the mention.
-        predicted: (predictions,) whether the prediction is right.
+        gold: (gold mentions,) whether the mention is found by a prediction.
+        predicted: (predictions,) whether the prediction is correct.
     """
 
     gold: Flags
@@ -57,13 +57,13 @@ class Hits(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Mentions of two sides, and which of them are hits.
+    """Gold mentions and predictions, and the hits among them.
 
     Attributes:
         types: The entity types, sorted.
         gold: The gold mentions.
         predicted: The predictions.
-        hits: By definition.
+        hits: The hits by definition.
     """
 
     types: tuple[str, ...]
@@ -166,7 +166,7 @@ def _lay_out(documents: Sequence[Document], types: Sequence[str]) -> LaidOutMent
 
 
 def _match_strictly(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits:
-    """Return which mentions have the place of one of the other side."""
+    """Return which mentions have the same offsets as one on the other side."""
     longest = max(
         int((side.end - side.start).max(initial=0)) for side in (gold, predicted)
     )
@@ -188,7 +188,7 @@ def _overlaps_any(mentions: LaidOutMentions, others: LaidOutMentions) -> Flags:
 
 
 def _match_one_to_one(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits:
-    """Return a maximum matching, by clusters of overlapping mentions of both sides."""
+    """Return a maximum matching, computed per cluster of overlapping mentions."""
     start = np.concatenate([gold.start, predicted.start])
     end = np.concatenate([gold.end, predicted.end])
     order = np.argsort(start, kind="stable")
@@ -204,8 +204,8 @@ def _match_one_to_one(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits
     is_found = np.zeros(len(gold.start), dtype=bool)
     is_right = np.zeros(len(predicted.start), dtype=bool)
 
-    # Most clusters have a single mention on one side, and so exactly one pair. Which
-    # mention of the other side is marked does not change any count.
+    # Most clusters have a single mention on one side and therefore exactly one pair. It
+    # does not matter for counts which mention of the other side is marked.
     single = np.flatnonzero(smaller_side == 1)
     is_found[first_gold[single]] = True
     is_right[first_predicted[single]] = True
@@ -221,9 +221,9 @@ def _match_one_to_one(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits
 
 
 def _largest_matching(overlaps: Flags) -> list[tuple[int, int]]:
-    """Return as many pairs as possible that overlap, no mention in two of them.
+    """Return the maximum number of overlapping pairs, no mention in two pairs.
 
-    Augmenting paths (Berge 1957) are searched breadth first.
+    Augmenting paths (Berge 1957) are found by breadth-first search.
 
     Args:
         overlaps: (gold, predictions) whether the two overlap.

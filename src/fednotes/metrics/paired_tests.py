@@ -1,4 +1,4 @@
-"""Paired tests: do two runs, or two models, differ by more than chance?
+"""Paired tests of whether two runs or two models differ by more than chance.
 
 `paired_t` tests differences between runs over several seeds. The bootstrap tests two
 models on the same test documents (`paired_bootstrap`, `paired_sites`) or patients
@@ -27,13 +27,13 @@ from fednotes.metrics.classification import (
 )
 from fednotes.metrics.spans import document_counts
 
-# Returns a system's score (draws,) of resampled units, from how often each unit is
-# drawn (draws, units).
+# Returns a system's scores on resampled units, (draws,), from how often each unit is
+# drawn, (draws, units).
 Score = Callable[[Floats], Floats]
 
 BOOTSTRAP_SAMPLES = 10_000  # default of every comparison
-FEWEST_SEEDS = 5  # with fewer no difference is claimed
-ROUNDING = 1e-12  # a difference below this comes from rounding
+FEWEST_SEEDS = 5  # with fewer, no difference is claimed
+ROUNDING = 1e-12  # smaller differences are rounding errors
 
 
 # ---- over seeds ----------------------------------------------------------------------
@@ -45,8 +45,8 @@ class PairedTest:
 
     Attributes:
         mean: The mean difference.
-        low: Lower end of its 95 % interval.
-        high: Upper end of that interval.
+        low: Lower end of the 95 % interval of the mean.
+        high: Upper end of the 95 % interval of the mean.
         p_value: The two-sided p value.
         n: The number of differences.
     """
@@ -59,15 +59,15 @@ class PairedTest:
 
 
 def paired_t(differences: Sequence[float]) -> PairedTest:
-    """Test by Student's paired t test whether a mean difference is other than zero.
+    """Test by Student's paired t test whether a mean difference is nonzero.
 
-    The interval is mean ± t(0.975, n − 1) · s / √n, where s is the deviation of the
-    sample. Differences without a spread have an interval without width, and p = 0
-    unless they are zero. What `ROUNDING` can explain is neither a difference nor a
-    spread: scores that are added in another order differ by as much.
+    The interval is mean ± t(0.975, n − 1) · s / √n, where s is the sample standard
+    deviation. Differences without spread have an interval of zero width, and p = 0
+    unless they are zero. Differences and spreads below `ROUNDING` count as zero,
+    because summing scores in a different order can cause them.
 
     Args:
-        differences: One for each seed.
+        differences: One difference for each seed.
 
     Raises:
         DataError: There are fewer than two.
@@ -93,14 +93,14 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The difference of two systems' scores on the same documents or patients.
+    """The difference between two systems' scores on the same documents or patients.
 
     Attributes:
         f1_a: The score of the first system.
         f1_b: The score of the second system.
         difference: The first minus the second.
         low: Lower end of the 95 % percentile interval.
-        high: Upper end of that interval.
+        high: Upper end of the 95 % percentile interval.
         p_value: The two-sided p value (see `bootstrap`).
         samples: The number of resamples.
     """
@@ -121,19 +121,19 @@ def bootstrap(
     seed: int,
     what: str = "patient",
 ) -> Bootstrap:
-    """Test whether two systems differ by more than the choice of units explains.
+    """Test whether two systems differ by more than the sampling of units explains.
 
     Units are drawn with replacement, the same ones for both systems. The p value is the
     two-sided bootstrap p: the fraction of resamples whose difference is at least as far
-    from the observed one as that is from zero, the observed one counted among them
-    (Berg-Kirkpatrick et al. 2012).
+    from the observed one as the observed one is from zero, including the observed
+    sample (Berg-Kirkpatrick et al. 2012).
 
     Args:
         systems: The scores of both systems.
         units: Number of documents or patients.
         samples: Number of resamples.
         seed: Seed of the draws.
-        what: What messages call a unit.
+        what: The name of a unit in messages.
 
     Raises:
         ConfigError: `samples` is less than 1.
@@ -173,7 +173,7 @@ def _resample(
 
 
 def _to_bootstrap(resampled: _Resampled) -> Bootstrap:
-    """Return the interval and the p value of resampled differences."""
+    """Compute the interval and p value of resampled differences."""
     difference = resampled.first - resampled.second
     samples = len(resampled.differences)
     low, high = np.quantile(resampled.differences, (0.025, 0.975)).tolist()
@@ -200,7 +200,7 @@ def paired_bootstrap(
     seed: int = 0,
     types: Collection[str] | None = None,
 ) -> Bootstrap:
-    """Test whether micro F1 of two systems differs; documents are drawn (`bootstrap`).
+    """Test whether two systems' micro F1 differs, resampling documents (`bootstrap`).
 
     Args:
         gold: Documents with gold mentions.
@@ -223,7 +223,7 @@ def paired_bootstrap(
 
 
 def _f1_score(counts: NDArray[Any]) -> Score:
-    """Return micro F1 of resampled documents, from a system's `document_counts`."""
+    """Return the micro F1 on resampled documents, from `document_counts`."""
     as_floats = counts.astype(np.float64)
 
     def f1(weights: Floats) -> Floats:
@@ -240,7 +240,7 @@ def paired_sites(
     samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, Bootstrap], Bootstrap | None]:
-    """Compare two models on each site's test documents, and by the means over sites.
+    """Compare two models on each site's test documents and by means over sites.
 
     Each site's result equals that of `paired_bootstrap`. For the means, the documents
     of every site are drawn independently.
@@ -264,7 +264,7 @@ def paired_sites(
         systems = (_f1_score(first), _f1_score(second))
         resampled = _resample(systems, len(first), samples, seed, "document")
         by_site[site] = _to_bootstrap(resampled)
-        # Sites with equally many documents drew the same places. Another order of the
+        # Sites with equal numbers of documents drew the same indices. Permuting the
         # resamples makes them independent.
         drawn = resampled.differences
         differences.append(np.random.default_rng((seed, place)).permutation(drawn))
@@ -287,15 +287,14 @@ def paired_patients(
     samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> Bootstrap:
-    """Test whether two systems' macro scores differ; patients are drawn (`bootstrap`).
+    """Test whether two systems' macro scores differ, resampling patients (`bootstrap`).
 
     Args:
         labels: (patients, outputs).
         a: (patients, outputs) predictions of the first system; for "auroc", its scores.
-        b: (patients, outputs) those of the second system.
-        metric: "f1" or "auroc". For "auroc", an output without present or without
-            absent patients does not count; in a draw, nor does one that the draw leaves
-            without either.
+        b: (patients, outputs) predictions or scores of the second system.
+        metric: "f1" or "auroc". For "auroc", an output without present or absent
+            patients is ignored, also within a draw.
         classes: As in `ClassCounts.of`.
         samples: Number of resamples.
         seed: Seed of the draws.

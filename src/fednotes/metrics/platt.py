@@ -1,7 +1,7 @@
-"""Platt scaling: from scores to calibrated probabilities, fitted to sums over sites.
+"""Platt scaling of scores to calibrated probabilities, fitted to sums over sites.
 
-J. Platt 1999, "Probabilistic outputs for support vector machines"; the algorithm is
-that of Lin, Lin and Weng 2007.
+J. Platt 1999, "Probabilistic outputs for support vector machines"; the algorithm of
+Lin, Lin and Weng 2007.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-# Log-odds that a calibrated probability gains, at least, for a standard deviation of
-# the score.
+# Minimum increase in log-odds for an increase of the score by one standard deviation.
 LEAST_SLOPE = 0.1
-PLATT_SUMS = 10  # numbers of each classifier in `platt_sums`
+PLATT_SUMS = 10  # sums per classifier in `platt_sums`
 _ROUNDS = 50  # maximum number of sums in one pass of `fit_platt`
-MOST_PLATT_SUMS = 2 * _ROUNDS  # in its two passes
+MOST_PLATT_SUMS = 2 * _ROUNDS  # in both passes
 _STEP_TOLERANCE = 1e-10
 _Sums = Callable[[np.ndarray], np.ndarray]
 
@@ -24,16 +23,16 @@ _Sums = Callable[[np.ndarray], np.ndarray]
 def platt_sums(
     platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-    """Return what `fit_platt` needs of one site's held-out patients.
+    """Return the sums over one site's held-out patients for `fit_platt`.
 
-    With z = a · score + b and p = sigmoid(z), these are sums over the labelled
-    patients, which add over sites: of log(1 + exp z), p · score, p, and the three
-    second derivatives by a and b; the numbers of positive and of negative patients, and
-    the sums of their scores.
+    With z = a · score + b and p = sigmoid(z), these are additive sums over the labelled
+    patients: of log(1 + exp z), p · score, p, and the three second derivatives with
+    respect to a and b; the numbers of positive and negative patients, and the sums of
+    their scores.
 
     Args:
         platt: (machines, 2) a and b.
-        scores: (patients, machines), as the classifiers return them.
+        scores: (patients, machines) the classifiers' scores.
         targets: (patients, machines) above 0 positive, below 0 negative, 0 unlabelled.
 
     Returns:
@@ -59,19 +58,19 @@ def platt_sums(
 
 
 def fit_platt(sums: _Sums, machines: int, rounds: int = _ROUNDS) -> np.ndarray:
-    """Fit Platt scaling by Newton's method, from sums over sites alone.
+    """Fit Platt scaling by Newton's method, using only sums over sites.
 
-    A step after which a machine's cross-entropy is larger is halved. With few held-out
-    patients, the slope may come out negative, so that the probability falls with the
-    score. Therefore no slope is less than `LEAST_SLOPE` over the scores' standard
-    deviation; where it would be, only the intercept is fitted. A machine without
+    A step that increases a machine's cross-entropy is halved. With few held-out
+    patients, the fitted slope may be negative, so that the probability falls with the
+    score. Therefore the slope is at least `LEAST_SLOPE` divided by the scores' standard
+    deviation; if it would be less, only the intercept is fitted. A machine without
     held-out patients keeps (1, 0).
 
     Args:
         sums: Returns the sum over sites of `platt_sums` for (machines, 2) values. It is
-            called once a round, at most `rounds` times in each of two passes.
+            called once per round, at most `rounds` times in each of two passes.
         machines: Number of classifiers.
-        rounds: Maximum number of steps of a pass.
+        rounds: Maximum number of steps in a pass.
 
     Returns:
         (machines, 2) slope and intercept.
@@ -105,14 +104,14 @@ def _descend(
     rounds: int,
     moving: _Moving = "both",
 ) -> np.ndarray:
-    """Return (machines, 2) values that minimise the cross-entropy.
+    """Return the values that minimise the cross-entropy, (machines, 2).
 
     Args:
         sums: As in `fit_platt`.
-        start: (machines, 2) values to begin with.
-        start_sums: The sums there.
+        start: (machines, 2) initial values.
+        start_sums: The sums for the initial values.
         rounds: Maximum number of steps.
-        moving: Whether the slope changes, too.
+        moving: Whether both values change, or only the intercept.
     """
     best = start
     derivatives = _derivatives(start, start_sums)
@@ -130,7 +129,7 @@ def _descend(
 
 
 def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Return (machines, 6) cross-entropy, its gradient (2) and second derivatives (3).
+    """Return cross-entropy, gradient (2) and second derivatives (3), (machines, 6).
 
     The targets are Platt's (n₊ + 1) / (n₊ + 2) and 1 / (n₋ + 2), which keep the fit
     finite if a score separates the classes.

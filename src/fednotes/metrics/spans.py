@@ -1,22 +1,22 @@
 """Precision, recall and F1 of mentions, from counts that add over documents and sites.
 
-Libraries disagree on "relaxed"; here, of one type in one document:
+Libraries disagree on "relaxed". Here, within one type and one document:
 
-    strict              a prediction is right if a gold mention has the same start and
+    strict              a prediction is correct if a gold mention has the same start and
                         end
-    relaxed             any overlap: a prediction is right if it shares a character with
-                        a gold mention; a gold mention is found if it shares one with a
-                        prediction. Precision and recall have their own counts, because
-                        one long prediction may find three gold mentions.
-    relaxed_one_to_one  the largest number of pairs (gold, prediction) that overlap, no
+    relaxed             any overlap: a prediction is correct if it shares a character
+                        with a gold mention; a gold mention is found if it shares one
+                        with a prediction. Precision and recall have separate counts,
+                        because one long prediction may find three gold mentions.
+    relaxed_one_to_one  the maximum number of overlapping pairs (gold, prediction), no
                         mention in two pairs: maximum bipartite matching
     unseen              strict, for mentions whose surface form is not in a given set
                         (the forms of the training mentions, `forms_of`): recall over
                         such gold mentions, precision over such predictions
 
-A mention is its start, end and type. Fragments are not compared, so flatten both sides
-by the same rule first. A mention that is given twice counts once. Scores are fractions;
-a score whose denominator is zero is 0.0, as in seqeval.
+A mention is its start, end and type. Fragments are not compared, so first flatten both
+sides by the same rule. A duplicate mention counts once. Scores are fractions; a score
+whose denominator is zero is 0.0, as in seqeval.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fednotes.metrics.matching import Flags, Ints, LaidOutMentions, match_mentio
 
 Scores = dict[str, float]
 
-# If F1 by any overlap differs by more from one-to-one F1, both are shown.
+# If F1 by any overlap differs more than this from one-to-one F1, both are shown.
 OVERLAP_POINTS = 0.1
 DEFINITIONS = ("strict", "relaxed", "relaxed_one_to_one")
 _MEASURES = ("precision", "recall", "f1")
@@ -57,7 +57,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class TypeCounts(Counts):
-    """The counts of one entity type; they add.
+    """The additive counts of one entity type.
 
     Attributes:
         gold: Gold mentions.
@@ -65,7 +65,7 @@ class TypeCounts(Counts):
         strict: Pairs of equal start and end.
         relaxed_gold: Gold mentions that a prediction overlaps.
         relaxed_predicted: Predictions that a gold mention overlaps.
-        one_to_one: Pairs that overlap, no mention in two of them.
+        one_to_one: Overlapping pairs, no mention in two pairs.
         unseen_gold: Gold mentions whose form is new.
         unseen_predicted: Predictions whose form is new.
         unseen: Strict pairs whose form is new.
@@ -82,7 +82,7 @@ class TypeCounts(Counts):
     unseen: int = 0
 
     def score(self, definition: str) -> Scores:
-        """Return precision, recall and F1 by one of DEFINITIONS, or of "unseen"."""
+        """Return precision, recall and F1 by one of DEFINITIONS, or for "unseen"."""
         if definition == "strict":
             return _score(self.strict, self.predicted, self.strict, self.gold)
         if definition == "relaxed":
@@ -102,9 +102,9 @@ def _score(right: int, predicted: int, hits: int, gold: int) -> Scores:
     """Return precision, recall and F1.
 
     Args:
-        right: Predictions that are right.
+        right: Correct predictions.
         predicted: All predictions.
-        hits: Gold mentions that are found.
+        hits: Gold mentions found.
         gold: All gold mentions.
     """
     precision = right / predicted if predicted else 0.0
@@ -116,7 +116,7 @@ def _score(right: int, predicted: int, hits: int, gold: int) -> Scores:
 
 @dataclass(frozen=True, slots=True)
 class SpanCounts:
-    """What a tagger predicted right, counted by type; counts add.
+    """Additive counts of a tagger's correct and wrong predictions, by type.
 
     Attributes:
         by_type: The counts of each entity type. `SpanCounts()` is zero.
@@ -138,7 +138,7 @@ class SpanCounts:
             gold: Documents with gold mentions.
             predicted: The same documents in the same order, with predictions.
             seen: Surface forms of the training mentions (`forms_of`). If empty, all
-                forms are new.
+                forms count as new.
             types: The types that count (a site's tag set); None counts all that occur.
 
         Raises:
@@ -184,16 +184,16 @@ class SpanCounts:
 
     @property
     def total(self) -> TypeCounts:
-        """The counts of all types together (micro averaging)."""
+        """The summed counts of all types (for micro averages)."""
         return sum(self.by_type.values(), TypeCounts())
 
     @property
     def strict_f1(self) -> float | None:
-        """Micro F1, strict; None if nothing is annotated, so nothing can be judged."""
+        """Strict micro F1; None if there are no gold mentions."""
         return float(self.scores()["strict"]["f1"]) if self.total.gold else None
 
     def to_metrics(self) -> dict[str, float]:
-        """Return flat counts that add under `Total`: {"strict/ADR/tp": 12.0, ...}."""
+        """Return flat counts that `Total` can sum: {"strict/ADR/tp": 12.0, ...}."""
         return {
             f"{head}/{name}/{tail}": float(getattr(counts, attribute))
             for name, counts in self.by_type.items()
@@ -202,14 +202,14 @@ class SpanCounts:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float]) -> SpanCounts:
-        """Return the counts of flat metrics; other keys are ignored.
+        """Return the counts in flat metrics, ignoring other keys.
 
         This is the inverse of `to_metrics`.
         """
         by_type: dict[str, dict[str, int]] = {}
         for key, value in metrics.items():
             head, _, remainder = key.partition("/")
-            # A type's name may have a slash, too.
+            # A type's name may also contain a slash.
             name, slash, tail = remainder.rpartition("/")
             attribute = _FIELDS.get((head, tail))
             if slash and attribute:
@@ -217,17 +217,16 @@ class SpanCounts:
         return cls({name: TypeCounts(**by_type[name]) for name in sorted(by_type)})
 
     def scores(self) -> dict[str, Any]:
-        """Return micro scores, macro means, scores by type, and scores of new forms.
+        """Return micro, macro and per-type scores, and scores of new forms.
 
         Returns:
             "strict", "relaxed", "relaxed_one_to_one": {precision, recall, f1}.
             "support": the number of gold mentions.
-            "by_type": by type, the same scores, "support", and "predicted", the number
-            of predictions.
-            "macro": by definition, the mean over the types that occur in gold mentions
-            or predictions.
-            "unseen": {precision, recall, f1, "support"}.
-            "counts": of all types together, with which `micro_scores` pools sites.
+            "by_type": the same scores by type, with "support" and "predicted", the
+            number of predictions. "macro": for each definition, the mean over the types
+            that occur in gold mentions or predictions. "unseen": {precision, recall,
+            f1, "support"}. "counts": the summed counts of all types, from which
+            `micro_scores` pools sites.
         """
         total = self.total
         by_type: dict[str, dict[str, object]] = {}
@@ -277,7 +276,7 @@ def _has_new_form(
 
 
 def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
-    """Return precision, recall and F1 of several sites' mentions together.
+    """Return precision, recall and F1 over several sites' pooled mentions.
 
     Args:
         scores: The results of `SpanCounts.scores` at each site.
@@ -292,11 +291,12 @@ def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
 def overlap_differs(scores: Mapping[str, Any]) -> bool:
     """Return whether F1 by any overlap is more than ten points from one-to-one F1.
 
-    Any overlap lets one long mention match several short ones; one to one does not.
+    With any overlap, one long mention can match several short ones; one to one it
+    cannot.
 
     Args:
-        scores: The result of `SpanCounts.scores`. If one of the two is missing, they do
-            not differ.
+        scores: The result of `SpanCounts.scores`. If one of the two is missing, the
+            result is False.
     """
     any_overlap = number(scores, "relaxed", "f1")
     one_to_one = number(scores, "relaxed_one_to_one", "f1")
@@ -308,18 +308,19 @@ def overlap_differs(scores: Mapping[str, Any]) -> bool:
 def token_kappa(
     one: Sequence[Document], other: Sequence[Document]
 ) -> tuple[int, float | None]:
-    """Return the number of tokens, and Cohen's kappa of two annotations of them.
+    """Return the number of tokens, and Cohen's kappa of two annotations.
 
-    A token's category is the type of the outermost mention around it, or none. Kappa is
-    (p_o − p_e) / (1 − p_e): J. Cohen, Educational and Psychological Measurement 20
-    (1960).
+    A token's category is the type of the outermost mention that covers it, or none.
+    Kappa is (p_o − p_e) / (1 − p_e): J. Cohen, Educational and Psychological
+    Measurement 20 (1960).
 
     Args:
         one: Documents with one annotation.
-        other: The same documents with the other.
+        other: The same documents with the other annotation.
 
     Returns:
-        The number of tokens, and kappa; None if both have one category throughout.
+        The number of tokens, and kappa, which is None if both have the same single
+        category.
     """
     tagset = TagSet(types_of([*one, *other]), "IO")
     table = np.zeros((len(tagset.tags), len(tagset.tags)))  # tokens by both categories
@@ -361,8 +362,8 @@ def document_counts(
         types: As in `SpanCounts.of`.
 
     Returns:
-        (documents, 4): right predictions, predictions, found gold mentions, gold
-        mentions.
+        (documents, 4): correct predictions, predictions, found gold mentions, gold
+            mentions.
 
     Raises:
         DataError: As `SpanCounts.of`.

@@ -1,4 +1,4 @@
-"""Summarise scores: the scores of several runs, or those of a run's sites."""
+"""Summaries of scores over several runs, or over the sites of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fednotes.core.errors import DataError
 from fednotes.metrics.classification import ClassCounts
 from fednotes.metrics.spans import micro_scores
 
-# The measures of each kind of score that have a mean over sites.
+# The measures of each kind of score that are averaged over sites.
 _MEASURES = {
     "strict": ("precision", "recall", "f1"),
     "relaxed": ("precision", "recall", "f1"),
@@ -25,7 +25,7 @@ _MEASURES = {
     "calibration": ("brier",),
     "codes": ("loss", "auroc"),
 }
-# Where each measure of a disease is in its scores.
+# The path of each measure in the scores of a disease.
 _DISEASE_MEASURES = {
     **{key: ("macro", key) for key in ("precision", "recall", "f1")},
     **{key: (key, "value") for key in ("auroc", "auprc")},
@@ -39,8 +39,8 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return mean and standard deviation of every number of nested scores.
 
     Each number becomes {"mean": m, "std": s, "n": number of runs that have it}. The
-    deviation is that of a sample (ddof = 1); a single run has none (None). What is not
-    a number (names, None, booleans) is left out.
+    standard deviation is that of a sample (ddof = 1), and None for a single run. Values
+    that are not numbers (names, None, booleans) are left out.
 
     Raises:
         DataError: A key is a number in one run and a dictionary in another.
@@ -72,8 +72,8 @@ def _is_number(value: object) -> bool:
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the plain mean of each measure over the sites that have it.
 
-    Sites have measures if they have held-out data. A number that no site has is None.
-    "by_output" has the means of each disease, if any site is judged on diseases.
+    Sites have measures if they have held-out data. A measure that no site has is None.
+    "by_output" has the means of each disease, if any site is scored on diseases.
     """
     means: dict[str, dict[str, Any]] = {}
     for kind, measures in _MEASURES.items():
@@ -115,17 +115,17 @@ def _disease_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _mean(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float | None:
-    """Return the mean over the sites that have this number."""
+    """Return the mean over the sites that have this number; None if none has it."""
     values = [(each.get(kind) or {}).get(key) for each in scores]
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None
 
 
 def summed_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return scores of all sites' test data together, from their counts.
+    """Return scores of all sites' pooled test data, from their counts.
 
-    For diseases, sites that are judged on codes alone are left out, and a patient whom
-    several sites judge counts at each.
+    For diseases, sites that are scored only on codes are left out, and a patient who is
+    scored at several sites counts at each of them.
 
     Returns:
         The scores; {} if a site has no counts.

@@ -2,15 +2,14 @@
 
 Clément Canonne, Gautam Kamath, Thomas Steinke (2020), "The discrete Gaussian for
 differential privacy", Algorithms 1 to 3: P(x) ∝ exp(-x² / 2 s²) on integers. Here s is
-always 2^26, and the data are put on a grid that gives the noise the right size. Every
-probability is then a fraction whose denominator is a power of two (times k in Algorithm
-1), so a comparison of integers decides it. No rounding of floating-point numbers can
-reveal the data (Mironov 2012). All numbers are drawn at once; rejected ones are drawn
-again.
+always 2^26, and the data are put on a grid that scales the noise. Every probability is
+then a fraction whose denominator is a power of two (times k in Algorithm 1), so integer
+comparisons suffice. No rounding of floating-point numbers can reveal the data (Mironov
+2012). All numbers are drawn at once; rejected ones are redrawn.
 
 The stream is ChaCha20 (RFC 8439, from `cryptography`, the extra "secure") under a key
-of 256 bits. NumPy's generators are not secure: some of their numbers determine the
-others.
+of 256 bits. NumPy's generators are not secure, because some of their numbers determine
+the others.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ from fednotes.privacy.secure_sum.crypto import add_streams, need_cryptography, r
 
 BITS = 26
 SCALE: int = 2**BITS  # s, in units of the grid
-# A candidate beyond so many s is rejected; an exact sampler accepts one in exp(480).
+# Candidates beyond this multiple of s are rejected; an exact sampler accepts one in
+# exp(480).
 FAR = 32
-MARGIN = 1 - 1e-9  # factor on a clip, because float64 rounds
-LOT = 2**14  # words that are drawn from the stream at a time, at least
+MARGIN = 1 - 1e-9  # factor of the clip that allows for float64 rounding
+LOT = 2**14  # minimum number of words drawn from the stream at once
 Words = NDArray[np.uint64]
 Whole = NDArray[np.int64]
 Truth = NDArray[np.bool_]
 
 
 class Stream:
-    """Random words that follow from a key of 32 bytes."""
+    """Random words derived from a key of 32 bytes."""
 
     def __init__(self, key: bytes) -> None:
         need_cryptography()
@@ -45,10 +45,11 @@ class Stream:
         self._left: Words = np.zeros(0, np.uint64)
 
     def words(self, count: int) -> Words:
-        """Return independent words of 64 bits; none is returned twice."""
+        """Return independent 64-bit words, each only once."""
         if count > len(self._left):
             fresh = np.zeros(max(LOT, count), np.uint64)
-            # Each lot has a key of its own: `add_streams` begins a stream at its start.
+            # Each lot has its own key, because `add_streams` always starts at counter
+            # 0.
             add_streams(fresh, [(receipt(self._key, "lot", self._lots), 1)])
             self._lots += 1
             self._left = np.concatenate([self._left, fresh])
@@ -57,9 +58,9 @@ class Stream:
 
 
 def chosen(stream: Stream, units: int, rate: float) -> Truth:
-    """Return which units take part, each with probability `rate`.
+    """Draw the units that take part, each with probability `rate`.
 
-    The probability is exact to 2^-53, and never above `rate`.
+    The probability is exact to 2^-53 and never above `rate`.
 
     Returns:
         (units,) booleans.
@@ -70,19 +71,19 @@ def chosen(stream: Stream, units: int, rate: float) -> Truth:
 def cut(
     gradient: Tensors, clip: float, grids: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Clip a gradient and put it on the grids of its tensors.
+    """Clip a gradient and round it to the grids of its tensors.
 
-    Values are rounded towards zero, which lengthens no vector, so the length is at most
-    `clip` on the grid too.
+    Values are rounded towards zero, which never lengthens a vector, so the norm is also
+    at most `clip` on the grid.
 
     Args:
         gradient: Tensors that are clipped together, as one vector.
-        clip: The largest L2 norm.
-        grids: What an integer stands for, for each tensor.
+        clip: The maximum L2 norm.
+        grids: The grid spacing of each tensor.
 
     Returns:
-        Integers by name; nothing if a value is not finite, because a refusal would
-        reveal that.
+        Integers by name; empty if a value is not finite, because a refusal would reveal
+        that.
     """
     exact = {
         name: value.detach().to_dense().double().cpu()
@@ -99,7 +100,7 @@ def cut(
 
 
 def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
-    """Return (count,) independent discrete Gaussians with s = 2^bits (Algorithm 3)."""
+    """Return independent discrete Gaussians with s = 2^bits, (count,) (Algorithm 3)."""
     found, scale = np.empty(count, np.int64), 2**bits
     open_ = np.arange(count)
     while len(open_):
@@ -115,7 +116,7 @@ def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
 
 
 def _laplace(stream: Stream, count: int, bits: int) -> Whole:
-    """Return (count,) of P(y) ∝ exp(-|y| / s): Algorithm 2, t a power of two."""
+    """Draw from P(y) ∝ exp(-|y| / s), (count,): Algorithm 2, t a power of two."""
     found = np.empty(count, np.int64)
     open_ = np.arange(count)
     while len(open_):
@@ -135,7 +136,7 @@ def _laplace(stream: Stream, count: int, bits: int) -> Whole:
 
 
 def _runs(stream: Stream, count: int) -> Whole:
-    """Return (count,) how often an event of probability exp(-1) precedes a failure."""
+    """Draw how often an event of probability exp(-1) precedes a failure, (count,)."""
     found = np.zeros(count, np.int64)
     going = np.arange(count)
     while len(going):
@@ -145,12 +146,12 @@ def _runs(stream: Stream, count: int) -> Whole:
 
 
 def _exponential(stream: Stream, above: Whole, bits: int) -> Truth:
-    """Return True with probability exp(-above / 2^bits), for integers of at least 0."""
+    """Return True with probability exp(-above / 2^bits), for nonnegative integers."""
     whole, rest = above >> bits, above & ((1 << bits) - 1)
     held = _fraction(stream, rest, bits)
     going = np.flatnonzero(held & (whole > 0))
     left = whole[going]
-    while len(going):  # one exp(-1) for each whole one
+    while len(going):  # one factor exp(-1) for each whole unit
         one = _fraction(stream, np.ones(len(going), np.int64), 0)
         held[going[~one]] = False
         going, left = going[one], left[one] - 1
@@ -161,8 +162,8 @@ def _exponential(stream: Stream, above: Whole, bits: int) -> Truth:
 def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
     """Return True with probability exp(-γ), where γ = above / 2^bits is at most 1.
 
-    Algorithm 1: k counts up as long as an event of probability γ / k occurs; with the
-    wanted probability it ends at an odd k.
+    Algorithm 1: k increases as long as an event of probability γ / k occurs. It stops
+        at an odd k with probability exp(-γ).
     """
     odd = np.ones(len(above), bool)
     going = np.arange(len(above))
@@ -180,7 +181,7 @@ def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
 
 
 def _one_of(stream: Stream, k: int, count: int) -> Truth:
-    """Return (count,) True with probability 1 / k, exactly."""
+    """Return True with probability exactly 1 / k, (count,)."""
     most = np.uint64(2**64 // k * k - 1)
     words = stream.words(count).copy()
     while len(beyond := np.flatnonzero(words > most)):

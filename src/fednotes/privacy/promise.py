@@ -1,9 +1,9 @@
-"""What a job promises about single units of training data, and what is spent of it.
+"""A job's promise of differential privacy, and the ε that is spent.
 
 The promise is (ε, δ)-differential privacy for data sets of one site that differ by one
-added or removed unit. In a round at a site, each unit takes part with probability q,
-all gradients of a unit together are clipped to the norm C, and their sum leaves with
-discrete Gaussian noise of σ C (`noise.py`, `training.py`).
+added or removed unit. In each round, a unit takes part with probability q, all
+gradients of a unit together are clipped to the norm C, and their sum leaves the site
+with discrete Gaussian noise of σ C (`noise.py`, `training.py`).
 
 Rounds compose by Rényi differential privacy of the Poisson-subsampled Gaussian
 (Mironov, Talwar, Zhang 2019, "Rényi differential privacy of the sampled Gaussian
@@ -32,7 +32,7 @@ from fednotes.core.settings import checked
 from fednotes.privacy.noise import SCALE
 
 ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024)
-STEP = 1e-4  # computed noise is rounded up to it, so that all machines agree
+STEP = 1e-4  # computed noise is rounded up to a multiple, so that all machines agree
 LEAST_NOISE = 0.1
 MOST_NOISE = 1000.0
 COUNTS = "noisy_counts"  # the task that publishes noisy counts
@@ -103,14 +103,14 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Promise:
-    """A job's promise, with every number that it depends on.
+    """A job's promise, with every number on which it depends.
 
     Attributes:
         privacy: The settings.
-        noise: σ of the noise in a sum, in units of the clip.
-        rounds: The most rounds that a site answers.
-        shares: Number of sites whose noise counts in a sum; 1 if each site adds all of
-            it.
+        noise: σ of the noise in a sum, as a multiple of the clip.
+        rounds: The maximum number of rounds that a site answers.
+        shares: Number of sites whose noise counts in a sum; 1 if each site adds the
+            full noise.
     """
 
     privacy: Privacy
@@ -124,9 +124,9 @@ class Promise:
 
         Args:
             privacy: The settings.
-            rounds: The most rounds.
-            sites: Number of sites of the job.
-            least: The fewest sites of a sum; 0 stands for all.
+            rounds: The maximum number of rounds.
+            sites: Number of sites in the job.
+            least: The minimum number of sites in a sum; 0 means all.
 
         Raises:
             ConfigError: No noise can keep the promise.
@@ -137,7 +137,8 @@ class Promise:
             opened = max(least or sites, sites // 2 + 1)
             shares = opened - privacy.colluding  # [kairouz shares]
             least = (sites + privacy.colluding) // 2 + 1
-            # With fewer, a dishonest server and they could open smaller sums.
+            # With fewer, a dishonest server and colluding sites could open smaller
+            # sums.
             if opened < least:
                 raise ConfigError(
                     f"colluding = {privacy.colluding}: a sum may cover only {opened} "
@@ -153,26 +154,26 @@ class Promise:
 
     @property
     def share(self) -> float:
-        """σ of one site's noise, in units of the clip."""
+        """σ of one site's noise, as a multiple of the clip."""
         return self.noise / math.sqrt(self.shares)  # [kairouz shares]
 
     @property
     def grids(self) -> tuple[float, float]:
-        """What an integer stands for if a site adds its share of the noise, or all."""
+        """The grid spacings for a site's share of the noise and for the full noise."""
         # [abadi noise]
         share, whole = (n * self.privacy.clip / SCALE for n in (self.share, self.noise))
         return share, whole
 
     @property
     def counted(self) -> float:
-        """What an integer stands for in a site's noisy counts."""
+        """The grid spacing of a site's noisy counts."""
         # [abadi counts]
         return (
             self.privacy.counts / math.sqrt(self.shares) * self.privacy.counted / SCALE
         )
 
     def epsilon(self, rounds: int | None = None) -> float:
-        """Return ε after some rounds (by default all), the counts included."""
+        """Return ε after some rounds (by default all), including the counts."""
         own, spent = self.privacy, self.rounds if rounds is None else rounds
         return epsilon_of(self.noise, own.delta, own.rate, spent, own.counts)
 
@@ -213,14 +214,14 @@ class Promise:
 def epsilon_of(
     noise: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
-    """Return ε of rounds of the Poisson-subsampled Gaussian, by Rényi accounting.
+    """Return ε of rounds of the Poisson-subsampled Gaussian by Rényi accounting.
 
     Args:
         noise: The noise multiplier σ.
         delta: δ.
         rate: The probability that a unit takes part in a round.
         rounds: The number of rounds.
-        counts: σ of one further Gaussian on everybody; 0 for none.
+        counts: σ of one additional Gaussian mechanism on all units; 0 for none.
     """
     if not rounds:
         return 0.0
@@ -237,10 +238,10 @@ def epsilon_of(
 def noise_for(
     epsilon: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
-    """Return the least σ that keeps (ε, δ) over all rounds, rounded up to `STEP`.
+    """Return the smallest σ that ensures (ε, δ) over all rounds, in steps of `STEP`.
 
     Raises:
-        ConfigError: No noise keeps it.
+        ConfigError: No noise is sufficient.
     """
     low, high = math.floor(LEAST_NOISE / STEP), math.ceil(MOST_NOISE / STEP)
     if epsilon_of(high * STEP, delta, rate, rounds, counts) > epsilon:
@@ -259,7 +260,7 @@ def noise_for(
 
 @contextmanager
 def _accounting() -> Iterator[tuple[Any, Any]]:
-    """Yield the modules of `dp-accounting` for events and for Rényi accounting.
+    """Yield the modules of `dp-accounting` for events and Rényi accounting.
 
     Raises:
         MissingExtra: The package is not installed.

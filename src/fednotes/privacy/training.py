@@ -1,23 +1,22 @@
-"""Training with differential privacy, for methods whose sites descend one gradient.
+"""Training with differential privacy, for methods whose sites follow one gradient.
 
-Abadi et al. 2016, "Deep learning with differential privacy", with the noise of many
-sites in whole numbers (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian
-mechanism").
+Abadi et al. 2016, "Deep learning with differential privacy", with the integer noise of
+many sites (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mechanism").
 
     q       `Privacy.rate`: each unit of a site is drawn into a round with this
-            probability, whoever else is drawn
+            probability, independently of the others
     g_u     the gradient of a unit's mean loss, over shared and private layers, as one
             vector
-    C       `Privacy.clip`: g_u · min(1, C / |g_u|), then cut to the grid towards zero
-    σ       `Promise.noise`, of a sum. A site adds `Promise.share` to what is shared.
-            To its private layers, which nobody else's noise hides, it adds all of σ.
-    N       `Config.batch_size`, a constant: no number of units leaves a site, and none
-            divides here
+    C       `Privacy.clip`: g_u · min(1, C / |g_u|), then rounded to the grid towards 0
+    σ       `Promise.noise`, of a sum. A site adds `Promise.share` to shared layers. To
+            its private layers, which no other noise hides, it adds the full σ.
+    N       `Config.batch_size`, a constant: no number of units leaves a site or is used
+            as a divisor
 
-A site adds whole numbers of its grid, so a sum is exact, also under the secure sum, and
-its sensitivity is C, because cutting towards zero lengthens no vector. Only that sum
-leaves: no loss, no number of sentences, no count of an evaluation. docs/privacy.md has
-the argument.
+A site adds integers on its grid, so a sum is exact, also under the secure sum. Its
+sensitivity is C, because rounding towards zero never lengthens a vector. Only this sum
+leaves the site: no loss, no number of sentences, no evaluation counts. docs/privacy.md
+has the argument.
 """
 
 from __future__ import annotations
@@ -60,26 +59,26 @@ from fednotes.privacy.units import group_documents, group_sentences
 from fednotes.training.sites import Adam, Best, RoundServer
 
 NOISY = "noisy_gradients"  # the task of a round
-AGREED = "agreed."  # in states, before the names of what was agreed before training
-TOGETHER = 64  # sentences of a unit in one pass
+AGREED = "agreed."  # prefix in states, of tensors agreed before training
+TOGETHER = 64  # sentences of a unit in one forward pass
 MENTION_COUNTS = 3  # right predictions, predictions, gold mentions
 logger = logging.getLogger(__name__)
 
 
 class DPSupport(ABC):
-    """How a method trains with differential privacy.
+    """A method's support for training with differential privacy.
 
     A method declares an instance as `dp`. A subclass must define the abstract methods.
-    The others describe a method that finds mentions, whose noisy counts are those of
-    the last model's mentions.
+    The defaults suit a method that finds mentions, whose noisy counts are those of the
+    final model's mentions.
 
     Attributes:
-        required_settings: Settings that must have one value under [privacy]; a job need
-            not give them.
-        counts_before_training: Whether the noisy counts of `Privacy.counts` come before
-            training, which begins with what follows from them (`agree`). Otherwise they
-            judge the last round's model.
-        example_names: What a site's policy calls the examples behind a sum.
+        required_settings: Settings with a fixed value under [privacy]; a job may omit
+            them.
+        counts_before_training: Whether the noisy counts of `Privacy.counts` are
+            published before training, which starts with the result of `agree`.
+            Otherwise they evaluate the last round's model.
+        example_names: Names of a sum's examples in a site's policy.
     """
 
     required_settings: Mapping[str, Any] = MappingProxyType({})
@@ -88,23 +87,23 @@ class DPSupport(ABC):
 
     @abstractmethod
     def initial(self, config: Any, agreed: Tensors) -> dict[str, Tensor]:
-        """Return what sites share before training.
+        """Return the shared parameters before training.
 
         Args:
             config: The settings of the run.
-            agreed: What `agree` returned; empty where nothing is agreed.
+            agreed: The result of `agree`; empty if nothing is agreed.
         """
 
     @abstractmethod
     def loss(self, site: Any, indices: np.ndarray) -> Tensor:
-        """Return the mean loss, (), of some sentences, or of what `units` numbers."""
+        """Return the mean loss, (), over some sentences or other items of `units`."""
 
     @abstractmethod
     def count_rounds(self, config: Any, sums_per_epoch: int) -> int:
-        """Return the largest number of rounds, at `sums_per_epoch` rounds an epoch."""
+        """Return the maximum number of rounds, at `sums_per_epoch` rounds per epoch."""
 
     def units(self, site: Any, unit: Unit) -> list[np.ndarray]:
-        """Return the numbers of each unit's sentences, as `loss` takes them."""
+        """Return the indices of each unit's sentences, in the form of `loss`."""
         return group_sentences(site, unit)
 
     def digest(self, data: Any) -> bytes:
@@ -113,44 +112,45 @@ class DPSupport(ABC):
         return digest(*(part for document in texts for part in document))
 
     def begin(self, site: Any, agreed: Tensors) -> None:
-        """Prepare a site before its first answer, with what all sites agreed on."""
+        """Prepare a site before its first answer, with the agreed tensors."""
         del site, agreed
 
     def prepare_round(self, site: Any, round: int, memory: Tensors) -> Tensors:
-        """Prepare a site for an answer, after it took the parameters of the question.
+        """Prepare a site for an answer, after it loaded the received parameters.
 
-        Parameters that require no gradient afterwards are not trained in this round.
+        Parameters that do not require a gradient afterwards are not trained in this
+        round.
 
         Args:
             site: The site.
             round: The round's number.
-            memory: What the call before this one returned; empty at first.
+            memory: The result of the previous call; empty at first.
 
         Returns:
-            Tensors that the site keeps for its next answer. They must follow from
-            parameters alone.
+            Tensors that the site keeps for its next answer. They must depend only on
+            parameters.
         """
         del site, round
         return memory
 
-    # The noisy counts of `Privacy.counts`, by default those of mentions.
+    # The noisy counts of `Privacy.counts`, by default counts of mentions.
 
     def count_size(self, config: Any) -> int:
-        """Return how many numbers the noisy counts are; 0 if there is nothing to count.
+        """Return the number of noisy counts; 0 if there is nothing to count.
 
-        For mentions: right predictions, predictions, gold mentions.
+        For mentions, these are correct predictions, predictions and gold mentions.
         """
         del config
         return MENTION_COUNTS
 
     def counted_units(self, site: Any, unit: Unit) -> Sequence[Any]:
-        """Return what is counted of each unit, as `count_unit` takes it."""
+        """Return each unit's items to count, in the form of `count_unit`."""
         return group_documents(site.id, site.data.valid, unit)
 
     def count_unit(
         self, site: Any, counted: Any
     ) -> tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]:
-        """Return the places of one unit's counts, and the counts there."""
+        """Return the positions of one unit's counts, and the counts."""
         types = site.data.tags.types  # a site annotates no others
         predicted = site.model.predict(counted)
         total = SpanCounts.of(counted, predicted, types=types).total
@@ -158,7 +158,7 @@ class DPSupport(ABC):
         return range(MENTION_COUNTS), counts
 
     def agree(self, config: Any, counts: np.ndarray, deviation: float) -> Tensors:
-        """Return what training begins with, where counts come before it.
+        """Return the tensors with which training starts, if counts come before it.
 
         Args:
             config: The settings of the run.
@@ -168,22 +168,22 @@ class DPSupport(ABC):
         del config, counts, deviation
         return {}
 
-    # What follows from these.
+    # Derived methods.
 
     def is_counting(self, config: Any) -> bool:
         """Return whether a run publishes noisy counts."""
         return bool(config.privacy.counts) and self.count_size(config) > 0
 
     def agrees_first(self, config: Any) -> bool:
-        """Return whether training begins with noisy counts."""
+        """Return whether training starts with noisy counts."""
         return self.counts_before_training and self.is_counting(config)
 
     def require(self, config: Any) -> None:
         """Check that the settings allow training with differential privacy.
 
         Raises:
-            ConfigError: A setting has another value than it must have, or the job asks
-                for counts and has nothing to count.
+            ConfigError: A setting does not have its required value, or the job requests
+                counts but has nothing to count.
         """
         if config.privacy.counts and not self.count_size(config):
             raise ConfigError(
@@ -199,7 +199,7 @@ class DPSupport(ABC):
                 )
 
     def make_promise(self, config: Any) -> Promise:
-        """Return what a run with these settings promises.
+        """Return the promise of a run with these settings.
 
         Raises:
             ConfigError: No noise can keep the promise.
@@ -210,7 +210,7 @@ class DPSupport(ABC):
 
 
 def train(federation: Federation, config: Any, support: DPSupport) -> State:
-    """Train all rounds of a promise: in each, a sum of clipped gradients, and a step.
+    """Train all rounds of a promise, each a sum of clipped gradients and a step.
 
     Args:
         federation: The sites, as `DPSite`.
@@ -218,7 +218,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
         support: How the method trains with differential privacy.
 
     Returns:
-        The server's last state.
+        The server's final state.
     """
     promise = support.make_promise(config)
     resumed = federation.resume()
@@ -251,7 +251,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
 def _agree(
     federation: Federation, config: Any, support: DPSupport, promise: Promise
 ) -> Tensors:
-    """Sum the sites' noisy counts; tell the sites what follows from them."""
+    """Sum the sites' noisy counts; send the sites the agreed tensors."""
     total = federation.sum(COUNTS, round=0)
     total.require({COUNTS: (support.count_size(config),)})
     counts = total.tensors[COUNTS].double() * promise.counted
@@ -262,13 +262,13 @@ def _agree(
 
 
 class Server(RoundServer):
-    """What sites share, its optimizer, and what was agreed before training.
+    """The server: shared parameters, optimizer, and the agreed tensors.
 
     Args:
         config: The settings of the run.
-        promise: What the run promises.
-        initial: What sites share before training.
-        resumed: The state to go on from, if any.
+        promise: The run's promise.
+        initial: The shared parameters before training.
+        resumed: The state to resume from; None at the first start.
     """
 
     agreed: Tensors
@@ -286,8 +286,8 @@ class Server(RoundServer):
         super().__init__(config, initial, Best(wanted=False, later="never"), resumed)
 
     def step(self, total: Total) -> None:
-        """θ_s ← θ_s − α (Σ clipped g_u + noise) / N, by Adam."""
-        # A method of two stages trains some of what is shared in each of them.
+        """Update θ_s by Adam along (Σ clipped g_u + noise) / N."""
+        # A method with two stages trains only some of the shared parameters in each.
         shapes = shapes_of(self.shared)
         total.require({name: shapes[name] for name in total.tensors if name in shapes})
         gradients: dict[str, Tensor | None] = dict.fromkeys(self.shared)
@@ -297,7 +297,7 @@ class Server(RoundServer):
         self.round += 1
 
     def judge(self, total: Total) -> None:
-        """Note the micro F1 that follows from the sites' noisy counts of mentions."""
+        """Record the micro F1 computed from the sites' noisy counts of mentions."""
         total.require({COUNTS: (MENTION_COUNTS,)})
         counts = total.tensors[COUNTS].double() * self._counted
         right, predicted, gold = counts.tolist()
@@ -305,7 +305,7 @@ class Server(RoundServer):
         self.metrics["valid_f1"] = min(1.0, max(0.0, f1))
 
     def state(self) -> State:
-        """Return everything that the next round depends on."""
+        """Return all state that the next round depends on."""
         state = super().state()
         tensors = {
             **state.tensors,
@@ -320,27 +320,27 @@ class Server(RoundServer):
 
 
 class DPSite(MethodSite):
-    """A site from which nothing leaves but noisy sums.
+    """A site that sends only noisy sums.
 
-    Which units are in a round, and their dropout, follow from the secret and from all
-    that the round's answer depends on. Their noise follows from these and from the very
-    sum that it is added to. So what is done again after a fault has the same answer,
-    and no two different sums have the same noise.
+    The units drawn into a round, and their dropout, are derived from the secret and
+    from everything that the round's answer depends on. The noise is derived from these
+    and from the sum to which it is added. Therefore a repetition after a fault has the
+    same answer, and two different sums never have the same noise.
 
     Args:
-        site: The method's own site, whose model is trained. It gets `tells_forms =
-            False`.
-        data: What the site holds.
+        site: The method's own site, whose model is trained. Its `tells_forms` is set to
+            False.
+        data: The site's data.
         config: The settings of the run; `config.privacy` is set.
         support: How the method trains with differential privacy.
-        secret: 32 bytes that are this site's alone, because whoever knows them can take
-            its noise off. New ones are drawn if None.
-        question: Returns the name by which the secure sum knows the present request; at
-            most one sum of it is opened.
+        secret: 32 bytes known only to this site, because anyone who knows them can
+            remove its noise. None draws new ones.
+        question: Returns the name of the current request in the secure sum; at most one
+            sum with this name is opened.
 
     Raises:
-        ConfigError: The training data do not say which unit they belong to, or `delta`
-            promises nothing to so many units.
+        ConfigError: The training data do not identify their units, or `delta` is too
+            large for the number of units.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset({NOISY, COUNTS, "begin", "finish"})
@@ -363,7 +363,7 @@ class DPSite(MethodSite):
         self.num_examples = site.num_examples
         self.scores = site.scores
         self.steps = 0
-        self.lost = 0  # answers whose every gradient failed, so that noise alone left
+        self.lost = 0  # answers whose every gradient failed, so that only noise left
         self._config = config
         self._noise_secret = secret or secrets.token_bytes(32)
         self._question = question
@@ -383,7 +383,7 @@ class DPSite(MethodSite):
         self._begin({})
 
     def begin(self, tensors: Tensors) -> Update:
-        """Take what all sites agreed on, by their noisy counts."""
+        """Load the tensors agreed from all sites' noisy counts."""
         is_other = self._agreed and tensor_fingerprint(
             self._agreed
         ) != tensor_fingerprint(tensors)
@@ -395,7 +395,7 @@ class DPSite(MethodSite):
         return Update()
 
     def _begin(self, agreed: Tensors) -> None:
-        """Prepare the first answer, unless sites have yet to agree on something."""
+        """Prepare the first answer, unless an agreement is still pending."""
         if agreed or not self.support.agrees_first(self._config):
             self.support.begin(self.site, agreed)
         self._agreed = snapshot(agreed)
@@ -411,9 +411,9 @@ class DPSite(MethodSite):
     # A round.
 
     def noisy_gradients(self, tensors: Tensors, *, round: int) -> Update:
-        """Return Σ of the drawn units' clipped gradients, with noise, in whole numbers.
+        """Return the integer sum of the drawn units' clipped gradients, with noise.
 
-        The private layers take a step along theirs, which stay here.
+        The private layers take a step along their gradients, which stay at the site.
 
         Raises:
             RefusedError: All rounds of the promise are done.
@@ -443,15 +443,14 @@ class DPSite(MethodSite):
         return Update(shared)
 
     def _sum_clipped(self, stream: Stream) -> dict[str, Tensor]:
-        """Return Σ of the clipped gradients of units that are drawn from the stream."""
+        """Return the sum of clipped gradients over units drawn with the stream."""
         total = {
             name: torch.zeros(parameter.shape, dtype=torch.int64)
             for name, parameter in self._learning.items()
         }
         self.site.model.train()
-        # The seeds of dropout are secret. By public ones, leaving out one unit would
-        # change the dropout of every unit behind it, and all of these would move the
-        # sum.
+        # The seeds of dropout are secret. With public seeds, leaving out one unit would
+        # change the dropout of all later units, and all of these would change the sum.
         dropout = stream.words(len(self.units)) >> np.uint64(1)
         drawn = chosen(stream, len(self.units), self.promise.privacy.rate)
         device = next(iter(self._parameters.values())).device
@@ -462,7 +461,7 @@ class DPSite(MethodSite):
             try:
                 clipped = self.clipped(self.units[unit])
             except Exception as error:
-                # A refusal would tell of the unit, so it adds nothing instead.
+                # A refusal would reveal the unit, so it adds nothing instead.
                 failures[type(error).__name__] += 1
                 continue
             for name, part in clipped.items():
@@ -482,9 +481,9 @@ class DPSite(MethodSite):
         return {**self._shared, **self._own}
 
     def clipped(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return a unit's gradient, at most C long, in whole numbers of the grid.
+        """Return a unit's gradient, clipped to the norm C, as integers on the grid.
 
-        No other unit is in a pass with it, because rounding would let that unit change
+        No other unit is in the same forward pass, because rounding would let it change
         the result.
 
         Args:
@@ -495,7 +494,7 @@ class DPSite(MethodSite):
         for start in range(0, len(indices), TOGETHER):
             part = indices[start : start + TOGETHER]
             loss = self.support.loss(self.site, part) * (len(part) / len(indices))
-            if not loss.requires_grad:  # it depends on nothing that learns now
+            if not loss.requires_grad:  # it depends on no parameter that is trained now
                 continue
             of_part: Sequence[Tensor | None] = torch.autograd.grad(
                 loss, [*parameters.values()], allow_unused=True
@@ -508,7 +507,7 @@ class DPSite(MethodSite):
         return cut(gradients, self.promise.privacy.clip, self._grids)
 
     def _key(self, round: int) -> bytes:
-        """Return the key of the randomness of the next answer."""
+        """Return the key of all randomness in the next answer."""
         tensors = {name: p.detach() for name, p in self._parameters.items()}
         tensors |= prefixed("kept.", self._kept)
         tensors |= prefixed(AGREED, self._agreed)
@@ -526,15 +525,15 @@ class DPSite(MethodSite):
             torch.get_num_threads(),
         )
 
-    # Noisy counts and the end.
+    # Noisy counts and the final model.
 
     def noisy_counts(self, tensors: Tensors, *, round: int) -> Update:
-        """Return Σ of each unit's counts, clipped, with noise, in whole numbers.
+        """Return the integer sum of the units' clipped counts, with noise.
 
-        Counts are of the data before the first round, or of the last round's model.
+        They count the data before the first round, or evaluate the last round's model.
 
         Raises:
-            RefusedError: The job has no counts, or none at this time.
+            RefusedError: The job has no counts, or not at this time.
         """
         agrees_first = self.support.agrees_first(self._config)
         due_at = 0 if agrees_first else self.promise.rounds
@@ -548,7 +547,7 @@ class DPSite(MethodSite):
         total = torch.zeros(size, dtype=torch.int64)
         grids = {COUNTS: self.promise.counted}
         for counted in self._counted_units:
-            # A refusal would tell of the unit, so it adds nothing instead.
+            # A refusal would reveal the unit, so it adds nothing instead.
             with suppress(Exception):
                 places, counts = self.support.count_unit(self.site, counted)
                 vector = {COUNTS: torch.as_tensor(counts)}
@@ -564,7 +563,7 @@ class DPSite(MethodSite):
         return Update({COUNTS: total})
 
     def finish(self, tensors: Tensors) -> Update:
-        """Test the last round's model and save it; the scores stay here.
+        """Test the last round's model and save it; the scores stay at the site.
 
         Raises:
             RefusedError: The parameters are not finite.
@@ -578,7 +577,7 @@ class DPSite(MethodSite):
         self.scores = self.site.scores
         return Update()
 
-    # What a job asks of a site.
+    # The interface to jobs.
 
     @property
     def id(self) -> str:
@@ -586,7 +585,7 @@ class DPSite(MethodSite):
         return str(self.site.id)
 
     def described(self) -> str:
-        """Describe what is shared, what stays, and what is promised."""
+        """Describe shared and private parameters, and the promise."""
         return f"{self.site.described()}; {self.promise}"
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
@@ -600,7 +599,7 @@ class DPSite(MethodSite):
         return counts
 
     def covered(self, task: str) -> dict[str, int]:
-        """Return the one step behind an update, and the number of expected examples."""
+        """Return the single step and the expected number of examples of an update."""
         expected = int(self.promise.privacy.rate * self.num_examples)
         examples = {NOISY: expected, COUNTS: len(self._counted_units)}
         if task not in examples:
@@ -608,16 +607,16 @@ class DPSite(MethodSite):
         return {"steps": 1, **dict.fromkeys(self.support.example_names, examples[task])}
 
     def counted_places(self) -> list[Any]:
-        """Return the places at which each unit counts, before noise is added.
+        """Return the positions of each unit's counts, before noise is added.
 
-        They never leave the site; its own audit compares them with what does.
+        They never leave the site; its own audit compares them with the noisy counts.
         """
         return [
             self.support.count_unit(self.site, unit)[0] for unit in self._counted_units
         ]
 
     def state(self) -> State:
-        """Return private layers, optimizer, what `prepare_round` keeps, and secret."""
+        """Return private layers, optimizer state, stored tensors, and the secret."""
         private = {name: p.detach() for name, p in self._own.items()}
         tensors = {
             **prefixed("private.", private),
@@ -628,7 +627,7 @@ class DPSite(MethodSite):
         return State(self.steps, tensors, {"secret": self._noise_secret.hex()})
 
     def restore(self, state: State) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         self._begin(unprefixed(AGREED, state.tensors))
         load_into(self._own, unprefixed("private.", state.tensors))
         self._kept = unprefixed("kept.", state.tensors)

@@ -1,7 +1,7 @@
 """The units that differential privacy protects: patients, documents or sentences.
 
-Everything that a site holds of one unit is clipped and drawn together, so the presence
-of the whole unit is hidden.
+All data of one unit at a site are drawn and clipped together, so the presence of the
+whole unit is hidden.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fednotes.privacy.promise import Unit
 
 
 def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> None:
-    """Check that every document names its patient, where the unit is a patient.
+    """Check that every document names its patient if the unit is a patient.
 
     Args:
         site: The site's name, for the message.
@@ -26,7 +26,7 @@ def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> N
         patients: The patient of each training document.
 
     Raises:
-        ConfigError: The unit is a patient and some document has none.
+        ConfigError: The unit is a patient, and some document names none.
     """
     if unit != "patient":
         return
@@ -43,9 +43,9 @@ def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> N
 
 
 def unit_key(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
-    """Return a key that two texts share if they belong to the same unit.
+    """Return a key that is equal for texts of the same unit.
 
-    Patients whose names differ only in case or blanks are one patient.
+    Patients whose names differ only in case or blanks are the same patient.
     """
     name = normalise(patient or "")
     return (name,) if unit == "patient" else (name, note)
@@ -54,12 +54,12 @@ def unit_key(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
 def group_documents(
     site: str, documents: Sequence[Document], unit: Unit
 ) -> list[list[Document]]:
-    """Group the documents by their unit, in the order in which units first occur.
+    """Group documents by their unit, in the order of the units' first occurrence.
 
-    With sentences as documents, the group of a "document" holds its sentences.
+    If documents are single sentences, a group of a "document" contains its sentences.
 
     Raises:
-        ConfigError: The unit is a patient and some document has none.
+        ConfigError: The unit is a patient, and some document names none.
     """
     require_patients(site, unit, (document.patient for document in documents))
     groups: dict[tuple[str, ...], list[Document]] = {}
@@ -78,16 +78,16 @@ def group_sentences(site: Any, unit: Unit) -> list[np.ndarray]:
         unit: The protected unit.
 
     Returns:
-        An array of sentence numbers for each unit.
+        An array of sentence indices for each unit.
 
     Raises:
-        ConfigError: The unit is a patient and some document has none, or the unit is a
-            sentence and the model reads sentences together.
+        ConfigError: The unit is a patient and some document names none, or the unit is
+            a sentence and the model reads several sentences together.
     """
     corpus = site.train_set
     document_of_sentence = corpus.encoded.sentence_document
     if unit == "sentence":
-        # A sentence that is left out must not change how the others are read.
+        # Leaving out a sentence must not change how the others are read.
         if site.model.config.unit != unit:
             raise ConfigError(
                 '[privacy] unit = "sentence": this model reads whole documents: set '

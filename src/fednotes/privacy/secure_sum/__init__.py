@@ -1,8 +1,8 @@
-"""The secure sum: the server learns the sum over sites, and no site's own values.
+"""The secure sum: the server learns the sum over sites, but no site's values.
 
 The protocol is that of Bonawitz et al., "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning", CCS 2017, for a known list of 3 to 250 sites.
-Nothing here sends messages.
+This package does not send messages.
 
     site                                server
     keys()                      →       add_keys        public keys of this exchange
@@ -13,7 +13,7 @@ Nothing here sends messages.
                                         total()         Σ x of the survivors
 
 In `SiteChain` and `ServerChain`, the last two replies also carry the keys and shares of
-the next exchange. An exchange without faults then takes two messages to each site.
+the next exchange. An exchange without faults then takes only two messages to each site.
 
 Symbols of the paper:
 
@@ -22,26 +22,26 @@ Symbols of the paper:
     U1                        sites that sent keys
     U2                        sites that sent shares: the roster
     U3                        sites that sent an update: the survivors
-    U4                        sites that sent shares back
+    U4                        sites that returned shares
     t                         threshold
 
-docs/privacy.md says against whom the protocol protects and what it does not give. Its
+docs/privacy.md describes against whom the protocol protects and its limits. Its
 conditions:
 
 - `threshold` must be over n / 2. If c sites collude with a dishonest server, it should
-  be over (n + c) / 2. A site gives one of two shares for each other site, for one list,
-  once, so nobody can rebuild both the self mask *and* the masking key of a site.
-  Receipts (HMAC under an X25519 secret) show each pair of sites that they masked for
-  the same roster and layout.
+  be over (n + c) / 2. A site reveals one of two shares for each other site, for only
+  one list, so nobody can rebuild both the self mask *and* the masking key of a site.
+  Receipts (HMAC under an X25519 secret) prove to each pair of sites that they masked
+  for the same roster and layout.
 - A server that sends different lists of survivors to different sites can open a sum of
   fewer than t sites (of at least n(2t - n) / t, if c = 0). `confirmed=True` prevents
-  that by one small message more: sites open nothing unless t of them saw the same list.
-  With t = n there is nothing to compare.
+  this with one additional small message: sites open nothing unless t of them received
+  the same list. With t = n there is nothing to compare.
 - The keys must be authentic: give each site an `Identity` whose key the server does not
   hold.
-- A site that sends wrong shares, receipts or masks can spoil an exchange, which is
-  noticed, but cannot read it. Wrong shares of one or two sites are left out if enough
-  others answer.
+- A site that sends wrong shares, receipts or masks can make an exchange fail, which is
+detected, but cannot read it. Wrong shares of one or two sites are left out if enough
+others answer.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ MOST_SITES = 250
 
 
 class Parties:
-    """The sites of a secure sum and how many of them must take part.
+    """The sites of a secure sum, and how many of them must take part.
 
-    The values are equal at the server and at all sites.
+    The values must be equal at the server and at all sites.
 
     Args:
         sites: The sites' names, in the fixed order.
-        threshold: How many survivors a sum must have, over half of the sites; by
+        threshold: Minimum number of survivors in a sum, more than half of the sites; by
             default just over half.
-        confirmed: Whether sites open nothing before `threshold` of them have confirmed
-            the same list of survivors; by default, if a sum may leave sites out.
+        confirmed: Whether sites open nothing until `threshold` of them have confirmed
+            the same list of survivors; by default only if a sum may leave sites out.
 
     Raises:
-        ConfigError: The list of sites or the threshold would protect nobody.
+        ConfigError: The list of sites or the threshold would not protect anyone.
         MissingExtra: `cryptography` is not installed.
     """
 
@@ -79,7 +79,7 @@ class Parties:
         confirmed: bool | None = None,  # noqa: FBT001 - as in job files
     ) -> None:
         crypto.need_cryptography()
-        least = len(sites) // 2 + 1  # with fewer, a dishonest server learns parts
+        least = len(sites) // 2 + 1  # with fewer, a dishonest server could learn parts
         threshold = least if threshold is None else threshold
         if len(set(sites)) != len(sites):
             raise ConfigError("secure sum: a site is listed twice")
@@ -100,7 +100,7 @@ class Parties:
         self.confirmed = threshold < len(sites) if confirmed is None else confirmed
 
     def exchange_digest(self, context: bytes) -> bytes:
-        """Return the digest that all messages of an exchange carry.
+        """Return the digest that all messages of an exchange contain.
 
         Parties whose context, sites or threshold differ have different digests.
         """
@@ -113,5 +113,5 @@ class Parties:
         return tuple(site for site in self.sites if site in wanted)
 
     def point(self, site: str) -> int:
-        """Return where the polynomials of secrets are evaluated for a site's share."""
+        """Return the point at which polynomials are evaluated for a site's share."""
         return self.sites.index(site) + 1

@@ -1,14 +1,14 @@
 """The cryptography of the secure sum, on bytes and uint64 buffers.
 
 The primitives come from the package `cryptography` (the extra "secure"), which is
-imported where it is used: X25519 (RFC 7748) agrees on secrets, HKDF-SHA256 (RFC 5869)
-derives a key for each use of a secret, ChaCha20 (RFC 8439) expands a key of 256 bits
-into masks, ChaCha20-Poly1305 seals shares, and HMAC-SHA256 makes receipts.
+imported on use: X25519 (RFC 7748) agrees on secrets, HKDF-SHA256 (RFC 5869) derives a
+key for each use of a secret, ChaCha20 (RFC 8439) expands a key of 256 bits into masks,
+ChaCha20-Poly1305 seals shares, and HMAC-SHA256 makes receipts.
 
 Secrets of 256 bits are shared by Shamir's method ("How to share a secret", CACM 22(11),
-1979): any t of n shares give the secret, and t - 1 tell nothing. The field is the
-integers modulo 2^256 + 297, the smallest prime above 2^256, so every string of 32 bytes
-is a secret.
+1979): any t of n shares determine the secret, and t - 1 reveal nothing. The field is
+the integers modulo 2^256 + 297, the smallest prime above 2^256, so every string of 32
+bytes can be a secret.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 KEY_BYTES = 32
-BLOCK = 2**15  # words that stay in the cache while every stream is added to them
+BLOCK = 2**15  # words per block, so that a block stays in the cache for all streams
 PRIME = 2**256 + 297
 SHARE_BYTES = 33
 Words = NDArray[np.uint64]
@@ -41,10 +41,10 @@ def need_cryptography() -> None:
 
 
 def joined(*parts: str | int | bytes) -> bytes:
-    """Return the parts as one string of bytes, each with its type and length.
+    """Join parts into one byte string, each with its type and length.
 
-    No two lists of parts give the same string. The context of an exchange is made in
-    this way: `joined(job, run, number)`.
+    Different lists of parts give different strings. For example, the context of an
+    exchange is `joined(job, run, number)`.
     """
     out = []
     for part in parts:
@@ -76,7 +76,7 @@ def derived(secret: bytes, salt: bytes, *use: str | int | bytes) -> bytes:
 
 
 def private_key(raw: bytes) -> X25519PrivateKey:
-    """Return an X25519 key of 32 random bytes."""
+    """Return the X25519 private key with these 32 bytes."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(raw)
@@ -109,9 +109,9 @@ def shared_secret(key: X25519PrivateKey, public: bytes, owner: str) -> bytes:
 
 
 def seal(key: bytes, text: bytes, bound: bytes) -> bytes:
-    """Return `text` encrypted; `text` and `bound` are authenticated.
+    """Return `text` encrypted and authenticated; `bound` is authenticated only.
 
-    A key may seal only one message.
+    Never seal two messages with one key.
     """
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -119,7 +119,7 @@ def seal(key: bytes, text: bytes, bound: bytes) -> bytes:
 
 
 def unseal(key: bytes, box: bytes, bound: bytes) -> bytes | None:
-    """Return what was sealed; None if key, box or `bound` are not the right ones."""
+    """Return the sealed text; None if key, box or `bound` is wrong."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -130,16 +130,15 @@ def unseal(key: bytes, box: bytes, bound: bytes) -> bytes | None:
 
 
 def receipt(key: bytes, *parts: str | int | bytes) -> bytes:
-    """Return the HMAC-SHA256 of the parts, which shows one other site what was done."""
+    """Return the HMAC-SHA256 of the parts, a proof for one other site."""
     return hmac.digest(key, joined(*parts), "sha256")
 
 
 def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
-    """Add ChaCha20 streams to words modulo 2^64, in place, a block at a time.
+    """Add ChaCha20 streams to words modulo 2^64, in place and in blocks.
 
     A stream starts at counter 0 with a nonce of zeros, so its key must have no other
-    use. It is read as little-endian words, the byte order of every machine that can
-    run this.
+    use. It is read as little-endian words, the byte order of every supported machine.
 
     Args:
         words: The words.
@@ -185,8 +184,9 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
 
     Args:
         secret: The secret, 32 bytes.
-        threshold: How many shares give the secret.
-        points: Where the polynomial is evaluated: distinct integers from 1.
+        threshold: Number of shares that determine the secret.
+        points: The points at which the polynomial is evaluated, distinct integers from
+            1.
 
     Returns:
         The share of each point, 33 bytes.
@@ -203,14 +203,14 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret of 32 bytes: f(0) by Lagrange's formula.
+    """Return the secret, f(0) by Lagrange's formula, 32 bytes.
 
     Args:
-        shares: At least as many shares as the threshold, by their points. With fewer
-            the result has nothing to do with the secret.
+        shares: At least as many shares as the threshold, by point. With fewer, the
+            result is unrelated to the secret.
 
     Raises:
-        TrainingError: The shares do not give a secret, so one of them is wrong.
+        TrainingError: The shares do not determine a secret, so one of them is wrong.
     """
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
     if not all(0 < point < PRIME and value < PRIME for point, value in values.items()):

@@ -1,22 +1,22 @@
-"""Real numbers as integers modulo 2^64, so that masks cancel and no sum overflows.
+"""Fixed-point numbers modulo 2^64, so that masks cancel and sums do not overflow.
 
-A number v = weight · value (computed in float64, as the plain sum does) becomes the
+A number v = weight · value (computed in float64, as in the plain sum) becomes the
 integer round(v · 2^e), ties to even. With n sites, |v| · 2^e is bounded by 2^62 /
-2^ceil(log2 n), so a sum of n such integers stays below 2^63 and is read unambiguously.
-A larger value is refused before anything is masked.
+2^ceil(log2 n), so a sum of n such integers stays below 2^63 and is unambiguous. Larger
+values are refused before anything is masked.
 
-The loss of precision of a sum of S summands:
+The rounding error of a sum of S summands:
 
 - values of 4 bytes or fewer take one word: at most S · 2^-(e+1). With the default limit
-  2^31 on weight · value and 5 sites e is 28; with limits taken from an earlier total e
-  is about 47 places below the largest sum, so that a float32 (24 bits) loses nothing in
+  2^31 on weight · value and 5 sites e is 28; with limits from an earlier total, e is
+  about 47 bits below the largest sum, so that a float32 (24 bits) loses nothing in
   practice;
-- integers take one word, and nothing is lost of a whole product up to 2^52;
-- other values of 8 bytes, weights and metrics take two words, the second counts what
-  the first rounded away: e + g is at least 60 up to 64 sites; a float64 sum is off by
-  its own last bit.
+- integers take one word, and products up to 2^52 are exact;
+- other values of 8 bytes, weights and metrics take two words, and the second holds the
+rounding error of the first: e + g is at least 60 up to 64 sites, and a float64 sum is
+accurate to its last bit.
 
-The sum of the integers is exact: in any order, for any drop-outs.
+The sum of the integers is exact, in any order and for any drop-outs.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum.crypto import Words, digest
 
-BLOCK = 2**15  # numbers that stay in the cache from float to integer
+BLOCK = 2**15  # numbers per block, so that a block stays in the cache
 ROOM = 62  # bits of a sum's magnitude
-LIMIT = 31  # default limit of |weight · value|, as an exponent of two
-SPARE = 12  # exponents of two that a limit lies above the last total
-WIDE = 52  # limit of values of two words and of integers: float64 is exact up to there
+LIMIT = 31  # default limit of |weight · value|, a power of two
+SPARE = 12  # bits by which a limit exceeds the last total
+WIDE = 52  # limit of two-word values and integers, up to which float64 is exact
 MOST_SITES = 2**10
 BITS = 300  # a limit lies between 2^-BITS and 2^BITS
 
@@ -51,8 +51,9 @@ Signed = NDArray[np.int64]
 def limits_after(total: Total) -> dict[str, int]:
     """Return limits for the next sum of the same task: 2^12 times the last total.
 
-    The total is public. A site whose values exceed the limits refuses, and everybody
-    learns that. The server can then ask again with wider limits in the same exchange.
+    The total is public. A site whose values exceed the limits refuses, which everyone
+    learns. The server can then repeat the request with wider limits in the same
+    exchange.
     """
     limits = {}
     for name, value in total.tensors.items():
@@ -64,15 +65,15 @@ def limits_after(total: Total) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How one tensor, weight or metric is laid out as words.
+    """The layout of one tensor, weight or metric as words.
 
     Attributes:
         kind: What it is.
         name: Its name.
         shape: Its shape.
-        exponent: e: an integer in the first word stands for 2^-e.
-        fine: g: an integer in the second word stands for 2^-(e+g). 0 means that there
-            is no second word.
+        exponent: e; the unit of the first word is 2^-e.
+        fine: g; the unit of the second word is 2^-(e+g). 0 means that there is no
+            second word.
     """
 
     kind: Kind
@@ -94,14 +95,14 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class SumLayout:
-    """Everything but the values: what sites must agree on for their words to add up.
+    """The layout on which sites must agree, so that their words can be summed.
 
-    The last word of a message is 1 at each site. The sum of these shows that the masks
-    cancelled.
+    The last word of a message is 1 at each site. The sum of these words shows that the
+    masks cancelled.
 
     Attributes:
-        purpose: What the sum is for (round and task).
-        sites: How many sites may be in the sum.
+        purpose: The purpose of the sum (round and task).
+        sites: Maximum number of sites in the sum.
         fields: The fields, in order.
     """
 
@@ -123,12 +124,12 @@ class SumLayout:
 
         Args:
             update: The update.
-            sites: How many sites may be in the sum.
-            limits: For each tensor, the public bound of |weight · value| as an exponent
+            sites: Maximum number of sites in the sum.
+            limits: The public bound of |weight · value| for each tensor, as an exponent
                 of two.
-            metrics: The names that every site sends; a missing one counts as 0. By
-                default the update's own.
-            purpose: What the sum is for.
+            metrics: The names of the metrics that every site sends; a missing one
+                counts as 0. By default those of the update.
+            purpose: The purpose of the sum.
 
         Raises:
             TrainingError: A metric of the update is not among `metrics`.
@@ -159,16 +160,16 @@ class SumLayout:
 
     @property
     def words(self) -> int:
-        """How many uint64 a message has."""
+        """The number of uint64 words in a message."""
         return sum(field.words for field in self.fields) + 1
 
     @property
     def largest(self) -> int:
-        """What the integer of a first word must not exceed, either sign."""
+        """The maximum magnitude of the integer in a first word."""
         return 2 ** (ROOM - _ceil_log2(self.sites))
 
     def digest(self) -> bytes:
-        """32 bytes that two layouts share only if they are equal."""
+        """Return 32 bytes that two layouts share only if they are equal."""
         parts: list[str | int] = [self.purpose, self.sites, len(self.fields)]
         for item in self.fields:
             parts += [
@@ -183,7 +184,7 @@ class SumLayout:
 
 
 def encode(update: Update, layout: SumLayout) -> Words:
-    """Return an update as words of a layout.
+    """Encode an update as the words of a layout.
 
     Raises:
         TrainingError: A tensor is not in the layout, or has a value that is not finite
@@ -215,9 +216,10 @@ def encode(update: Update, layout: SumLayout) -> Words:
 
 
 def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
-    """The total that the sum of the words of the `included` sites stands for.
+    """Decode the sum of the included sites' words into a total.
 
-    Raises TrainingError if the words are not such a sum: some mask was not taken off.
+    Raises:
+        TrainingError: The words are not a valid sum, because a mask remains.
     """
     if words.size != layout.words or int(words[-1]) != len(included):
         raise TrainingError(
@@ -244,7 +246,7 @@ def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
 
 
 def _places(words: Words, layout: SumLayout) -> Iterator[tuple[Field, Signed, Signed]]:
-    """Each field, its first words and its second ones."""
+    """Yield each field with its first and second words."""
     signed, start = words.view(np.int64), 0
     for item in layout.fields:
         middle, end = start + item.numbers, start + item.words
@@ -273,7 +275,7 @@ def _field(name: str, value: Tensor, sites: int, limit: int) -> Field:
 def _wide(
     kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: int = WIDE
 ) -> Field:
-    """A field of two words: what the first rounds away is at most half of its unit."""
+    """Return a field of two words; the first is off by at most half of its unit."""
     room = ROOM - _ceil_log2(sites)
     return Field(kind, name, shape, room - limit, room)
 
@@ -286,7 +288,7 @@ def _encode(
     first: Signed,
     second: Signed,
 ) -> None:
-    """Fill the words of one field, a block at a time."""
+    """Fill the words of one field in blocks."""
     value = value.detach().cpu().contiguous()
     if value.dtype is torch.bfloat16:  # NumPy has none
         value = value.float()
@@ -310,7 +312,7 @@ def _encode(
 
 
 def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
-    """Raise TrainingError that says what is wrong, without the value."""
+    """Raise a TrainingError that describes the problem without the value."""
     what = (
         "the site's weight" if item.kind == "weight" else f"{item.kind} {item.name!r}"
     )
@@ -329,13 +331,15 @@ def _check_sum(sums: Signed, largest: int) -> None:
 
 
 def _decode(first: Signed, second: Signed, item: Field) -> NDArray[np.float64]:
-    """Integers → float64.
+    """Convert integers to float64.
 
-    One word: correctly rounded. Two: within one unit in the last place.
+    One word is correctly rounded; two words are accurate to one unit in the last place.
     """
     if not item.fine:
         return first.astype(np.float64) * 2.0**-item.exponent
-    top = (first + 2**31) >> 32  # nearest, so that a small sum of either sign has none
+    top = (
+        first + 2**31
+    ) >> 32  # rounded to nearest, so that small sums of either sign have 0
     high = top.astype(np.float64) * 2.0 ** (32 - item.exponent)
     low = (first - (top << 32)).astype(np.float64) * 2.0**-item.exponent
     fine = second.astype(np.float64) * 2.0 ** -(item.exponent + item.fine)
@@ -343,7 +347,7 @@ def _decode(first: Signed, second: Signed, item: Field) -> NDArray[np.float64]:
 
 
 def check_layout(layout: SumLayout) -> None:
-    """Raises RefusedError for a layout from outside that no site could have made."""
+    """Raise RefusedError for a received layout that no site can have made."""
     kinds = [item.kind for item in layout.fields]
     names = [(item.kind, item.name) for item in layout.fields]
     sound = (

@@ -1,4 +1,4 @@
-"""The messages of the secure sum: typed values for a header, and tables of bytes.
+"""The messages of the secure sum: typed values in a header, and tables of bytes.
 
     request of the server                answer of a site
     @keys     Stage: number              KeysMessage
@@ -9,14 +9,14 @@
     @unmask   Stage: all of these        UnmaskMessage
 
     boxes           uint8  (roster, roster, bytes of a box): sender, receiver
-    receipts        uint8  (survivors, survivors, bytes of a receipt), likewise
-    confirmations   uint8  likewise; zeros where there is none
+    receipts        uint8  (survivors, survivors, bytes of a receipt): as boxes
+    confirmations   uint8  as receipts; zeros where there is none
     words           int64  a masked update
 
-Values whose number grows with the square of the sites are not JSON. All sites receive
-the same message, so it holds what is meant for each of them. None of this is secret: a
-box is sealed for its receiver. The form of a message is checked here, its meaning by
-its receiver.
+Values whose number grows quadratically with the number of sites are not JSON. All sites
+receive the same message, which contains the values for each of them. None of this is
+secret: a box is sealed for its receiver. This module checks the form of a message; the
+receiver checks its meaning.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KeysMessage:
     Attributes:
         exchange: Digest of the context, the sites and the threshold, 32 bytes.
         site: The site.
-        sharing: X25519 key that shares are sealed to.
+        sharing: X25519 key for sealing shares.
         masking: X25519 key of the pair masks.
         commitment: One-way image of the self mask's seed.
         signature: Signature by the site's `Identity`.
@@ -89,8 +89,8 @@ class MaskedMessage:
     Attributes:
         exchange: Digest of the exchange.
         site: The site.
-        layout: How the update is laid out as words.
-        receipts: For each other site, proof of roster and layout.
+        layout: The layout of the update as words.
+        receipts: A proof of roster and layout for each other site.
         words: The masked update.
         next_keys: The site's keys for the next exchange, which save a message there.
     """
@@ -110,9 +110,10 @@ class UnmaskRequest:
     Attributes:
         exchange: Digest of the exchange.
         survivors: The sites in the sum.
-        dropped: The sites of the roster that are not.
+        dropped: The sites of the roster that are not in the sum.
         receipts: The receipt of each other survivor for this site.
-        confirmations: Their confirmations for this site, if sites confirm lists.
+        confirmations: The other survivors' confirmations for this site, if sites
+            confirm lists.
     """
 
     exchange: bytes
@@ -124,7 +125,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmMessage:
-    """A site's proofs to the other survivors that it received this list."""
+    """A site's proofs to other survivors that it received the same list."""
 
     exchange: bytes
     site: str
@@ -179,15 +180,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How all sites lay out their updates, and when they answer.
+    """The layout of all sites' updates, and the timing of their answers.
 
     Attributes:
         number: Number of the exchange.
         roster: The sites in the exchange.
-        metrics: The names of the counts; None stands for each site's own.
+        metrics: The names of the counts; None means each site's own names.
         limits: The limit of each tensor's values, as an exponent of two.
         pace: Class of the slowest site (`engines/answer_times.py`); None if unknown.
-        history: The history of all sites, if all are in each sum.
+        history: The common history of all sites, if every sum includes all of them.
     """
 
     number: Count
@@ -200,15 +201,15 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """A site's masked update, or why there is none.
+    """A site's masked update, or the reason why there is none.
 
     Attributes:
-        names: Names of its counts; None stands for those of the terms.
+        names: Names of its counts; None means those of the terms.
         history: The history after this update.
-        before: The sites over which a sum of this very task was opened before. It can
-            only be opened over the same sites.
-        again: Why the update cannot be masked in this exchange.
-        wide: Whether that is because a limit is too narrow.
+        before: The sites of an earlier opened sum of the same task. It can only be
+            opened again over the same sites.
+        again: The reason why the update cannot be masked in this exchange.
+        wide: Whether the reason is that a limit is too narrow.
         message: The masked update without its words.
     """
 
@@ -221,20 +222,20 @@ class Masking:
 
 
 def packed(message: Any, **tensors: Tensor) -> Attached:
-    """Return a message for a header, with tensors beside it."""
+    """Return a message for a header, with attached tensors."""
     return Attached(plain(message), tensors)
 
 
 def read(kind: type[M], facts: Any, **excluded: Any) -> M:
-    """Return the message in a header.
+    """Parse the message in a header.
 
     Args:
         kind: The class of the message.
         facts: The header's values.
-        excluded: Fields that are not in the header.
+        excluded: Values of fields that are not in the header.
 
     Raises:
-        RefusedError: The values are not such a message.
+        RefusedError: The values are not a valid message of this class.
     """
     try:
         return typed(kind, facts, **excluded)
@@ -245,16 +246,16 @@ def read(kind: type[M], facts: Any, **excluded: Any) -> M:
 
 
 def packed_masked(answer: Masking, message: MaskedMessage) -> Attached:
-    """Return an answer with a masked update; its words are not copied."""
+    """Return an answer with a masked update, without copying its words."""
     words = torch.from_numpy(message.words.view(np.int64))
     return packed(replace(answer, message=plain(message, "words")), words=words)
 
 
 def masked_in(answer: Masking, attached: Attached) -> MaskedMessage:
-    """Return the masked update of an answer; its words are a view of the frame.
+    """Return an answer's masked update, whose words are a view of the frame.
 
     Raises:
-        RefusedError: There is none, or it is malformed.
+        RefusedError: The update is missing or malformed.
     """
     words = attached.tensors.get("words")
     if words is None or words.dtype is not torch.int64 or words.dim() != 1:
@@ -263,7 +264,7 @@ def masked_in(answer: Masking, attached: Attached) -> MaskedMessage:
 
 
 def packed_boxes(terms: Terms, boxes: Mapping[str, Mapping[str, bytes]]) -> Attached:
-    """Return the terms with the boxes, which are given by receiver and sender."""
+    """Return the terms with the boxes, by receiver and sender."""
     return packed(terms, boxes=_table(boxes, terms.roster, BOX_BYTES))
 
 
@@ -271,7 +272,7 @@ def boxes_in(attached: Attached, roster: Sequence[str], site: str) -> dict[str, 
     """Return each sender's box for this site.
 
     Raises:
-        RefusedError: There are no such boxes.
+        RefusedError: The boxes are missing or malformed.
     """
     return _column(site, attached, "boxes", roster, BOX_BYTES)
 
@@ -279,7 +280,7 @@ def boxes_in(attached: Attached, roster: Sequence[str], site: str) -> dict[str, 
 def packed_requests(
     number: int, keys: Mapping[str, KeysMessage], requests: Mapping[str, UnmaskRequest]
 ) -> Attached:
-    """Return the request to all survivors: equal lists, and receipts for each."""
+    """Return one request for all survivors, with the receipts for each."""
     first = next(iter(requests.values()))
     receipts = {site: request.receipts for site, request in requests.items()}
     confirmations = {site: request.confirmations for site, request in requests.items()}
@@ -294,7 +295,7 @@ def request_in(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
     """Return the request to one survivor.
 
     Raises:
-        RefusedError: The request has nothing for this site.
+        RefusedError: The request contains nothing for this site.
     """
     survivors = stage.survivors
     receipts = _column(site, attached, "receipts", survivors, RECEIPT_BYTES)
@@ -313,7 +314,7 @@ def request_in(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
 def _table(
     values: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int
 ) -> Tensor:
-    """Return what sites have for each other as a table.
+    """Return the values that sites send each other as a table.
 
     Args:
         values: The values by receiver and sender.
@@ -334,7 +335,7 @@ def _table(
 def _column(
     site: str, attached: Attached, name: str, sites: Sequence[str], size: int
 ) -> dict[str, bytes]:
-    """Return what each sender has for this site.
+    """Return each sender's value for this site.
 
     Raises:
         RefusedError: The table is missing or malformed, or has no column for the site.

@@ -33,12 +33,12 @@ from fednotes.privacy.secure_sum.site import (
     session_id,
 )
 
-SPARED = 2  # answers that are left out together if shares do not fit
+SPARED = 2  # maximum number of answers left out if shares do not match
 
 
 @dataclass(slots=True)
 class _Sum:
-    """The sum so far of the updates of one layout."""
+    """The running sum of the updates with one layout."""
 
     layout: SumLayout
     words: crypto.Words
@@ -46,22 +46,23 @@ class _Sum:
 
 
 class SecureServer:
-    """Collects the messages of one exchange phase by phase, and opens the total.
+    """Collect the messages of one exchange phase by phase, and open the total.
 
-    A phase ends when the caller asks for the next messages to sites (`keys`, `boxes`,
-    `requests`). Sites that were not heard by then have dropped out, and their later
-    messages of that phase are refused. Masked updates are added as they come and not
-    stored; integers add in any order. The methods `add_…` raise RefusedError for a
-    message that is wrong, late or repeated; the exchange continues without it. A method
-    that ends a phase raises TrainingError below the threshold; then nothing can be
-    opened.
+    A phase ends when the caller requests the next messages to sites (`keys`, `boxes`,
+    `requests`). Sites that have not answered by then have dropped out, and their later
+    messages of that phase are refused. Masked updates are summed on arrival and not
+    stored; integers can be summed in any order. The methods `add_…` raise RefusedError
+    for a message that is wrong, late or repeated; the exchange continues without it. A
+    method that ends a phase raises TrainingError below the threshold; then nothing can
+    be opened.
 
     Attributes:
-        phase: What is accepted now: "keys", "shares", "masked", "unmask" or "closed".
+        phase: The messages that are accepted now: "keys", "shares", "masked", "unmask"
+            or "closed".
         survivors: The sites in the sum, once no more updates are accepted.
-        doubtful: Pairs of sites (who opened a share, whose secret it is of) with a
-            wrong share although the sum was opened. One of the two broke the protocol;
-            a site that is in most pairs did.
+        doubtful: Pairs of sites (the one that opened a share, the owner of the secret)
+            with a wrong share, although the sum was opened. One of the two broke the
+            protocol, probably the site that is in most pairs.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
@@ -99,7 +100,7 @@ class SecureServer:
         self._keys[message.site] = message
 
     def keys(self) -> dict[str, KeysMessage]:
-        """Return all keys, which every site that sent its own receives."""
+        """Return all keys, for every site that sent its own."""
         if self.phase == "keys":
             self._enough(len(self._keys), "keys")
             self._keys = {
@@ -139,9 +140,9 @@ class SecureServer:
         }
 
     def add_masked(self, message: MaskedMessage) -> None:
-        """A site's masked update.
+        """Accept a site's masked update.
 
-        Of several layouts the one that most sites sent counts.
+        If sites send several layouts, the most frequent one is used.
         """
         site = message.site
         self._expect(
@@ -206,7 +207,7 @@ class SecureServer:
         self._confirmations[message.site] = dict(message.confirmations)
 
     def add_unmask(self, message: UnmaskMessage) -> None:
-        """Accept a survivor's shares. Those of `threshold` sites are enough."""
+        """Accept a survivor's shares; those of `threshold` sites suffice."""
         survivors = set(self.survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._answers)
         dropped = set(self.roster) - survivors
@@ -220,11 +221,11 @@ class SecureServer:
     def total(self) -> Total:
         """Return the sum over the survivors.
 
-        Wrong shares of up to two sites are left out while `threshold` others are there.
+        Wrong shares of up to two sites are left out if `threshold` others remain.
 
         Raises:
-            TrainingError: Too few sites sent shares, the shares do not fit the keys, or
-                the masks do not cancel.
+            TrainingError: Too few sites sent shares, the shares do not match the keys,
+                or the masks do not cancel.
         """
         if self.phase != "unmask":
             raise TrainingError("the secure sum has no updates to open yet")
@@ -276,7 +277,7 @@ class SecureServer:
         fits: Callable[[bytes], bool],
         what: str,
     ) -> bytes:
-        """Return a site's secret from `threshold` of its shares that fit together."""
+        """Return a site's secret from `threshold` consistent shares of it."""
 
         def secret(chosen: Collection[str]) -> bytes:
             try:
@@ -291,7 +292,7 @@ class SecureServer:
             if not found or not fits(found):
                 continue
             if chosen != self._parties.in_order(shares)[: self._parties.threshold]:
-                # in place of one that is right
+                # Try the share in place of a correct one.
                 for site in shares.keys() - set(chosen):
                     if secret((*chosen[1:], site)) != found:
                         self.doubtful.append((site, of))
@@ -302,7 +303,7 @@ class SecureServer:
         )
 
     def _choices(self, shares: Collection[str]) -> Iterator[tuple[str, ...]]:
-        """Yield choices of `threshold` sites, first those with only right shares."""
+        """Yield choices of `threshold` sites, first those not in doubt."""
         known = {site for site, _ in self.doubtful}
         order = sorted(self._parties.in_order(shares), key=known.__contains__)
         seen = set()
@@ -345,14 +346,14 @@ class SecureServer:
 
 
 def _one_each(given: Mapping[str, bytes], sites: Collection[str], size: int) -> bool:
-    """Return whether there is a value of the right size for each of these sites."""
+    """Return whether there is a value of the right size for exactly these sites."""
     return given.keys() == set(sites) and all(
         len(raw) == size for raw in given.values()
     )
 
 
 def _difference(one: _Sum, other: _Sum) -> str:
-    """Say how the layouts of two groups of sites differ."""
+    """Describe how the layouts of two groups of sites differ."""
     left = min(one.sites)
     right = min(other.sites)
     rows = [{(f.kind, f.name): f for f in part.layout.fields} for part in (one, other)]
@@ -377,10 +378,9 @@ def _difference(one: _Sum, other: _Sum) -> str:
 class ServerChain:
     """The server in a series of exchanges.
 
-    `now` is the current exchange. If `prepared` names enough sites, these can be asked
-    for their updates at once. Otherwise `start` a new exchange and collect keys and
-    shares first. Do so too after an exchange that failed: its messages are not used
-    again.
+    `now` is the current exchange. If `prepared` names enough sites, these can send
+    their updates at once. Otherwise `start` a new exchange and first collect keys and
+    shares. Do the same after a failed exchange, because its messages are not reused.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
@@ -395,7 +395,7 @@ class ServerChain:
         """The current exchange.
 
         Raises:
-            TrainingError: There is none.
+            TrainingError: There is no current exchange.
         """
         if self._now is None:
             raise TrainingError("the secure sum has no exchange under way: start one")
@@ -403,7 +403,7 @@ class ServerChain:
 
     @property
     def prepared(self) -> tuple[str, ...]:
-        """The sites that can send updates at once; () if the server must `start`."""
+        """The sites that can send updates at once; empty if the server must `start`."""
         ready = self._now is not None and self._now.phase == "masked"
         return self.now.roster if ready else ()
 
@@ -415,12 +415,12 @@ class ServerChain:
         return self._now
 
     def add_masked(self, message: MaskedMessage) -> None:
-        """Accept a masked update and the keys that it carries."""
+        """Accept a masked update and the next keys in it."""
         self.now.add_masked(message)
         if self._next is None:
             self._next = self._server(self.number + 1)
         if message.next_keys is not None and message.next_keys.site == message.site:
-            with suppress(RefusedError):  # the update counts even so
+            with suppress(RefusedError):  # the update still counts
                 self._next.add_keys(message.next_keys)
 
     def requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:

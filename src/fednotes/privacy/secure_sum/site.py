@@ -1,17 +1,17 @@
 """A site's side of the secure sum: a single exchange, and a series of them.
 
-Threats and symbols are explained in the package's docstring. While nothing fails, each
-exchange takes two messages. The masked update of exchange r carries the site's keys of
-exchange r + 1, and the answer that opens r carries its shares:
+Threats and symbols are explained in the package's docstring. Without faults, each
+exchange takes two messages. The masked update of exchange r also carries the site's
+keys for exchange r + 1, and the answer that opens r carries its shares:
 
     server → site    the task of r, boxes of r
     site → server    masked update of r, own keys of r + 1
     server → site    survivors of r, keys of r + 1
-    site → server    what opens r, boxes of r + 1
+    site → server    shares that open r, boxes of r + 1
 
-Every exchange has new keys, seeds and shares, so what opens r tells nothing of r + 1. A
-site that dropped out of r is not prepared for r + 1. To let it take part again, the
-server starts a new exchange (`ServerChain.start`), which takes two more small messages.
+Every exchange has new keys, seeds and shares, so opening r reveals nothing about r + 1.
+A site that dropped out of r is not prepared for r + 1. To let it rejoin, the server
+starts a new exchange (`ServerChain.start`), which takes two more small messages.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fednotes.privacy.secure_sum.messages import (
     UnmaskRequest,
 )
 
-REFUSALS = 2  # of updates out of range; each tells the server something of their size
+REFUSALS = 2  # of updates out of range; each reveals something about their size
 KEYS_SIZES = ("sharing", "masking", "commitment")
 
 
 class AskedOtherwise(RefusedError):
-    """The server asked two sites for different things, or sent them different lists.
+    """The server sent two sites different requests or different lists.
 
     Attributes:
         reason: The reason as a site's ledger records it.
@@ -70,12 +70,12 @@ def pair_stream(
 
 
 def commitment(seed: bytes, exchange: bytes) -> bytes:
-    """Return a commitment to a seed, which shows wrong shares and not the seed."""
+    """Return a commitment to a seed, which detects wrong shares and hides the seed."""
     return crypto.derived(seed, exchange, "commitment")
 
 
 def check_keys(message: KeysMessage, exchange: bytes) -> None:
-    """Raise RefusedError for a message of another exchange or of wrong sizes."""
+    """Raise RefusedError for a message of another exchange or with wrong sizes."""
     if message.exchange != exchange:
         raise RefusedError(
             f"the keys of site {message.site!r} belong to another exchange, list of "
@@ -86,7 +86,7 @@ def check_keys(message: KeysMessage, exchange: bytes) -> None:
 
 
 class LaidOut(TypedDict, total=False):
-    """How an update becomes words, equal at all sites: see `SumLayout.of`."""
+    """Options of the layout, which are equal at all sites; see `SumLayout.of`."""
 
     purpose: str
     limits: Mapping[str, int] | None
@@ -102,16 +102,16 @@ class SecureSite:
     """One site in one exchange.
 
     The steps are `keys`, `shares`, `masked` and `unmask`, each once and in this order.
-    Every method raises RefusedError for what the protocol forbids.
+    Every method raises RefusedError for a call that the protocol forbids.
 
-    Secrets exist in this object only. If the process ends, the site has dropped out.
-    They are forgotten after `unmask`.
+    Secrets exist only in this object and are forgotten after `unmask`. If the process
+    ends, the site has dropped out.
 
     Args:
         site: The site's name.
         parties: The sites of the sum.
-        context: Names this exchange, `joined(job, run, number)`. It need not be
-            unpredictable.
+        context: Identifies this exchange, as `joined(job, run, number)`. It may be
+            predictable.
         identity: Signs this site's keys and checks those of the others; None trusts the
             server to relay them.
 
@@ -148,10 +148,12 @@ class SecureSite:
         self._stage = "keys"
         self._refusals = 0
         self._peers: dict[str, KeysMessage] = {}  # U1 without this site
-        self._secrets: dict[str, bytes] = {}  # of the sharing keys, by peer
-        self._held: dict[str, bytes] = {}  # site → its two shares that this site holds
+        self._secrets: dict[
+            str, bytes
+        ] = {}  # X25519 secrets of the sharing keys, by peer
+        self._held: dict[str, bytes] = {}  # site → its two shares held by this site
         self._agreement = b""  # digest of roster and layout
-        # the one list of survivors that this site goes by
+        # the only list of survivors that this site accepts
         self._listed: tuple[str, ...] = ()
         self._answer: UnmaskMessage | None = None
 
@@ -163,7 +165,7 @@ class SecureSite:
         """Return shares of this site's two secrets, sealed for each other site.
 
         Args:
-            keys: The keys of all sites that take part, including this one.
+            keys: The keys of all participating sites, including this one.
         """
         self._at("keys", "shares")
         self._check_list(keys, "keys")
@@ -213,16 +215,15 @@ class SecureSite:
         """Return this site's update under its masks.
 
         Args:
-            boxes: What each sender sealed for this site. Senders and this site are the
-                roster.
+            boxes: Each sender's sealed shares for this site. The roster is the senders
+                and this site.
             update: The update.
             how: The layout, equal at all sites; see `SumLayout.of`.
 
         Raises:
             TrainingError: A value is not finite or out of range; nothing was masked.
-                The exchange may then be asked once more with wider limits. A server
-                that tries one limit after the other would find out how large the values
-                are.
+                The server may repeat the request once with wider limits. With more
+                attempts it could find out how large the values are.
         """
         self._at("shares", "masked")
         self._check_list({*boxes, self.site}, "shares")
@@ -254,7 +255,7 @@ class SecureSite:
         return MaskedMessage(self.exchange, self.site, layout, receipts, words)
 
     def confirm(self, request: UnmaskRequest) -> ConfirmMessage:
-        """Return proofs of the list of survivors for the others, for one list only."""
+        """Return proofs of the list of survivors for the others, for only one list."""
         self._at("masked", "confirm")
         self._check_request(request)
         others = (site for site in request.survivors if site != self.site)
@@ -265,9 +266,9 @@ class SecureSite:
         return ConfirmMessage(self.exchange, self.site, told)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskMessage:
-        """Return the share of each survivor's self mask and of each dropped site's key.
+        """Return shares of the survivors' self masks and of the dropped sites' keys.
 
-        The same request again gets the same answer; another request is refused.
+        A repeated request gets the same answer; a different one is refused.
         """
         if (
             self._answer is not None
@@ -285,7 +286,7 @@ class SecureSite:
         return self._answer
 
     def forget(self) -> None:
-        """Forget all secrets. After that, only an earlier answer can be repeated."""
+        """Forget all secrets; after that, only the earlier answer can be repeated."""
         self._stage = "closed"
         self._held, self._secrets = {}, {}
         self._seed = self._masking_bytes = b""
@@ -364,7 +365,7 @@ class SecureSite:
             )
 
     def _key(self, use: str, sender: str, receiver: str) -> bytes:
-        """Return the key shared with one other site, for one use in one direction."""
+        """Return the key shared with another site, for one use in one direction."""
         other = receiver if sender == self.site else sender
         if other not in self._secrets:
             self._secrets[other] = crypto.shared_secret(
@@ -390,12 +391,12 @@ class SecureSite:
 
 
 class SiteChain:
-    """One site in a series of exchanges. Each has a higher number than the one before.
+    """One site in a series of exchanges with increasing numbers.
 
     Args:
         site: As in `SecureSite`.
         parties: As in `SecureSite`.
-        context: Names the series, `crypto.joined(job, run)`.
+        context: Identifies the series, as `crypto.joined(job, run)`.
         identity: As in `SecureSite`.
     """
 
@@ -414,7 +415,7 @@ class SiteChain:
         self._newest = -1
 
     def keys(self, number: int) -> KeysMessage:
-        """Begin an exchange; give up all others, and return this site's keys."""
+        """Begin an exchange, abandoning all others, and return this site's keys."""
         if number <= self._newest:
             raise RefusedError(
                 f"exchange {number} of the secure sum was used before (the newest is "
@@ -447,10 +448,10 @@ class SiteChain:
         request: UnmaskRequest,
         next_keys: Mapping[str, KeysMessage] | None = None,
     ) -> UnmaskMessage:
-        """Return what opens the sum, with the shares of the next exchange.
+        """Return the shares that open the sum, and those for the next exchange.
 
-        See `SecureSite.unmask`. If the list of next keys is wrong, only the shares of
-        the next exchange are left out.
+        See `SecureSite.unmask`. If the list of next keys is wrong, only the shares for
+        the next exchange are omitted.
         """
         message = self.at(number).unmask(request)
         if next_keys and number + 1 in self._open:
@@ -471,7 +472,7 @@ class SiteChain:
         """Return this site in an exchange.
 
         Raises:
-            RefusedError: The exchange is not under way.
+            RefusedError: The exchange is not in progress.
         """
         if number not in self._open:
             raise RefusedError(
