@@ -132,9 +132,10 @@ def test_the_adversarial_baselines_refuse_a_kind_without_widths(folder: Path) ->
     for name, label, word in (("north", "Drug", "dr"), ("south", "Sign", "si")):
         corpus(folder / f"{name}.conll", label, word)
     (folder / "job.toml").write_text(
-        'method = "adversarial"\nconditions = ["federated"]\n'
+        'method = "adversarial"\nconditions = ["alone", "federated"]\n'
         '[model]\nkind = "capitals"\n' + SITES
     )
     message = 'kind "capitals" has no layer that represents text .*use another kind'
     with pytest.raises(ConfigError, match=message):
         simulate(load_job(folder / "job.toml"), folder / "run")
+    assert not list((folder / "run").rglob("model"))  # no site has trained alone

@@ -119,7 +119,11 @@ def train(federation: Federation, config: Config) -> State:
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """Return θ_1 and the initial discriminators, derived from the seed."""
+    """Return θ_1 and the initial discriminators, derived from the seed.
+
+    Raises:
+        ConfigError: The model has no layer whose states a discriminator could read.
+    """
     model = build_model(config.model, config.tags, config.seed)
     return snapshot(model.trainable() | discriminators(config, model))
 
@@ -136,10 +140,15 @@ def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
     Returns:
         `domain.0`, `domain.1`, … for the hidden layers; for "peng" also
         `domain.outputs`.
+
+    Raises:
+        ConfigError: The model has no layer whose states a discriminator could read.
     """
     sites = len(config.platforms)
     if sites < 2:
         return {}
+    if not model.widths:
+        raise _missing_layer(config.model.kind)
     widths = {f"domain.{layer}": width for layer, width in enumerate(model.widths)}
     if config.variant == "peng":
         widths["domain.outputs"] = model.output_width
@@ -185,8 +194,6 @@ class Site(distill.Site):
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         super().__init__(data, config, **options)
-        if len(config.platforms) > 1 and not self.model.widths:
-            raise _missing_layer(config.model.kind)
         self.discriminators = discriminators(config, self.model)
         self.parameters |= self.discriminators
         self.label = config.platforms.index(data.id) if self.discriminators else 0
@@ -409,7 +416,13 @@ class Adversarial(distill.Distill):
         return super().configure_pooled(replace(config, platforms=()), sites, complete)
 
     def estimate_traffic(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the bytes that a site sends and receives, discriminators included."""
+        """Return the bytes that a site sends and receives, discriminators included.
+
+        Raises:
+            ConfigError: The model has no layer whose states a discriminator could read.
+                `simulate` calls this first, so it refuses such a job before any site
+                trains alone.
+        """
         del sizes
         return distill.traffic_of_model(config, nbytes(initial(config)))
 
