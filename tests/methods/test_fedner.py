@@ -920,7 +920,7 @@ def test_bytes_of_a_round(sites) -> None:
         )
 
 
-# tensors that do not fit: a server's at a site, a checkpoint's at both; nothing is cast
+# tensors that do not match: a server's at a site, a checkpoint's at both; nothing is cast
 
 DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float64, torch.float8_e4m3fn)
 

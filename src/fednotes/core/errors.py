@@ -4,7 +4,7 @@
     ├── DataError        a corpus file cannot be read
     │   └── LabelError        no label of the data is one of the model's
     ├── ConfigError      a setting is unknown, missing or impossible
-    │   └── ParameterError    parameters of a function do not fit
+    │   └── ParameterError    invalid parameters of a function
     ├── ModelError       a model, vector file or encoder cannot be used
     │   └── MovedError        a file that a saved model needs is not in its place
     ├── BusyError        another process works in the same folder

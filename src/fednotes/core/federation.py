@@ -100,7 +100,7 @@ class Federation(Protocol):
             options: Options of the task.
 
         Raises:
-            TrainingError: Too few sites answer, or their replies do not fit together.
+            TrainingError: Too few sites answer, or their replies do not match.
         """
 
     def each(

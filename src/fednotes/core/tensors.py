@@ -123,7 +123,7 @@ def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
     """Copy values into tensors of the same names, shapes and types.
 
     Raises:
-        TrainingError: A tensor does not fit; the message names the first one, and
+        TrainingError: A tensor does not match; the message names the first one, and
             nothing is copied.
     """
     require_like(targets, values)
@@ -148,7 +148,7 @@ def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) ->
     """Check that values have the names, shapes and types of `targets`.
 
     Raises:
-        TrainingError: A tensor does not fit; the message names the first one.
+        TrainingError: A tensor does not match; the message names the first one.
     """
     if targets.keys() != values.keys():
         odd = sorted(targets.keys() ^ values.keys())[0]
@@ -251,7 +251,8 @@ def restoring(path: Path | str) -> Iterator[None]:
     ) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ModelError(
-            f"{path}: not a readable state folder ({reason}): start again without it"
+            f"{path}: the saved state cannot be read ({reason}): restore it from a "
+            "copy, or start again without it"
         ) from error
 
 

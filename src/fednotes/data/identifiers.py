@@ -2,8 +2,8 @@
 
 The patterns are in `identifiers.toml`. Most notes hold nothing of most kinds, and a
 pattern that begins at a word boundary is slow to search for. Therefore a kind's pattern
-is searched only where a hint of the kind, which begins with a fixed character or a set
-of them, is in the text.
+is searched only where its hint, which begins with a fixed character or a set of them,
+is in the text.
 """
 
 from __future__ import annotations

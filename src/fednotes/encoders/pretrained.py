@@ -70,7 +70,7 @@ def open_pretrained(
 
     Raises:
         ModelError: There is no such directory, it has no safetensors or is damaged, or
-            its tokenizer is slow or does not fit the model.
+            its tokenizer is slow or does not match the model.
         MissingExtra: A package is missing.
     """
     check_weights(directory)

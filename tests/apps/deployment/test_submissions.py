@@ -309,7 +309,7 @@ def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
     way: NVFlare goes on to call it running."""
     server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
     assert followed(server, tmp_path, fresh=True)[1] == [
-        "waits behind run first (to abort that one: fednotes run --abort --out its folder)",
+        "waits until run first has ended (to abort that run: fednotes run --abort --out its folder)",
         "a site that has not approved the job must do so first; run there: fednotes site approve KIT",
     ]
     assert followed(Script((BEHIND, []), OVER, alive=False), tmp_path)[1] == []

@@ -313,7 +313,11 @@ def test_errors_name_the_cause() -> None:
     svms, two = LinearSVMs(CLASSES, WIDTH), Features.of(np.zeros((2, WIDTH)))
     labels = np.zeros((3, 4), np.int8)
     for error, message, wrong in (
-        (DataError, "12 features for classifiers of 13", lambda: svms.predict(NARROW)),
+        (
+            DataError,
+            "have 12 features, but the classifiers were trained on 13",
+            lambda: svms.predict(NARROW),
+        ),
         (
             DataError,
             "2 patients have 3 rows",
@@ -341,7 +345,7 @@ def test_errors_name_the_cause() -> None:
         (ConfigError, "C = inf: expected a number", lambda: SvmConfig(C=float("inf"))),
         (
             DataError,
-            "25 concepts for frequencies of 24",
+            "dictionary of 25, and the model was trained with one of 24",
             lambda: tfidf(bags(1), np.ones(24)),
         ),
         (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.nan))),

@@ -237,8 +237,8 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
 
     Raises:
         ConfigError: The sites have different versions, encoders or entity types.
-        DataError: The sites do not fit the method.
-        RefusedError: The sites do not fit the method.
+        DataError: The sites do not match the method.
+        RefusedError: The sites do not match the method.
     """
     _require_same_version(descriptions)
     if job.kind.make_stub is None:

@@ -143,12 +143,13 @@ def prepare_run(
     least = job.federation.min_sites or len(sites)
     if least > len(sites):
         raise ConfigError(
-            f"[federation] min_sites = {least}: the job has {len(sites)} sites"
+            f"[federation] min_sites = {least}, but the job has {len(sites)} sites: "
+            "lower min_sites or add sites"
         )
     if job.federation.secure_sum and len(sites) < MIN_SECURE_SITES:
         raise ConfigError(
-            f"[federation] secure_sum: needs {MIN_SECURE_SITES} sites or more, the job "
-            f"has {len(sites)}"
+            f"[federation] secure_sum needs at least {MIN_SECURE_SITES} sites, but the "
+            f"job has {len(sites)}: add sites, or set secure_sum = false"
         )
 
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
@@ -393,7 +394,7 @@ class Follower:
     _plan: tuple[int, int] | None = None
     _rounds_shown: int = 0
     _is_resumed: bool = False  # a new submission of a run whose rounds were shown
-    _blocked_by: str = ""  # the run that this one waits behind
+    _blocked_by: str = ""  # the run for whose end this one waits
 
     def follow(self, server: Admin) -> RunResult:
         """Show the run until it is done, and return its results.
@@ -438,7 +439,7 @@ class Follower:
     def _say_who_is_ahead(
         self, server: Admin, others: Mapping[str, dict[str, Any]]
     ) -> None:
-        """Name the run that this one waits behind; the server runs one job at a time.
+        """Name the run for whose end this one waits; the server runs one job at a time.
 
         Args:
             server: A session with the server.
@@ -452,8 +453,8 @@ class Follower:
             if name != self._blocked_by and server.tell(str(job["job_id"])) is not None:
                 self._blocked_by = name
                 self.say(
-                    f"waits behind run {name} (to abort that one: fednotes run --abort "
-                    "--out its folder)"
+                    f"waits until run {name} has ended (to abort that run: fednotes "
+                    "run --abort --out its folder)"
                 )
             return
 

@@ -222,7 +222,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
 
     Raises:
         ConfigError: The job is not for this site, names files of this machine, or does
-            not fit the site's file.
+            not match the site's file.
     """
     where = f"job {declared.get('name')}"
     _require_no_places(declared.get("job"), file, where)

@@ -1,6 +1,6 @@
 """Plan everything that a grid will run, and find out what of it cannot run here.
 
-A run is refused if its settings do not fit its job, if a file, a model's weights or a
+A run is refused if its settings do not match its job, if a file, a model's weights or a
 package is missing, or if a site or the method refuses to take part. Most of this shows
 only when the sites and their models are made. So the runs are rehearsed before the
 first one trains: they are made as `simulate` makes them, and not trained. What is
@@ -166,7 +166,7 @@ def plan_grid(
         say: Receives a line for each reason why rows are left out or settings skipped.
 
     Raises:
-        ParameterError: A setting fits no run, or nothing can run.
+        ParameterError: A setting applies to no run, or nothing can run.
     """
     refuse_settings(rows, grid, request)
     models = select_models(grid, rows)

@@ -179,8 +179,8 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
     """
     if bags.vocabulary != len(idf):
         raise DataError(
-            f"bags over {bags.vocabulary} concepts for frequencies of {len(idf)}: use "
-            "the dictionary that the model was trained with"
+            f"the patients' concepts are of a dictionary of {bags.vocabulary}, and the "
+            f"model was trained with one of {len(idf)}: use that dictionary"
         )
     rows, columns, counts = bags.counts()
     weighted = counts * idf[columns]  # [phenotype tf-idf]
@@ -500,8 +500,8 @@ class LinearSVMs:
         """Raise DataError if there is another number of features."""
         if features.width != len(self.weight):
             raise DataError(
-                f"{features.width} features for classifiers of {len(self.weight)}: use "
-                "the features that the classifiers were trained on"
+                f"the patients have {features.width} features, but the classifiers "
+                f"were trained on {len(self.weight)}: use the same features"
             )
 
 

@@ -55,7 +55,7 @@ def serve(  # noqa: PLR0913 - what a person may want to set
         tell: Receives a line with the address, and a warning where TLS is missing.
 
     Raises:
-        ConfigError: The parameters do not fit together or do not fit the model.
+        ConfigError: The parameters contradict each other or do not match the model.
         FednotesError: The server cannot listen on this address.
         MissingExtra: The extra "serve" is not installed.
     """

@@ -51,7 +51,7 @@ def examine(
         encoding: As in `read`.
 
     Raises:
-        DataError: There is no such path, or no format fits.
+        DataError: There is no such path, or no format matches.
         ConfigError: There is no such format.
     """
     known = _registry.FORMATS
@@ -82,7 +82,7 @@ def stream(
         encoding: As in `read`.
 
     Raises:
-        DataError: There is no such path, or no format fits.
+        DataError: There is no such path, or no format matches.
         ConfigError: There is no such format.
         FednotesError: The temporary folder is full.
     """

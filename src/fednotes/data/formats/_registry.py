@@ -57,7 +57,8 @@ def guess_format(path: str | os.PathLike[str]) -> str:
     """Return the format of a file, or the one format of the files in a folder.
 
     Raises:
-        DataError: There is no such path, no format fits, or the folder mixes formats.
+        DataError: There is no such path, no format matches, or the folder mixes
+            formats.
     """
     path = Path(path)
     if not os.path.exists(path):

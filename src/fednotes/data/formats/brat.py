@@ -258,7 +258,8 @@ def _best_text(
         mentions: The mentions, by line number.
 
     Returns:
-        The form that the most mentions fit, and why the others do not, by line number.
+        The form that the most mentions match, and why the others do not, by line
+        number.
     """
     bare = raw.removeprefix("\ufeff")
     best_text = bare

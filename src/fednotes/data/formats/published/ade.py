@@ -193,7 +193,7 @@ def _guess_origin(
 ) -> int | None:
     """Return where the sentence starts in its abstract, by the offsets of most rows.
 
-    None if no row's offsets fit.
+    None if no row's offsets match.
     """
     votes: Counter[int] = Counter()
     for row, (others, drugs) in zip(rows, places, strict=True):
@@ -232,7 +232,7 @@ def _is_inside_word(text: str, start: int, end: int) -> bool:
 
 
 def _nearest(other: _Place, drugs: Sequence[_Place], row: _Row) -> _Place:
-    """Return the drug, of places in order, whose distance fits a row's offsets best."""
+    """Return the drug, of places in order, whose distance matches a row best."""
     wanted = other[0] + row.drug_start - row.other_start
     number = bisect_left(drugs, wanted, key=lambda place: place[0])
     nearby = drugs[max(0, number - 1) : number + 1]
