@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 import tracemalloc
@@ -165,3 +166,18 @@ def test_values_of_msgpack_are_counted_as_they_are_built() -> None:
             has_more_values(data[:end], number)
     with pytest.raises(ValueError, match="no value begins with"):
         has_more_values(b"\xc1", 9)
+
+
+def test_a_broken_docbin_leaves_the_garbage_collector_as_it_was(tmp_path: Path) -> None:
+    """srsly turns it off before it unpacks, and not on again where text is no UTF-8."""
+    path = tmp_path / "a.spacy"
+    path.write_bytes(zlib.compress(b"\x81\xa7strings\x91\xa1\xff"))
+    for was_enabled in (True, False):
+        if not was_enabled:
+            gc.disable()
+        try:
+            with pytest.raises(DataError, match="not a DocBin that spaCy can read"):
+                read(path, "docbin")
+            assert gc.isenabled() == was_enabled
+        finally:
+            gc.enable()

@@ -8,6 +8,7 @@ unpickled.
 
 from __future__ import annotations
 
+import gc
 import os
 import zlib
 from collections import defaultdict
@@ -82,6 +83,7 @@ def _unpack(data: bytes) -> Iterator[Any]:
     """
     _, DocBin, _, Vocab = _import_spacy()
     budget = _Budget.of(data)
+    was_collecting = gc.isenabled()
     try:
         _require_lists(_decompress(data), budget)
         doc_bin = DocBin().from_bytes(data)
@@ -96,6 +98,10 @@ def _unpack(data: bytes) -> Iterator[Any]:
         raise
     except Exception:  # whatever spaCy raises for a file that it did not write
         raise DataError(_UNREADABLE) from None
+    finally:
+        # srsly turns the collector off, and leaves it off when it fails.
+        if was_collecting:
+            gc.enable()
 
 
 @dataclass
