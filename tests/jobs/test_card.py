@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,25 @@ def test_a_card_that_a_person_edited_stays(run: Path) -> None:
     path.unlink()
     write_cards(run)
     assert path.read_text() == edited
+
+
+def test_each_model_of_a_run_has_a_card_and_a_copy_in_another_folder_has_none(
+    run: Path,
+) -> None:
+    """Cards are written where runs save models; nothing else of a run is searched."""
+    models = [path.parent for path in run.rglob("tagger.json")]
+    assert len(models) > 3
+    for model in models:
+        (model / "README.md").unlink(missing_ok=True)
+    copy = run / "federated" / "checkpoints" / "7" / "copy" / "model"
+    copy.mkdir(parents=True)
+    (copy / "tagger.json").write_bytes((models[0] / "tagger.json").read_bytes())
+
+    write_cards(run)
+
+    cards = {path.parent for path in run.rglob("README.md")}
+    shutil.rmtree(copy.parents[1])
+    assert cards == set(models)
 
 
 def test_a_model_apart_from_its_run_has_a_card(run: Path, tmp_path: Path) -> None:

@@ -30,6 +30,15 @@ from fednotes.metrics.gap import Verdict
 
 CARD = "README.md"
 SCORES_FILE = "scores.json"
+# Where a run has models: one of a deployed run, one of a part or of a site alone, and
+# one of each site of a part. Other folders, such as checkpoints, are not searched.
+_MODEL_PLACES = (
+    "model",
+    "*/model",
+    "*/*/model",
+    "*/sites/*/model",
+    "*/*/sites/*/model",
+)
 
 # Characters with a special meaning in Markdown.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")
@@ -98,7 +107,8 @@ def write_cards(run: Path, site_run: OwnRun | None = None) -> None:
         run: Folder of the run.
         site_run: What a real site knows about the run; None to read the folder.
     """
-    for folder in sorted(run.rglob("model")):
+    folders = {folder for place in _MODEL_PLACES for folder in run.glob(place)}
+    for folder in sorted(folders):
         if not (folder / CARD).exists() and read_description(folder):
             write_text(folder / CARD, render_card(folder, run, site_run))
 
