@@ -230,6 +230,7 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
     """The exported model, as transformers reads it."""
     from transformers import logging, pipeline
 
+    # Only this comparison needs an application, and all others run without it.
     from fednotes.apps.serving.exports import export
 
     logging.disable_progress_bar()

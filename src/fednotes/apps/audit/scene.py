@@ -20,6 +20,7 @@ from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.parts import Part, make_method_sites
 from fednotes.methods.averaging import Averaging
+from fednotes.privacy.training import DPSite
 from fednotes.training.word_rows import IDS
 
 
@@ -179,7 +180,7 @@ class Scene:
 
 def without_noise(site: Any) -> Any:
     """Return the site that computes; a site that adds noise wraps it."""
-    return getattr(site, "site", site)
+    return site.site if isinstance(site, DPSite) else site
 
 
 def require_gradients(site: Any) -> None:
@@ -189,11 +190,10 @@ def require_gradients(site: Any) -> None:
         TrainingError: The gradients of all units of a round failed, so that only noise
             was sent.
     """
-    lost = getattr(site, "lost", 0)
-    if lost:
+    if isinstance(site, DPSite) and site.lost:
         raise TrainingError(
-            f"site {site.id!r}: {lost:,} sums were noise alone because no gradient "
-            "could be computed: try the job without [privacy] to see the error"
+            f"site {site.id!r}: {site.lost:,} sums were noise alone because no "
+            "gradient could be computed: try the job without [privacy] to see the error"
         )
 
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from fednotes.apps.experiments.grids import (
     Grid,
@@ -98,6 +99,13 @@ class Plan:
     groups: list[list[GridRun]] = field(default_factory=list)
     models: Models = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
+
+
+@runtime_checkable
+class _StartsFromEncoder(Protocol):
+    """The specification of a model whose training starts from an encoder."""
+
+    encoder: str
 
 
 class Rehearsal:
@@ -323,9 +331,9 @@ def _stand_ins(
         if Path(folder).is_dir():
             continue
         job = model_runs[name][0].job
-        # only configs of methods on transformers have an encoder
-        model = getattr(job.config, "model", None) if job is not None else None
-        folders[name] = getattr(model, "encoder", "") or "none"
+        model = None if job is None else job.config.model
+        encoder = model.encoder if isinstance(model, _StartsFromEncoder) else ""
+        folders[name] = encoder or "none"
     return folders
 
 

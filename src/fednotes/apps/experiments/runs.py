@@ -10,7 +10,7 @@ from pathlib import Path
 from fednotes.apps.experiments.grids import Jobs, ModelRun, Row, Settings, Size
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import POOLED
-from fednotes.jobs.job import Job
+from fednotes.jobs.job import Job, SiteConfig
 from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
 from fednotes.jobs.reference import is_known_key
 
@@ -306,10 +306,9 @@ def _hold_out(row: Row, job: Job) -> Settings:
     if job.synthetic is not None:
         return ()
     for site in job.sites.values():
-        # only some kinds of data have the first and the last
-        has_file = bool(getattr(site, "valid", ""))
-        has_hold_out = bool(getattr(site, "hold_out", 0))
-        if has_file or site.valid_fraction or has_hold_out:
+        if site.valid_fraction:
+            return ()
+        if isinstance(site, SiteConfig) and (site.valid or site.hold_out):
             return ()
     if job.data != "documents":
         raise ConfigError(
