@@ -91,7 +91,7 @@ def test_the_help_lists_commands_in_panels(registering: typer.Typer) -> None:
     at = [
         result.stdout.index(line)
         for line in (
-            *("Data:\n", "  own       Do a thing of our own."),
+            *("Data:\n", "  bare      Do a thing of our own."),
             *("Use:\n", "  hello     Say hello."),
             *("Deploy:\n", "  farewell  Say farewell."),
             *(f"{OTHER}:\n", "  plain     Say nothing."),
@@ -155,8 +155,10 @@ def test_the_installed_entry_points_are_those_of_the_project() -> None:
 
 
 def last_line_of(*words: str) -> str:
-    """Give words to our program in a process of its own; return what it imported:
-    applications of fednotes, and large packages."""
+    """Run a command in a process of its own; return what it imported.
+
+    That is applications of fednotes, and large packages.
+    """
     program = (
         "import sys\n"
         "from fednotes.cli.app import app\n"

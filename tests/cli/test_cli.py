@@ -1,6 +1,8 @@
-"""Every command as a person gives it: 0, or 2 and one line on stderr; never a note's
-text. Real processes where the process itself is what is tested: full disks, odd bytes,
-closed pipes."""
+"""Every command as a user runs it: it exits with 0, or with 2 and one line on stderr.
+
+The output never holds a note's text. Real processes run where the process itself is
+tested: full disks, odd bytes, closed pipes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ Run = Callable[..., tuple[str, str]]
 
 
 def conll(path: Path, numbers: range) -> None:
-    """Sentences with one drug each and a word that no other sentence has."""
+    """Write sentences with one drug each and a word that no other sentence has."""
     rows = [
         f"{NAME}\tO\nn{n}\tO\ntook\tO\n{DRUGS[n % 4]}\tB-Drug\ntoday\tO\n.\tO\n\n"
         for n in numbers
@@ -67,7 +69,7 @@ def write_job(folder: Path, text: str = JOB) -> Path:
 
 @pytest.fixture
 def run(run_cli) -> Run:
-    """Give a command; returns stdout and stderr."""
+    """Return a function that runs a command and returns stdout and stderr."""
 
     def run_command(*arguments: object, code: int = 0) -> tuple[str, str]:
         ended, out, err = run_cli(*arguments)
@@ -79,7 +81,7 @@ def run(run_cli) -> Run:
 
 @pytest.fixture
 def refused(run: Run) -> Refused:
-    """Give a command that must fail; returns its one line."""
+    """Return a function that runs a command that must fail and returns its one line."""
 
     def refuse_command(*arguments: object) -> str:
         out, err = run(*arguments, code=2)
@@ -97,7 +99,7 @@ def one_line(err: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run, beside its job; tests only read it."""
+    """Return the folder of a finished run, beside its job; tests only read it."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         arguments = ["simulate", str(write_job(folder)), "--out", str(folder / "run")]
@@ -113,7 +115,7 @@ def model(trained: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A job of two sites without a common type."""
+    """Return a folder with a job of two sites without a common type."""
     corpus(tmp_path / "north.conll", "Drug", "north")
     corpus(tmp_path / "south.conll", "Disease", "south")
     (tmp_path / "job.toml").write_text(TINY + SITES, encoding="utf-8")

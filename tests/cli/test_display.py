@@ -1,4 +1,4 @@
-"""What a run says in a terminal: its cost, its pace, its tables, and hints beside its
+"""What a run shows in a terminal: its cost, pace and tables, and hints beside
 scores."""
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def test_square_brackets_in_names_of_sites_are_shown() -> None:
 
 
 def progress_line(sites: int) -> str:
-    """What a display prints of an evaluation at so many sites: F1 0.000, 0.001, 0.002 …"""
+    """Return the line of a display for an evaluation of so many sites."""
     out = io.StringIO()
     bar = RichDisplay(Console(file=out, width=200))
     method: Any = Observed()
@@ -288,7 +288,7 @@ def nothing_judged(values: dict[str, Any]) -> str:
 
 
 def rows_of(table: Table, site: str) -> dict[str, list[str]]:
-    """Condition to the cells of its row, at one site of a result table."""
+    """Return the cells of each condition's row, at one site of a result table."""
     named_rows: dict[str, list[str]] = {}
     current = ""
     for row in cells_of(table):
@@ -317,7 +317,8 @@ def test_the_result_table_has_precision_recall_f1_and_auroc() -> None:
 
 
 def mention_score(*pairs: tuple[int, int]) -> dict[str, Any]:
-    """Scores where ten mentions of ten characters stand in a row, for predicted places."""
+    """Return scores for ten adjacent gold mentions of ten characters, and these
+    predictions."""
     text = "x" * 100
     gold = [
         Document("d", text, tuple(Span(10 * n, 10 * n + 10, "Drug") for n in range(10)))
@@ -329,7 +330,7 @@ def mention_score(*pairs: tuple[int, int]) -> dict[str, Any]:
 
 
 def mention_run(*scores: dict[str, Any]) -> RunResult:
-    """A run of one condition, with a site for each of the scores."""
+    """Return a run of one condition, with a site for each of the scores."""
     sites = {f"s{n}": {"federated": each} for n, each in enumerate(scores)}
     return RunResult(sites=sites, mean={"federated": mean_scores(scores)})
 

@@ -1,4 +1,4 @@
-"""`fednotes init` as a person gives it: tables, a job file, questions, errors."""
+"""`fednotes init` as a user runs it: tables, a job file, questions, errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two sites whose names of types differ in case and plural."""
+    """Return a folder of two sites whose type names differ in case and plural."""
     monkeypatch.chdir(tmp_path)
     for site, label in {"mercy": "Drug", "north": "DRUGS"}.items():
         folder = tmp_path / "notes" / site
@@ -34,7 +34,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(run_cli) -> Run:
-    """Give a command; returns stdout and stderr."""
+    """Return a function that runs a command and returns stdout and stderr."""
 
     def run_command(*arguments: object, code: int = 0) -> tuple[str, str]:
         ended, out, err = run_cli(*arguments)

@@ -1,5 +1,4 @@
-"""SIGINT ends a command at once, in a process of its own; what it prints is what a
-person reads."""
+"""SIGINT ends a command at once, in a process of its own, with a readable message."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ with end_at_once("first") as farewell:
 
 
 def interrupted(program: str, folder: Path) -> tuple[float, str]:
-    """Seconds from SIGINT to the end, and what it said; it says "ready" first."""
+    """Return the seconds from SIGINT to the end, and the output after "ready"."""
     process = subprocess.Popen(
         # else ignored where the tests' own process does
         [sys.executable, "-c", HEARD + program],

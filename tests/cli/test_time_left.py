@@ -9,7 +9,7 @@ from fednotes.engines.rounds import RoundResult
 
 
 class Clock:
-    """A run whose rounds take as long as they are told."""
+    """A run whose rounds take the given time."""
 
     def __init__(self, **work: float) -> None:
         self.time_left = TimeLeft()

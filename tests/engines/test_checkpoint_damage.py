@@ -1,4 +1,4 @@
-"""However a checkpoint is damaged: the one before it, or one error that says what to
+"""A damaged checkpoint leads to the previous one, or to one error that says what to
 do."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.fl
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places in a JSON value, the tables among them too."""
+    """Yield the places in a JSON value, including its tables."""
     if path:
         yield path
     inside = dict(enumerate(value)) if isinstance(value, list) else value
@@ -50,7 +50,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def sealed(folder: Path, facts: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Other content under right checksums."""
+    """Replace the content, under correct checksums."""
     (folder / "facts.json").write_text(json.dumps(facts))
     save_file(tensors, folder / "tensors.safetensors")
     sums = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in NAMES[:2]}
@@ -59,7 +59,7 @@ def sealed(folder: Path, facts: Any, tensors: dict[str, torch.Tensor]) -> None:
 
 @st.composite
 def damages(draw: Any) -> Callable[[Path], str]:
-    """Something that may happen to a folder. "" if it may still be whole then."""
+    """Return a kind of damage to a folder; "" if the folder may still be whole."""
     kind = draw(
         st.sampled_from(
             ["cut", "junk", "gone", "flip", "facts", "key", "dtype", "shape"]
@@ -114,7 +114,7 @@ def deployed(folder: Path) -> Deployed:
 
 @pytest.fixture(scope="module")
 def intact_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of a run of either engine, with two checkpoints each."""
+    """Return the folders of a run of each engine, with two checkpoints each."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("embedded", "deployed")}
     toy_job(embedded(folders["embedded"]), {})
     toy_job(deployed(folders["deployed"]), {})
@@ -129,7 +129,7 @@ LONG = settings(
 
 
 def outcome(resume: Callable[[], State | None]) -> tuple[int, str]:
-    """The round that a run goes on from, or why it does not."""
+    """Return the round from which a run resumes, or why it does not."""
     try:
         state = resume()
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""The engine of real sites: who takes part, what is kept, where a secure sum goes."""
+"""The engine of real sites: who takes part, what is stored, where a secure sum goes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_grace_closes_a_round_early(tmp_path: Path) -> None:
 def patient(
     self: Net, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
 ) -> Iterator[tuple[str, Frame]]:
-    """A transport that ends as the protocol says."""
+    """A transport that ends exchanges as the protocol says."""
     reachable = [site for site in frames if site not in self.down]
     for site in reachable:
         yield site, self.host(site).handle(frames[site])
@@ -166,7 +166,7 @@ def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
 
 
 class Scripted:
-    """A transport whose one site gives the next of these replies each time."""
+    """A transport whose only site returns the next of these replies each time."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -180,7 +180,7 @@ class Scripted:
 def collect_answers(
     counted: int, *replies: Reply
 ) -> tuple[Answers, list[tuple[str, str]]]:
-    """What came of request 9 of run 3 to one site, and what was told of it."""
+    """Return the replies to request 9 of run 3 from one site, and the events."""
     logged: list[tuple[str, str]] = []
     members = Participants(
         Scripted(*replies),

@@ -1,5 +1,5 @@
-"""A site behind its host and its journal: what is done once, kept, undone, refused, let
-go."""
+"""A site behind its host and its journal: what it does once, stores, undoes and
+refuses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
 
 
 class Server:
-    """Numbers requests and counts every answer, as a faultless server does."""
+    """Numbers requests and counts every answer, as a server without faults does."""
 
     def __init__(
         self, host: SiteHost, run: int = 1, number: int = 0, counted: int = 0
@@ -72,8 +72,8 @@ class Server:
         return reply
 
     def play(self, rounds: int, every: int) -> None:
-        """Rounds with a checkpoint after some: the marks of a request are those that
-        there are."""
+        """Run rounds with a checkpoint after some; requests carry the existing
+        marks."""
         for round in range(rounds):
             marks = tuple(mark for mark, _ in self.marks[-2:])
             self.train(round, marks=marks)
@@ -100,7 +100,7 @@ def local_metric(reply: Reply) -> float:
 
 
 def by_toy(*trained: tuple[Tensors, int]) -> float:
-    """The toy's private values after these trainings, by the toy itself without a host."""
+    """Return the toy's private values after these trainings, without a host."""
     site = Toy("b")
     for tensors, number in trained:
         site.train(tensors, round=number)
@@ -268,7 +268,7 @@ def test_the_newest_marks_are_kept_in_whatever_order_they_come(tmp_path: Path) -
 
 
 class Adopts:
-    """A secure sum in which the server says each time that the site lost its history."""
+    """A secure sum in which the server always says that the site lost its history."""
 
     strict = True
 
@@ -517,7 +517,7 @@ def test_nothing_is_written_that_the_guard_has_no_room_for(tmp_path: Path) -> No
 
 
 def contents(folder: Path) -> dict[str, list[str]]:
-    """The names in a site's folders of states and requests."""
+    """Return the names in a site's folders of states and requests."""
     return {
         name: sorted(path.name for path in (folder / name).iterdir())
         for name in ("states", "journal")
@@ -708,8 +708,8 @@ def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
 
 @contextmanager
 def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
-    """What is synced and renamed below a folder, in order; a file's temporary name is
-    cut."""
+    """Yield what is synced and renamed below a folder, in order, with cut temporary
+    names."""
     events: list[tuple[str, str]] = []
 
     def name(path: Any) -> str:
@@ -738,7 +738,7 @@ def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
 
 
 def writes_of(folder: str, file: str) -> list[tuple[str, str]]:
-    """The bytes, then the name, then that the folder has this name."""
+    """Return the calls that write a file: its bytes, its name, and the folder."""
     path = f"{folder}/{file}"
     return [("fsync", f"{path}~"), ("replace", path), ("fsync", folder)]
 

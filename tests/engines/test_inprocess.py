@@ -1,4 +1,4 @@
-"""The embedded engine: what it calls, counts, keeps and goes on from."""
+"""The in-process engine: what it calls, counts, stores and resumes from."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def settings(vectors: Path) -> fedner.Config:
 
 
 def count_numbers(members: list[fedner.Site]) -> int:
-    """Bytes of all distinct tensors that the sites hold on to, frozen tables included."""
+    """Return the bytes of all distinct tensors that the sites hold, with frozen
+    tables."""
     storages: dict[int, int] = {}
     for member in members:
         tensors = [

@@ -1,4 +1,4 @@
-"""Answers at times that do not tell how large a site is."""
+"""Answers at times that do not reveal how large a site is."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Clock:
     def answered(
         self, pace: AnswerTimes, took: float, counted_class: int | None
     ) -> float:
-        """After how many seconds an answer leaves."""
+        """Return after how many seconds an answer leaves."""
         begun = self.now
         self.now += took
         pace.wait("train", begun, counted_class)
@@ -62,13 +62,14 @@ class Clock:
 def host(
     folder: Path, site: str, make: Callable[[], Worker], clock: Clock | None
 ) -> SiteHost:
-    """A site of three; clock: where it holds its answers back."""
+    """Return the host of one of three sites. clock: the clock by which it delays
+    answers."""
     seal, pace = SecureSeal(site, SITES, job=JOB, threshold=3), clock and clock.pace()
     return SiteHost(make, folder / site, job=JOB, name=site, sealer=seal, pace=pace)
 
 
 class Worker(Giver):
-    """Takes its time by its own clock."""
+    """A site whose training takes its time by its own clock."""
 
     def __init__(
         self, name: str, clock: Clock, rng: np.random.Generator, jitter: float
@@ -86,7 +87,7 @@ class Worker(Giver):
 def seen_by_the_server(
     folder: Path, seed: int, *, steady: bool, jitter: float = 0.04
 ) -> dict[str, np.ndarray]:
-    """Site → seconds from each request to its answer, through hosts under the secure
+    """Return the seconds from each request to its answer, by site, under the secure
     sum."""
     net, rng = Net({}, folder), np.random.default_rng(seed)
     clocks = {site: Clock() for site in SITES}
@@ -108,8 +109,7 @@ def seen_by_the_server(
 
 
 def right_guesses(durations: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
-    """Whether the order of the sizes is guessed by the mean time; of equal ones by a
-    coin."""
+    """Return whether the mean times reveal the order of sizes; ties are guessed."""
     means = {site: round(float(times.mean()), 9) for site, times in durations.items()}
     order = sorted(SITES, key=lambda site: (means[site], rng.random()))
     return tuple(order) == SITES

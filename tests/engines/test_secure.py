@@ -1,5 +1,5 @@
-"""The secure sum behind the engine: its messages, its terms, and what the server gets
-to see."""
+"""The secure sum behind the engine: its messages, its terms, and what the server
+sees."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_no_frame_that_the_server_receives_holds_a_sites_numbers(
 
 
 def pieces(value: torch.Tensor) -> list[bytes]:
-    """Eight bytes that lie together, over the whole tensor."""
+    """Return every eight adjacent bytes of a tensor."""
     raw = (
         value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
     )

@@ -1,5 +1,4 @@
-"""The secure sum when too few sites are left, or come back: what is lost, what is not
-shown.
+"""The secure sum when too few sites remain or sites return: what is lost or hidden.
 
 The fault matrix (`test_fault_matrix.py`) has every fault under the secure sum too.
 """

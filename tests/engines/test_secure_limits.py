@@ -1,5 +1,4 @@
-"""What a server can find out of the size of a site's values by asking for narrower
-limits."""
+"""What a server can learn of the size of a site's values by narrower limits."""
 
 from __future__ import annotations
 
@@ -24,10 +23,9 @@ LARGEST = 37.0 * 0.02  # weight times value, in 2^-1 … 2^0
 
 
 class Prober(ByHand):
-    """A server that asks for a task again and again, each time with limits of its
-    choice.
+    """A server that repeats a task, each time with limits of its choice.
 
-    told: all that site a said of its values.
+    texts: all that site a said of its values.
     """
 
     def __init__(self) -> None:
@@ -41,7 +39,8 @@ class Prober(ByHand):
         name: str = "secret",
         round: int = 0,
     ) -> str:
-        """ "fits", "beyond", or "over" (the last word), for one fresh exchange."""
+        """Return "fits", "beyond", or "over" (the last answer), for one fresh
+        exchange."""
         attached = self.terms(("n",), **({} if exponent is None else {name: exponent}))
         update = Update(
             {"secret": torch.tensor([0.001, 0.02]) * scale}, 37.0, {"n": 1.0}

@@ -47,7 +47,7 @@ def stage(number: int, keys: Any = None) -> Any:
 
 
 def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
-    """Three sites that have masked an update, and what would open the sum."""
+    """Return three sites that have masked an update, and what would open the sum."""
     server = ByHand(SITES[:3])
     attached = server.terms()
     for seal in server.seals.values():

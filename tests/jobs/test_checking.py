@@ -347,7 +347,7 @@ def test_a_corpus_of_json_lines_is_not_held(
     peak = 0
 
     class WatchedDocument(Document):
-        """A document that tells when it is freed."""
+        """A document that reports when it is freed."""
 
     def count_freed() -> None:
         nonlocal alive

@@ -31,8 +31,7 @@ each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 
 
 def code(text: str) -> list[str]:
-    """Code spans, and the lines of blocks without comments; a span may go on in a
-    second line."""
+    """Yield code spans, and the lines of blocks without comments; a span may wrap."""
     lines = [
         line.split(" #")[0].strip()
         for block in BLOCK.findall(text)
@@ -101,8 +100,8 @@ def refused_settings(text: str) -> list[str]:
 
 
 def unknown_commands(text: str) -> list[str]:
-    """Commands `fednotes …` that our program has not, and options that a command has
-    not."""
+    """Return commands `fednotes …` that do not exist, and unknown options of
+    commands."""
     wrong = []
     for piece in code(text):
         for words in re.findall(
@@ -127,7 +126,7 @@ def unknown_commands(text: str) -> list[str]:
 
 
 def unknown_tests(text: str) -> list[str]:
-    """Tests that there are none of: by path, by `::name` of the path before, by a name
+    """Return tests that do not exist, named by path, by `::name` after a path, or
     alone."""
     files = {
         path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")

@@ -87,7 +87,7 @@ def test_an_unknown_format_gets_the_nearest_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A file of which the second and third line cannot be used."""
+    """Return a file whose second and third lines cannot be used."""
     path = write_json_lines(tmp_path / "a.jsonl", RECORD)
     path.write_text(path.read_text() + "{\n{\n")
     return path

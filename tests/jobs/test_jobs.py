@@ -379,7 +379,7 @@ BUILT_IN = sorted(loadable(built_in_jobs()))
 
 @pytest.fixture
 def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that the variables of the built-in jobs name."""
+    """Return the folder that the variables of the built-in jobs name."""
     for variable in ("FEDNOTES_CORPORA", "BERT_BASE"):
         monkeypatch.setenv(variable, str(tmp_path))
     return tmp_path
@@ -576,7 +576,7 @@ def test_the_command_prints_the_keys_of_a_table(run_cli: Any) -> None:
 
 @pytest.fixture
 def schema(run_cli: Any) -> dict[str, Any]:
-    """The JSON schema of a job, as the command prints it."""
+    """Return the JSON schema of a job, as the command prints it."""
     code, out, _ = run_cli("job", "schema")
     assert code == 0
     printed: dict[str, Any] = json.loads(out)

@@ -46,7 +46,7 @@ START = (
 
 
 class Runs:
-    """Commands in one folder, which end with the test."""
+    """Commands in one folder, which are ended with the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "run"
@@ -79,12 +79,12 @@ class Runs:
         return process
 
     def simulate_here(self, *settings: str, **options: bool) -> None:
-        """The same in this process."""
+        """Simulate the job in this process."""
         job = load_job(str(self.folder / "job.toml"), settings)
         simulate(job, self.out, **options)
 
     def training(self, *words: str) -> subprocess.Popen[str]:
-        """A command that has written a checkpoint."""
+        """Return a command that has written a checkpoint."""
         process = self.begin(*words)
         end = time.monotonic() + 120
         while not list(self.out.glob("federated/checkpoints/round-*")):
@@ -94,12 +94,12 @@ class Runs:
         return process
 
     def rounds(self) -> list[int]:
-        """Of every line of the run's log."""
+        """Return the round of every line of the run's log."""
         lines = (self.out / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["round"] for line in lines]
 
     def files(self) -> dict[str, bytes]:
-        """Every file's bytes; a lock that nobody holds is none."""
+        """Return every file's bytes, without locks that nobody holds."""
         paths = [
             path
             for path in self.folder.rglob("*")

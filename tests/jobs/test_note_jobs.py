@@ -204,7 +204,10 @@ def test_a_site_that_cannot_be_read_is_reported_by_name(
 def run(
     run_cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command; returns its exit code and outputs, which must hold no text."""
+    """Return a function that runs a command and checks that its output holds no text.
+
+    The function returns the exit code and both outputs.
+    """
     monkeypatch.setenv("COLUMNS", "160")
 
     def run_command(*arguments: object) -> tuple[int, str, str]:

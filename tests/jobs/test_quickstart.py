@@ -63,7 +63,7 @@ MENTIONS = [("lisinopril", "Drug"), ("10 mg daily", "Dosage"), ("atenolol", "Dru
 
 
 def readme_example() -> tuple[str, str]:
-    """The model and the sentence of the command in README."""
+    """Return the model and the sentence of the command in README."""
     readme = (BOOK.parents[1] / "README.md").read_text("utf-8")
     (example,) = re.findall(r'fednotes predict runs/demo/(\S+) --text "(.+)"', readme)
     model, text = example

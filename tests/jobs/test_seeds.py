@@ -252,7 +252,7 @@ def test_the_command_refuses_two_kinds_of_seeds(tmp_path: Path) -> None:
 
 
 def command(folder: Path, out: str, *words: str) -> subprocess.Popen[str]:
-    """`fednotes simulate` with three seeds."""
+    """Start `fednotes simulate` with three seeds."""
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "fednotes", "simulate", "job.toml", "--out", out),

@@ -38,7 +38,7 @@ path = "b"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A job file with keys of every origin."""
+    """Return a job file with keys of every origin."""
     path = tmp_path / "job.toml"
     path.write_text(JOB, encoding="utf-8")
     return path
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that all variables of the built-in jobs name."""
+    """Return the folder that all variables of the built-in jobs name."""
     for path in built_in_jobs().values():
         for variable in re.findall(r"\$(\w+)", path.read_text("utf-8")):
             monkeypatch.setenv(variable, str(tmp_path))

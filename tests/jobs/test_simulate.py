@@ -421,7 +421,7 @@ def test_a_damaged_record_of_a_job_is_refused(tmp_path: Path, text: str) -> None
 def site(
     folder: Path, name: str, labels: tuple[str, str], first: int
 ) -> dict[str, Any]:
-    """CoNLL files of sentences `Case <i> took <drug> and had <finding> .`"""
+    """Write CoNLL files of sentences `Case <i> took <drug> and had <finding> .`"""
     drugs, findings = (
         "aspirin statin insulin".split(),
         "rash nausea cough fever".split(),
@@ -448,7 +448,7 @@ def tag_sets(out: Path) -> dict[str, list[str]]:
 def two_sites(
     folder: Path, drug: str, finding: str = "ADE", **second_settings: Any
 ) -> dict[str, Any]:
-    """Of a job whose second site has these labels."""
+    """Return a job's sites, of which the second one has these labels."""
     second = site(folder, "b", (drug, finding), 50) | second_settings
     return {
         "synthetic": None,

@@ -48,7 +48,7 @@ def draw(*shape: int, seed: int = 0, grad: bool = True) -> Tensor:
 
 
 def slopes(function: Callable[[], float], at: Tensor, step: float = 1e-5) -> np.ndarray:
-    """Central differences of a scalar with respect to every number of `at`."""
+    """Return central differences of a scalar with respect to every number of `at`."""
     slope = np.zeros(at.numel())
     flat = at.data.view(-1)  # behind the back of autograd, whose graphs stay valid
     for i, value in enumerate(flat.tolist()):
@@ -62,7 +62,7 @@ def slopes(function: Callable[[], float], at: Tensor, step: float = 1e-5) -> np.
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Row by row; what is -inf gets exactly 0."""
+    """Return the softmax of each row; -inf gets exactly 0."""
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
@@ -131,7 +131,8 @@ MASKED = np.array([1, 4])  # candidates that may not be
 
 
 def build_losses(seed: int = 0) -> tuple[Losses, dict[str, Tensor], nn.Parameter]:
-    """Two layers of 5 sentences, 7 predictions of which 3 are pseudo, scores with -inf."""
+    """Return two layers of 5 sentences, 7 predictions (3 of them pseudo), scores with
+    -inf."""
     project = nn.Parameter(draw(6, 4, seed=seed + 9))
 
     def score(states: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ def build_losses(seed: int = 0) -> tuple[Losses, dict[str, Tensor], nn.Parameter
 
 
 def plain_domain(losses: Losses, weights: dict[str, Tensor], label: int) -> float:
-    """The mean over layers of NumPy's cross-entropies."""
+    """Return the mean over layers of NumPy's cross-entropies."""
     each = (
         cross_entropy(
             h.detach().numpy(), weights[f"domain.{i}"].detach().numpy(), label
@@ -378,7 +379,7 @@ def federate(sites, settings, **options):
 
 
 def by_distill(sites: list[SiteData]) -> tuple[InProcess, dict[str, Tensor]]:
-    """The same two rounds by `distill`: its engine and its final state."""
+    """Return the engine and the final state of the same two rounds by `distill`."""
     base = distill.Config(
         model=MODEL, rounds=2, seed=3, learning_rate=0.01, weighting=False
     )

@@ -141,7 +141,10 @@ def by_hand(
     epochs: int,
     losses: list[tuple[float, int]] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """A plain torch loop. losses: receives each step's, and over how many points."""
+    """Train by a plain torch loop.
+
+    losses: filled in with each step's loss and its number of points.
+    """
     model = net()
 
     def loss(rows: np.ndarray) -> torch.Tensor:
@@ -647,7 +650,7 @@ def test_a_cycle_is_the_best_against_all_before_it() -> None:
 
 
 class Keeping(Worsening):
-    """It ends with what is private of the cycle that is kept."""
+    """A site that ends with the private values of the selected cycle."""
 
     def finish(self, tensors: Tensors) -> Update:
         self.load_kept(tensors)

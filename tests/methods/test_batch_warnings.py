@@ -1,4 +1,4 @@
-"""What a run says where the mini-batches of many sites add up to more than the job's."""
+"""Warnings where the mini-batches of many sites add up to more than the job's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a site says is behind an update: each token once, however often it is read.
 
-Expected numbers of words are lines of the files; of sub-words, those of the tokenizer
-itself.
+The expected numbers of words are lines of the files; those of sub-words come from the
+tokenizer itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def member(job: str, epochs: int, data: dict[str, dict[str, Any]]) -> Any:
 
 
 def words_of(data: dict[str, dict[str, Any]]) -> list[str]:
-    """Of the first site's file."""
+    """Return the words of the first site's file."""
     lines = Path(next(iter(data.values()))["train"]).read_text().splitlines()
     return [line.split("\t")[0] for line in lines if line and not line.startswith("#")]
 

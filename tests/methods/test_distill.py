@@ -82,8 +82,11 @@ def shared(state) -> dict[str, torch.Tensor]:
 def plain_training(
     data: SiteData, settings: distill.Config, start, round: int, corpus, loss
 ):
-    """Epochs as anybody would write them, torch's Adam. corpus(model): what is trained
-    on; loss: of a mini-batch, of the losses of its sentences."""
+    """Train for epochs with torch's Adam in the ordinary way.
+
+    corpus(model): what is trained on. loss: of a mini-batch, from the losses of its
+    sentences.
+    """
     model = build_model(settings.model, settings.tags, settings.seed)
     load_into(model.trainable(), start)
     prepared = corpus(model)
@@ -104,7 +107,7 @@ def plain_training(
 
 
 def local_training(data: SiteData, settings: distill.Config, start, round: int = 0):
-    """One epoch on gold tags, a mean loss."""
+    """Train for one epoch on gold tags with a mean loss."""
 
     def loss(losses: Losses, batch: np.ndarray) -> torch.Tensor:
         return losses.source.mean()
@@ -189,7 +192,7 @@ def test_weights_of_one_give_the_unweighted_loss() -> None:
 
 
 class OnlySums:
-    """A federation that can do nothing but add, and remembers what it was asked."""
+    """A federation that can only add, and remembers the requests."""
 
     def __init__(self, members, left_out: tuple[str, ...] = ()) -> None:
         self.members, self.left_out = members, left_out
@@ -214,20 +217,21 @@ def begun(sites, left_out=(), **changes):
 
 
 def weighed(sites, **changes):
-    """As `begun`, and the sites have weights for the round after it."""
+    """Return the federation of `begun` with the sites' weights for the next round."""
     settings, members, federation = begun(sites, **changes)
     distill._update_weights(federation, federation.totals["begin"], 0)
     return settings, members, federation
 
 
 def next_weights(member) -> np.ndarray:
-    """w_{t+1}, which the next round trains with."""
+    """Return w_{t+1}, with which the next round trains."""
     assert member._next is not None
     return member._next[1].copy()
 
 
 def plain_weights(members, settings, included) -> list[np.ndarray]:
-    """Eq. 11 and 12 with every gradient in the open, one sentence at a time, in NumPy."""
+    """Compute eq. 11 and 12 in NumPy with every gradient in the open, sentence by
+    sentence."""
     sources, targets = [], []
     for member in members:
         corpus = member._begun[1]
@@ -481,7 +485,7 @@ def test_test_types_are_scored_where_they_are_given(sites, complete) -> None:
 
 
 def talkative(start):
-    """Initial values with an output layer that predicts a lot."""
+    """Return initial values with an output layer that predicts many mentions."""
     loud = torch.randn(
         start["crf.project.weight"].shape, generator=torch.Generator().manual_seed(1)
     )
@@ -489,7 +493,7 @@ def talkative(start):
 
 
 def foreign(gold: Document, guess: Document, known: set[str]) -> list[Span]:
-    """Predicted mentions of other types that overlap no gold one."""
+    """Return predicted mentions of other types that overlap no gold mention."""
     return [
         s
         for s in guess.spans
@@ -614,7 +618,7 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
 
 
 class Scripted(distill.Site):
-    """A site whose validation counts are given: so many of ten mentions are found, by
+    """A site with given validation counts: so many of ten mentions are found, by
     round."""
 
     true_positives: ClassVar[tuple[int, ...]] = (2, 9, 9, 5)

@@ -86,7 +86,8 @@ def plain_loop(
     losses: list[float] | None = None,
     keep_best: bool = True,
 ):
-    """The best tagger on validation data after any of `plain_epochs`, or the last."""
+    """Return the best tagger on validation data after any of `plain_epochs`, or the
+    last."""
     tagger = build_tagger(settings.model, data.tags, settings.seed)
     best, best_f1 = {}, -1.0
     for _ in plain_epochs(data, settings, tagger, [] if losses is None else losses):
@@ -233,7 +234,8 @@ def test_an_epoch_ends_with_what_is_left_over(sites, left_over: int) -> None:
 
 
 def unequal(sites: list[SiteData]) -> list[SiteData]:
-    """Three platforms of 24, 15 and 9 sentences of the first site, nothing to judge by."""
+    """Return three platforms of 24, 15 and 9 sentences of the first site, without test
+    data."""
     documents, cuts = sentence_documents(sites[0].train), (0, 24, 39, 48)
     documents += sentence_documents(sites[1].train)
     tags = sites[0].tags.union(sites[1].tags)
@@ -244,7 +246,7 @@ def unequal(sites: list[SiteData]) -> list[SiteData]:
 
 
 def first_batch(data: SiteData, settings: fedner.Config, share: int):
-    """A tagger with the gradients of a platform's first mini-batch, by torch; and its
+    """Return a tagger with torch's gradients of a platform's first mini-batch, and its
     loss."""
     tagger = build_tagger(settings.model, data.tags, settings.seed)
     corpus = tagger.prepare(data.train)
@@ -479,7 +481,7 @@ def test_mixed_schemes_train_together(sites) -> None:
 
 
 class SizeOnly(fedner.Site):
-    """A site that has nothing but a size, to test the protocol alone."""
+    """A site that has only a size, to test the protocol alone."""
 
     def __init__(
         self, name: str, size: int, config: fedner.Config | None = None
@@ -492,7 +494,7 @@ class SizeOnly(fedner.Site):
 
 
 def agreed_by_hand(sizes: list[int], batch: int, least: int = 1) -> list[int]:
-    """|S_i| / Σ|S_j| · N in whole numbers, a half up, by Python's fractions."""
+    """Return |S_i| / Σ|S_j| · N, rounded half up, by Python's fractions."""
     exact = [Fraction(n * batch, sum(sizes)) + Fraction(1, 2) for n in sizes]
     return [max(1, int(x), min(least, n)) for x, n in zip(exact, sizes, strict=True)]
 
@@ -752,8 +754,8 @@ def test_a_run_by_rows_has_the_bits_of_a_run_by_whole_tables(
 
 
 class Lossy:
-    """A federation that loses chosen sites' replies to tasks, by how often each was
-    asked."""
+    """A federation that loses chosen sites' replies to tasks, by the number of the
+    request."""
 
     def __init__(
         self,
@@ -775,8 +777,8 @@ class Lossy:
 def rounds(
     federation: Lossy, settings: fedner.Config, number: int, **changes: Any
 ) -> fedner.Server:
-    """The loop of `fedner.train`, a round a turn. changes: tables = () sends them
-    whole."""
+    """Yield after each round of `fedner.train`. changes: tables = () sends whole
+    tables."""
     server = fedner.Server(settings, None)
     server._tables = changes.get("tables", server._tables)
     fedner.agree_on_shares(federation)  # type: ignore[arg-type]
@@ -959,7 +961,7 @@ def test_a_site_refuses_what_does_not_fit_its_model(sites, task) -> None:
 
 
 def damaged(state: State) -> list[State]:
-    """States that are no such state, of right checksums for all that it matters."""
+    """Yield states that are invalid although their checksums are correct."""
     name = sorted(state.tensors)[0]
     value = state.tensors[name]
     return [

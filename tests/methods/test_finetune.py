@@ -36,7 +36,7 @@ FILL = "patient has the was given mg daily with on exam no".split()
 
 
 def documents(seed: int, count: int, types: Sequence[str] = ("drug", "finding")) -> Any:
-    """Short notes in which the two kinds of words are mentions."""
+    """Return short notes in which the two kinds of words are mentions."""
     rng = np.random.default_rng(seed)
     notes = []
     for number in range(count):

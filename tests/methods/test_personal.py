@@ -60,7 +60,7 @@ THREE = (("a", 1, 9, *ADR), ("b", 2, 7, *BOTH), ("c", 3, 6, *DRUG, "Dose"))
 
 
 def three(times: int = 1) -> list[SiteData]:
-    """Of three types over all, "ADR" and "Drug" are at two sites each, "Dose" at one."""
+    """Return three sites: "ADR" and "Drug" are at two of them each, "Dose" at one."""
     return [
         site_data(name, seed, times * count, *types)
         for name, seed, count, *types in THREE
@@ -340,7 +340,7 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
     before: list[torch.Tensor] = []
 
     class Noted(LocalTrainer):
-        """Compares the loss of each step with torch's, and does not take it."""
+        """Compares the loss of each step with torch's, and does not take the step."""
 
         def step(self, parts: Sequence[Step], *, planned: int, start: Tensors) -> float:
             a_tenth = pytest.approx(0.002)

@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def rows(section: str) -> tuple[Row, ...]:
-    """A section's table; a line may name several settings of one value."""
+    """Return a section's table; a line may name several settings of one value."""
     (table,) = [body for title, body in SECTION.findall(TEXT) if title == section]
     table_rows = []
     for settings, value, source in LINE.findall(table):
@@ -82,7 +82,7 @@ def rows(section: str) -> tuple[Row, ...]:
 
 
 def of(section: str, start: str) -> dict[str, Any]:
-    """Setting → value, of those that begin so."""
+    """Return the values of the settings that begin so."""
     matches = [row for row in rows(section) if row.setting.startswith(start)]
     assert len(matches) == len({row.setting for row in matches}), (
         "a setting is listed twice"
@@ -91,7 +91,7 @@ def of(section: str, start: str) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": 1}} → {"a.b": 1}."""
+    """Return {"a.b": 1} for {"a": {"b": 1}}."""
     settings = {}
     for key, value in table.items():
         inner = flat(value) if isinstance(value, Mapping) else {"": value}
@@ -100,7 +100,7 @@ def flat(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def listed(value: Any) -> Any:
-    """Tuples as TOML has them."""
+    """Return tuples as lists, as TOML has them."""
     return list(value) if isinstance(value, tuple) else value
 
 

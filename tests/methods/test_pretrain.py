@@ -68,7 +68,7 @@ def config(bert: Path, **changes: Any) -> Config:
 def train(
     sites: Sequence[SiteNotes], config: Config, tmp_path: Path, **options: Any
 ) -> tuple[list[Site], dict[str, torch.Tensor]]:
-    """The sites after training, and the parameters that they end with."""
+    """Return the sites after training, and their final parameters."""
     folder = tmp_path / "out" if "directory" not in options else None
     members = [
         Site(

@@ -1,7 +1,7 @@
-"""The numbers of equations where sites report counts in steps.
+"""The numbers of equations where sites report rounded counts.
 
-That no exact count leaves a site is in the contract of methods
-(`tests/methods/test_method_contract.py`).
+The contract of methods (`tests/methods/test_method_contract.py`) tests that no exact
+count leaves a site.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def three_sites(**changes: Any) -> Case:
-    """FedNER over sites of 3, 14 and 25 sentences, which are reported as 10, 10 and 30."""
+    """Return FedNER over sites of 3, 14 and 25 sentences, reported as 10, 10 and 30."""
     base = fedner.Config(
         model=TAGGER,
         rounds=1,

@@ -1,5 +1,4 @@
-"""Rules that look at each site's update, against NumPy, SciPy and brute force; who
-refuses them."""
+"""Rules that look at each site's update, against NumPy, SciPy and brute force."""
 
 from __future__ import annotations
 
@@ -59,14 +58,14 @@ def draw_tensors(
 
 
 def flat(tensors: Tensors) -> np.ndarray:
-    """All numbers of a site, float64."""
+    """Return all numbers of a site in float64."""
     return np.concatenate([tensors[name].numpy().ravel() for name in SHAPES]).astype(
         np.float64
     )
 
 
 def aggregate(config: Aggregation, start: Tensors, *updates: Tensors) -> np.ndarray:
-    """What a rule makes of sites s0, s1, … of sizes 1, 2, …, by the engine."""
+    """Return the aggregate of sites s0, s1, … of sizes 1, 2, …, by the engine."""
     sites = [
         Fixed(f"s{k}", Update(tensors, k + 1.0, {"n": 1.0}))
         for k, tensors in enumerate(updates)
@@ -94,7 +93,7 @@ def clipped(x: np.ndarray, bound: float) -> np.ndarray:
 
 
 def best_by_krum(x: np.ndarray, hostile: int, chosen: int) -> np.ndarray:
-    """The score is the least sum over all groups of n − f − 2 others."""
+    """Compute the score as the least sum over all groups of n − f − 2 others."""
     scores = []
     for k, row in enumerate(x):
         others = [float(((row - x[j]) ** 2).sum()) for j in range(len(x)) if j != k]
@@ -302,7 +301,7 @@ def test_a_job_of_too_few_sites_is_refused(
 def toy_rounds(
     federation: Federation, took: dict[int, tuple[str, ...]]
 ) -> torch.Tensor:
-    """Rounds of medians, some of which tell the sites nothing anew."""
+    """Run rounds of medians, some of which broadcast nothing new."""
     state = federation.resume()
     if state is None:
         sizes = int(federation.sum("count").metrics["size"])
