@@ -128,7 +128,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         has_minilm: Whether the encoder "minilm" is installed.
 
     Raises:
-        ConfigError: A choice does not fit the notes.
+        ConfigError: A choice does not match the notes.
         DataError: One corpus has too few notes for several sites.
     """
     holds: Holds = "notes"

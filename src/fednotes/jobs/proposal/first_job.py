@@ -82,7 +82,7 @@ def make_first_job(
         overwrite: Whether an existing file may be replaced.
 
     Raises:
-        ConfigError: A choice does not fit the notes, or the file exists.
+        ConfigError: A choice does not match the notes, or the file exists.
         DataError: There are too few notes.
         MissingExtra: The job needs an encoder, and none is installed.
         FednotesError: The file cannot be written.
