@@ -34,7 +34,7 @@ from fednotes.core.update import Update
 
 
 def tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """Random bytes as numbers of a type; truth values are 0 and 1."""
+    """Return random bytes as numbers of a type; truth values are 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     count = int(np.prod(shape)) * dtype.itemsize
     top = 2 if dtype is torch.bool else 256
@@ -74,7 +74,8 @@ REFUSAL = Reply(
 
 
 def same(first: Any, second: Any) -> bool:
-    """Every field; tensors by type, shape and bytes (NaN included)."""
+    """Return whether all fields are equal; tensors by type, shape and bytes (with
+    NaN)."""
     if isinstance(first, torch.Tensor):
         numbers = (
             first.reshape(-1).view(torch.uint8),
@@ -214,7 +215,7 @@ def test_what_cannot_be_sent_says_so(message: Request | Reply, reason: str) -> N
 
 
 def forged(header: bytes | dict[str, Any], body: bytes = b"", kind: int = 2) -> bytes:
-    """A frame whose lengths and checksum are right, whatever else it says."""
+    """Return a frame whose lengths and checksum are right, whatever its content."""
     text = header if isinstance(header, bytes) else canonical(header)
     text += b" " * (-len(text) % 64)
     body += bytes(-len(body) % 64)
@@ -339,7 +340,7 @@ SEEDS = [
 
 
 def resealed(frame: bytearray) -> bytearray:
-    """The checksum put right, so that what is behind it is reached."""
+    """Correct the checksum, so that the checks behind it are reached."""
     if len(frame) >= HEAD.size:
         frame[20:52] = hashlib.sha256(memoryview(frame)[HEAD.size :]).digest()
     return frame
@@ -362,7 +363,7 @@ def splice(rng: random.Random, frame: bytearray) -> bytearray:
 
 
 def huge(rng: random.Random, frame: bytearray) -> bytearray:
-    """Another length in the head, or another number in the header."""
+    """Replace a length in the head, or a number in the header."""
     if rng.random() < 0.3:
         struct.pack_into("<IQ", frame, 8, rng.getrandbits(32), rng.getrandbits(64))
         return frame
@@ -381,7 +382,7 @@ def huge(rng: random.Random, frame: bytearray) -> bytearray:
 
 
 def swap(rng: random.Random, frame: bytearray) -> bytearray:
-    """A piece of the header in place of another one of the same length."""
+    """Exchange a piece of the header with another one of the same length."""
     length, size = int.from_bytes(frame[8:12], "little"), rng.randint(1, 8)
     first, second = (HEAD.size + rng.randrange(max(1, length - size)) for _ in range(2))
     frame[first : first + size] = frame[second : second + size]
@@ -398,8 +399,7 @@ KINDS: tuple[Callable[[random.Random, bytearray], bytearray], ...] = (
 
 
 def fuzz(count: int, seed: int) -> tuple[int, int]:
-    """How many frames were refused, and the most memory that decoding one took beside
-    it."""
+    """Return the number of refused frames, and the peak memory of decoding one."""
     rng, refused, peak = random.Random(seed), 0, 0
     for number in range(count):
         frame = rng.choice(KINDS)(rng, bytearray(rng.choice(SEEDS)))
@@ -430,8 +430,7 @@ def test_malformed_frames_do_no_harm(count: int) -> None:
 
 
 def heavy(part: str, items: str, separators: int) -> bytes:
-    """A header of the greatest length, with as many things in one of its parts as it
-    may name."""
+    """Return a header of the greatest length, with as many items as it may name."""
     count = 65_000 // separators
     table = {
         "job": "j",

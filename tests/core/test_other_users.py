@@ -18,7 +18,7 @@ OTHER = os.geteuid() + 1
 
 @pytest.fixture(params=[0o1777, 0o2775, 0o775], ids=oct)
 def shared(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A folder in which everybody may write, like /tmp, or all members of a group."""
+    """Return a folder in which everybody may write, like /tmp."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(request.param)

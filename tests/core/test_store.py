@@ -27,13 +27,13 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones too."""
+    """Return every file below a folder, hidden ones too."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def failing(*names: str):
-    """`os.replace` that fails for targets of these names, once each."""
+    """Return an `os.replace` that fails once for each target of these names."""
     real, pending = os.replace, list(names)
 
     def replace(source: Path, target: Path) -> None:
@@ -246,8 +246,10 @@ def test_a_folder_that_comes_in_between_is_replaced_too(
 
 
 def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is synced and renamed below a folder from now on, in order, by first letters
-    of words; temporary names end in "~"."""
+    """Yield what is synced and renamed below a folder, in order.
+
+    Names are the first letters of words; temporary names end in "~".
+    """
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -470,7 +472,7 @@ with hold_folder(Path(sys.argv[1])):
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
-    """A process that holds a folder until its stdin ends."""
+    """Start a process that holds a folder until its stdin ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)],
         env=ENVIRONMENT,

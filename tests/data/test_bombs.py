@@ -33,8 +33,7 @@ PACKING = {
 
 
 def refused(path: Path, message: str, format: str | None = None) -> None:
-    """Both ways to read a corpus refuse the file in one line, at most a few hundred
-    long."""
+    """Check that both ways to read a corpus refuse the file in one short line."""
     with pytest.raises(DataError, match=message) as caught:
         read(path, format)
     assert len(str(caught.value)) < 400

@@ -307,8 +307,7 @@ texts = st.lists(st.lists(sentence, max_size=4), max_size=5)
 
 
 def _written(text: Text) -> str:
-    """Each sentence a paragraph of its own, so that there is no question where one
-    ends."""
+    """Write each sentence as a paragraph, so that its end is certain."""
     return "\n\n".join(" ".join(words).capitalize() + "." for words in text)
 
 

@@ -40,7 +40,7 @@ MIB = 100  # that reading a hostile file may take
 
 
 def shared_text(length: int, rows: int) -> bytes:
-    """Rows that all have the one text of a dictionary."""
+    """Return rows that all have the one text of a dictionary."""
     return column_file(
         [
             dictionary(text(length), 1, codec=ZSTD),
@@ -52,7 +52,7 @@ def shared_text(length: int, rows: int) -> bytes:
 
 
 def long_list(length: int, stated: int) -> bytes:
-    """One row, a list; the footer states another length of it than the page."""
+    """Return one row, a list, for which footer and page state different lengths."""
     repetitions = varint(2) + b"\0" + run(1, length - 1)
     content = levels(repetitions) + levels(run(1, length)) + b"\1" + run(0, length)
     pages = [dictionary(text(1), 1), page(content, length, DICTIONARY)]
@@ -60,7 +60,7 @@ def long_list(length: int, stated: int) -> bytes:
 
 
 def list_of_shared_text(length: int, items: int) -> bytes:
-    """One row, a list whose items are all the one text of a dictionary."""
+    """Return one row, a list whose items are all the one text of a dictionary."""
     repetitions = varint(2) + b"\0" + run(1, items - 1)
     content = levels(repetitions) + levels(run(1, items)) + b"\1" + run(0, items)
     pages = [
@@ -71,7 +71,7 @@ def list_of_shared_text(length: int, items: int) -> bytes:
 
 
 def list_over_pages(pages: int, length: int) -> bytes:
-    """One row, a list of texts, each of which is in a page of its own."""
+    """Return one row, a list of texts, each of which is in a page of its own."""
 
     def text_page(repetition: int) -> bytes:
         content = levels(run(repetition, 1)) + levels(run(1, 1)) + text(length)
@@ -91,13 +91,13 @@ def list_over_pages(pages: int, length: int) -> bytes:
 
 
 def stated_lengths(number: int) -> bytes:
-    """A page of ten texts that states any number of lengths."""
+    """Return a page of ten texts that states any number of lengths."""
     content = deltas(0, number, block=max(128, number))
     return column_file([page(content, 10, DELTA_LENGTH)], 10)
 
 
 def same_beginning(length: int, rows: int) -> bytes:
-    """Texts that begin as the one before them, which is stated by a length."""
+    """Return texts that begin as the one before them, which is stated by a length."""
     prefixes = varint(128) + varint(4) + varint(rows) + zigzag(0)
     ends = varint(128) + varint(4) + varint(rows) + zigzag(length)
     width = length.bit_length()
@@ -118,7 +118,7 @@ def same_beginning(length: int, rows: int) -> bytes:
 
 
 def null_bytes(rows: int, length: int) -> bytes:
-    """Nulls of bytes of a fixed length, each of which takes this length."""
+    """Return nulls of bytes of a fixed length, each of which takes this length."""
     content = levels(run(0, rows))
     return column_file(
         [page(content, rows, PLAIN)],
@@ -130,7 +130,7 @@ def null_bytes(rows: int, length: int) -> bytes:
 
 
 def null_lists(rows: int, length: int) -> bytes:
-    """Nulls of lists of a fixed length, each of which takes this length."""
+    """Return nulls of lists of a fixed length, each of which takes this length."""
     kind = pyarrow.list_(pyarrow.int32(), length)
     content = levels(run(0, rows)) * 2
     return column_file(
@@ -144,7 +144,7 @@ def null_lists(rows: int, length: int) -> bytes:
 
 
 def many_columns(number: int, length: int) -> bytes:
-    """Columns with a page of their own, each within the bound of a page."""
+    """Return columns with a page of their own, each within the bound of a page."""
     sink = pyarrow.BufferOutputStream()
     column = pyarrow.array(["a" * length])
     columns = {f"c{index}": column for index in range(number)}
@@ -154,7 +154,7 @@ def many_columns(number: int, length: int) -> bytes:
 
 
 def stated_columns(number: int) -> bytes:
-    """A footer that begins a list of columns, and ends there."""
+    """Return a footer that begins a list of columns, and ends there."""
     schema = struct([(4, "binary", b"s"), (5, "i32", 0)])
     group = b"\x19\x1c\x19\xfc" + varint(number)
     start = b"\x15" + zigzag(2) + b"\x19\x1c" + schema + b"\x16" + zigzag(1)
@@ -204,7 +204,7 @@ def arrow(
 
 
 def example(folder: Path, ending: str) -> Path:
-    """A small file of one document."""
+    """Return a small file of one document."""
     path = folder / f"example{ending}"
     table = pyarrow.table({"text": ["a rash"], "spans": [[]]})
     if ending == ".parquet":
@@ -332,7 +332,7 @@ def list_of(items: pyarrow.Array) -> pyarrow.Array:
 
 
 def nested_nulls(number: int, fields: int) -> pyarrow.Array:
-    """Structs of nulls, which take no bytes at all."""
+    """Return structs of nulls, which take no bytes at all."""
     nulls = [pyarrow.nulls(number)] * fields
     return pyarrow.StructArray.from_arrays(nulls, [str(n) for n in range(fields)])
 

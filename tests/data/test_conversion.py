@@ -101,7 +101,7 @@ def documents(draw: st.DrawFn) -> Document:
 
 
 def bare(document: Document, kinds: set[str]) -> tuple[object, ...]:
-    """A document without what these kinds name."""
+    """Return a document without what these kinds name."""
     spans = [
         (s.start, s.end, s.label, s.fragments, s.confidence) for s in document.spans
     ]

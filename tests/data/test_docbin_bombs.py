@@ -37,7 +37,7 @@ EMPTY: dict[str, Any] = {
 
 
 def packed(words: int = 1, text: str = "rash", **parts: Any) -> bytes:
-    """A DocBin of one document, whose words are all the same text."""
+    """Return a DocBin of one document, whose words are all the same text."""
     message = {
         "version": 0.1,
         "attrs": [ORTH],
@@ -53,7 +53,7 @@ def packed(words: int = 1, text: str = "rash", **parts: Any) -> bytes:
 
 
 def with_value(value: bytes) -> bytes:
-    """A DocBin whose mapping has one more value, of any bytes."""
+    """Return a DocBin whose mapping has one more value, of any bytes."""
     message = zlib.decompress(packed())
     number = message[0] - 0x80
     return zlib.compress(bytes([0x80 + number + 1]) + message[1:] + b"\xa1x" + value)
@@ -64,7 +64,7 @@ def empty_lists(number: int) -> bytes:
 
 
 def nested(depth: int, items: int) -> bytes:
-    """Lists that begin with empty lists and end with the next of them."""
+    """Return lists that begin with empty lists and end with the next of them."""
     head = b"\xdd" + (items + 1).to_bytes(4) + b"\x90" * items
     return head * depth + b"\x90"
 

@@ -28,7 +28,7 @@ LATIN = "Café, naïve patient: 5 µg.\n"
 
 
 def brat(folder: Path, text: bytes, name: str = "a") -> Path:
-    """A note and one annotation of its "Aspirin"."""
+    """Write a note and one annotation of its "Aspirin"."""
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.txt").write_bytes(text)
     start, end = ASPIRIN

@@ -39,12 +39,12 @@ SAMPLES = Path(__file__).parent / "samples"
 
 
 def forms(document: Document) -> list[tuple[str, str]]:
-    """The text and label of each span."""
+    """Return the text and label of each span."""
     return [(document.text[s.start : s.end], s.label) for s in document.spans]
 
 
 def complains(path: Path, message: str, format: str | None = None) -> None:
-    """Reading it is refused, in one line, without its text."""
+    """Check that reading is refused in one line without the text."""
     with pytest.raises(DataError, match=message) as caught:
         read(path, format)
     assert "\n" not in str(caught.value)
@@ -197,7 +197,7 @@ def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def described(document: Document) -> dict[str, object]:
-    """As `samples/read.toml` writes a document, without what is empty."""
+    """Return a document as `samples/read.toml` writes it, without what is empty."""
     d, text = document, document.text
     meta = json.loads(json.dumps(dict(d.meta)))
     description = {
@@ -322,7 +322,7 @@ def _pair(file: File, note: str, ann: str) -> Path:
 
 
 def _moved(ann: str, by: int) -> str:
-    """The annotations with all offsets moved."""
+    """Return the annotations with all offsets moved."""
 
     def move(match: re.Match[str]) -> str:
         return re.sub(r"\d+", lambda m: str(int(m.group()) + by), match.group())
@@ -713,7 +713,7 @@ def test_pubtator_of_bc5cdr(corpora: Path) -> None:
 
 
 def _refused() -> Iterator[tuple[str, str, str]]:
-    """Format, text and message: the rows of `refused.toml`, and texts too long for it."""
+    """Yield format, text and message: the rows of `refused.toml`, and long texts."""
     table = tomllib.loads((Path(__file__).parent / "refused.toml").read_text("utf-8"))
     for name, parts in table.items():
         for part in parts:

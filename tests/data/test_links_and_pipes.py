@@ -42,13 +42,13 @@ if has_app("phenotyping"):
 
 @pytest.fixture(autouse=True)
 def _ended() -> Iterator[None]:
-    """A reader that waits fails its test."""
+    """Fail a test whose reader waits."""
     with no_waiting():
         yield
 
 
 def corpus(folder: Path) -> Path:
-    """One brat pair."""
+    """Write one brat pair."""
     folder.mkdir(parents=True)
     (folder / "a.txt").write_text("He has rash.")
     (folder / "a.ann").write_text("T1\tADE 7 11\trash\n")
@@ -129,7 +129,7 @@ def test_a_fifo_beside_the_annotations_is_not_waited_for(tmp_path: Path) -> None
 
 
 def pair_in_folders(base: Path, form: str) -> Path:
-    """A corpus whose annotations are in a folder of their own; there are no texts."""
+    """Write a corpus whose annotations are in a folder of their own, without texts."""
     (base / "ann").mkdir(parents=True)
     if form == "brat":
         (base / "ann/a.ann").write_text("T1\tADE 0 8\tZyxwolan\n")

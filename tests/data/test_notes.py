@@ -344,7 +344,7 @@ def test_real_corpora(corpora: Path) -> None:
 
 
 def _notes(patients: Sequence[str | None], source: str = "s") -> list[Note]:
-    """Note i has i + 1 times three characters, so that no two texts are equal."""
+    """Return notes without equal texts: note i has i + 1 times three characters."""
     return [
         Note(str(i), f"n{i} " * (i + 1), p, None, source)
         for i, p in enumerate(patients)

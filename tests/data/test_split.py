@@ -42,7 +42,8 @@ THREE = {"train": 0.8, "valid": 0.1, "test": 0.1}
 def document(
     name: str, *sentences: str, patient: str | None = None, ward: str = "a"
 ) -> Document:
-    """A document with a sentence per line, and one "X" mention on each word `drug…`."""
+    """Return a document with a sentence per line, and an "X" mention on each
+    `drug…`."""
     text = "\n".join(sentences)
     bounds, at = [], 0
     for sentence in sentences:
@@ -59,8 +60,7 @@ def document(
 
 
 def components(units: list[set[str]]) -> list[set[int]]:
-    """Connected components by breadth-first search over all pairs (independent of
-    union-find)."""
+    """Return connected components by breadth-first search, without union-find."""
     unassigned, groups = set(range(len(units))), []
     while unassigned:
         queue, group = [unassigned.pop()], set()

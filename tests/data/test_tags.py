@@ -39,7 +39,7 @@ TYPES = ("ADR", "Drug")
 
 
 def _tokens(lengths: list[tuple[int, int]]) -> np.ndarray:
-    """Offsets of tokens, each given as (gap before it, its length)."""
+    """Return offsets of tokens, each given as (gap before it, its length)."""
     rows, position = [], 0
     for gap, length in lengths:
         rows.append((position + gap, position + gap + length))
@@ -54,7 +54,7 @@ TOKENS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=12).
 
 @st.composite
 def _aligned(draw: st.DrawFn) -> tuple[np.ndarray, list[Span]]:
-    """Tokens and flat spans on their boundaries."""
+    """Draw tokens and flat spans on their boundaries."""
     tokens = draw(TOKENS)
     spans, i = [], 0
     while i < len(tokens):
@@ -228,7 +228,7 @@ SPANS = st.lists(
 
 
 def _brute(spans: list[Span], rule: FlattenRule) -> tuple[list[Span], FlattenCounts]:
-    """`flatten` by comparing every pair of mentions."""
+    """Flatten by comparing every pair of mentions."""
     unique = list(dict.fromkeys(spans))
 
     def inside(a: Span, b: Span) -> bool:
@@ -329,8 +329,7 @@ def in_order(types: str, sets: list[set[str]]) -> TagSets:
 
 
 def deals(types: str, sizes: tuple[int, ...]) -> Iterator[TagSets]:
-    """Every way to cut an order of the types into sets of these sizes; repeats are
-    wanted."""
+    """Yield every way to cut an order of the types into sets, with repeats."""
     for order in permutations(types):
         remaining = list(order)
         yield in_order(
@@ -344,7 +343,7 @@ def exact_disjoint(types: str, all_sizes: list[tuple[int, ...]]) -> Exact:
 
 
 def exact_appendix_d(types: str, sites: int) -> Exact:
-    """Every path through Appendix D's text with its probability, as a tree."""
+    """Return every path through Appendix D's text with its probability, as a tree."""
     unique_types = list(permutations(types, sites))
     paths = {
         (u, in_order(types, [{t} for t in u])): Fraction(1, len(unique_types))
@@ -495,7 +494,7 @@ BIO = TagSet(("ADR", "Drug"))
 def _document(
     text: str, *mentions: tuple[str, str], sentences: bool = False
 ) -> Document:
-    """Spans at each mention's first occurrence."""
+    """Return a document with spans at each mention's first occurrence."""
     spans = tuple(
         Span(text.index(form), text.index(form) + len(form), label)
         for form, label in mentions

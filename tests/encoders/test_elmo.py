@@ -74,7 +74,7 @@ VARIANTS = {
 def write(
     directory: Path, options: dict[str, Any], seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """A random model in the published layout; returns what was written."""
+    """Write a random model in the published layout; return its arrays."""
     rng = np.random.default_rng(seed)
     cnn, lstm = options["char_cnn"], options["lstm"]
     n, embedding = sum(f for _, f in cnn["filters"]), cnn["embedding"]["dim"]
@@ -116,7 +116,8 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def reference_word(
     ids: list[int], w: dict[str, np.ndarray], options: dict[str, Any]
 ) -> np.ndarray:
-    """One word: embedding, convolutions by loops, highway layers, projection."""
+    """Compute one word: embedding, convolutions by loops, highway layers,
+    projection."""
     cnn = options["char_cnn"]
     length = cnn["max_characters_per_token"]
     embedded = np.array([w["char_embed"][i] for i in ids + [260] * (length - len(ids))])
@@ -148,7 +149,7 @@ def reference_lstm(
     w: dict[str, np.ndarray],
     lstm: dict[str, Any],
 ) -> list[np.ndarray]:
-    """One LSTM over one sequence, step by step."""
+    """Run one LSTM over one sequence, step by step."""
     n = lstm["dim"]
     h, c, out = np.zeros(lstm["projection_dim"]), np.zeros(n), []
     for x in inputs:
@@ -169,7 +170,7 @@ def reference_lstm(
 def reference(
     sentence: list[str], w: dict[str, np.ndarray], options: dict[str, Any]
 ) -> np.ndarray:
-    """(words, layers, 2 * state) of one sentence on its own."""
+    """Return (words, layers, 2 * state) of one sentence on its own."""
     room = options["char_cnn"]["max_characters_per_token"] - 2
     words = [[258, 256, 259]]
     words += [[258, *word.encode("utf-8")[:room], 259] for word in sentence]

@@ -34,14 +34,13 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Room for 10 sub-words."""
+    """Return the folder of a BERT with room for 10 sub-words."""
     path = tmp_path_factory.mktemp("bert")
     return save_encoder(path, words=PIECES, max_position_embeddings=12)
 
 
 def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.ndarray:
-    """One short sentence, by hand: pieces of each word, one unpadded run, a loop over
-    words."""
+    """Encode one short sentence by hand: one unpadded run, and a loop over words."""
     model = transformers.BertModel.from_pretrained(path).eval()
     vocabulary = {
         p: i for i, p in enumerate((path / "vocab.txt").read_text().split("\n"))

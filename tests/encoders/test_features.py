@@ -54,7 +54,7 @@ FORMS = tuple(f"form{i}" for i in range(40))
 
 
 def corpus(count: int = 30, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random sentences, the last third of them copies, one of them empty."""
+    """Return random sentences, the last third of them copies, one of them empty."""
     rng = np.random.default_rng(seed)
     sentences = [rng.integers(0, len(FORMS), rng.integers(1, 9)) for _ in range(count)]
     sentences += [*sentences[: count // 2], np.zeros(0, np.int64), *sentences[:3]]
@@ -64,12 +64,12 @@ def corpus(count: int = 30, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def lazy_passages(
     form: np.ndarray, bounds: np.ndarray, forms: Sequence[str] = FORMS
 ) -> list[Passage]:
-    """The sentences as they are read."""
+    """Return the sentences as they are read."""
     return [passage([forms[i] for i in form[a:b]]) for a, b in pairwise(bounds)]
 
 
 def expected(form: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Sentence by sentence, word by word."""
+    """Return the features sentence by sentence, word by word."""
     rows = []
     for start, end in pairwise(bounds):
         words = [FORMS[i] for i in form[start:end]]

@@ -22,7 +22,7 @@ def change_json(path: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def hostile(bert: Path, tmp_path: Path) -> Path:
-    """A copy of a whole small BERT, for a test to change."""
+    """Return a copy of a whole small BERT, for a test to change."""
     return Path(shutil.copytree(bert, tmp_path / "hostile"))
 
 

@@ -56,7 +56,7 @@ MASKED_LM = [kind for kind in KINDS if kind != "BertForPreTraining"]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """saved(class) writes a random model of it once, head and all."""
+    """Return a function that writes a random model of a class once, with its head."""
     root = tmp_path_factory.mktemp("models")
 
     def make(kind: str) -> Path:
@@ -81,7 +81,8 @@ def build(path: Path, **settings: Any) -> LanguageModel:
 def batch(
     specials: Specials, vocabulary: int, pairs: bool = False
 ) -> tuple[Sequences, Masked]:
-    """5 sequences of 8 to 20 tokens; the second half of each is segment 1 with pairs."""
+    """Return 5 sequences of 8 to 20 tokens; with pairs, the second half is segment
+    1."""
     rng = np.random.default_rng(0)
     lengths = np.array([20, 8, 13, 17, 9])
     ids = rng.integers(5, vocabulary, (5, 20))
@@ -99,7 +100,7 @@ def batch(
 
 
 def reference(kind: str, path: Path, sequences: Sequences, masked: Masked) -> Any:
-    """The library's own model, run whole with `labels`; its output, and the model."""
+    """Return the output of the library's own model with `labels`, and the model."""
     model = getattr(transformers, kind).from_pretrained(path).eval()
     inside = np.arange(sequences.ids.shape[1]) < sequences.lengths[:, None]
     inputs: dict[str, Any] = {

@@ -17,7 +17,7 @@ VOCABULARY = 1000
 
 
 def _batch(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
-    """[CLS] words [SEP] words [SEP] padding, of several lengths."""
+    """Return rows of [CLS] words [SEP] words [SEP] padding, of several lengths."""
     ids = rng.integers(5, VOCABULARY, (rows, length))
     for row in ids:
         end = int(rng.integers(4, length + 1))
@@ -26,7 +26,7 @@ def _batch(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
 
 
 def _within(count: int, n: int, p: float) -> None:
-    """Four standard deviations of a binomial number."""
+    """Check that a binomial number is within four standard deviations."""
     assert abs(count - n * p) < 4 * (n * p * (1 - p)) ** 0.5, (count, n, p)
 
 

@@ -29,8 +29,7 @@ SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0)
 
 
 def _corpus(lengths: list[list[int]]) -> Tokens:
-    """Documents of sentences of these lengths; ids are 10, 11, 12 … so that each is
-    unique."""
+    """Return documents of sentences of these lengths; all ids are different."""
     at = 10
     documents = []
     for document in lengths:
@@ -146,7 +145,7 @@ def test_half_of_the_pairs_are_random() -> None:
 
 
 def _google_truncate(a: list[int], b: list[int], room: int, rng: random.Random) -> None:
-    """`truncate_seq_pair` of the original, token by token."""
+    """Truncate as `truncate_seq_pair` of the original does, token by token."""
     while len(a) + len(b) > room:
         longer = a if len(a) > len(b) else b
         if rng.random() < 0.5:

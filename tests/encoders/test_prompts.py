@@ -51,7 +51,7 @@ def bart() -> Any:
 
 
 def run(model: Any, mask: torch.Tensor, **options: Any) -> torch.Tensor:
-    """The last states of either kind."""
+    """Return the last states of either kind of model."""
     inputs = (
         {"decoder_input_ids": TARGET, "use_cache": False}
         if hasattr(model, "decoder")
@@ -62,7 +62,7 @@ def run(model: Any, mask: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 def attend(q: Any, k: Any, v: Any, visible: Any, scale: float) -> np.ndarray:
-    """Attention of one head in NumPy, float64: loops over queries."""
+    """Compute the attention of one head in NumPy, float64, by loops over queries."""
     q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
     out = []
     for i in range(len(q)):

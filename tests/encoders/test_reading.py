@@ -39,7 +39,7 @@ ODD = (
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A model's folder of each family."""
+    """Return a model's folder of each family."""
     return save_family(
         tmp_path_factory.mktemp(request.param) / request.param, request.param
     )
@@ -50,7 +50,7 @@ def one_sentence(text: str) -> Passage:
 
 
 def owners(tokenizer: Any, passage: Passage) -> list[list[int]]:
-    """The sub-words that cover a word's characters, by a loop over both."""
+    """Return the sub-words that cover a word's characters, by a loop over both."""
     sound = passage.text.encode("utf-8", "replace").decode("utf-8")
     coded = tokenizer(sound, add_special_tokens=False, return_offsets_mapping=True)
     pieces = tokenizer.convert_ids_to_tokens(coded["input_ids"])
@@ -68,7 +68,7 @@ def owners(tokenizer: Any, passage: Passage) -> list[list[int]]:
 
 
 def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
-    """The sub-words of each word."""
+    """Return the sub-words of each word."""
     place, word, share = pieces.members(pooling)
     assert (np.diff(place) >= 0).all()
     sums = np.bincount(word, share, len(pieces.first))
@@ -106,7 +106,7 @@ def test_the_tokenizer_is_the_models_own(family: Path) -> None:
 
 
 def pieces_of(family: str, text: str, words: list[tuple[int, int]]) -> list[list[str]]:
-    """The sub-words of each word, written out."""
+    """Return the sub-words of each word as text."""
     tokenizer = tokenizer_of(family)
     pieces = split_passages(tokenizer, [Passage(text, np.array(words))])
     names = tokenizer.convert_ids_to_tokens(pieces.ids.tolist())
@@ -223,8 +223,7 @@ def test_passages_are_the_text() -> None:
 
 
 def word_by_word(tokenizer: Any, passage: Passage) -> tuple[list[int], list[list[int]]]:
-    """Ids and the sub-words of each word, when words are given to the tokenizer one by
-    one."""
+    """Return ids and the sub-words of each word, tokenized one word at a time."""
     coded = tokenizer(passage.forms, is_split_into_words=True, add_special_tokens=False)
     owner = coded.word_ids()
     places = [

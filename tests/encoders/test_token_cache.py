@@ -41,7 +41,7 @@ def _notes(texts: list[str] = TEXTS) -> list[Note]:
 
 
 def _characters(calls: list[int] | None = None) -> Tokenize:
-    """A tokenizer of characters that notes how often it was asked."""
+    """Return a tokenizer of characters that counts its calls."""
 
     def tokenize(texts: list[str]) -> list[list[int]]:
         if calls is not None:

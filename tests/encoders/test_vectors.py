@@ -116,7 +116,7 @@ def test_published_glove(corpora: Path) -> None:
 def binary(
     path: Path, words: list[bytes], values: np.ndarray, between: bytes = b""
 ) -> Path:
-    """word2vec's binary format, written byte by byte; `between` ends a word's line."""
+    """Write word2vec's binary format byte by byte; `between` ends a word's line."""
     head = f"{len(words)} {values.shape[1]}\n".encode()
     rows = [
         word + b" " + struct.pack(f"<{len(row)}f", *row) + between

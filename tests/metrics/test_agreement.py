@@ -20,14 +20,14 @@ Tags = list[list[str]]
 
 @pytest.fixture
 def words() -> Tags:
-    """Nine documents of twelve words of three letters each."""
+    """Return nine documents of twelve words of three letters each."""
     rng = random.Random(3)
     return [[rng.choice("abc") * 3 for _ in range(12)] for _ in range(9)]
 
 
 @pytest.fixture
 def annotations(words: Tags) -> tuple[Tags, Tags]:
-    """Two random annotations of the words, by type or O."""
+    """Return two random annotations of the words, by type or O."""
     rng = random.Random(4)
     first, second = (
         [[rng.choice(["O", "O", "X", "Y"]) for _ in row] for row in words]

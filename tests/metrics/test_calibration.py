@@ -33,7 +33,7 @@ DOCUMENTS, EACH = 80, 25
 
 
 def draw_spans(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Confidences of whom `slope · log-odds + intercept` are the true log-odds; 25 a
+    """Draw confidences with true log-odds `slope · log-odds + intercept`, 25 a
     document."""
     rng = np.random.default_rng(seed)
     chances = rng.beta(4, 1, DOCUMENTS * EACH)

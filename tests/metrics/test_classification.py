@@ -45,7 +45,7 @@ NAMES = (
 
 
 def random_labels(patients: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and predictions; the last outputs are what the names say."""
+    """Return labels and predictions; the last outputs are what their names say."""
     rng = np.random.default_rng(seed)
     labels = rng.choice([-1, 0, 0, 1, 1, 2], (patients, len(NAMES)))
     predicted = np.where(
@@ -58,8 +58,7 @@ def random_labels(patients: int = 80, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def scikit_learn(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """(precision, recall, f1): macro of each output, then the mean over those with
-    labels."""
+    """Return (precision, recall, f1): the mean of each output's macro scores."""
     rows = []
     for gold, predictions in zip(labels.T, predicted.T, strict=True):
         is_labelled = gold >= 0
@@ -205,7 +204,7 @@ def test_the_papers_average_is_the_mean_over_diseases() -> None:
 def is_the_loop(
     bootstrap: Bootstrap, score: Callable[..., float], a: Any, b: Any, units: int
 ) -> None:
-    """Oracle: a loop over the same draws (seed 5), which scores each anew."""
+    """Compare with a loop over the same draws (seed 5) that scores each one anew."""
     draws = np.random.default_rng(5).integers(0, units, (bootstrap.samples, units))
     each = [score(draw, a) - score(draw, b) for draw in draws]
     everyone = np.arange(units)
@@ -384,7 +383,7 @@ def test_errors_name_both_sides(
 def systems(
     documents: int, errors: tuple[float, float], seed: int = 0
 ) -> list[list[Document]]:
-    """Gold, and two systems that shift or miss a mention with the given probability."""
+    """Return gold, and two systems that shift or miss mentions with a probability."""
     rng = np.random.default_rng(seed)
     sides: list[list[Document]] = [[], [], []]
     for i in range(documents):
@@ -550,7 +549,7 @@ def test_without_counts_there_is_no_sum() -> None:
 
 
 def document_table(seed: int, documents: int) -> np.ndarray:
-    """(documents, 4) counts: right, predicted, found, gold."""
+    """Return (documents, 4) counts: right, predicted, found, gold."""
     rng = np.random.default_rng(seed)
     gold, predicted = rng.integers(3, 9, (2, documents))
     right = np.minimum(gold, predicted) - rng.integers(0, 3, documents)

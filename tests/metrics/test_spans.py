@@ -36,7 +36,7 @@ TYPES = ("ADR", "Drug", "a/b")
 def corpus(
     sides: Sequence[tuple[list[Span], list[Span]]],
 ) -> tuple[list[Document], ...]:
-    """Gold and predicted documents over a text of LENGTH different letters."""
+    """Return gold and predicted documents over a text of LENGTH different letters."""
     text = "abcdefghijklmnopqrstuvwxyz"[:LENGTH]
     return tuple(
         [Document(f"d{i}", text, tuple(pair[side])) for i, pair in enumerate(sides)]
@@ -57,14 +57,14 @@ sides = st.lists(
 
 
 def overlap(a: Span, b: Span) -> bool:
-    """Two mentions of one type share a character."""
+    """Return whether two mentions of one type share a character."""
     return a.label == b.label and bool(
         set(range(a.start, a.end)) & set(range(b.start, b.end))
     )
 
 
 def largest(gold: Sequence[Span], predicted: Sequence[Span]) -> int:
-    """The size of a maximum matching of overlapping pairs, by scipy (Hopcroft-Karp)."""
+    """Return the size of a maximum matching of overlapping pairs, by SciPy."""
     if not gold or not predicted:
         return 0
     edges = csr_matrix([[overlap(g, p) for p in predicted] for g in gold])
@@ -74,7 +74,8 @@ def largest(gold: Sequence[Span], predicted: Sequence[Span]) -> int:
 def brute_force(
     gold: list[Document], predicted: list[Document], label: str
 ) -> dict[str, int]:
-    """Every definition by a double loop over the distinct mentions of one type."""
+    """Apply every definition by a double loop over the distinct mentions of one
+    type."""
     counts = dict.fromkeys(
         (
             "gold",
@@ -194,7 +195,7 @@ def test_strict_equals_seqeval(seed: int) -> None:
 
 
 def slots() -> tuple[list[Document], list[Document]]:
-    """Documents of five slots of ten characters with at most one mention a side in
+    """Draw documents of five slots of ten characters with at most one mention a side in
     each."""
     rng = np.random.default_rng(5)
     sides: list[list[list[Span]]] = [[], []]
@@ -216,7 +217,7 @@ def slots() -> tuple[list[Document], list[Document]]:
 def nervaluated(
     gold: Sequence[Document], predicted: Sequence[Document]
 ) -> dict[str, Any]:
-    """What nervaluate 1.2.1 counts."""
+    """Return what nervaluate 1.2.1 counts."""
     sides = [
         [
             [{"label": s.label, "start": s.start, "end": s.end - 1} for s in d.spans]

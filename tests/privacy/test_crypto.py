@@ -105,7 +105,7 @@ def test_without_the_package_the_extra_is_named(
 def shares_of(
     secret: int, factors: Iterable[int], points: Iterable[int]
 ) -> dict[int, int]:
-    """Point → share, as numbers, of the polynomial with these factors."""
+    """Return the shares, as numbers by point, of the polynomial with these factors."""
     factors_drawn = [*factors]
     with mock.patch("secrets.randbelow", side_effect=factors_drawn):
         shares = crypto.split(

@@ -27,7 +27,7 @@ from fednotes.privacy.secure_sum.fixed_point import (
 
 
 def plain(updates: list[Update], name: str) -> list[Fraction]:
-    """Σ weight · value, exactly, where the product is formed in float64."""
+    """Return Σ weight · value exactly, with products formed in float64."""
     rows = [
         [Fraction(float(v) * u.weight) for v in u.tensors[name].view(-1).tolist()]
         for u in updates

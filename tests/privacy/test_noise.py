@@ -16,7 +16,7 @@ KEY = bytes(range(32))
 
 
 def exact(scale: int, values: np.ndarray) -> np.ndarray:
-    """exp(-x² / 2 s²) over its sum, by math.fsum; beyond 40 s nothing is left in
+    """Return exp(-x² / 2 s²) over its sum by math.fsum; beyond 40 s it is 0 in
     float64."""
     normalizer = math.fsum(
         math.exp(-x * x / (2 * scale**2)) for x in range(-40 * scale, 40 * scale + 1)

@@ -39,7 +39,7 @@ from fednotes.privacy.training import NOISY
 
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
-    """Whole numbers as what they stand for, one vector."""
+    """Return the values that whole numbers stand for, as one vector."""
     scaled = [
         tensors[name].double().numpy().ravel() * grids[name] for name in sorted(tensors)
     ]
@@ -48,7 +48,7 @@ def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndar
 
 @pytest.fixture
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], None]:
-    """Rounds of the given units, to whose sum nothing is added."""
+    """Draw the given units in each round, and add no noise to their sum."""
 
     def give(units: Sequence[int]) -> None:
         monkeypatch.setattr(

@@ -32,7 +32,8 @@ SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chanc
 
 
 def apart(first: Any, second: Any) -> float:
-    """The spread of the difference of two answers, in units of a site's noise."""
+    """Return the spread of the difference of two answers, in units of a site's
+    noise."""
     differences = [
         (first[n] - second[n]).double().numpy().ravel() / SCALE for n in first
     ]

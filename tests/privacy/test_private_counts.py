@@ -30,7 +30,7 @@ COUNTED = 20.0
 
 
 def note(name: str, patient: str, mentions: int) -> Document:
-    """As many mentions as words."""
+    """Return a note with as many mentions as words."""
     spans = tuple(Span(4 * n, 4 * n + 3, "Drug") for n in range(mentions))
     return Document(name, "abc " * max(1, mentions), spans, patient=patient)
 
@@ -47,8 +47,10 @@ def ended(
     valid: tuple[Document, ...] = NOTES,
     **settings: Any,
 ) -> DPSite:
-    """A site after the one round of its job, whose model finds every other mention, and
-    one in each note that is none."""
+    """Return a site after the only round of its job.
+
+    Its model finds every other mention, and a false one in each note.
+    """
     site = make_private_site(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
     site.noisy_gradients(theta(site), round=0)
 
@@ -66,7 +68,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_counts(site: DPSite) -> np.ndarray:
-    """(3,) in mentions."""
+    """Return (3,) counts in mentions."""
     answer = site.noisy_counts(theta(site), round=0)
     assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (
         1.0,

@@ -38,7 +38,8 @@ SECRET = bytes(range(32))
 
 @lru_cache
 def three() -> list[SiteData]:
-    """Up to eight notes, two of a patient; each site annotates one of three types."""
+    """Return three sites of up to eight notes, two of each patient, with a type
+    each."""
     site_data = []
     for of, entity_type in zip(
         generate(num_sites=3, sentences_per_site=40, seed=5), TYPES, strict=True
@@ -75,7 +76,7 @@ def site_of(number: int = 0, **options: Any) -> Any:
 
 
 def other_than(site: Any, seed: int = 9) -> dict[str, torch.Tensor]:
-    """Parameters that a server may send, of which a model finds something of every
+    """Return parameters that a server may send, whose model finds mentions of every
     type."""
     model = build_model(site._config.model, site._config.tags, seed)
     return {n: 3 * value for n, value in snapshot(model.trainable()).items()}
@@ -83,7 +84,7 @@ def other_than(site: Any, seed: int = 9) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], None]:
-    """Rounds of the given units, to whose sum nothing is added."""
+    """Draw the given units in each round, and add no noise to their sum."""
 
     def give(units: Sequence[int]) -> None:
         picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
@@ -95,7 +96,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], 
 
 
 def second(site: Any, teacher: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The answer to the initial parameters where θ_t is another model."""
+    """Return the answer to the initial parameters where θ_t is another model."""
     sent = snapshot(site.site.shared)
     site.noisy_gradients(teacher, round=0)
     return dict(site.noisy_gradients(sent, round=1).tensors)

@@ -28,7 +28,8 @@ PRIVATE: Any = DPMethod(personal.METHOD)
 
 
 def three() -> list[SiteData]:
-    """Eight notes each. "Drug" is at all sites, "ADE" at the last two."""
+    """Return sites of eight notes each: "Drug" is at all of them, "ADE" at the last
+    two."""
     types = (("Drug",), ("Drug", "ADE"), ("ADE", "Drug"))
     return [
         replace(tiny_site(n, 8), tags=TagSet(site_types))

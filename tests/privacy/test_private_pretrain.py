@@ -33,8 +33,7 @@ LENGTH = 24
 
 
 def notes(owners: Sequence[str | None] = OWNERS) -> list[Note]:
-    """Notes of four sentences, which follow from their number; one in which nothing is
-    read."""
+    """Return notes of four sentences by number, and one without any readable text."""
     corpus = []
     for number, owner in enumerate(owners):
         rng = np.random.default_rng(number)
@@ -87,7 +86,7 @@ def theta(bert: Path) -> dict[str, torch.Tensor]:
 def draw_units(
     monkeypatch: pytest.MonkeyPatch, units: Sequence[int], noise: bool = False
 ) -> None:
-    """Rounds of these units, to whose sum nothing is added."""
+    """Draw these units in each round, and add no noise to their sum."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
     if not noise:
@@ -96,7 +95,7 @@ def draw_units(
 
 
 def texts(site: Any) -> list[list[list[int]]]:
-    """The ids of each sequence of each unit, without marks."""
+    """Return the ids of each sequence of each unit, without marks."""
     ids, plan = site.site.train_set.ids, site.site.apart
     rows = [
         [

@@ -24,8 +24,10 @@ from fednotes.privacy.promise import (
 
 
 def moment(order: int, noise: float, rate: float) -> float:
-    """log E[((1 - q) + q μ1/μ0)^α] of the Gaussian: Mironov, Talwar, Zhang 2019,
-    section 3.3."""
+    """Return log E[((1 - q) + q μ1/μ0)^α] of the Gaussian.
+
+    Mironov, Talwar, Zhang 2019, section 3.3.
+    """
     return math.log(
         math.fsum(
             math.comb(order, k)
@@ -38,8 +40,10 @@ def moment(order: int, noise: float, rate: float) -> float:
 
 
 def by_hand(noise: float, delta: float, rate: float, rounds: int) -> float:
-    """Canonne, Kamath, Steinke 2020, Proposition 12, the least over orders that fit a
-    float."""
+    """Compute ε by Canonne, Kamath, Steinke 2020, Proposition 12.
+
+    It is the least over orders that fit a float.
+    """
     return min(
         rounds * moment(a, noise, rate) / (a - 1)
         + math.log((a - 1) / a)
@@ -107,7 +111,7 @@ def test_epsilon_is_that_of_an_accountant_by_integration(
     would promise up to 1 % less."""
 
     def least(orders: Sequence[float]) -> float:
-        """Balle et al. 2020, Theorem 21."""
+        """Compute ε by Balle et al. 2020, Theorem 21."""
         return min(
             rounds * integrated(a, noise, rate)
             + math.log1p(-1 / a)

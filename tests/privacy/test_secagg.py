@@ -27,8 +27,7 @@ A, B, C, D, E, F = SIX = tuple("abcdef")
 
 
 def names(n: int) -> tuple[str, ...]:
-    """Not in alphabetical order, so that the order of the sites and of their names
-    differ."""
+    """Return names that are not in alphabetical order."""
     return tuple(f"site{(7 * i + 3) % 11}" for i in range(n))
 
 
@@ -50,8 +49,11 @@ def updates_of(sites: tuple[str, ...], seed: int = 0) -> dict[str, Update]:
 def check(
     total: Total, updates: dict[str, Update], included: list[str], sites: int
 ) -> None:
-    """Against NumPy: round each weight · value to its unit, add Python integers; and
-    against `Total.of`, the plain float64 sum, within the stated error."""
+    """Compare a sum with NumPy and with the plain float64 sum.
+
+    NumPy rounds each weight · value to its unit and adds Python integers. The plain
+    sum, `Total.of`, agrees within the stated error.
+    """
     summands = [updates[name] for name in included]
     layout = SumLayout.of(summands[0], sites)
     units = {
@@ -91,8 +93,11 @@ def drop_outs(sites: tuple[str, ...], threshold: int) -> Iterator[tuple[str, ...
 
 
 def exact_at(n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
-    """Each set of drop-outs in five ways: gone before shares, before the update, before
-    the answer, and split over these."""
+    """Check each set of drop-outs in five ways.
+
+    The sites are gone before shares, before the update, before the answer, or split
+    over these.
+    """
     sites, chance = names(n), random.Random(n)
     updates = updates_of(sites, n)
     for dropped in sets:
@@ -413,7 +418,7 @@ def test_opened_shares_of_another_length_are_refused(length: int) -> None:
 
 
 def spoilt(answer: UnmaskMessage) -> UnmaskMessage:
-    """All shares in it, each another number of the field."""
+    """Replace each share by another number of the field."""
 
     def wrong(shares: dict[str, bytes]) -> dict[str, bytes]:
         return {
@@ -424,7 +429,7 @@ def spoilt(answer: UnmaskMessage) -> UnmaskMessage:
 
 
 def opened(liars: str, threshold: int, dropped: str = "") -> tuple[Total, set[str]]:
-    """The total with wrong shares from the liars, and whom the server names."""
+    """Return the total with wrong shares from the liars, and whom the server names."""
     run = Exchange(SIX, threshold)
     run.upload({s: u for s, u in powers(SIX).items() if s not in dropped})
     answers = run.answers().items()
@@ -493,7 +498,7 @@ class Network:
             self.server.add_masked(self.sites[name].masked(number, boxes[name], update))
 
     def sum(self, updates: dict[str, Update]) -> Total:
-        """An exchange with the sites of `updates`; starts afresh unless all are
+        """Run an exchange with the sites of `updates`; start afresh unless all are
         prepared."""
         if not set(updates) <= set(self.server.prepared):
             self.start()
@@ -506,7 +511,7 @@ class Network:
 
 
 def network_updates(round: int, sites: Collection[str] = SITES) -> dict[str, Update]:
-    """Integers, so that the plain sum is exact."""
+    """Return integer updates, so that the plain sum is exact."""
     return {
         s: Update({"w": torch.arange(5.0) * (i + round)}, 1.0 + i, {"n": float(i)})
         for i, s in enumerate(SITES)
@@ -515,7 +520,7 @@ def network_updates(round: int, sites: Collection[str] = SITES) -> dict[str, Upd
 
 
 def right(total: Total, updates: dict[str, Update]) -> None:
-    """Against the plain sum."""
+    """Compare a total with the plain sum."""
     plain = Total.of(updates.values())
     assert torch.equal(total.tensors["w"], plain.tensors["w"])
     assert (total.weight, dict(total.metrics)) == (plain.weight, dict(plain.metrics))

@@ -35,7 +35,7 @@ SITES = ("a", "b", "c")
 
 
 def every_kind() -> list[Any]:
-    """One message of each kind, the piggyback ones too."""
+    """Return one message of each kind, also those that travel with others."""
     run = Exchange(SITES, confirmed=True)
     boxes = run.set_up()
     update = Update({"w": torch.ones(2, 3), "e": torch.zeros(0)}, 2.0, {"n": 1.0})
@@ -68,7 +68,7 @@ def every_kind() -> list[Any]:
 
 
 def header(message: Any) -> tuple[Any, dict[str, Any]]:
-    """As JSON text has it, and what lies beside it."""
+    """Return the header as JSON text, and the tensors beside it."""
     apart = {"words": message.words} if isinstance(message, MaskedMessage) else {}
     return json.loads(json.dumps(plain(message, *apart))), apart
 
@@ -105,7 +105,7 @@ def test_words_travel_as_they_are() -> None:
 
 
 def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a JSON value."""
+    """Return every place in a JSON value."""
     inner = table.items() if isinstance(table, dict) else enumerate(table)
     key_paths = [path] if path else []
     if isinstance(table, dict | list):

@@ -33,7 +33,7 @@ FIVE = (A, B, C, D, E)
 def signing(
     sites: tuple[str, ...],
 ) -> tuple[dict[str, SecureSite], dict[str, KeysMessage]]:
-    """Sites that sign their keys, and these."""
+    """Return sites that sign their keys, and the keys."""
     sites_signing = {
         s: SecureSite(s, Parties(sites), b"x", site_identity)
         for s, site_identity in identities(sites).items()
@@ -42,7 +42,7 @@ def signing(
 
 
 def ask_to_unmask(sites: tuple[str, ...], dropped: tuple[str, ...] = ()) -> Any:
-    """An exchange that stands at the server's requests."""
+    """Run an exchange up to the server's requests to unmask."""
     run = Exchange(sites)
     run.upload({s: u for s, u in powers(sites).items() if s not in dropped})
     run.requests = run.server.requests()
@@ -105,7 +105,7 @@ def test_one_list_is_answered_and_only_that_again() -> None:
 def asked_of(
     run: Any, lists: dict[str, tuple[str, ...]], messages: dict[str, MaskedMessage]
 ) -> dict[str, UnmaskRequest]:
-    """What a server asks that shows each site a list of its own."""
+    """Return the requests of a server that shows each site a list of its own."""
     return {
         to: UnmaskRequest(
             run.server.exchange,
@@ -118,8 +118,11 @@ def asked_of(
 
 
 def short_roster() -> tuple[Any, dict[str, UnmaskRequest]]:
-    """Site a is shown a roster of a, b, c; the others one of five; then b and c "drop
-    out"."""
+    """Return an exchange in which site a sees a roster of a, b, c, the others one of
+    five.
+
+    Then b and c "drop out".
+    """
     run = Exchange(FIVE)
     boxes = run.set_up()
     boxes[A] = {s: boxes[A][s] for s in (B, C)}
@@ -174,8 +177,10 @@ def test_a_short_roster_for_one_site_is_refused(
 
 
 def two_lists(confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:
-    """Five sites, t = 3: lists that open the sum of a and b alone (c, d, e are each
-    left out by three sites)."""
+    """Return two lists for five sites, t = 3, that open the sum of a and b alone.
+
+    Each of c, d and e is left out by three sites.
+    """
     run = Exchange(FIVE, confirmed=confirmed)
     messages = run.upload(powers(FIVE))
     lists = {A: (A, B, C), B: (A, B, D), C: (A, B, C), D: (A, B, D), E: (A, B, E)}

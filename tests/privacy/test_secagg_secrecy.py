@@ -110,7 +110,7 @@ def test_the_transcript_does_not_determine_a_summand(
 
 
 def uniform(words: crypto.Words) -> float:
-    """The p-value of Pearson's chi-square test of the bytes being uniform."""
+    """Return the p-value of Pearson's chi-square test of the bytes being uniform."""
     counts = np.bincount(words.view(np.uint8), minlength=256)
     return float(stats.chisquare(counts).pvalue)
 
@@ -177,8 +177,10 @@ def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
 def opened(
     run: Any, answers: list[UnmaskMessage], dropped: str
 ) -> tuple[bytes, dict[str, bytes]]:
-    """What a recovery gives the server: the masking key of a dropped site, the seeds of
-    the others."""
+    """Return what a recovery gives the server.
+
+    That is the masking key of a dropped site and the seeds of the others.
+    """
 
     def points(shares: dict[str, bytes]) -> dict[int, bytes]:
         return {run.names.index(site) + 1: share for site, share in shares.items()}
@@ -209,7 +211,8 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
     key, seeds = opened(runs[0], list(runs[0].answers().values()), C)
 
     def stripped(number: int, with_seed: bytes | None) -> crypto.Words:
-        """c's update of an exchange less every mask that `key` and `with_seed` give."""
+        """Return c's update of an exchange less every mask that `key` and `with_seed`
+        give."""
         message, keys = (late, sent[1][C])[number], runs[number].server.keys()
         where = message.layout.digest()
         session = secagg_site.session_id(

@@ -26,7 +26,8 @@ def three(f1: float) -> dict[str, float]:
 
 
 def summary() -> dict[str, Any]:
-    """Two sites under three conditions; every number differs from every other."""
+    """Return two sites under three conditions; every number differs from every
+    other."""
     sites: dict[str, Any] = {}
     for i, site in enumerate(("psytar", "ncbi")):
         sites[site] = {}
@@ -382,7 +383,7 @@ def test_ticks_have_thin_spaces_between_thousands() -> None:
 
 
 def stages() -> list[dict[str, Any]]:
-    """Two rounds of stage 1, then two of stage 2; pooled lines are of the site
+    """Return two rounds of stage 1 and two of stage 2; pooled lines are of site
     "pooled"."""
     lines = []
     for condition in ("federated", "pooled"):

@@ -10,6 +10,7 @@ from tiny_models import save_encoder
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3 layers of 16, room for 12 sub-words between the marks; tests only read it."""
+    """Return a BERT of 3 layers of 16 with room for 12 sub-words; tests only read
+    it."""
     pytest.importorskip("transformers")
     return save_encoder(tmp_path_factory.mktemp("encoder") / "bert")

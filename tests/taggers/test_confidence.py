@@ -24,8 +24,8 @@ Found = set[tuple[int, int, str]]
 
 
 def spans_of(tags: list[str]) -> Found:
-    """conlleval's reading of a tag sequence, written anew: words (first, behind the
-    last), type."""
+    """Read a tag sequence as conlleval does: (first word, word after the last,
+    type)."""
     spans, start = set(), None
     for at, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
@@ -42,8 +42,7 @@ def spans_of(tags: list[str]) -> Found:
 def summed(
     paths: Any, chances: Any, tagset: TagSet
 ) -> dict[tuple[int, int, str], float]:
-    """The probability of each span over all sequences; "O" of words that none has in a
-    mention."""
+    """Return the probability of each span over all sequences, and of "O"."""
     total: defaultdict[tuple[int, int, str], float] = defaultdict(float)
     for path, chance in zip(paths, chances, strict=True):
         tags = [tagset.tags[i] for i in path]
@@ -55,7 +54,7 @@ def summed(
 
 
 def talking(kind: str, folder: Path, **settings: Any) -> Any:
-    """A model that finds something in these notes."""
+    """Return a model that finds mentions in these notes."""
     model = make(kind, folder, **settings).eval()
     if kind == "token-classifier":
         with torch.no_grad():
@@ -72,7 +71,7 @@ def words_of(text: str) -> list[tuple[int, int]]:
 
 
 def every_alternative(model: Any, text: str) -> dict[tuple[int, int, str], float]:
-    """What `alternatives` says of all stretches of words."""
+    """Return what `alternatives` says of all stretches of words."""
     chances, words = {}, words_of(text)
     document = Document("1", text, sentences=((0, len(text)),))
     for a, b in itertools.combinations(range(len(words) + 1), 2):
@@ -83,7 +82,7 @@ def every_alternative(model: Any, text: str) -> dict[tuple[int, int, str], float
 
 
 def agree(model: Any, expected: dict[tuple[int, int, str], float]) -> None:
-    """All stretches with all labels; and the confidences of what is predicted."""
+    """Check all stretches with all labels, and the confidences of the predictions."""
     chances = every_alternative(model, TEXT)
     assert len(chances) == 15 * 3
     for place, chance in chances.items():

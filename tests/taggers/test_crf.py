@@ -19,7 +19,8 @@ on_both_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def bio_masks(types: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """O, B-1, I-1, B-2, I-2, …: an I stands only behind the B or I of its own type."""
+    """Return masks of O, B-1, I-1, B-2, …: an I follows only the B or I of its own
+    type."""
     tags = 1 + 2 * types
     inside = np.arange(2, tags, 2)
     start, matrix = np.ones(tags, dtype=bool), np.ones((tags, tags), dtype=bool)
@@ -31,7 +32,7 @@ def bio_masks(types: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def bioes_masks() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """O, B, I, E, S of one type: an open mention must be closed."""
+    """Return masks of O, B, I, E, S of one type: an open mention must be closed."""
     outside, opened = [0, 3, 4], [1, 2]
     matrix = np.zeros((5, 5), dtype=bool)
     matrix[np.ix_(outside, [0, 1, 4])] = True
@@ -67,7 +68,7 @@ def build(
 def batch(
     case: str, seed: int = 1, scale: float = 2.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sentences of every length from 1 to 5 with gold tags that the constraints allow."""
+    """Return sentences of lengths 1 to 5 with gold tags that the constraints allow."""
     rng = np.random.default_rng(seed)
     lengths = np.array([3, 5, 1, 4, 2])
     crf = build(case, "numba")
@@ -227,8 +228,8 @@ def test_frozen_emissions_and_no_grad() -> None:
 def log_z_by_logaddexp(
     x: np.ndarray, start: np.ndarray, matrix: np.ndarray, end: np.ndarray
 ) -> float:
-    """The forward algorithm with numpy.logaddexp in extended precision, where there is
-    one."""
+    """Run the forward algorithm with numpy.logaddexp, in extended precision if
+    possible."""
     alpha = (start + x[0]).astype(np.longdouble)
     for row in x[1:]:
         alpha = np.logaddexp.reduce(alpha[:, None] + matrix, axis=0) + row

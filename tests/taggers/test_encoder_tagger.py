@@ -48,7 +48,7 @@ def build(
 
 
 def stir(model: EncoderTagger, seed: int = 5) -> EncoderTagger:
-    """Every parameter away from its start."""
+    """Move every parameter away from its start."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.trainable().values():
@@ -62,7 +62,7 @@ def stir(model: EncoderTagger, seed: int = 5) -> EncoderTagger:
 def words_of(
     model: EncoderTagger, documents: tuple[Document, ...], every: bool = False
 ) -> Any:
-    """Flat (words, width) vectors of each layer asked for, padding left out."""
+    """Return flat (words, width) vectors of each requested layer, without padding."""
     corpus = model.prepare(documents)
     batch = Batch.of(corpus, np.arange(corpus.sentences), model.device)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
 
 
 def annotated(model: EncoderTagger, known: tuple[str, ...] = ("Drug",)) -> Any:
-    """A corpus whose ADR mentions are another's."""
+    """Return a corpus whose ADR mentions are another's."""
     corpus = model.prepare(lines(9, 24))
     return model.annotate(corpus, corpus.documents, known)
 
@@ -199,7 +199,7 @@ def test_learns(bert: Path, how: str) -> None:
 
 @pytest.fixture
 def watched(bert: Path) -> Iterator[Path]:
-    """The shared weights are the same, bit for bit, when a test is over."""
+    """Check after a test that the shared weights have the same bits."""
     model = open_backbone(str(bert)).model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     yield bert

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def partly(model: Any, known: tuple[str, ...] = ("Drug",)) -> Any:
-    """A corpus whose mentions of other types are another's."""
+    """Return a corpus whose mentions of other types are another's."""
     return model.annotate(model.prepare(DOCUMENTS), DOCUMENTS, known)
 
 

@@ -43,15 +43,14 @@ def log_sum(values: np.ndarray) -> float:
 def agrees(
     path: tuple[int, ...], tags: list[int], names: tuple[str, ...], known: set[str]
 ) -> bool:
-    """Whether a sequence says of the known types just what `tags` says; by the tags'
-    names."""
+    """Return whether a sequence has the same mentions of the known types as `tags`."""
     type_of = [name[2:] for name in names]
     pairs = ((type_of[a], type_of[b], a == b) for a, b in zip(path, tags, strict=True))
     return all(same if b in known else a not in known for a, b, same in pairs)
 
 
 def legal(path: tuple[int, ...], names: tuple[str, ...], scheme: Scheme) -> bool:
-    """The scheme's rules, read off the names of neighbouring tags."""
+    """Return whether neighbouring tags follow the scheme's rules, by their names."""
     if scheme == "IO":
         return True
     for before, after in itertools.pairwise(["O", *(names[i] for i in path), "O"]):
@@ -86,7 +85,8 @@ class Sentence:
         return cls(every.paths, every.scores, np.array(agree), paths.index(tuple(tags)))
 
     def q(self) -> np.ndarray:
-        """Posterior (paths,) of the sequences that agree, 0 elsewhere."""
+        """Return the posterior (paths,) of the sequences that agree, and 0
+        elsewhere."""
         inside = self.scores[self.agree]
         return np.where(self.agree, np.exp(self.scores - log_sum(inside)), 0.0)
 
@@ -137,8 +137,7 @@ def case(
     backend: str = "numba",
     scale: float = 2.0,
 ) -> Case:
-    """Random scores and a random legal annotation, by enumeration; NaN and rubbish at
-    padding."""
+    """Return random scores and a random legal annotation; padding holds NaN."""
     rng = np.random.default_rng(seed)
     tagset = TagSet(tuple(types), scheme)
     size, longest = len(tagset.tags), max(lengths)

@@ -36,7 +36,8 @@ WORD_LISTS = {
 
 
 def documents(count: int = 16, seed: int = 0) -> tuple[Document, ...]:
-    """A document of one to three sentences of 2 to 14 tokens; some have no mention."""
+    """Return documents of one to three sentences of 2 to 14 tokens, some without
+    mentions."""
     rng = np.random.default_rng(seed)
     out = []
     for number in range(count):
@@ -57,7 +58,7 @@ def documents(count: int = 16, seed: int = 0) -> tuple[Document, ...]:
 
 
 def build(scheme: Scheme = "BIO", encoder: bool = True, **changes: Any) -> Tagger:
-    """Small, every layer that there is, parameters large enough to have opinions."""
+    """Return a small tagger with every layer and large parameters."""
     small: dict[str, Any] = {
         "char_dim": 6,
         "char_filters": 8,
@@ -240,7 +241,7 @@ def test_retag_equals_encoding_anew(
 def _found(
     spans: list[Span], known: str, max_tokens: int = 256
 ) -> list[tuple[str, str]]:
-    """Token and tag wherever the tag is not O."""
+    """Return token and tag wherever the tag is not O."""
     tagset = TagSet(("X", "Y"))
     encoded = encode_corpus(
         [Document("0", "", ()), Document("1", TEXT)], tagset, max_tokens

@@ -57,7 +57,8 @@ def figure_2() -> tuple[str, list[tuple[str, str]]]:
 
 
 def letters(passages: Sequence[Passage]) -> Pieces:
-    """Sub-words of up to five letters, their first letter as the id; "~" has none."""
+    """Return sub-words of up to five letters, with the first letter as id; "~" has
+    none."""
     ids, lengths, edges = list[int](), list[int](), list[tuple[int, int]]()
     for passage in passages:
         before = len(ids)
@@ -76,7 +77,7 @@ def letters(passages: Sequence[Passage]) -> Pieces:
 def document(
     text: str, mentions: Sequence[tuple[str, str]], name: str = "d"
 ) -> Document:
-    """Each entity where its words first stand."""
+    """Return a document with each entity where its words first occur."""
     spans = [
         Span(text.index(w), text.index(w) + len(w), label) for w, label in mentions
     ]
@@ -147,7 +148,7 @@ def test_repair_equals_a_regular_expression(ids: list[int]) -> None:
 
 
 def paths(grammar: Grammar, prefix: tuple[int, ...] = ()) -> set[tuple[int, ...]]:
-    """All complete sequences of a grammar of one sentence, by trying every allowed id."""
+    """Return all complete sequences of a grammar, by trying every allowed id."""
     sequences: set[tuple[int, ...]] = set()
     options = grammar.allowed()[0].nonzero().squeeze(1)
     assert len(options), "the grammar leads into a dead end"
@@ -223,7 +224,7 @@ def test_nested_adjacent_and_other_spans() -> None:
 
 @st.composite
 def long_documents(draw: st.DrawFn) -> Document:
-    """40 words of one sentence; spans that do not cross each other."""
+    """Return sentences of 40 words, with spans that do not cross each other."""
     words = draw(
         st.lists(st.sampled_from(["a", "bravo", "charlies"]), min_size=40, max_size=40)
     )
@@ -255,7 +256,7 @@ def test_long_sentences_lose_nothing(note: Document, room: int, entities: int) -
 
 
 def found_in(corpus: PointerCorpus) -> list[Span]:
-    """All entities as spans of the documents."""
+    """Return all entities as spans of the documents."""
     spans: list[Span] = []
     for s in range(corpus.sentences):
         part = slice(corpus.entity_bounds[s], corpus.entity_bounds[s + 1])

@@ -52,7 +52,7 @@ def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
 
 
 def documents() -> list[Document]:
-    """Nested, adjacent and no entities."""
+    """Return documents with nested entities, adjacent entities, and none."""
     mentions = (
         [
             ("Clozapine", "Drug"),
@@ -84,7 +84,7 @@ def documents() -> list[Document]:
 def inner(
     model: PromptBart, corpus: Any, chosen: Sequence[int], prompted: bool = True
 ) -> Any:
-    """Backbone, prompts, memory and targets of some sentences."""
+    """Return backbone, prompts, memory and targets of some sentences."""
     at = np.array(chosen)
     backbone, view = model.frozen.backbone, model.frozen.view
     attentions = model.frozen.attentions

@@ -72,7 +72,7 @@ def _edit(path: Path, **changes: Any) -> None:
 
 
 def _replace(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Other tensors, and a description that agrees with them."""
+    """Replace tensors, and make the description agree with them."""
     file = next(path.glob("*.safetensors"))
     save_file(tensors, file)
     _edit(path, sha256=hashlib.sha256(file.read_bytes()).hexdigest())

@@ -35,7 +35,7 @@ SMALL = {"char_dim": 8, "char_filters": 12, "cnn_filters": 10, "lstm_units": 7}
 
 
 def _documents(count: int = 24, seed: int = 0) -> tuple[Document, ...]:
-    """Sentences of 4 to 22 tokens with a drug and a finding."""
+    """Return sentences of 4 to 22 tokens with a drug and a finding."""
     rng = np.random.default_rng(seed)
     documents = []
     for number in range(count):
@@ -57,7 +57,7 @@ def _documents(count: int = 24, seed: int = 0) -> tuple[Document, ...]:
 
 @pytest.fixture
 def glove(tmp_path: Path) -> Path:
-    """Vectors of 5 columns for some of the words."""
+    """Write vectors of 5 columns for some of the words."""
     words = [
         "took",
         "it",
@@ -80,7 +80,7 @@ def glove(tmp_path: Path) -> Path:
 
 
 def _build(seed: int = 1, tagset: TagSet = TAGS, **settings: Any) -> Tagger:
-    """A small tagger; what the preset leaves out stays out."""
+    """Return a small tagger; layers that the preset leaves out stay out."""
     preset = PRESETS[settings.get("tagger", "elmoner")]
     small = {name: size for name, size in SMALL.items() if getattr(preset, name)}
     return build_tagger(tagger_config(small | settings), tagset, seed)

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 def _batch(
     lengths: list[int], columns: int
 ) -> tuple[list[Tensor], PackedLayout, Tensor]:
-    """Sentences in layout order, the layout, and the same as flat rows."""
+    """Return sentences in layout order, the layout, and the same as flat rows."""
     layout = PackedLayout.of(np.array(lengths), CPU)
     torch.manual_seed(len(lengths))
     sentences = [torch.randn(lengths[s], columns) for s in layout.order]
@@ -66,7 +66,7 @@ def test_layout(lengths: list[int]) -> None:
 
 
 def as_torchs(ours: BiLSTM) -> nn.LSTM:
-    """torch's LSTM with the same weights; its second bias is zero."""
+    """Return torch's LSTM with the same weights; its second bias is zero."""
     inputs, layers = ours.get_parameter("weight_ih_l0").shape[2], ours.num_layers
     theirs = nn.LSTM(inputs, ours.units, layers, bidirectional=True)
     with torch.no_grad():

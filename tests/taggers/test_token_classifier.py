@@ -29,8 +29,10 @@ WIDTH, LAYERS = 16, 3
 def as_library(
     model: TokenClassifier, documents: tuple[Document, ...]
 ) -> dict[str, Any]:
-    """Input and labels by the recipe in the library's documentation: -100 beside first
-    pieces."""
+    """Return inputs and labels by the recipe of the library's documentation.
+
+    Sub-words other than the first of a word have the label -100.
+    """
     words = [d.text.split() for d in documents]
     inputs = model.tokenizer(
         words, is_split_into_words=True, padding=True, return_tensors="pt"
@@ -116,7 +118,8 @@ def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> 
 
 
 def enumerate_losses(logits, tags, allowed, soft=None):
-    """Sums over all tag sequences, their probability the product of the words' softmax."""
+    """Sum over all tag sequences, with products of the words' softmax as
+    probabilities."""
     of_word = logits.softmax(-1)
     within = torch.zeros(())
     expected = torch.zeros(())

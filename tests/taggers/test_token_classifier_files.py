@@ -106,7 +106,7 @@ def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
 
 
 def foreign(path: Path, labels: list[str], **changes: Any) -> Path:
-    """As another program would save it."""
+    """Save a model as another program would."""
     named: dict[str, Any] = {
         "id2label": dict(enumerate(labels)),
         "label2id": {n: i for i, n in enumerate(labels)},

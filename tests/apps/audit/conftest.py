@@ -10,5 +10,5 @@ from tiny_models import save_bert
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny encoder, wide enough for the span of a small batch."""
+    """Return a tiny encoder, wide enough for the span of a small batch."""
     return save_bert(tmp_path_factory.mktemp("bert"), hidden_size=96)

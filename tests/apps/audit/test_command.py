@@ -24,7 +24,7 @@ CHANCE = 0.01
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """The file of a job with a light tagger."""
+    """Write the file of a job with a light tagger."""
     path = tmp_path / "job.toml"
     settings = "".join(
         f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())

@@ -26,13 +26,13 @@ def _keys_checked_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the three sites of `hospital_jobs` have; tests only read it."""
+    """Return the data of the three sites of `hospital_jobs`; tests only read it."""
     return corpus(tmp_path_factory.mktemp("notes") / "notes")
 
 
 @pytest.fixture(scope="session")
 def shared_kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The kits of `intruders.PROJECT`; tests only read them."""
+    """Return the kits of `intruders.PROJECT`; tests only read them."""
     pytest.importorskip("nvflare")
     from intruders import PROJECT
 
@@ -43,7 +43,7 @@ def shared_kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def kits(shared_kits: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
-    """A copy of the folder of `shared_kits`, for a test that changes kits."""
+    """Return a copy of the folder of `shared_kits`, for a test that changes kits."""
     from intruders import PROJECT, copy_kit
 
     from fednotes.apps.deployment.nvflare.authority import kit_folders

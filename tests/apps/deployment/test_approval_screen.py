@@ -46,7 +46,7 @@ def kit(tmp_path: Path) -> Path:
 def request_approval(
     kit: Path, table: dict[str, Any], policy: Policy | None = None
 ) -> str:
-    """The server asks for a job; what it is told."""
+    """Ask a kit to approve a job, as the server does; return the refusal."""
     with pytest.raises(NotApproved) as refusal:
         require_approved(kit, "h1", table, policy or Policy())
     return str(refusal.value)
@@ -373,13 +373,14 @@ def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
 
 
 def notes_job(sites: list[str], **own_table: Any) -> dict[str, Any]:
-    """A job as a site approves it. own: what it says of the notes of h1."""
+    """Return a job as a site approves it. own_table: its settings for the notes of
+    h1."""
     tables = {name: own_table if name == "h1" else {} for name in sites}
     return {"name": "ner", "job": {"method": "fedner", "sites": tables}, "sites": sites}
 
 
 def screen(kit: Path, *tables: dict[str, Any]) -> str:
-    """What is shown of the last of some jobs that are approved one after another."""
+    """Return what is shown of the last of some jobs that are approved in turn."""
     for table in tables:
         request_approval(kit, table)
         output = run_site_command("approve", kit, "--yes")

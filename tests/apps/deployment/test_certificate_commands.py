@@ -27,13 +27,13 @@ from fednotes.cli.shared import with_options
 
 
 def run_words(*words: object) -> str:
-    """What a command says, on one line."""
+    """Return a command's output on one line."""
     return " ".join(run_command(*words).split())
 
 
 @pytest.fixture
 def base(kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where kits and their project's file are, and commands are given."""
+    """Return the folder of kits and of their project's file, in which commands run."""
     base = kits["server"].parents[1]
     facts = {key: getattr(PROJECT, key) for key in ("name", "server", "port")}
     text = "".join(f"{key} = {value!r}\n" for key, value in facts.items())

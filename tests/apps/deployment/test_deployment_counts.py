@@ -34,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def sent(hospitals: Hospitals) -> list[tuple[str, Update]]:
-    """The method's tasks, and what sites answered, as it travelled."""
+    """Return the method's tasks and the updates that sites answered with, as they
+    travelled."""
     updates = []
     for request_frame, reply_frame in zip(
         *[iter(hospitals.network.frames)] * 2, strict=True
@@ -47,7 +48,7 @@ def sent(hospitals: Hospitals) -> list[tuple[str, Update]]:
 
 
 def exact_counts(updates: list[tuple[str, Update]]) -> set[tuple[str, str]]:
-    """Where numbers left that are no multiples of STEP: task and name."""
+    """Return the task and name of numbers that left and are no multiples of STEP."""
     exact = set()
     for task, update in updates:
         numbers = {"weight": update.weight} if update.weight != 1 else {}

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def with_secrets(folder: Path, job: str, data: Any) -> Hospitals:
-    """Hospitals whose draws follow from secrets that the test knows."""
+    """Return hospitals whose draws follow from secrets that the test knows."""
     hospitals = Hospitals(folder, job, data, policy=HIDDEN)
     for name in hospitals.names:
         path = hospitals.setups[name].state / DRAWS_KEY_FILE
@@ -88,7 +88,8 @@ def test_each_run_has_a_secret_of_its_own_that_stays(
 
 
 def round_of(hospitals: Hospitals) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the first round of training began with, and each site's update of it."""
+    """Return the tensors that the first round of training began with, and each site's
+    update."""
     start: dict[str, Any] = {}
     updates: dict[str, Any] = {}
     for request_frame, answered in zip(

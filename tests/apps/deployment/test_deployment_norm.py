@@ -35,7 +35,7 @@ GIVEN = {
 
 
 def net_of(folder: Path, max_norm: float, seal: Any = None) -> Net:
-    """Givers behind hosts with this bound."""
+    """Return givers behind hosts with this bound."""
     calls = Counter[str]()
     makes = {site: partial(Giver, site, GIVEN[site], calls) for site in SITES}
     return Net(makes, folder, seal=seal, max_norm=max_norm)

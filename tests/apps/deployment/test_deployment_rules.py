@@ -56,7 +56,7 @@ CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
 def undisturbed(
     site_notes: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, int]:
-    """The models of a run without faults, and how many answers it took."""
+    """Return the models of a run without faults, and its number of answers."""
     hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, site_notes)
     with mock.patch("os.fsync"):
         hospitals.run()

@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
-    """The exit code after a signal, and all that was printed."""
+    """Return the exit code after a signal, and the output."""
     process.send_signal(sign)
     output, _ = process.communicate(timeout=120)
     return process.returncode, output

@@ -25,7 +25,7 @@ JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
 
 @pytest.fixture(scope="module")
 def kit_after_a_run(site_notes: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site's kit after a run; tests only read it."""
+    """Return a site's kit after a run; tests only read it."""
     hospitals = Hospitals(
         tmp_path_factory.mktemp("run"),
         FEDNER.replace("epochs = 2", "epochs = 1"),
@@ -37,7 +37,7 @@ def kit_after_a_run(site_notes: Any, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def kit(kit_after_a_run: Path, tmp_path: Path) -> Path:
-    """A copy of the kit, with another run beside the first one."""
+    """Return a copy of the kit, with another run beside the first one."""
     kit = tmp_path / kit_after_a_run.name
     shutil.copytree(kit_after_a_run, kit)
     (kit / "state" / "run2").mkdir()

@@ -101,7 +101,7 @@ def document_job(folder: Path, more: str = "") -> Any:
 
 
 def described(number: int) -> dict[str, Description]:
-    """Three sites, the last of which annotates many types."""
+    """Return three sites, the last of which annotates many types."""
     honest = Description(types=("Drug",))
     many = tuple(f"t{place}" for place in range(number))
     return {"a": honest, "b": honest, "c": replace(honest, types=("Drug", *many))}

@@ -43,14 +43,14 @@ needs_root = pytest.mark.skipif(
 
 
 def hello(name: str) -> bytes:
-    """NVFlare's first frame of a connection: length, header length, type 4, …, and who
-    speaks."""
+    """Return NVFlare's first frame of a connection: lengths, type 4, …, and the
+    speaker."""
     greeting = msgpack.packb({"endpoint_name": name, "timestamp": 0.0, "fqcn": name})
     return struct.pack(">IHBBHHHH", 16 + len(greeting), 0, 4, 0, 0, 1, 0, 0) + greeting
 
 
 def intrude(address: str | tuple[str, int], name: str) -> str:
-    """Say hello at an address, as another user; "told N bytes", or why nothing was."""
+    """Say hello at an address as another user; return "told N bytes", or the error."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -76,7 +76,7 @@ def intrude(address: str | tuple[str, int], name: str) -> str:
 
 
 def ports(kit: Path) -> set[int]:
-    """At which TCP ports the processes of a kit listen."""
+    """Return the TCP ports at which the processes of a kit listen."""
     running = [
         psutil.Process(pid) for pid, _ in processes.list_processes(kit.resolve())
     ]
@@ -90,7 +90,7 @@ def ports(kit: Path) -> set[int]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody can walk through, as a kit that was unpacked carelessly."""
+    """Return a folder that everybody can walk through, as after careless unpacking."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder

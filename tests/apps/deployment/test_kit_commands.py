@@ -34,7 +34,7 @@ from fednotes.core.store import write_json
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The kits for which a process would begin; none does."""
+    """Return the kits for which a process would start; none does."""
     kits: list[Path] = []
 
     def start(kit: Path) -> None:
@@ -47,7 +47,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """With what processes would begin; none does, whatever kit is started."""
+    """Return the options with which processes would start; none does."""
     options: list[dict[str, Any]] = []
 
     def begin(command: list[str], **keywords: Any) -> Any:

@@ -24,7 +24,7 @@ def kit(tmp_path: Path) -> Path:
 
 
 def run_ledger(*words: str) -> str:
-    """What a command prints; its error where it has one."""
+    """Return a command's output, or its error."""
     result = CliRunner().invoke(ledger, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

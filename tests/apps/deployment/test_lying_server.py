@@ -65,8 +65,7 @@ Lie = Callable[[Request], Request]
 
 @contextmanager
 def one_layout() -> Iterator[None]:
-    """A server's side that adds updates of any layout, and asks for all of them to be
-    opened."""
+    """Let a server add updates of any layout, and request all of them to be opened."""
     add, layouts = SecureServer.add_masked, dict[bytes, Any]()
 
     def add_anyway(self: SecureServer, message: MaskedMessage) -> None:
@@ -137,7 +136,7 @@ class Case(Net):
         return decode_reply(self.hosts[site].handle(encode(request)))
 
     def served(self, patience: Patience = STRICT) -> Any:
-        """A server that was just started."""
+        """Return a server that was just started."""
         if not self.secure:
             return self.engine(SITES, patience)
         record = self.folder / OPENED
@@ -145,25 +144,25 @@ class Case(Net):
         return self.engine(SITES, patience, summing=summing)
 
     def prepared(self) -> None:
-        """The toy job up to its first round."""
+        """Run the toy job up to its first round."""
         sizes = int(self.server.sum("count").metrics["size"])
         self.server.sum("share", sizes=sizes)
         next(self.server.rounds(0, 9))
 
     def play(self, turn: Any, tensors: Any = X) -> None:
-        """One round of the toy job."""
+        """Run one round of the toy job."""
         self.server.sum("train", tensors, round=turn.number)
         self.server.sum("send", {"scale": torch.ones(4)})
         turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
 
     def stand(self, state: Mapping[str, int]) -> None:
-        """Have sites stand where the server likes; it claims that so much of theirs
+        """Move sites to states that the server chooses, by its claims of what
         counts."""
         self.members.counted.update(state)
         self.server._active = None
 
     def opened(self) -> int:
-        """How many answers of any site opened a sum."""
+        """Return how many answers of any site opened a sum."""
         tasks = {request.number: request.task for _, request, _ in self.sent}
         replies = (decode_reply(frame) for _, frame in self.came)
         return sum(
@@ -188,7 +187,7 @@ def case(tmp_path: Path) -> Case:
 
 
 def dead(request: Request) -> Request:
-    """Parameters under which a site's numbers are nothing."""
+    """Return parameters under which a site's numbers are 0."""
     return replace(
         request, tensors={name: value * 0 for name, value in request.tensors.items()}
     )

@@ -48,7 +48,7 @@ ROLES = ("project_admin", "lead", "org_admin", "member")
 
 
 def allowed(policy: dict[str, Any], role: str, right: str) -> bool:
-    """NVFlare's own judgement of a policy."""
+    """Return NVFlare's own judgement of a policy."""
     person = Person("p@x.org", "ward", role)
     context = AuthzContext(right=right, user=person, submitter=person)
     return bool(FLAuthorizer("ward", policy).authorize(context)[0])
@@ -162,7 +162,7 @@ def test_kits_that_would_not_go_together_are_not_made(
 
 
 def keys_in(folder: Path) -> int:
-    """Private keys, by the first line of their PEM."""
+    """Return private keys, by the first line of their PEM."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return sum(path.read_bytes().count(b"PRIVATE KEY-----") for path in files) // 2
 
@@ -422,7 +422,7 @@ def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
 
 
 def context(kit: Path) -> Any:
-    """What NVFlare gives an executor, as far as it is asked for."""
+    """Return what NVFlare gives an executor, as far as it is needed."""
     workspace = SimpleNamespace(
         get_app_dir=lambda job: kit / job, get_root_dir=lambda: str(kit)
     )
@@ -440,7 +440,7 @@ def raises(error: Exception) -> Any:
 def refused(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> nvflare_site.FednotesExecutor:
-    """An executor whose host does not start."""
+    """Return an executor whose host does not start."""
     monkeypatch.setattr(
         nvflare_site, "require_admins_signature", lambda *_: raises(error)
     )

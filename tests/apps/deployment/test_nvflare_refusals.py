@@ -98,7 +98,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
 
 
 def frames(ward: Ward, what: str, site: str, task: str = "add") -> list[bytes]:
-    """The first job's frames as they travelled. what: "down" requests or "up" replies."""
+    """Return the first job's frames. what: "down" for requests, "up" for replies."""
     folder = ward.net.server / "state/first/frames"
     recorded = [path.read_bytes() for path in sorted(folder.glob(f"*-{what}-{site}"))]
     down = [decode_request(p.read_bytes()) for p in sorted(folder.glob("*-down-*"))]

@@ -87,7 +87,7 @@ def test_a_file_that_nvflare_needs_is_missed(kits: dict[str, Path], who: str) ->
 
 @pytest.fixture
 def answering(shared_kits: dict[str, Path]) -> Iterator[None]:
-    """What the server's TLS would be: it shows its certificate and wants the site's."""
+    """Run the server's TLS: it shows its certificate and wants the site's."""
     startup = shared_kits["server"] / "startup"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(startup / "server.crt", startup / "server.key")
@@ -158,8 +158,7 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
 
 @pytest.fixture
 def no_tls(shared_kits: dict[str, Path]) -> Iterator[None]:
-    """A web server on the port, as http.server is: it answers a TLS hello in plain
-    text."""
+    """Run a web server on the port, which answers a TLS hello in plain text."""
     handler = type(
         "Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None}
     )

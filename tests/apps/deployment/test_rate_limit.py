@@ -118,8 +118,7 @@ def configured(limit: int = 2_000_000) -> str:
 def write_lines(
     folder: Path, names: str, count: int, limit: int = 2_000_000
 ) -> list[str]:
-    """The lines that a process for each name writes at once, as NVFlare's jobs do: from
-    elsewhere."""
+    """Return the lines that one process for each name writes at the same time."""
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, KIT_VARIABLE: str(folder), "PYTHONPATH": path}
     command = [sys.executable, "-c", WRITER, configured(limit)]

@@ -196,7 +196,8 @@ def test_a_run_that_does_not_end_or_is_unknown_is_reported(tmp_path: Path) -> No
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> tuple[Run, Table, int]:
-    """A run that is ready to be handed in from `tmp_path/out`, its job and least sites."""
+    """Return a run that is ready to be submitted from `tmp_path/out`, its job and least
+    sites."""
     path = tmp_path / "job.toml"
     path.write_text('method = "distill"\n[sites.h1]\n[sites.h2]\n[sites.h3]\n')
     parsed, declared = load_declared(path)
@@ -289,7 +290,7 @@ class Script:
 def followed(
     server: Script, out: Path, *, fresh: bool = False
 ) -> tuple[list[int], list[str]]:
-    """The rounds that are shown, and what is said."""
+    """Return the rounds that are shown, and the printed lines."""
     display, lines, clock = mock.Mock(), list[str](), Clock()
     follower = Follower(
         RUN, out, display, lines.append, fresh, lambda: 0.0, clock.sleep

@@ -24,7 +24,7 @@ TAGS = TagSet(("Sign",))
 
 
 def differing(first: Any, second: Any) -> dict[str, int]:
-    """In how many examples two sites' data differ, in each view."""
+    """Return in how many examples two sites' data differ, in each view."""
     kind = kinds.find("notes" if isinstance(first, SiteNotes) else "documents")
     views, others = kind.encode_examples(first), kind.encode_examples(second)
     assert views.keys() == others.keys()

@@ -58,7 +58,7 @@ TOKENS = 8 + 9 + 3  # of these, by hand, with both marks
 
 @pytest.fixture(scope="module")
 def save(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """save(**changes) writes a BERT of 2 layers of 4 heads, 24 positions."""
+    """Return a function that writes a BERT of 2 layers of 4 heads, 24 positions."""
 
     def write(**changes: Any) -> Path:
         settings = {"max_position_embeddings": 24, "initializer_range": 0.5} | changes
@@ -75,7 +75,8 @@ def models(save: Callable[..., Path]) -> dict[str, Path]:
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """A folder of twelve notes of forty sentences. Each sentence names its note."""
+    """Write a folder of twelve notes of forty sentences, each of which names its
+    note."""
     folder = tmp_path / "notes"
     folder.mkdir()
     for number in range(12):

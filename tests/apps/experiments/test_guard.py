@@ -63,7 +63,7 @@ PATIENTS = re.compile(r"(synthetic\.patients)=\d+")
 
 @pytest.fixture(scope="session")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment variables that name the stand-ins."""
+    """Return the environment variables that name the stand-ins."""
     pytest.importorskip("h5py")
     pytest.importorskip("transformers")
     return write_all(tmp_path_factory.mktemp("papers"))

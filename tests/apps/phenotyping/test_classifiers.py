@@ -46,7 +46,7 @@ PATIENTS, WIDTH = 60, 13
 
 
 def random_features(seed: int = 0) -> np.ndarray:
-    """As after a ReLU: many zeros."""
+    """Return features as after a ReLU, with many zeros."""
     return np.maximum(np.random.default_rng(seed).normal(size=(PATIENTS, WIDTH)), 0)
 
 
@@ -56,8 +56,8 @@ def epoch(svms: LinearSVMs, x: np.ndarray, labels: np.ndarray) -> tuple[float, i
 
 
 def random_labels(seed: int = 1) -> np.ndarray:
-    """A sixth of all pairs unlabelled; some with a class that the disease does not
-    have."""
+    """Return labels of which a sixth is missing; some are of a class the disease
+    lacks."""
     rng = np.random.default_rng(seed)
     return rng.choice([-1, 0, 0, 1, 1, 2], (PATIENTS, len(CLASSES))).astype(np.int8)
 
@@ -69,7 +69,7 @@ def scikit_learn(
     disease: int,
     orders: list[np.ndarray],
 ) -> SGDClassifier:
-    """One disease alone, on its own labelled patients, an epoch a call."""
+    """Train one disease on its labelled patients, an epoch a call."""
     classes = CLASSES[disease]
     model = SGDClassifier(
         loss="hinge" if config.loss == "hinge" else "log_loss",
@@ -366,8 +366,8 @@ WEIGHTS = np.array([[0.7, 2.5], [1.5, 0.4], [1.0, 1.0], [0.5, 3.0]])
 
 
 def draw_patients(seed: int, patients: int = 80) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of two diseases; the second has questionable patients, some
-    have none."""
+    """Return features and labels of two diseases, the second with questionable
+    patients."""
     rng = np.random.default_rng(seed)
     x = np.maximum(rng.normal(size=(patients, 6)), 0)
     score = x @ rng.normal(size=(6, 2)) + rng.normal(size=(patients, 2))
@@ -394,8 +394,7 @@ def solved(
 
 
 def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray:
-    """(7,) w and b of min ½ ‖w‖² + C Σ s log(1 + exp(-y (w·x + b))), by BFGS and its
-    gradient."""
+    """Return (7,) w and b of min ½ ‖w‖² + C Σ s log(1 + exp(-y (w·x + b))), by BFGS."""
 
     def objective(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         w, b = parameters[:-1], parameters[-1]

@@ -27,7 +27,7 @@ from fednotes.core.errors import ConfigError, DataError
 
 
 def _patients(count: int, seed: int, name: str = "p") -> dict[str, frozenset[str]]:
-    """Random codes of three systems, some patients without any."""
+    """Return random codes of three systems, some patients without any."""
     rng = random.Random(seed)
     every = [
         f"icd9:{n}"

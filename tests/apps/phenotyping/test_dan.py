@@ -19,7 +19,7 @@ CONFIG = DanConfig(embedding=7, hidden=6)
 
 
 def random_lists(patients: int = 9, seed: int = 0) -> list[list[int]]:
-    """Bags with repeated concepts; the third patient has none."""
+    """Return bags with repeated concepts; the third patient has none."""
     rng = np.random.default_rng(seed)
     lists = [
         rng.integers(0, VOCABULARY, rng.integers(1, 30)).tolist()
@@ -46,7 +46,7 @@ def arrays(dan: Dan) -> dict[str, np.ndarray]:
 def numpy_dan(
     w: dict[str, np.ndarray], lists: list[list[int]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, dense layer and log-odds, patient by patient, in float64."""
+    """Compute mean, dense layer and log-odds, patient by patient, in float64."""
     rows = []
     for each in lists:
         mean = (
@@ -63,7 +63,7 @@ def numpy_dan(
 def numpy_gradients(
     w: dict[str, np.ndarray], lists: list[list[int]], labels: np.ndarray
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss and its gradients by the chain rule, written out."""
+    """Compute the loss and its gradients by the chain rule."""
     mean, hidden, logits = numpy_dan(w, lists)
     p, y = 1 / (1 + np.exp(-logits)), (labels == 1).astype(float)
     scale = labels >= 0

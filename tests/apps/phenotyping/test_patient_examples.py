@@ -15,7 +15,7 @@ from fednotes.jobs import kinds
 
 
 def differing(first: SitePatients, second: SitePatients) -> dict[str, int]:
-    """In how many patients two sites' data differ, in each view."""
+    """Return in how many patients two sites' data differ, in each view."""
     kind = kinds.find("patients")
     views, others = kind.encode_examples(first), kind.encode_examples(second)
     assert views.keys() == others.keys()

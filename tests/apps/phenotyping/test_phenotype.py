@@ -551,8 +551,7 @@ NETWORK = DanConfig(embedding=8, hidden=12)
 def sgd(
     x: Any, labels: np.ndarray, order: Sequence[int] | np.ndarray, weights: Any = None
 ) -> np.ndarray:
-    """(features,) an epoch of scikit-learn's, in this order, of the patients with a
-    label."""
+    """Run an epoch of scikit-learn's SGD, in this order, on the labelled patients."""
     rows = [row for row in order if labels[row] >= 0]
     machine = SGDClassifier(
         penalty=None, shuffle=False, max_iter=1, tol=None, class_weight=weights
@@ -664,8 +663,10 @@ CAUSES = ("E8800", "E8859", "E8881", "E9190", "4019")
 
 
 def with_causes(site: SitePatients) -> SitePatients:
-    """Codes of external causes, in turn; E880, E885 and E888 differ in the fourth
-    character."""
+    """Return codes of external causes, in turn.
+
+    E880, E885 and E888 differ in the fourth character.
+    """
     everyone = [
         p for part in (site.train, site.valid, site.test) for p in part.patients
     ]
@@ -779,7 +780,7 @@ def test_a_batch_in_parts_is_the_whole_batch() -> None:
 
 
 def numbers(site: SitePatients) -> tuple[int, int]:
-    """Training patients with codes, and with labels."""
+    """Return the numbers of training patients with codes, and with labels."""
     coded = sum(p in site.codes for p in site.train.patients)
     return coded, int((site.train.labels >= 0).any(axis=1).sum())
 
@@ -832,7 +833,7 @@ def test_a_model_of_another_dictionary_is_refused(tmp_path: Path) -> None:
 
 
 def without_concepts(site: SitePatients, share: int) -> SitePatients:
-    """Every `share`-th training patient has none."""
+    """Return a site whose every `share`-th training patient has no concepts."""
     bags = [
         [] if row % share == 0 else site.train.bags.take([row]).concepts.tolist()
         for row in range(len(site.train))

@@ -22,7 +22,7 @@ from fednotes.metrics.paired_tests import Bootstrap, paired_patients
 
 
 def side(run: Path, sites: Sequence[SitePatients], condition: str) -> Side:
-    """One side of a comparison; its job is not looked at."""
+    """Return one side of a comparison; its job is not read."""
     return Side(run, job=cast(Job, None), sites=tuple(sites), condition=condition)
 
 
@@ -65,7 +65,7 @@ def shares(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
 
 
 def predict_labels(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
-    """What it says of them."""
+    """Return the labels that a model of these columns predicts for a cohort."""
     return (10 * shares(cohort, columns) > 0.5).astype(np.int8)
 
 

@@ -61,7 +61,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 def labels_of(text: str) -> dict[str, list[str]]:
-    """Patient → diseases that are present."""
+    """Return the diseases that are present, by patient."""
     return {
         each["patient"]: [
             name for name, label in each["labels"].items() if label == "present"
@@ -242,8 +242,10 @@ def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> No
 
 
 def gold(path: Path, number: int = 30) -> tuple[np.ndarray, np.ndarray]:
-    """Invented patients whose notes name other diseases than their labels; both as
-    matrices."""
+    """Write invented patients whose notes name other diseases than their labels.
+
+    Returns both as matrices.
+    """
     rng = np.random.default_rng(2)
     labels, named = rng.integers(2, size=(2, number, 3))
     rows = []

@@ -61,7 +61,7 @@ ROW = re.compile(r"^\| `([\w.]+)` \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """{"training.cycles": 75, …}."""
+    """Return a table with dotted keys, such as {"training.cycles": 75, …}."""
     flattened: dict[str, Any] = {}
     for key, value in table.items():
         nested = isinstance(value, Mapping)
@@ -70,7 +70,7 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def documented_values() -> dict[str, Any]:
-    """What docs/papers.md says of the preset."""
+    """Return what docs/papers.md says of the preset."""
     text = PAPERS.read_text("utf-8")
     chapter = text.split("\n## Two-stage federated phenotyping\n")[1].split("\n## ")[0]
     part = chapter.split('\n### Preset "paper"\n')[1].split("\n### ")[0]
@@ -220,7 +220,7 @@ NETWORK = DanConfig(4, 5, mean="concepts", length=20, layer="linear", updates="d
 
 
 def paper_config(**settings: Any) -> Config:
-    """The preset's program in small."""
+    """Return settings of a small version of the preset's program."""
     model = PhenotypeConfig(scale="none", network=NETWORK)
     values: dict[str, Any] = {
         **{"cycles": 2, "minimum": 18, "least_occurrences": 21, "optimizer": "rmsprop"},

@@ -45,20 +45,20 @@ from fednotes.engines.rounds import RoundResult
 def pairs(
     state: State, site: SitePatients, cohort: Cohort
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Codes' labels and chances of the cohort's coded patients."""
+    """Return the codes' labels and probabilities of the cohort's coded patients."""
     labels = code_labels(cohort, site.codes, state.facts["outputs"])
     known = labels[:, 0] >= 0
     return labels[known], code_chances(network_of(state), cohort)[known]
 
 
 def areas(labels: np.ndarray, scores: np.ndarray) -> list[float]:
-    """scikit-learn's AUROC of each column, over its pairs with a label."""
+    """Return scikit-learn's AUROC of each column, over its pairs with a label."""
     known = [(labels[:, c] == 0) | (labels[:, c] == 1) for c in range(labels.shape[1])]
     return [roc_auc_score(labels[k, c], scores[k, c]) for c, k in enumerate(known)]
 
 
 def f1s(labels: np.ndarray, predicted: np.ndarray) -> list[float]:
-    """scikit-learn's F1 of absent and present, their mean, of each disease."""
+    """Return the mean of scikit-learn's F1 of absent and present, for each disease."""
     known = labels >= 0
     return [
         f1_score(
@@ -215,7 +215,7 @@ def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
 
 
 def alone(config: Config, sites: tuple[SitePatients, ...]) -> dict[str, Any]:
-    """The scores of the first site, trained by itself in a job of all of them."""
+    """Return the scores of the first site, trained alone in a job of all sites."""
     alone_config = phenotype.METHOD.configure_alone(
         phenotype.METHOD.configure(config, sites), sites
     )[0]

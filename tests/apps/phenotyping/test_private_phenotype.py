@@ -218,7 +218,7 @@ CLASSES = ("icd9:401", "icd9:250", "icd9:428", "icd9:493")
 
 
 def learning(**options: Any) -> Any:
-    """Two answers of stage 1, and two of stage 2."""
+    """Return settings of two answers of stage 1, and two of stage 2."""
     network = DanConfig(embedding=8, hidden=12)
     svm = SvmConfig(loss="log")
     privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | options.pop("privacy", {})

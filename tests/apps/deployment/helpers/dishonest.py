@@ -71,7 +71,7 @@ def sign(app: Path, kit: Path) -> None:
 
 
 def signed_by(name: str, *changes: Change) -> Change:
-    """Changes, signed with one of the keys that lie on the server's machine."""
+    """Return changes, signed with one of the keys on the server's machine."""
 
     def change(app: Path) -> None:
         for each in changes:
@@ -91,7 +91,7 @@ CHANGES: dict[str, Change] = {
 
 
 def changed(archive: bytes, change: Change) -> bytes:
-    """The zip of an app with a change."""
+    """Return the zip of an app with a change."""
     with tempfile.TemporaryDirectory() as name:
         folder, out = Path(name), io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(archive)) as file:
@@ -124,8 +124,7 @@ def serve() -> None:
 
 
 def ask_as_others(mine: str, other_site: str, job_id: str) -> dict[str, str]:
-    """Messages from a site's job process that it has no right to: what each was
-    answered."""
+    """Send messages that a site's job process may not send; return the answers."""
     from nvflare.apis.shareable import Shareable
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
     from nvflare.fuel.f3.cellnet.defs import (

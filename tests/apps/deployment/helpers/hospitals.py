@@ -147,7 +147,7 @@ class Hospitals:
         settle_job(self.setups[name].kit, self.table, approve=yes, by="tester")
 
     def run(self) -> None:
-        """The server's part, begun again whenever it was killed."""
+        """Run the server's part, and start it again whenever it is killed."""
         while True:
             try:
                 server_main(self.setups[""], self.network)
@@ -156,8 +156,7 @@ class Hospitals:
                 continue
 
     def refusal(self) -> str:
-        """Begin the run, and end it when a site has no answer; why it has none, as it
-        is told."""
+        """Run until a site has no answer; return the reason that the server learns."""
 
         def stop() -> None:
             if failures := list(self.network.failed.values()):
@@ -170,7 +169,7 @@ class Hospitals:
         return str(stopped.value)
 
     def change(self, name: str, original: str, replacement: str) -> None:
-        """Edit a site's own file, once."""
+        """Edit a site's own file once."""
         path = self.setups[name].kit / SITE_FILE
         text = path.read_text()
         path.write_text(
@@ -184,11 +183,11 @@ class Hospitals:
         return [line for line in self.network.lines if line["kind"] == kind]
 
     def texts(self) -> str:
-        """All events."""
+        """Return the texts of all events."""
         return "\n".join(line["text"] for line in self.lines("event"))
 
     def ends(self) -> dict[str, dict[str, bytes]]:
-        """Every site's model."""
+        """Return every site's model."""
         return {name: weights(self.results(name) / "model") for name in self.names}
 
     def results(self, name: str) -> Path:
@@ -205,7 +204,7 @@ def lines(table: Mapping[str, Any]) -> str:
 
 
 def simulated_one(job: str, data: Mapping[str, Mapping[str, Any]], out: Path) -> None:
-    """The same job in one process."""
+    """Run the same job in one process."""
     table = tomllib.loads(job)
     table["sites"] = {
         name: {**table["sites"][name], **site_table}
@@ -216,7 +215,7 @@ def simulated_one(job: str, data: Mapping[str, Mapping[str, Any]], out: Path) ->
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    """Every number of a saved model."""
+    """Return every number of a saved model."""
     bytes_by_tensor = {}
     for path in sorted(folder.rglob("*.safetensors")):
         for name, value in load_file(path).items():
@@ -228,7 +227,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 def simulated(
     job: str, data: Mapping[str, Mapping[str, Any]], out: Path
 ) -> dict[str, dict[str, bytes]]:
-    """Every site's model after it."""
+    """Return every site's model after a simulation."""
     simulated_one(job, data, out)
     return {
         name: weights(out / "federated" / "sites" / name / "model") for name in data

@@ -139,7 +139,7 @@ def redate(
 
 
 def take_identity(kit: Path, of: Path) -> None:
-    """Put another's key and certificate into a kit; its configuration stays."""
+    """Put another kit's key and certificate into a kit; its configuration stays."""
     for name in ("client.key", "client.crt"):
         shutil.copyfile(of / "startup" / name, kit / "startup" / name)
 

@@ -23,7 +23,7 @@ def site_kit(kit: Path) -> Path:
 
 
 def run_command(*words: object, typed: str = "") -> str:
-    """What a command says; "error: " and the message of the error that it ends with."""
+    """Return a command's output; "error: " and the message if it ends with an error."""
     done = CliRunner().invoke(app, [str(word) for word in words], input=typed or None)
     if isinstance(done.exception, FednotesError):
         return f"error: {done.exception}"
@@ -32,7 +32,7 @@ def run_command(*words: object, typed: str = "") -> str:
 
 
 def run_site_command(*words: object, code: int = 0, typed: str = "") -> str:
-    """What `fednotes site …` prints; with a code, its error."""
+    """Return the output of `fednotes site …`, or with a code its error."""
     output = run_command("site", *words, typed=typed)
     assert output.startswith("error: ") == bool(code), output
     return output.removeprefix("error: ")

@@ -15,7 +15,7 @@ MESSAGE = Entry(NOON, "run-1", 0, "train", "server", (), 4, DIGEST)
 
 
 def write_ledger(path: Path, lines: int) -> Ledger:
-    """A ledger of some lines, each of its own round."""
+    """Write a ledger of some lines, each of its own round."""
     ledger = Ledger(path)
     for number in range(lines):
         ledger.append(replace(MESSAGE, round=number))
@@ -23,7 +23,7 @@ def write_ledger(path: Path, lines: int) -> Ledger:
 
 
 def rehashed(line: bytes) -> bytes:
-    """A changed line with the hash of what it says now, as a forger makes it."""
+    """Return a changed line with the hash of its new content, as a forger would."""
     body = line[: line.rindex(b',"hash"')]
     return body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
 

@@ -55,7 +55,7 @@ class Proxy(socketserver.ThreadingTCPServer):
 
 @contextmanager
 def proxy() -> Iterator[Proxy]:
-    """A proxy that runs until the end of the block."""
+    """Yield a proxy that runs until the end of the block."""
     with Proxy() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

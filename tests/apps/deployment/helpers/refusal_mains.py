@@ -57,7 +57,7 @@ class Ward:
 
 
 def total(sites: Sequence[str], rounds: int) -> list[float]:
-    """The same job with plain numbers: x after each round."""
+    """Compute the same job with plain numbers: x after each round."""
     x, site_states, values = 1.0, dict.fromkeys(sites, 0.0), []
     for _ in range(rounds):
         site_states = {

@@ -251,7 +251,7 @@ def _table(rng: random.Random, depth: int = 0) -> Any:
 def _leaves(
     value: Any, key: tuple[str | int, ...] = ()
 ) -> dict[tuple[str | int, ...], str]:
-    """Another way to walk a table: keys as tuples, values as canonical JSON."""
+    """Return a table's values as canonical JSON, with keys as tuples."""
     if isinstance(value, dict) and (value or not key):
         return {
             k: v

@@ -47,7 +47,7 @@ def join(
 
 
 def runs(rules: Path) -> list[str]:
-    """The runs that are remembered, oldest first."""
+    """Return the stored runs, oldest first."""
     return [
         entry["run"]
         for entry in json.loads((rules / "examples" / RECORD).read_text())["runs"]

@@ -398,7 +398,8 @@ def test_lines_of_a_run_count_after_a_restart_too(tmp_path: Path) -> None:
 
 
 def served(site: Guarded, task: str, number: int, count: int) -> int:
-    """How many of so many requests for round 0 are answered, as of a server that lies."""
+    """Return how many of so many requests of a lying server for round 0 are
+    answered."""
     done, counted = 0, number - 1
     for at in range(number, number + count):
         if site.ask(task, at, counted, round=0).update is not None:

@@ -53,7 +53,7 @@ class Killed(BaseException):
 
 @contextmanager
 def dying(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> Iterator[None]:
-    """The process dies in the given write of an append, after `part` bytes of it."""
+    """Let the process die in the given write of an append, after `part` bytes of it."""
     writes_left = [writes]
 
     def write(file, place: int, raw: bytes, wait: bool = True) -> None:
@@ -71,7 +71,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> Iterator[N
 
 
 def refuses(path: Path) -> None:
-    """Nothing more is appended."""
+    """Check that nothing more is appended."""
     before = path.read_bytes()
     with pytest.raises(RefusedError, match=r"does not end as .* nothing may leave"):
         Ledger(path).append(MESSAGE)

@@ -31,7 +31,7 @@ back = ["icd9:722"]
 
 
 def patients(folder: Path, number: int) -> dict[str, Any]:
-    """Generated patients as a table of notes and MIMIC-III's codes."""
+    """Write generated patients as a table of notes and MIMIC-III's codes."""
     generated = generate(f"s{number}", 90, seed=number)
     folder.mkdir()
     rows = [

@@ -13,7 +13,7 @@ from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients,
 
 
 def dense_patients() -> list[SitePatients]:
-    """Sites whose patients are vectors of numbers, for classifiers without a first
+    """Return sites whose patients are vectors, for classifiers without a first
     stage."""
     rng = np.random.default_rng(5)
     space = FeatureSpace(12, True, {"fingerprint": "twelve"})

@@ -28,7 +28,8 @@ SPACE = FeatureSpace(VOCABULARY, recipe={"fingerprint": "sixty"})
 
 
 def patients(site: str, number: int, seed: int, concepts: int = 12) -> Cohort:
-    """Disease d shows itself in the concepts 10 d to 10 d + 9; a tenth is not labelled."""
+    """Return patients with disease d in concepts 10 d to 10 d + 9; a tenth has no
+    label."""
     rng = np.random.default_rng(seed)
     ill = rng.random((number, len(DISEASES))) < 0.4
     lists = []
@@ -50,7 +51,7 @@ def patients(site: str, number: int, seed: int, concepts: int = 12) -> Cohort:
 
 
 def codes_of(cohort: Cohort, seed: int) -> dict[str, frozenset[str]]:
-    """Codes after concepts; one patient in eight was never coded."""
+    """Return codes that follow the concepts; one patient in eight was never coded."""
     rng = np.random.default_rng(seed)
     codes_by_patient = {}
     for row, patient in enumerate(cohort.patients):
@@ -70,7 +71,7 @@ def codes_of(cohort: Cohort, seed: int) -> dict[str, frozenset[str]]:
 
 
 def sites_of(number: int) -> tuple[SitePatients, ...]:
-    """Sites of different sizes."""
+    """Return sites of different sizes."""
     hospitals = []
     for at in range(number):
         name = f"s{at}"
@@ -85,7 +86,7 @@ def sites_of(number: int) -> tuple[SitePatients, ...]:
 
 
 def config_of(**settings: Any) -> Config:
-    """Small networks and few cycles."""
+    """Return settings of small networks and few cycles."""
     small = PhenotypeConfig(network=DanConfig(embedding=8, hidden=12))
     base = Config(
         *(),
@@ -103,7 +104,7 @@ def config_of(**settings: Any) -> Config:
 
 
 def without_stage_1(**settings: Any) -> Config:
-    """Classifiers of TF-IDF."""
+    """Return settings of classifiers of TF-IDF."""
     return config_of(model=PhenotypeConfig(representation="none"), **settings)
 
 
@@ -149,7 +150,7 @@ def cut(
 
 
 def classifiers_of(member: Site) -> Classifiers:
-    """Stage 2 at a site that was trained."""
+    """Return stage 2 of a site that was trained."""
     assert member.classifiers is not None
     return member.classifiers
 
@@ -161,7 +162,7 @@ def relabelled(
     column: Any = slice(None),
     part: str = "train",
 ) -> SitePatients:
-    """A site some of whose labels are another value."""
+    """Return a site some of whose labels are another value."""
     cohort = getattr(site, part)
     labels = cohort.labels.copy()
     labels[rows, column] = value
@@ -169,12 +170,12 @@ def relabelled(
 
 
 def labelled(cohort: Cohort) -> Cohort:
-    """The patients with a label."""
+    """Return the patients with a label."""
     return cohort.take((cohort.labels >= 0).any(axis=1))
 
 
 def counted(bags: Bags) -> np.ndarray:
-    """(patients, vocabulary) how often each concept occurs."""
+    """Return (patients, vocabulary) how often each concept occurs."""
     row = np.repeat(np.arange(len(bags)), np.diff(bags.offsets))
     table = np.zeros((len(bags), bags.vocabulary))
     np.add.at(table, (row, bags.concepts), 1)
@@ -185,7 +186,7 @@ def counted(bags: Bags) -> np.ndarray:
 
 
 def network_of(state: State) -> dict[str, np.ndarray]:
-    """The network that a run ended with, float64."""
+    """Return the network that a run ended with, in float64."""
     return {
         name.removeprefix("network."): value.double().numpy()
         for name, value in state.tensors.items()
@@ -196,7 +197,8 @@ def network_of(state: State) -> dict[str, np.ndarray]:
 def dense_of(
     network: dict[str, np.ndarray], cohort: Cohort, scale: str = "none"
 ) -> np.ndarray:
-    """(patients, hidden): mean of the vectors, linear layer, ReLU; l2: of length 1."""
+    """Return (patients, hidden): mean of the vectors, linear layer, ReLU; l2: of length
+    1."""
     means = np.zeros((len(cohort), network["embedding"].shape[1]))
     for row, (start, stop) in enumerate(itertools.pairwise(cohort.bags.offsets)):
         if stop > start:
@@ -209,7 +211,7 @@ def dense_of(
 
 
 def code_chances(network: dict[str, np.ndarray], cohort: Cohort) -> np.ndarray:
-    """(patients, outputs) of the network."""
+    """Return the network's (patients, outputs) probabilities."""
     odds = (
         dense_of(network, cohort) @ network["output_weight"].T + network["output_bias"]
     )
@@ -219,7 +221,7 @@ def code_chances(network: dict[str, np.ndarray], cohort: Cohort) -> np.ndarray:
 def code_labels(
     cohort: Cohort, codes: Mapping[str, frozenset[str]], outputs: Sequence[str]
 ) -> np.ndarray:
-    """(patients, outputs) whether any code begins so; -1 in the row of an uncoded
+    """Return (patients, outputs) whether a code begins so; -1 for an uncoded
     patient."""
     return np.array(
         [
@@ -233,7 +235,7 @@ def code_labels(
 
 
 def disease_scores(state: State, cohort: Cohort, scale: str = "l2") -> np.ndarray:
-    """(patients, machines) of what stages 1 and 2 ended with."""
+    """Return (patients, machines) scores by the final stages 1 and 2."""
     weight, intercept = (
         state.tensors[f"svm.{n}"].double().numpy() for n in ("weight", "intercept")
     )
