@@ -320,8 +320,8 @@ class Dan(nn.Module):
         """Raise DataError if a vocabulary has another size."""
         if size != expected:
             raise DataError(
-                f"bags over {size} concepts for a network over {expected}: use the "
-                "dictionary that the network was trained with"
+                f"the patients' concepts are of a dictionary of {size}, and the "
+                f"network was trained with one of {expected}: use that dictionary"
             )
 
     def average_vectors(self, patients: Inputs) -> Tensor:
