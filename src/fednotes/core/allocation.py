@@ -1,9 +1,9 @@
-"""A bound on the memory that the description of a saved model can claim.
+"""A bound on the memory that a saved model's description can claim.
 
 A model is built from the sizes in its description before its tensors are read. A
-damaged or forged description could claim more memory than the machine has, so the
-memory is bounded by what the folder really holds. The number of tensors is bounded,
-too, because a million layers of one number take little memory, but hours.
+damaged or forged description could claim more memory than the machine has, so memory is
+bounded by the actual content of the folder. The number of tensors is also bounded,
+because a million layers of one number take little memory but hours to build.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fednotes.core.errors import ModelError
 
 # For frozen parts, which are not in the folder: 4 GiB of float32.
 SPARE_ELEMENTS = 2**30
-# About a thousand layers of a Transformer; those in use have a hundred at most.
+# About a thousand Transformer layers; models in use have at most a hundred.
 MAX_TENSORS = 20_000
 _BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
 _BY_EXAMPLE = (torch.empty_like, torch.zeros_like, torch.ones_like, torch.randn_like)
 
 
 class OversizedModelError(ModelError):
-    """A description claims far more memory than the tensors of its folder take."""
+    """A description claims far more memory than the tensors in its folder need."""
 
 
 class _Bounded(TorchFunctionMode):
-    """Counts the tensors that torch's factory functions make, and their elements."""
+    """Count the tensors that torch's factory functions create, and their elements."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ class _Bounded(TorchFunctionMode):
 
 @contextmanager
 def bounded_allocation(held: int) -> Iterator[None]:
-    """Bound the tensors that the context may make, and their elements in memory.
+    """Limit the tensors created in the context, and their elements in memory.
 
     Args:
         held: Number of elements of the tensors in the folder.
 
     Raises:
         OversizedModelError: The context allocates far more elements than `held`, or
-            makes more than `MAX_TENSORS` tensors.
+            creates more than `MAX_TENSORS` tensors.
     """
     with _Bounded(held + SPARE_ELEMENTS):
         yield
@@ -82,7 +82,7 @@ def bounded_allocation(held: int) -> Iterator[None]:
 def _count_elements(
     func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> int:
-    """Return how many elements in memory a call of a torch factory function makes."""
+    """Return the number of elements that a torch factory call allocates."""
     device = options.get("device")
     if func in _BY_EXAMPLE:
         example: torch.Tensor = args[0]

@@ -1,9 +1,9 @@
-"""The bounds of what is read from files and from other parties.
+"""Bounds for data from files and from other parties.
 
-A reader ends within seconds and in bounded memory, whatever it is given. Each bound
-lies far above what clinical corpora hold, so whoever meets one has most likely named
-the wrong file. Readers look a bound up when they need it (`bounds.NOTE`), so a test can
-set it in this one place.
+For any input, a reader ends within seconds and in bounded memory. Each bound is far
+above anything in clinical corpora, so a user who exceeds one has probably named the
+wrong file. Readers look bounds up on use (`bounds.NOTE`), so a test can set them in one
+place.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ MARKUP = 2**20  # bytes of one tag, comment or declaration of XML
 
 # ---- packed files --------------------------------------------------------------------
 
-# Text packs to a tenth or so of its size, so a file that grows a hundredfold is a bomb.
-# Short files may be more regular than that: up to PACKED_FREE bytes, anything is
-# unpacked.
+# Text compresses to about a tenth of its size, so a file that grows a hundredfold is a
+# decompression bomb. Short files may be more regular, so anything up to PACKED_FREE
+# bytes is unpacked.
 PACKED_RATIO = 100
 PACKED_FREE = 2**24
 
 # ---- annotations ---------------------------------------------------------------------
 
-MENTIONS = 100_000  # of one document
-TOKENS = 2**20  # of one document that brings its own tokens
-PIECES = 1000  # of one discontinuous mention
-ENTITY_TYPES = 10_000  # of one corpus
+MENTIONS = 100_000  # in one document
+TOKENS = 2**20  # in one document with its own tokens
+PIECES = 1000  # in one discontinuous mention
+ENTITY_TYPES = 10_000  # in one corpus
 
 # ---- JSON ----------------------------------------------------------------------------
 
-# A value in memory takes up to a hundred times its bytes of text, and a nested one the
-# interpreter's stack; so both are bounded before anything is parsed.
+# A parsed value takes up to a hundred times the memory of its text, and nesting uses
+# the interpreter's stack, so both are bounded before parsing.
 JSON_VALUES = 2**21  # about 400 MB of memory at worst
-JSON_DEPTH = 64  # tables and lists in each other
+JSON_DEPTH = 64  # nested tables and lists
 
 # ---- binary corpora ------------------------------------------------------------------
 
-ARROW_BYTES = 2**28  # of one batch of rows of Parquet or Arrow
+ARROW_BYTES = 2**28  # of one batch of rows in Parquet or Arrow
 DOCBIN_BYTES = 2**29  # of a DocBin, unpacked

@@ -1,7 +1,7 @@
-"""Make text that another party wrote safe to show on a screen, in a log or a report.
+"""Cleaning of text from other parties for screens, logs and reports.
 
 A name, version, label or reason may contain characters that move the cursor, end the
-line, reverse the direction of writing or are invisible. This is the one place that
+line, reverse the direction of writing or are invisible. This is the only module that
 escapes them.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-NAME = 80  # characters of a name within a line, at most
-LINE = 2000  # characters of a line, at most
-# Printable and yet invisible: some letters, tags, further variation selectors.
+NAME = 80  # maximum characters of a name within a line
+LINE = 2000  # maximum characters of a line
+# Printable but invisible: some letters, tags and further variation selectors.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U000e0000-\U0010ffff]"
 )
@@ -23,13 +23,13 @@ _JOINER = re.compile(f"(?<={_PICTURE})\u200d(?={_PICTURE})")
 def clean(text: object, most: int | None = LINE) -> str:
     r"""Return text on one line in which every character is visible.
 
-    Control characters, line ends, marks of direction, invisible characters and all
-    blanks but the plain one are escaped as in Python (`\x1b`, `\u202e`).
+    Control characters, line ends, direction marks, invisible characters and all blanks
+    except the plain one are escaped as in Python (`\x1b`, `\u202e`).
 
     Args:
         text: The text.
-        most: A longer text is cut to this many characters and ends with "…"; None sets
-            no limit.
+        most: Maximum number of characters. Longer text is cut and ends with "…". None
+            sets no limit.
     """
     line = str(text)
     if most is not None:
@@ -42,7 +42,7 @@ def clean(text: object, most: int | None = LINE) -> str:
 
 
 def one_line(text: object, most: int | None = LINE) -> str:
-    """Return text as `clean` does, with one blank for each run of white space."""
+    """Clean text, with one blank for each run of white space."""
     return clean(" ".join(str(text).split()), most)
 
 

@@ -1,8 +1,8 @@
-"""Round the counts that a site reports to the server.
+"""Rounding of the counts that a site reports to the server.
 
-A site's policy may ask that no exact count leaves (`[policy] count_step`). A count is
-then reported as the nearest multiple of the step. With a step of 1 every function here
-returns its input.
+A site's policy may require that no exact count leaves the site (`[policy] count_step`).
+A count is then reported as the nearest multiple of the step. With a step of 1 all
+functions in this module return their input.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 
 
 def round_count(count: float, step: int) -> int:
-    """Return a count as it is reported.
+    """Round a count for reporting.
 
     Args:
-        count: The exact count, a whole number of at least 0.
+        count: The exact count, a nonnegative whole number.
         step: The step, at least 1.
 
     Returns:
-        The nearest multiple of the step, the larger one of two that are equally near. A
-        count above 0 is at least one step, so that nothing that was counted disappears;
-        0 stays 0.
+        The nearest multiple of the step, rounding half up. A count above 0 becomes at
+        least one step, so that it does not disappear; 0 stays 0.
     """
     exact = int(count)
     if exact == 0:
@@ -33,14 +32,14 @@ def round_count(count: float, step: int) -> int:
 
 
 def round_counts(counts: Mapping[str, float], step: int) -> dict[str, float]:
-    """Return counts by name as they are reported; see `round_count`."""
+    """Round counts by name for reporting; see `round_count`."""
     if step == 1:
         return dict(counts)
     return {name: float(round_count(count, step)) for name, count in counts.items()}
 
 
 def round_array(counts: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-    """Return an array of counts as they are reported; see `round_count`."""
+    """Round an array of counts for reporting; see `round_count`."""
     if step == 1:
         return counts
     nearest = np.floor((2 * counts + step) / (2 * step)) * step
@@ -48,12 +47,12 @@ def round_array(counts: NDArray[np.float64], step: int) -> NDArray[np.float64]:
 
 
 def scale_sum(total: float, count: int, step: int) -> float:
-    """Return a sum over examples so that it goes with their reported number.
+    """Scale a sum over examples to match their reported number.
 
-    The mean over the examples stays as it is: the sum is multiplied by reported /
-    exact. Above a step of 1 the result has the precision of float32. In all its bits a
-    sum of short numbers would tell the exact count: of all n that could have divided
-    it, one leaves a short number.
+    The mean over the examples is unchanged: the sum is multiplied by reported / exact.
+        With a step above 1 the result is rounded to float32. With all its bits, a
+        scaled sum of short numbers would reveal the exact count: only one of the
+        possible divisors would leave a short number.
 
     Args:
         total: The sum over the examples, such as a loss.

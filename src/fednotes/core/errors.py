@@ -2,19 +2,19 @@
 
     FednotesError
     ├── DataError        a corpus file cannot be read
-    │   └── LabelError        no label of the data is one of the model's
+    │   └── LabelError        the data and the model have no label in common
     ├── ConfigError      a setting is unknown, missing or impossible
     │   └── ParameterError    invalid parameters of a function
     ├── ModelError       a model, vector file or encoder cannot be used
-    │   └── MovedError        a file that a saved model needs is not in its place
+    │   └── MovedError        a file that a saved model needs has moved
     ├── BusyError        another process works in the same folder
     ├── TrainingError    training cannot continue
     │   └── LossError    a site's loss is not finite
     ├── RefusedError     a site's policy or the protocol forbids a request
     └── MissingExtra     an optional dependency is not installed
 
-The command line shows each as one line and exits with code 2. A message names what
-happened, what was expected and the remedy. It never holds text of a note, only paths,
+The command line shows each as one line and exits with code 2. A message states what
+happened, what was expected and the remedy. It never contains note text, only paths,
 line numbers, labels and counts.
 """
 
@@ -31,18 +31,19 @@ from typing import Any
 
 
 class FednotesError(Exception):
-    """Base of all errors that the user can mend."""
+    """Base class of all errors that a user can fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a corpus.
+    """A problem of a corpus.
 
     Attributes:
-        file: The file; "" if no file is to blame.
+        file: The file; "" if the problem is not in a file.
         line: The line, counted from 1; 0 stands for the whole file.
-        kind: What is lost by it, such as "line", "mention", "document" or "file".
-        message: What is wrong.
+        kind: The kind of item that is lost, such as "line", "mention", "document" or
+            "file".
+        message: A description of the problem.
     """
 
     file: str
@@ -55,14 +56,14 @@ class Problem:
         return f"{place}: {self.message}" if place else self.message
 
 
-_MAX_ALIKE = 5  # similar problems that are all shown
-_EXAMPLES = 3  # how many of more similar problems are shown
+_MAX_ALIKE = 5  # up to this many similar problems are all shown
+_EXAMPLES = 3  # of more similar problems, this many are shown
 
 
 def fold_problems(problems: Iterable[Problem]) -> list[str]:
-    """Return one line for each problem, and only a few lines for many similar ones.
+    """Return one line per problem, but only a few lines for many similar ones.
 
-    Problems are similar if their messages differ in nothing but numbers.
+    Problems are similar if their messages differ only in numbers.
     """
     groups: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
@@ -83,8 +84,8 @@ class DataError(FednotesError):
     """A corpus file cannot be read in its format.
 
     Attributes:
-        problems: The problems by file and line, where they are known. The message
-            shows the first one.
+        problems: The problems by file and line, if known. The message shows the first
+            one.
     """
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
@@ -102,7 +103,7 @@ class DataError(FednotesError):
 
         Args:
             problems: The problems, at least one.
-            number: How many problems there are, if not all are in `problems`.
+            number: Total number of problems, if `problems` lists only some.
         """
         message = str(problems[0])
         others = max(number, len(problems)) - 1
@@ -112,14 +113,14 @@ class DataError(FednotesError):
 
 
 class NamesParameters:
-    """Marks errors whose messages name parameters in backticks: "choose another `out`".
+    """Marker of errors that name parameters in backticks: "choose another `out`".
 
     The command line shows them as its options: "choose another --out".
     """
 
 
 class LabelError(DataError, NamesParameters):
-    """The data have no label that the model has."""
+    """The data and the model have no label in common."""
 
 
 class ConfigError(FednotesError):
@@ -127,7 +128,7 @@ class ConfigError(FednotesError):
 
 
 class ParameterError(ConfigError, NamesParameters):
-    """The parameters of a function are wrong or do not go together."""
+    """The parameters of a function are wrong or conflict."""
 
 
 class ModelError(FednotesError):
@@ -135,11 +136,11 @@ class ModelError(FednotesError):
 
 
 class MovedError(ModelError, NamesParameters):
-    """A file that a saved model needs has moved, or another one is in its place."""
+    """A file that a saved model needs has moved or was replaced by another one."""
 
 
 class BusyError(FednotesError):
-    """Another process works in a folder that only one process may use at a time."""
+    """Another process is using a folder that only one process may use at a time."""
 
 
 class TrainingError(FednotesError):
@@ -150,10 +151,10 @@ class LossError(TrainingError):
     """A site's loss is not finite.
 
     The server must not learn at which mini-batch it happened: it could choose
-    parameters that fail on one word, and the batch would tell where that word is.
+    parameters that fail on one word, and the batch would reveal where that word is.
 
     Attributes:
-        public: The message that the server may see, without the place.
+        public: The message for the server, without the mini-batch.
     """
 
     def __init__(self, site: str, value: float, where: str, remedy: str) -> None:
@@ -179,8 +180,8 @@ def needs(package: str, extra: str) -> Iterator[None]:
     """Import optional packages within the context.
 
     Args:
-        package: The package; "" if the block imports several ones.
-        extra: The extra of fednotes that installs it.
+        package: The package; "" if the context imports several.
+        extra: The extra of fednotes that installs the package.
 
     Raises:
         MissingExtra: An import fails.
@@ -201,10 +202,10 @@ def within(
     """Add a place to the message of errors that are raised within the context.
 
     Args:
-        place: Where the error belongs, such as a path.
+        place: The place of the error, such as a path.
         kind: A class of errors to which the place is added.
         kinds: Further classes.
-        become: The class of the new error; by default that of the old one.
+        become: The class of the new error; by default the class of the original error.
     """
     try:
         yield
@@ -221,8 +222,8 @@ def on_disk(
     Args:
         path: The file, for the message.
         kind: The class of the new error.
-        then: How the message ends.
-        what: What could not be done with the file.
+        then: The end of the message.
+        what: The action that failed, such as "be read".
     """
     try:
         yield

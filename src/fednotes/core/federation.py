@@ -1,12 +1,12 @@
-"""What the server side of a method sees of its sites: a sum.
+"""The server side's view of the sites: a sum of their updates.
 
     total = federation.sum("gradients", shared, round=7)      # Σ over sites
 
-A method never learns which site added what, how tensors are sent, or whether the sum
-was masked; only the engine between method and sites (`engines/`) does. A method may
-learn which sites are in a sum (`Total.included`), so that a site can take its own part
-out of it again. It may ask for each site's update (`Federation.each`) only if sites
-permit it and no sum is secure.
+A method never sees the update of a single site, how tensors are sent, or whether the
+sum was masked; only the engine between method and sites (`engines/`) does. A method may
+know which sites are in a sum (`Total.included`), so that a site can subtract its own
+update. It may request each site's update (`Federation.each`) only if sites permit it
+and no sum is secure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that one side needs to continue after a restart.
+    """The state from which one side can continue after a restart.
 
     Attributes:
         round: Number of the next round.
@@ -54,7 +54,7 @@ class State:
         """Return one of the facts.
 
         Raises:
-            ModelError: It is missing or has another type.
+            ModelError: The fact is missing or has another type.
         """
         value = self.facts.get(name)
         if type(value) is not kind:
@@ -80,14 +80,14 @@ class Round(Protocol):
         sides.
 
         Args:
-            state: What the server needs to begin round `number + 1`.
-            metrics: Sums or means for people to read.
+            state: The server's state for beginning round `number + 1`.
+            metrics: Sums or means for reports.
             evaluated: Whether the models were evaluated in this round.
         """
 
 
 class Federation(Protocol):
-    """All sites together, as the server side of a method sees them."""
+    """All sites, as seen by the server side of a method."""
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
@@ -96,7 +96,7 @@ class Federation(Protocol):
 
         Args:
             task: The task.
-            tensors: Sent to every site.
+            tensors: Tensors to send to every site.
             options: Options of the task.
 
         Raises:
@@ -108,7 +108,7 @@ class Federation(Protocol):
     ) -> Mapping[str, Update]:
         """Run a task at every site and return each site's update, in the fixed order.
 
-        A method that uses this declares it by `needs_each_update`.
+        A method that uses this must declare it with `needs_each_update`.
 
         Raises:
             ConfigError: The secure sum hides the sites' updates.
@@ -136,25 +136,25 @@ class SiteTasks(Protocol):
         """The site's name in the job."""
 
     def state(self) -> State:
-        """Return what is private to the site and changes during training."""
+        """Return the site's private state that changes during training."""
 
     def restore(self, state: State) -> None:
-        """Go back to an earlier `state`."""
+        """Restore an earlier `state`."""
 
 
 class MethodSite(SiteTasks, Protocol):
-    """What a job further needs of a method's site. The last members have defaults.
+    """The site's further interface to jobs. The last members have defaults.
 
     Attributes:
-        num_examples: Number of examples that it trains on.
-        scores: Scores on its own test data, once training has finished.
+        num_examples: Number of training examples.
+        scores: Scores on the site's test data, after training.
         rounds_counts: Whether it supports the option `count_step`, an integer of at
             least 1: every weight and count that it sends is then a multiple of the step
-            (`core/counts.py`). A subclass that sends further counts must round these as
-            well, or set this to False.
-        read_only: The tasks that leave the site as it was. A site's policy counts
+            (`core/counts.py`). A subclass that sends further counts must also round
+            these, or set this to False.
+        read_only: The tasks that do not change the site. A site's policy counts
             different questions, and a question includes all earlier tasks of the site
-            but these. A server that was restarted may ask them again at no cost.
+            except these. A restarted server may repeat them at no cost.
     """
 
     rounds_counts: ClassVar[bool] = False
@@ -163,26 +163,26 @@ class MethodSite(SiteTasks, Protocol):
     scores: Mapping[str, Any]
 
     def described(self) -> str:
-        """Describe to people what is shared and what stays at the site."""
+        """Describe for users what is shared and what stays at the site."""
 
     def scores_on(self, site: Any) -> dict[str, Any]:
         """Return the finished model's scores on another site's test data."""
 
     def covered(self, task: str) -> dict[str, int]:  # noqa: ARG002 - subclasses use it
-        """Return what is behind an update: steps, tokens, patients, smallest batch.
+        """Return an update's coverage: steps, tokens, patients, smallest batch.
 
-        A site's policy checks these, because they bound what an update can tell.
+        A site's policy checks these numbers, because they limit what an update reveals.
         """
         return {}
 
     def subject(self, task: str) -> str:  # noqa: ARG002 - subclasses use it
-        """Return a digest of the model that the latest update of this task is about.
+        """Return a digest of the model to which this task's latest update refers.
 
-        A site's policy counts different models in place of different updates, where a
-        task asks several things about one model.
+        If a task asks several questions about one model, a site's policy counts
+        different models instead of different updates.
 
         Returns:
-            A digest in hexadecimal digits; "" where the update itself is to be counted.
+            A digest in hexadecimal digits; "" if the update itself is to be counted.
         """
         return ""
 
@@ -192,28 +192,28 @@ class MethodSite(SiteTasks, Protocol):
     ) -> NDArray[np.int64] | None:
         """Return strict counts of the finished model for each test document of a site.
 
-        They serve to compare two conditions document by document, and never leave the
-        site.
+        They are used to compare two conditions document by document, and never leave
+        the site.
 
         Returns:
-            (documents, 4): right predictions, predictions, gold mentions that were
-            found, gold mentions. None if the site was not scored on documents.
+            (documents, 4): correct predictions, predictions, gold mentions found, gold
+                mentions. None if the site was not scored on documents.
         """
         return None
 
     @property
     def eta(self) -> float | None:
-        """The share of the model's parameters that is trained and sent, if counted."""
+        """The share of parameters that is trained and sent; None if unknown."""
         return None
 
     @property
     def valid_score(self) -> float | None:
-        """The saved model's score on validation data; a higher one is better."""
+        """The saved model's score on validation data (higher is better), or None."""
         return None
 
 
 class MethodConfig(Protocol):
-    """What the settings of every method have."""
+    """Settings that every method has."""
 
     @property
     def seed(self) -> int:
@@ -226,13 +226,13 @@ class MethodConfig(Protocol):
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many patients an update will cover, as far as it is known beforehand.
+    """The number of patients that an update will cover, if known in advance.
 
     Attributes:
-        what: What messages call the update, such as "the calibration".
+        what: The name of the update in messages, such as "the calibration".
         patients: The number of patients that it covers.
-        kind: What messages call these patients.
-        remedy: What the job or the site can change if there are too few.
+        kind: The name of these patients in messages.
+        remedy: Changes to the job or site that help if there are too few.
     """
 
     what: str
@@ -241,6 +241,6 @@ class Coverage:
     remedy: str
 
 
-# Names of tasks that methods have in common.
+# Names of tasks that several methods have.
 TRAIN = "train"
 EVALUATE = "evaluate"  # counts on validation data

@@ -1,4 +1,4 @@
-"""Run a local HTTP server with limits on bodies, connections and seconds.
+"""A local HTTP server with limits on body sizes, connections and times.
 
 It serves any ASGI application. uvicorn and h11 are imported when it starts.
 """
@@ -19,18 +19,18 @@ from fednotes.core.errors import FednotesError, needs
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-SHUTDOWN_SECONDS = 30  # that running requests have to end
-HEAD_SECONDS = 10  # in which the head of a request must arrive
-_MAX_CONNECTIONS = 1000  # or half of the files that may be open
+SHUTDOWN_SECONDS = 30  # time for running requests to end
+HEAD_SECONDS = 10  # time for the head of a request to arrive
+_MAX_CONNECTIONS = 1000  # or half the limit of open files, if that is lower
 PathLike = str | Path
 
 
 class Refused(Exception):
-    """A request is refused.
+    """A refused request.
 
     Attributes:
         status_code: Status of the response.
-        detail: What the sender is told.
+        detail: The message to the sender.
         headers: Headers of the response.
     """
 
@@ -48,9 +48,9 @@ async def read_body(
 
     Args:
         receive: Returns the request's next message, as ASGI defines it.
-        max_bytes: The largest body that is accepted.
+        max_bytes: The maximum size of the body.
         seconds: Time in which the body must arrive.
-        keep: Whether to return the body; otherwise it is read and dropped.
+        keep: Whether to return the body; otherwise it is read and discarded.
 
     Raises:
         Refused: The body is too large, or did not arrive in time.
@@ -79,7 +79,7 @@ async def read_body(
 
 
 def too_large(max_bytes: int) -> Refused:
-    """Return the refusal of a request of more than `max_bytes` bytes."""
+    """Return the refusal of a request with more than `max_bytes` bytes."""
     return Refused(
         413,
         f"a request may have at most {max_bytes:,} bytes: send less at a time",
@@ -148,7 +148,7 @@ def run(
 ) -> None:
     """Serve an application until SIGINT or SIGTERM.
 
-    Running requests are answered before it ends.
+    Running requests are answered before the server ends.
 
     Args:
         app: The ASGI application.
@@ -156,11 +156,11 @@ def run(
         port: The port; 0 takes a free one.
         ready: Called with the server's address once clients can connect.
         certificate: PEM file of the certificate, for TLS.
-        key: PEM file of its private key.
-        extra: The extra of fednotes that installs the server.
+        key: PEM file of the certificate's private key.
+        extra: The extra of fednotes that installs uvicorn.
 
     Raises:
-        FednotesError: Nothing can listen at this address.
+        FednotesError: The server cannot listen at this address.
         MissingExtra: uvicorn is not installed.
     """
     with needs("uvicorn", extra):
@@ -175,7 +175,7 @@ def run(
                 scheme = "https" if certificate else "http"
                 ready(f"{scheme}://{name}:{bound_port}")
 
-    # Without a handler, asyncio prints a line for every broken connection.
+    # Without a handler, asyncio would print a line for every broken connection.
     logging.getLogger("asyncio").addHandler(logging.NullHandler())
     config = uvicorn.Config(
         app,
@@ -189,7 +189,7 @@ def run(
         server_header=False,
         proxy_headers=False,
         log_config=None,
-        log_level="critical",  # messages of its errors may hold text of a note
+        log_level="critical",  # its error messages may contain note text
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
@@ -207,7 +207,7 @@ def run(
 
 
 def _has_running_loop() -> bool:
-    """Return whether an event loop runs already, as in a notebook."""
+    """Return whether an event loop is already running, as in a notebook."""
     with suppress(RuntimeError):
         return bool(asyncio.get_running_loop())
     return False

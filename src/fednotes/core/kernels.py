@@ -1,8 +1,8 @@
-"""Compiled kernels: weighted sums in float64, dropout, and how numba compiles them.
+"""Compiled kernels: weighted sums in float64, dropout, and their compilation by numba.
 
 A weighted sum of float32 values takes one pass over memory. Torch would make a float64
 copy of each summand, which takes about twice as long. Each step is one IEEE product,
-sum or quotient, so the bits equal NumPy's.
+sum or quotient, so the results equal NumPy's bit for bit.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Ints = NDArray[np.int64]
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
-# Decorators for functions that kernels call. Such a function must stand in the file of
-# its kernel, because numba's cache only checks whether that file has changed.
-# "contract" permits a fused multiply-add; "reassoc" lets a sum run in vector lanes, in
-# an order that depends only on the length.
+# Decorators for functions that kernels call. Such a function must be defined in its
+# kernel's file, because numba's cache only checks whether that file has changed.
+# "contract" permits fused multiply-add; "reassoc" permits vectorised sums, in an order
+# that depends only on the length.
 part = numba.njit(fastmath={"contract"}, **_OPTIONS)
 reduction = numba.njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 
 
 class Kernel:
-    """A function that is compiled, or loaded from a cache, when it is first called.
+    """A function that is compiled or loaded from a cache on its first call.
 
-    A command that does not call it does not wait for the compiler.
+    Commands that do not call it do not wait for the compiler.
 
     Args:
         function: The Python function.
-        signatures: numba's signatures of the types that it is compiled for.
+        signatures: numba signatures of the argument types to compile for.
         options: Options of `numba.njit`.
     """
 
@@ -50,10 +50,10 @@ class Kernel:
         self._compiled: Callable[..., Any] | None = None
 
     def compiled(self) -> Callable[..., Any]:
-        """Return the compiled function; compile or load it on the first call.
+        """Return the compiled function, compiling or loading it on the first call.
 
-        numba caches beside the source file, or in the user's cache directory if the
-        source's folder is read-only. If neither can be written, nothing is cached.
+        numba caches next to the source file, or in the user's cache directory if the
+        source folder is read-only. If neither is writable, nothing is cached.
         """
         if self._compiled is None:
             self._compile_callees()
@@ -69,7 +69,7 @@ class Kernel:
         return compiled
 
     def _compile_callees(self) -> None:
-        """Put compiled functions in the place of the kernels that this one calls."""
+        """Replace the kernels that this one calls by their compiled functions."""
         names = self._function.__globals__
         for name in self._function.__code__.co_names:
             if isinstance(names.get(name), Kernel):
@@ -86,9 +86,9 @@ def kernel(
     """Return a decorator that makes a function a `Kernel`.
 
     Args:
-        signatures: numba's signatures of the types that it is compiled for.
-        fused: Whether a product and the sum after it may round once (a fused
-            multiply-add); False keeps NumPy's bits.
+        signatures: numba signatures of the argument types to compile for.
+        fused: Whether a product and a following sum may be rounded only once (fused
+            multiply-add); False gives the same bits as NumPy.
     """
     options = dict(_OPTIONS)
     if fused:
@@ -96,7 +96,7 @@ def kernel(
     return lambda function: Kernel(function, signatures, **options)
 
 
-BLOCK = 2**15  # elements of a sum that stay in the cache while all summands are added
+BLOCK = 2**15  # elements per block, so that a block stays in the cache
 
 Singles = NDArray[np.float32]
 
@@ -105,7 +105,7 @@ def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return Σ weight · value in float64, added in the given order.
 
     Args:
-        values: Tensors of one shape.
+        values: Tensors of the same shape.
         weights: One weight for each tensor.
     """
     if not all(map(_is_plain, values)):
@@ -160,9 +160,9 @@ def _divide(result: Singles, total: Floats, weight: float) -> None:
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:  # noqa: FBT001 - as torch
     """Set each value to zero with probability `rate`; scale others to keep the mean.
 
-    On the CPU a seed is drawn from torch's global generator and expanded by a compiled
-    counter-based generator. That is eight times as fast as `F.dropout`, and
-    `torch.manual_seed` repeats it too.
+    On the CPU, a seed is drawn from torch's global generator and expanded by a compiled
+    counter-based generator. This is eight times as fast as `F.dropout` and also
+    reproducible with `torch.manual_seed`.
 
     Args:
         x: Values of any shape.
@@ -208,7 +208,7 @@ def _drop(
 ) -> None:
     """Drop values by SplitMix64 (Steele et al. 2014) of a counter.
 
-    Each 64-bit random number decides about four values.
+    Each 64-bit random number decides four values.
     """
     n = x.shape[0]
     zero = np.float32(0.0)

@@ -1,11 +1,11 @@
-"""Callbacks that see the batches that a model reads.
+"""Callbacks that receive the batches that a model reads.
 
     model.batch_listeners.announce(model, corpus, indices)   # the model, before each
     batch
     with model.batch_listeners.listening(callback):          # whoever wants to know
         ...
 
-Nobody listens by default, and an announcement then costs nothing.
+By default there are no listeners, and an announcement costs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BatchListeners:
         self._listeners: list[Listener] = []
 
     def announce(self, model: Any, *batch: Any) -> None:
-        """Call every listener with the model and the batch that it is about to read."""
+        """Call every listener with the model and the batch that it will read next."""
         for listener in self._listeners:
             listener(model, *batch)
 

@@ -1,4 +1,4 @@
-"""Requests and replies, and how they are encoded as bytes.
+"""Requests and replies, and their encoding as bytes.
 
 A message consists of a fixed head, a JSON header and the elements of its tensors:
 
@@ -16,10 +16,10 @@ A message consists of a fixed head, a JSON header and the elements of its tensor
 
 Header and tensors are padded to multiples of 64 bytes.
 
-Every message has exactly one encoding, so equal messages have equal hashes. The decoder
-returns a message or raises WireError, whatever the bytes. The header is bounded before
-it is parsed, so decoding takes at most four times the message's size, or 32 MB if that
-is more (docs/reliability.md). No code and no class names are sent.
+Every message has exactly one encoding, so equal messages have equal hashes. For any
+bytes, the decoder returns a message or raises WireError. The header is bounded before
+it is parsed, so decoding needs at most four times the message's size in memory, or 32
+MB if that is more (docs/reliability.md). No code and no class names are sent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Count = Annotated[int, "at least 0"]
 Name = Annotated[str, "not empty, at most MAX_NAME characters"]
 T = TypeVar("T")
 
-OURS = "@"  # first character of the names of the engine's own tasks
+OURS = "@"  # first character of the names of the engine's tasks
 BEGIN = "@begin"
 CHECKPOINT = "@checkpoint"
 END = "@end"
@@ -101,10 +101,11 @@ class WireError(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What the secure sum sends along with a message.
+    """Values that the secure sum attaches to a message.
 
     Attributes:
-        facts: JSON values; `plain` makes them of a typed message, `typed` reads them.
+        facts: JSON values; `plain` converts a typed message to them, and `typed` reads
+            them.
         tensors: Tensors by name.
     """
 
@@ -118,25 +119,26 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the server asks of one or several sites.
+    """A request of the server to one or several sites.
 
     Attributes:
         job: Fingerprint of the job's table.
         run: Number of times that the server has started.
-        number: Number of the request in this run; a repeated request keeps it.
-        task: The task of the method, or one of the engine's own.
+        number: Number of the request in this run; a repeated request has the same
+            number.
+        task: The task of the method or of the engine.
         round: Round of the method.
         first: Whether this is the first request of its round; sites may join with it.
         preparing: Whether it comes before the first round. A site that joins later
-            answers it then.
+            answers it on joining.
         told: For a first request without tensors, the number of the request whose
-            tensors are meant; 0 if none are.
+            tensors are used; 0 if none are.
         counted: For each site, the number of its last request whose reply counts.
-        marks: Numbers of the checkpoints that the server may go back to.
-        each: Whether the method looks at this site's own update instead of a sum.
+        marks: Numbers of the checkpoints to which the server may return.
+        each: Whether the method reads this site's own update instead of a sum.
         tensors: Tensors of the method.
         options: Options of the task.
-        attached: What the secure sum adds.
+        attached: Values that the secure sum attaches.
     """
 
     job: str
@@ -157,7 +159,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one site answers.
+    """The reply of one site.
 
     Attributes:
         job: Fingerprint of the job's table.
@@ -165,10 +167,10 @@ class Reply:
         number: As in the request.
         site: The site's name.
         update: The site's update; None if it refuses.
-        refusal: Why the site refuses, in one line without note text.
+        refusal: The reason for a refusal, in one line without note text.
         later: Whether the same request may succeed later.
         has: Number of the last request that is part of the site's state.
-        attached: What the secure sum adds.
+        attached: Values that the secure sum attaches.
     """
 
     job: str
@@ -197,13 +199,13 @@ def encode(message: Request | Reply) -> bytes:
     """Return a message as bytes.
 
     Raises:
-        WireError: The message has a value that cannot be sent, such as NaN as an option
-            or a tensor of an unknown type.
+        WireError: The message has a value that cannot be sent, such as an option that
+            is NaN or a tensor of an unknown type.
     """
     kind, header, tensors = _split(message)
     attached = message.attached.tensors
     try:
-        _read_fields(kind, header)  # checks it as the receiver will
+        _read_fields(kind, header)  # the same check as at the receiver
         header["facts"] = message.attached.facts
         header["tensors"] = _describe(tensors)
         header["attached"] = _describe(attached)
@@ -271,12 +273,12 @@ def _describe(tensors: Tensors) -> list[list[Any]]:
 
 
 def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
-    """Return the message of these bytes.
+    """Decode a message.
 
     Args:
         frame: The bytes. If they are writable, the tensors are views of them.
         checked: Whether this process has just encoded the message, so that its checksum
-            need not be computed again.
+            need not be verified.
 
     Raises:
         WireError: The bytes are not a message. No other error is raised.
@@ -301,10 +303,10 @@ def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
 
 
 def decode_request(frame: Frame) -> Request:
-    """Return the request of these bytes.
+    """Decode a request.
 
     Raises:
-        WireError: They are not a request.
+        WireError: The bytes are not a request.
     """
     message = decode(frame)
     if not isinstance(message, Request):
@@ -313,14 +315,14 @@ def decode_request(frame: Frame) -> Request:
 
 
 def decode_reply(frame: Frame, *, checked: bool = False) -> Reply:
-    """Return the reply of these bytes.
+    """Decode a reply.
 
     Args:
         frame: The bytes.
         checked: As in `decode`.
 
     Raises:
-        WireError: They are not a reply.
+        WireError: The bytes are not a reply.
     """
     message = decode(frame, checked=checked)
     if not isinstance(message, Reply):
@@ -331,8 +333,8 @@ def decode_reply(frame: Frame, *, checked: bool = False) -> Reply:
 def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any], int]:
     """Check lengths and checksum, and parse the header.
 
-    A parsed JSON value takes up to 100 times its text in memory, so the values are
-    counted before they are parsed.
+    A parsed JSON value takes up to 100 times the memory of its text, so values are
+    counted before parsing.
 
     Returns:
         The kind of message, the header, and the offset of the body.
@@ -381,7 +383,7 @@ def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any]
 
 
 class _Place(NamedTuple):
-    """Where a tensor's elements lie in a frame."""
+    """The position of a tensor's elements in a frame."""
 
     dtype: torch.dtype
     shape: list[int]
@@ -391,12 +393,12 @@ class _Place(NamedTuple):
 def _tensors(
     descriptions: list[Any], frame: Frame, offset: int
 ) -> list[dict[str, Tensor]]:
-    """Return the tensors of the body, views of the frame if it is writable.
+    """Return the tensors in the body, as views of the frame if it is writable.
 
     Args:
         descriptions: The lists of tensors in the header.
         frame: The bytes of the message.
-        offset: Where the body begins.
+        offset: The start of the body.
     """
     view = memoryview(frame)
     parts: list[dict[str, _Place]] = []
@@ -468,7 +470,7 @@ def _canonical(header: Any) -> bytes:
 
 
 def _read_fields(kind: int, header: Any) -> dict[str, Any]:
-    """Return the fields of a message without its tensors and what is attached."""
+    """Return the fields of a message, without tensors and attached values."""
     message_type = Request if kind == REQUEST else Reply
     values = _table_reader(message_type)(header)
     if kind == REPLY:
@@ -491,7 +493,7 @@ def plain(value: Any, *excluded: str) -> Any:
     """Return a message as JSON values.
 
     Args:
-        value: A message, or a value in one. Bytes become hexadecimal digits.
+        value: A message, or a value in one. Bytes are converted to hexadecimal digits.
         excluded: Fields to leave out.
     """
     if is_dataclass(value):
@@ -505,15 +507,15 @@ def plain(value: Any, *excluded: str) -> Any:
 
 
 def typed(kind: type[T], value: Any, **excluded: Any) -> T:
-    """Return the message that JSON values stand for.
+    """Return the message encoded by JSON values.
 
     Args:
         kind: The class of the message.
-        value: Its fields as JSON values.
-        excluded: Fields that are not among these values.
+        value: The message's fields as JSON values.
+        excluded: Values of fields that are not among the JSON values.
 
     Raises:
-        WireError: The values are not such a message; the error names the field.
+        WireError: The values are not a valid message; the error names the field.
     """
     values = _table_reader(cast("Any", kind), *excluded)(value)
     return kind(**values, **excluded)
@@ -550,7 +552,7 @@ def _table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return a function that reads a value of a type, or raises ValueError."""
+    """Return a function that reads a value of a type or raises ValueError."""
     if kind in _LEAVES:
         return _LEAVES[kind]
     if isinstance(kind, type) and is_dataclass(kind):
@@ -586,7 +588,7 @@ def _mapping_reader(
 
 
 def _json_type(kind: Any) -> Any:
-    """Return the type that values of a type have in a header."""
+    """Return the JSON type of a type's values in a header."""
     if is_dataclass(kind):
         return dict
     return {Mapping: dict, tuple: list}.get(get_origin(kind), kind)

@@ -1,7 +1,7 @@
 """Types of bounded numbers, for settings, policies and result files.
 
-`fednotes.core.settings.checked` and pydantic refuse other numbers. A float is finite
-wherever a type of this module bounds it.
+`fednotes.core.settings.checked` and pydantic refuse other numbers. All bounded floats
+are finite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Read JSON and files that another party may have written.
+"""Reading JSON and other files that another party may have written.
 
-Everything is bounded by `core/bounds.py` before it is parsed, and no read waits for a
-FIFO or device that somebody put in the place of a file.
+Everything is bounded by `core/bounds.py` before it is parsed, and no read blocks on a
+FIFO or device in place of a file.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any, BinaryIO
 
 from fednotes.core import bounds
 
-# A string that is cut off must end the text; otherwise the pattern would be tried from
-# each quote in it.
+# An unterminated string must reach the end of the text; otherwise the pattern would be
+# tried from each quote in it.
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 
 class NotAFile(OSError):
-    """A FIFO, a socket or a device stands where a file should."""
+    """A FIFO, a socket or a device is in the place of a file."""
 
 
 def open_regular(name: str, flags: int) -> int:
     """Open a regular file or a folder; use it as the `opener` of `open`.
 
-    The type is checked on the open file, so nobody can replace it in between.
+    The type is checked on the open file, so it cannot be replaced in between.
 
     Raises:
-        NotAFile: It is a FIFO, a socket or a device.
-        OSError: It cannot be opened.
+        NotAFile: The path is a FIFO, a socket or a device.
+        OSError: The file cannot be opened.
     """
     descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -53,28 +53,29 @@ def read_regular(path: Path) -> bytes:
     """Return the content of a file.
 
     Raises:
-        NotAFile: It is a FIFO, a socket or a device.
-        OSError: It cannot be read.
+        NotAFile: The path is a FIFO, a socket or a device.
+        OSError: The file cannot be read.
     """
     with open(path, "rb", opener=open_regular) as file:
         return file.read()
 
 
 def read_at_most(file: BinaryIO, limit: int) -> bytes:
-    """Return the content of an open file, and no more than one byte over `limit` of it.
+    """Return the content of an open file, up to one byte more than `limit`.
 
-    Python reserves as many bytes as it is to read, so no more than the file has.
+    Python allocates the requested number of bytes, so the file's size is requested at
+    most.
     """
     size = os.fstat(file.fileno()).st_size
     return file.read(min(size, limit) + 1)
 
 
 def require_regular_files(paths: Iterable[Path]) -> None:
-    """Check files that a library will open, which would wait for a FIFO.
+    """Check files before a library opens them, which would block on a FIFO.
 
     Raises:
-        NotAFile: One is a FIFO, a socket or a device; `filename` is its path.
-        OSError: One cannot be examined.
+        NotAFile: A path is a FIFO, a socket or a device; `filename` is the path.
+        OSError: A path cannot be examined.
     """
     for path in paths:
         with suppress(FileNotFoundError):
@@ -82,11 +83,11 @@ def require_regular_files(paths: Iterable[Path]) -> None:
 
 
 def require_file(mode: int, path: Path | None = None) -> None:
-    """Raise NotAFile unless a mode is that of a regular file or a folder.
+    """Raise NotAFile unless a mode is that of a regular file or folder.
 
     Args:
         mode: The mode, as `os.stat` returns it.
-        path: The path for the error's `filename`, if it is known.
+        path: The path for the error's `filename`; None if unknown.
     """
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
@@ -103,12 +104,12 @@ def shipped(name: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text("utf-8"))
 
 
-# The largest magnitude of numbers from outside; sums of such numbers stay finite.
+# The largest magnitude of numbers from other parties; their sums stay finite.
 LARGEST = 1e100
 
 
 class JsonError(ValueError):
-    """Text that is not JSON, or exceeds a bound. The message quotes none of the text.
+    """Text that is not JSON or exceeds a bound. The message does not quote the text.
 
     Attributes:
         line: The line, counted from 1.
@@ -134,7 +135,7 @@ def read_json(
 
 
 def read_json_table(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is none to be read."""
+    """Return the JSON object in a file, or an empty one if it cannot be read."""
     with suppress(OSError, JsonError):
         value = read_json(path)
         if isinstance(value, dict):
@@ -153,11 +154,10 @@ def parse_json(
 
     Args:
         raw: The text, or its bytes in UTF-8.
-        most_values: The text may have at most this many commas and brackets outside of
-            strings.
-        most_depth: Objects and lists may be nested at most this deep.
-        strict: Whether to refuse names that occur twice in an object and numbers that
-            are not finite. Some programs write these.
+        most_values: Maximum number of commas and brackets outside of strings.
+        most_depth: Maximum nesting depth of objects and lists.
+        strict: Whether to refuse duplicate names in an object and numbers that are not
+            finite, which some programs write.
 
     Raises:
         JsonError: The text is not JSON or exceeds a bound. No other error is raised.
@@ -196,10 +196,10 @@ def count_values(text: str) -> int:
 
 
 def has_more_values(text: str, most: int) -> bool:
-    """Return whether a JSON text may hold more values than `most`.
+    """Return whether a JSON text may contain more than `most` values.
 
-    Commas and brackets within strings are left out only if the text has too many in
-    all. This takes time linear in the text and memory for one copy of it.
+    Commas and brackets within strings are subtracted only if the total is too large.
+    This takes linear time and memory for one copy of the text.
     """
     return count_values(text) > most and count_values(_STRINGS.sub("", text)) > most
 
@@ -244,7 +244,7 @@ _STRICT: dict[str, Any] = {
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return the value if it is an object, else an empty one."""
+    """Return the value if it is an object, else an empty object."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -258,5 +258,5 @@ def number(scores: object, *path: str) -> float | None:
         scores = mapping(scores).get(key)
     if isinstance(scores, bool) or not isinstance(scores, int | float):
         return None
-    # NaN and integers too long for a float compare safely, and fall outside.
+    # NaN and integers too long for a float compare safely as out of range.
     return float(scores) if -LARGEST <= scores <= LARGEST else None

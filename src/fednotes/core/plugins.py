@@ -1,4 +1,4 @@
-"""What applications and other installed packages add to fednotes, by entry points.
+"""Extensions of fednotes by applications and other packages, through entry points.
 
 A package registers an object under a name in one of these groups of its
 `pyproject.toml`:
@@ -6,7 +6,7 @@ A package registers an object under a name in one of these groups of its
     [project.entry-points."fednotes.methods"]
     capitals = "my_package.capitals:METHOD"     # an instance of a Method
 
-    group                  what the object is
+    group                  object
     fednotes.methods       a `Method` of methods/base.py
     fednotes.taggers       a `Kind` of taggers/model.py
     fednotes.models        a subclass of `PatientModel` of jobs/patient_models.py, under
@@ -14,18 +14,18 @@ A package registers an object under a name in one of these groups of its
     fednotes.site_kinds    a `SiteKind` of jobs/job.py, named as it names itself
     fednotes.exports       an `ExportForm` of jobs/export_forms.py
     fednotes.formats       a module with `accepts` and `read`, as in data/formats/
-    fednotes.attacks       a sequence of attacks on what a job would send, as an audit
-                           of the job tries them
+    fednotes.attacks       a sequence of attacks on a job's updates, which an audit of
+                           the job tries
     fednotes.jobs_at_home  a function (job file, settings, site, site file, total) that
                            loads a deployed job with one site's notes
     fednotes.commands      a function, or a `typer.Typer` with several commands
-    fednotes.jobs          a package in whose folder job files lie
+    fednotes.jobs          a package whose folder contains job files
     fednotes.ledgers       a module with `is_kit(folder)` and `read_ledger(kit)`, which
-                           shows what left a site
-    fednotes.api           a function, found as `fednotes.NAME`
+                           shows everything that left a site
+    fednotes.api           a function, available as `fednotes.NAME`
 
-The applications of fednotes itself (`fednotes.apps`) register what they add in the same
-way. Nothing is imported before it is used.
+The applications of fednotes itself (`fednotes.apps`) register their extensions in the
+same way. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Group = Literal[
     "api",
 ]
 
-# What the object of an entry point is usually called in its module.
+# The usual name of an entry point's object in its module.
 _CONSTANTS = {
     "fednotes.methods": "METHOD",
     "fednotes.taggers": "KIND",
@@ -66,14 +66,14 @@ _CONSTANTS = {
 def modules_in(*folders: str) -> tuple[str, ...]:
     """Return the names of the modules in a package's folders.
 
-    A folder is listed once in a process: a site asks for them at every request.
+    The result is cached, because a site needs it at every request.
     """
     return tuple(module.name for module in pkgutil.iter_modules(folders))
 
 
 @cache
 def registered(group: Group) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group by their names.
+    """Return the entry points of a group by name.
 
     Raises:
         ConfigError: Two packages register the same name.
@@ -95,11 +95,11 @@ def registered(group: Group) -> Mapping[str, EntryPoint]:
 
 
 def added(group: Group, built_in: Collection[str]) -> dict[str, EntryPoint]:
-    """Return the entry points of a group that come on top of the built-in names.
+    """Return the entry points of a group that add to the built-in names.
 
     Raises:
-        ConfigError: A package registers a name that fednotes has itself, or two
-            packages register the same name.
+        ConfigError: A package registers a built-in name, or two packages register the
+            same name.
     """
     by_name = dict(registered(group))
     for name in by_name.keys() & set(built_in):
@@ -115,7 +115,7 @@ def load_all(group: Group, expected: type | tuple[type, ...]) -> dict[str, Any]:
         expected: The objects' type, or several possible types.
 
     Returns:
-        The objects by name. Those of fednotes itself come first.
+        The objects by name, those of fednotes itself first.
 
     Raises:
         ConfigError: An object cannot be imported or has another type, or two packages
@@ -132,7 +132,7 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
     """Import the object behind an entry point.
 
     Args:
-        entry: One of `registered`.
+        entry: An entry point from `registered`.
         expected: The object's type, or several possible types.
 
     Raises:
@@ -140,7 +140,7 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
     """
     try:
         loaded = entry.load()
-    except Exception as error:  # another package's import can fail in any way
+    except Exception as error:  # the import of another package can fail in any way
         raise ConfigError(
             f"the package {_package(entry)} cannot be loaded "
             f"({entry.group}: {entry.name} = {entry.value}: {type(error).__name__}: "
@@ -153,12 +153,12 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
 
 
 def _wrong_type(entry: EntryPoint, loaded: Any, types: tuple[type, ...]) -> ConfigError:
-    """Return the error of an entry point whose object has another type than expected.
+    """Return the error for an entry point whose object has the wrong type.
 
     Args:
         entry: The entry point.
         loaded: The object.
-        types: The types that its group expects.
+        types: The types expected in the group.
     """
     where = f"{entry.name!r} in {entry.group}"
     package = f"the package {_package(entry)}"
@@ -179,7 +179,7 @@ def _wrong_type(entry: EntryPoint, loaded: Any, types: tuple[type, ...]) -> Conf
 
 
 def _built_in_message(entry: EntryPoint, group: Group) -> str:
-    """Return the message for a name of another package that fednotes has itself."""
+    """Return the message for another package that registers a built-in name."""
     return (
         f"the package {_package(entry)} registers {entry.name!r} in fednotes.{group}, "
         "which is built in: uninstall the package, or ask its authors for another name"

@@ -1,10 +1,10 @@
-"""Random numbers that follow from a seed and the name of their use.
+"""Random numbers derived from a seed and the names of their use.
 
     seed_of(7, "dropout", round, site)   # the same 63-bit number on every machine
 
-Every round can therefore be repeated. What must be equal at all sites (initial values,
-splits of a simulation's notes) follows from the job's seed. What shapes the update of a
-single site follows from that site's `Draws`.
+Every round is therefore repeatable. Values that must be equal at all sites (initial
+values, splits of a simulation's notes) are derived from the job's seed. Values that
+shape a single site's update are derived from that site's `Draws`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def seed_of(seed: int, *names: str | int) -> int:
 
 
 def rng_of(seed: int, *names: str | int) -> np.random.Generator:
-    """Return a NumPy generator that is seeded by `seed_of`."""
+    """Return a NumPy generator seeded by `seed_of`."""
     return np.random.default_rng(seed_of(seed, *names))
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The source of all random draws that shape one site's updates.
+    """The source of all randomness in one site's updates.
 
-    These are batches, dropout, masks and packing. In a simulation they follow from the
-    job's seed, so that it can be repeated. Between real sites they follow from a secret
-    of the site: otherwise two jobs with the same seed would draw the same batches, and
-    the difference of their sums would be the update of a site that takes part in only
-    one of them.
+    It covers batches, dropout, masks and packing. In a simulation, draws are derived
+    from the job's seed, so that the simulation is repeatable. Between real sites, they
+    are derived from a secret of the site: otherwise two jobs with the same seed would
+    draw the same batches, and the difference between their sums would be the update of
+    a site that takes part in only one of them.
 
     Attributes:
         seed: The seed. It is never shown, because it lets others repeat the draws.
@@ -47,11 +47,11 @@ class Draws:
 
     @classmethod
     def of_secret(cls, secret: bytes) -> Draws:
-        """Return the draws that follow from a secret of the site."""
+        """Return the draws derived from a secret of the site."""
         return cls(int.from_bytes(secret, "big"), is_secret=True)
 
     def seed_of(self, *names: str | int) -> int:
-        """Return a 63-bit seed for one use, as `torch.manual_seed` takes it."""
+        """Return a 63-bit seed for one use, suitable for `torch.manual_seed`."""
         return seed_of(self.seed, *names)
 
     def rng_of(self, *names: str | int) -> np.random.Generator:

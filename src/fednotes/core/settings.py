@@ -1,9 +1,9 @@
-"""Read the tables that people write (TOML) into typed values.
+"""Reading of user-written tables (TOML) into typed values.
 
 `@checked(frozen=True)` replaces `@dataclass(frozen=True)` for settings. The values of
-such a class are checked against their types whenever an instance is made, in code or
-from a file. Bounds stand in the types (`core/numbers.py`); conditions on several keys
-stand in `__post_init__`. Errors name the key and the remedy.
+such a class are checked against their types whenever an instance is created, in code or
+from a file. Bounds are part of the types (`core/numbers.py`); conditions on several
+keys are in `__post_init__`. Errors name the key and the remedy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.core.parsing import open_regular
 
 if TYPE_CHECKING:
-    # To type checkers a checked class is a dataclass, so that `replace` and `fields`
-    # accept it. `typing.dataclass_transform` does not give them that.
+    # For type checkers a checked class is a dataclass, so that `replace` and `fields`
+    # accept it, which `typing.dataclass_transform` does not achieve.
     from dataclasses import dataclass as checked
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-# Bounds of a TOML file; the time for a dotted key grows with the square of its dots.
+# Bounds of a TOML file; the time for a dotted key is quadratic in its dots.
 MAX_BYTES = 2**20
 MAX_DOTS = 10_000
 
@@ -61,8 +61,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return a TOML file as a table.
 
     Raises:
-        ConfigError: The file is missing, too large, or not TOML; then the message names
-            the line.
+        ConfigError: The file is missing, too large or not TOML; in the last case the
+            message names the line.
     """
     try:
         with open(path, "rb", opener=open_regular) as file:
@@ -80,15 +80,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        # ValueError also stands for a number of thousands of digits
+        # ValueError is also raised for a number with thousands of digits
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
-# ---- what a field is, beside its type -----------------------------------------------
+# ---- marks of fields ----------------------------------------------------------------
 
 
 class Mark(Enum):
-    """A mark in the type of a field, which tells others how to treat its key."""
+    """A mark in the type of a field, which determines how its key is treated."""
 
     LOCAL_FILE = "names a file or folder of the machine that reads it"
     FILLED_IN = "the job fills it in, so no job file may set it"
@@ -99,7 +99,7 @@ FilledIn = Annotated[T, Mark.FILLED_IN]
 
 
 def marked_fields(cls: Any, mark: Mark) -> frozenset[str]:
-    """Return the names of the fields of a checked class whose type has a mark."""
+    """Return the names of a checked class's fields whose types have a mark."""
     hints = _evaluate_hints(cls)
     return frozenset(
         field.name
@@ -112,7 +112,7 @@ def marked_fields(cls: Any, mark: Mark) -> frozenset[str]:
 def _evaluate_hints(cls: Any) -> dict[str, Any]:
     """Return the types of a class's fields with their marks.
 
-    Evaluating them takes long, and a site asks for them at every request.
+    The result is cached, because evaluation is slow and sites need it at every request.
     """
     return get_type_hints(cls, include_extras=True)
 
@@ -125,7 +125,7 @@ if not TYPE_CHECKING:
     def checked(**options: Any) -> Any:
         """Return a decorator that makes a class a dataclass with checked values.
 
-        Unknown keys are refused, and no value is converted to another type. A wrong
+        Unknown keys are refused, and values are not converted to other types. A wrong
         value raises ConfigError, whether the class is called or built from a table.
 
         Args:
@@ -162,7 +162,7 @@ def _raising_config_errors(cls: Any) -> Any:
 def _raising_within_pydantic(post_init: Any) -> Any:
     """Return a `__post_init__` whose ConfigError becomes an error of pydantic.
 
-    pydantic then adds the place where the value stands in its table.
+    pydantic then adds the value's place in its table.
     """
 
     @functools.wraps(post_init)
@@ -180,7 +180,7 @@ def _refusal(message: str) -> PydanticCustomError:
 
 
 def _schema_of(cls: type, source: Any, handler: Any) -> Any:
-    """Return pydantic's schema of a class, with strict scalars and known keys.
+    """Return pydantic's schema of a class, with strict scalars and only known keys.
 
     pydantic's own strict mode would refuse a list where a tuple is declared, and TOML
     has no tuples.
@@ -201,7 +201,7 @@ def _schema_of(cls: type, source: Any, handler: Any) -> Any:
 
 
 def _with_strict_scalars(schema: Any) -> Any:
-    """Mark text, numbers and booleans of a schema as strict, in place; return it."""
+    """Make text, numbers and booleans in a schema strict, in place; return it."""
     if isinstance(schema, list):
         for part in schema:
             _with_strict_scalars(part)
@@ -216,7 +216,7 @@ def _with_strict_scalars(schema: Any) -> Any:
 
 @functools.cache
 def adapter(cls: Any) -> TypeAdapter[Any]:
-    """Return pydantic's adapter of a checked class, a plain dataclass or a model."""
+    """Return pydantic's adapter for a checked class, a plain dataclass or a model."""
     is_plain = is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls)
     if is_plain:
         plain: Any = cls
@@ -226,13 +226,13 @@ def adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Make an instance of a checked class or pydantic model from a table.
+    """Build an instance of a checked class or pydantic model from a table.
 
     Args:
         cls: The class.
-        table: Its fields.
-        where: How messages name the table, such as "job.toml [training]"; "" if the
-            caller adds the name.
+        table: The fields.
+        where: The name of the table in messages, such as "job.toml [training]"; "" if
+            the caller adds it.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value is impossible.
@@ -250,12 +250,12 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 
 
 def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> str:
-    """Return the first thing that is wrong and its place.
+    """Return a message about the first error and its place.
 
     Args:
-        error: What pydantic says.
-        where: How the message names the table; "" for none.
-        names: Names of the values that were given by position.
+        error: pydantic's error.
+        where: The name of the table in the message; "" for none.
+        names: Names of the positional values.
     """
     first = error.errors(include_url=False)[0]
     kind = first["type"]
@@ -285,7 +285,7 @@ def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> s
 
 
 def place_prefix(*names: str) -> str:
-    """Return how a message begins: the names and a colon; "" if all are empty."""
+    """Return the start of a message, the names and a colon; "" if all are empty."""
     place = " ".join(name for name in names if name)
     return f"{place}: " if place else ""
 
@@ -323,7 +323,8 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     key in the table of every site.
 
     Raises:
-        ParameterError: There is no "=", or the table does not exist and cannot be made.
+        ParameterError: There is no "=", or the table does not exist and cannot be
+            created.
     """
     dotted, sign, text = assignment.partition("=")
     if not sign or not dotted.strip():
@@ -360,7 +361,7 @@ def _inner_tables(
 
 
 def path_of(value: object, expected: str) -> Path:
-    """Return a path that a person gave.
+    """Check and return a path from a user.
 
     Args:
         value: The path.
@@ -374,7 +375,7 @@ def path_of(value: object, expected: str) -> Path:
     return Path(value)
 
 
-# Environment variables that had another name before.
+# Former names of environment variables.
 _FORMER_NAMES = {"MIMIC_III": "MIMIC3"}
 
 
@@ -383,7 +384,7 @@ def expand(text: str, where: str) -> str:
 
     Args:
         text: The path.
-        where: The key that holds it, for the message.
+        where: The key with this path, for the message.
 
     Raises:
         ConfigError: A variable is not set.
@@ -393,7 +394,7 @@ def expand(text: str, where: str) -> str:
 
 
 def unset_variables(text: str) -> list[str]:
-    """Return the environment variables that a path names and that are not set."""
+    """Return the environment variables in a path that are not set."""
     names = re.findall(r"\$\{?(\w+)\}?", text)
     return [name for name in names if name not in os.environ]
 
@@ -402,11 +403,11 @@ def require_variables(paths: Iterable[tuple[str, str]]) -> None:
     """Raise one error for all environment variables that are not set.
 
     Args:
-        paths: Pairs of a key, as messages call it, and the path that it holds.
+        paths: Pairs of a key, as in messages, and its path.
 
     Raises:
-        ConfigError: At least one variable is not set. The message lists each of them
-            with the keys that use it.
+        ConfigError: At least one variable is not set. The message lists each with the
+            keys that use it.
     """
     texts_by_variable: dict[str, dict[str, str]] = {}
     for key, text in paths:
@@ -439,15 +440,15 @@ def require_variables(paths: Iterable[tuple[str, str]]) -> None:
 
 
 def _example_assignment(name: str) -> str:
-    """Return what `export` may set a variable to."""
+    """Return an example assignment for `export`."""
     former = _FORMER_NAMES.get(name, "")
     return f"{name}=${former}" if former in os.environ else f"{name}=/path/to/folder"
 
 
 def over(preset: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a preset's table with a job's values in place of its own.
+    """Return a preset's table, overridden by a job's values.
 
-    Tables inside it are merged in the same way.
+    Nested tables are merged in the same way.
     """
     merged = dict(preset)
     for key, value in table.items():

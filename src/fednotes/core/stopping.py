@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: one line that says how things stand, and exit code 128 + signal.
+"""Handling of Ctrl-C and SIGTERM: one line of status, and exit code 128 + signal.
 
-A command that works in this process stops where it is by the exception `Stopped` and
-leaves nothing half-written. A command that only watches work elsewhere ends at once,
-because libraries may swallow exceptions or wait for their threads.
+A command that works in this process is stopped by the exception `Stopped` and leaves
+nothing half-written. A command that only watches work elsewhere ends at once, because
+libraries may swallow exceptions or wait for their threads.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _children: set[subprocess.Popen[Any]] = set()
 
 
 class Stopped(BaseException):
-    """A signal asks this process to end.
+    """A signal requests this process to end.
 
     Attributes:
         code: The exit code: 128 + the signal's number, as in shells.
-        line: What the person is told.
+        line: The line to show to the user.
     """
 
     def __init__(self, number: int) -> None:
@@ -37,10 +37,10 @@ class Stopped(BaseException):
 
 
 class Interrupt:
-    """Ends this process at once and says how things stand.
+    """End this process at once, with a line of status.
 
     Attributes:
-        line: What the person is told.
+        line: The line to show to the user.
         undo: Called before the process ends; errors in it are ignored.
     """
 
@@ -53,7 +53,7 @@ class Interrupt:
         number: int = signal.SIGINT,
         frame: object = None,  # noqa: ARG002 - signal handlers receive it
     ) -> None:
-        """End this process now. It can be used as a signal handler."""
+        """End this process now; usable as a signal handler."""
         with suppress(Exception):
             if self.undo is not None:
                 self.undo()
@@ -76,7 +76,7 @@ def raise_stopped() -> Iterator[None]:
     """Let either signal raise Stopped within the context; a second one ends at once."""
 
     def stop(number: int, _: object) -> None:
-        for each in SIGNALS:  # a terminal and the parent process may each send one
+        for each in SIGNALS:  # the terminal and the parent process may each send one
             end = Interrupt("stopped at once").end
             signal.signal(each, end if each == number else signal.SIG_IGN)
         for child in tuple(_children):
@@ -89,7 +89,7 @@ def raise_stopped() -> Iterator[None]:
 
 @contextmanager
 def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Use a handler for both signals, but for those that this process ignores."""
+    """Use a handler for both signals, except those that this process ignores."""
     earlier = {number: signal.getsignal(number) for number in SIGNALS}
     handled = []
     if threading.current_thread() is threading.main_thread():  # others may not set any
@@ -109,7 +109,7 @@ def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """Tell whoever stops the context which command resumes it."""
+    """Name the command that resumes the context, if it is stopped."""
     try:
         yield
     except Stopped as stopped:
@@ -118,7 +118,7 @@ def resumable(command: str) -> Iterator[None]:
 
 
 def call(command: list[str], **options: Any) -> int:
-    """Run a command as `subprocess.call` does; stop it when this process is stopped.
+    """Run a command like `subprocess.call`, and stop it if this process is stopped.
 
     Returns:
         The command's exit code.

@@ -1,10 +1,10 @@
-"""Write files and folders atomically, and let one process at a time use a folder.
+"""Atomic writing of files and folders, and exclusive use of folders.
 
 Files and folders are written under a temporary name and renamed, so a killed process or
-a full disk leaves the earlier version whole.
+a full disk leaves the earlier version intact.
 
-What a run or a kit stores derives from notes. Files and folders are therefore readable
-by their owner alone, unless the caller asks otherwise.
+Files of a run or a kit are derived from notes. Files and folders are therefore readable
+only by their owner, unless the caller requests otherwise.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fednotes.core.errors import BusyError, FednotesError, on_disk
 
 _UNCHANGED = "; the earlier content is unchanged"
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
-_MAX_LINKS = 40  # in a chain of links, as the operating system has it
-ATTEMPTS = 5  # to rename a folder while other processes rename theirs
-BLOCK_BYTES = 4096  # in which most file systems store a file
+_MAX_LINKS = 40  # in a chain of links, the limit of the operating system
+ATTEMPTS = 5  # at renaming a folder while other processes do the same
+BLOCK_BYTES = 4096  # block size of most file systems
 
 
 def replace_file(
@@ -45,16 +45,16 @@ def replace_file(
     mode: int = 0o600,
     exact: bool = False,
 ) -> None:
-    """Write a file atomically. Its content and name are on disk when this returns.
+    """Write a file atomically; its content and name are on disk on return.
 
     Args:
         path: The file.
-        data: Its content.
-        mode: Its permissions, less the umask.
+        data: The content.
+        mode: The permissions, before applying the umask.
         exact: Whether to ignore the umask.
 
     Raises:
-        OSError: The disk refuses; the caller words the message.
+        OSError: The disk refuses; the caller should word the message.
     """
     with replacing(path, mode=mode, exact=exact) as file:
         file.write(data)
@@ -64,17 +64,17 @@ def replace_file(
 def replacing(
     path: Path, *, mode: int = 0o600, exact: bool = False
 ) -> Iterator[IO[bytes]]:
-    """Yield a file that takes its place atomically when the context ends.
+    """Yield a file that replaces `path` atomically when the context ends.
 
-    If the context raises, the earlier file stays as it was.
+    If the context raises, the earlier file is unchanged.
 
     Args:
         path: The file.
-        mode: Its permissions, less the umask.
+        mode: The permissions, before applying the umask.
         exact: Whether to ignore the umask.
 
     Raises:
-        OSError: The disk refuses; the caller words the message.
+        OSError: The disk refuses; the caller should word the message.
     """
 
     def create(name: str, flags: int) -> int:
@@ -89,14 +89,14 @@ def replacing(
                 os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)  # otherwise a power cut undoes the renaming
+        sync_folder(path.parent)  # otherwise a power cut could undo the renaming
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and its missing parents, readable by their owner alone."""
+    """Create a folder and its missing parents, readable only by their owner."""
     if not path.exists():
         private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -109,9 +109,9 @@ def open_private(name: str, flags: int) -> int:
 
 @contextmanager
 def locked_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield an open file that no other process has locked; wait for it if necessary.
+    """Yield an open locked file, waiting for other processes if necessary.
 
-    The file is created, readable by its owner alone, if it does not exist.
+    If the file does not exist, it is created readable only by its owner.
     """
     descriptor = open_private(str(path), os.O_RDWR | os.O_CREAT)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
@@ -122,10 +122,10 @@ def locked_file(path: Path) -> Iterator[IO[bytes]]:
 def make_private(folder: Path) -> dict[Path, int]:
     """Remove all permissions of other users from a folder and its content.
 
-    No link is followed.
+    Links are not followed.
 
     Returns:
-        The paths that others could open, with their earlier permissions.
+        The paths that other users could open, with their earlier permissions.
 
     Raises:
         FednotesError: A path belongs to another user, so its permissions cannot change.
@@ -151,7 +151,7 @@ def make_private(folder: Path) -> dict[Path, int]:
 def temporary_path(path: Path, ending: str = "tmp") -> Path:
     """Return a new hidden name in the folder of `path`.
 
-    It is random, because process ids are not unique where containers share a volume.
+    It is random, because process ids are not unique if containers share a volume.
     """
     return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.{ending}")
 
@@ -159,13 +159,13 @@ def temporary_path(path: Path, ending: str = "tmp") -> Path:
 def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
     """Lock an open file or folder (`flock`).
 
-    The lock ends when the file is closed, however the process ends. It holds between
-    machines only if the file system supports that: NFS does from version 4 on, unless
-    it is mounted with `nolock` or `local_lock`.
+    The lock ends when the file is closed, however the process ends. It works between
+        machines only if the file system supports this: NFS does from version 4, unless
+        mounted with `nolock` or `local_lock`.
 
     Args:
         file: The open file or its descriptor.
-        wait: Whether to wait until other processes have released it.
+        wait: Whether to wait until other processes release it.
 
     Returns:
         Whether the lock was acquired.
@@ -184,7 +184,7 @@ def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
 def try_lock_folder(folder: Path) -> Iterator[bool]:
     """Try to lock a folder for the context; yield whether the lock was acquired.
 
-    It is acquired only if no other process writes the folder, in any container.
+    It is acquired only if no other process, in any container, is writing the folder.
     """
     with ExitStack() as stack:
         is_locked = False
@@ -199,13 +199,13 @@ def try_lock_folder(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
-    """Make a folder and lock it for the context, so that no process cleans it up.
+    """Create a folder and lock it for the context, so that no process cleans it up.
 
     Args:
         path: The folder.
-        mode: Its permissions, less the umask.
+        mode: The permissions, before applying the umask.
     """
-    # Another process may clean the folder up between making and locking it.
+    # Another process may clean up the folder between creation and locking.
     for is_last in (False, False, True):
         path.mkdir(mode=mode, exist_ok=True)
         with try_lock_folder(path) as is_locked:
@@ -217,8 +217,9 @@ def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
 def disk_usage(folder: Path) -> int:
     """Return the bytes that the files of a folder take on disk.
 
-    Each file counts in whole blocks of 4 KiB, or many small files would seem to take
-    almost nothing. No link is followed, and a missing folder takes nothing.
+    File sizes are rounded up to blocks of 4 KiB, because otherwise many small files
+    would seem to take almost nothing. Links are not followed, and a missing folder
+    takes 0 bytes.
     """
     blocks = 0
     for place, _, names in os.walk(folder):
@@ -229,7 +230,7 @@ def disk_usage(folder: Path) -> int:
 
 
 def sync_folder(path: Path) -> None:
-    """Write the names in a folder to disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -242,15 +243,15 @@ def sync_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, private: bool = True) -> None:
-    """Write a text file atomically. It is on disk when this returns.
+    """Write a text file atomically; it is on disk on return.
 
     Args:
-        path: The file. Missing folders are made.
-        text: Its content.
-        private: Whether only the owner may read it; otherwise the umask decides.
+        path: The file. Missing folders are created.
+        text: The content.
+        private: Whether only the owner may read it; otherwise the umask applies.
 
     Raises:
-        FednotesError: It cannot be written.
+        FednotesError: The file cannot be written.
     """
     with on_disk(path, FednotesError, _UNCHANGED):
         _make_folder(path.parent, private=private)
@@ -265,7 +266,7 @@ def _make_folder(path: Path, *, private: bool) -> None:
 
 
 def write_json(path: Path, value: Any, *, private: bool = True) -> None:
-    """Write a JSON file atomically, as `write_text` does."""
+    """Write a JSON file atomically; see `write_text`."""
     text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False)
     write_text(path, f"{text}\n", private=private)
 
@@ -275,15 +276,16 @@ def write_folder(
 ) -> None:
     """Write a folder atomically.
 
-    A folder that was there before is replaced; it stays as it was if `fill` fails.
+    An existing folder is replaced; it is unchanged if `fill` fails.
 
     Args:
         path: The folder.
         fill: Writes the content into a temporary folder, which is then renamed.
-        private: Whether only the owner may read it, whatever permissions `fill` sets.
+        private: Whether only the owner may read it, regardless of the permissions that
+            `fill` sets.
 
     Raises:
-        FednotesError: It cannot be written.
+        FednotesError: The folder cannot be written.
     """
     temporary = temporary_path(path)
     old = temporary_path(path, "old")
@@ -311,9 +313,9 @@ def write_folder(
 
 
 def _put_in_place(temporary: Path, path: Path, old: Path) -> None:
-    """Rename a folder to `path`, and a folder that is there to `old`.
+    """Rename a folder to `path`, after renaming an existing one to `old`.
 
-    If several processes do this at the same time, the last one's folder stays.
+    If several processes do this at the same time, the last one's folder remains.
     """
     for attempts_left in reversed(range(ATTEMPTS)):
         if path.exists():
@@ -330,7 +332,7 @@ def _put_in_place(temporary: Path, path: Path, old: Path) -> None:
 
 
 def write_out(path: Path, text: str | bytes) -> None:
-    """Write bytes, or a text as UTF-8, to a place that a person named.
+    """Write bytes, or text as UTF-8, to a path from a user.
 
     Raises:
         FednotesError: As `stream_out`.
@@ -341,18 +343,17 @@ def write_out(path: Path, text: str | bytes) -> None:
 
 @contextmanager
 def stream_out(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to write to, piece by piece, at a place that a person named.
+    """Yield a file for streaming output to a path from a user.
 
-    The file appears whole when the context ends, or not at all. A file of this user
-    keeps its permissions. A link stays, and the file that it leads to is written. A
-    device or FIFO (/dev/stdout) receives the bytes at once.
+    The file appears complete when the context ends, or not at all. A file of this user
+    keeps its permissions. A link is kept, and its target is written. A device or FIFO
+    (/dev/stdout) receives the bytes immediately.
 
-    Another user who may write in the same folder (/tmp) can put a link or a FIFO at the
-    place beforehand. Such a link is not followed, and such a FIFO is not
-    written to.
+    Another user who may write in the same folder (/tmp) could create a link or FIFO at
+    this path beforehand. Such a link is not followed, and such a FIFO is not written.
 
     Raises:
-        FednotesError: The place cannot be written, is another user's link or FIFO, or
+        FednotesError: The path cannot be written, is another user's link or FIFO, or
             the text has characters that UTF-8 cannot encode.
     """
     try:
@@ -374,7 +375,7 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
 def _open_out(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, device or FIFO that is not a link; see `stream_out`."""
     if _is_stream(path):
-        with open(path, "ab") as stream:  # appends to what stdout received before
+        with open(path, "ab") as stream:  # appends to earlier output on stdout
             yield stream
         return
 
@@ -400,12 +401,12 @@ def _open_out(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _follow_links(path: Path) -> Path:
-    """Return where the links at a path lead.
+    """Return the target of the links at a path.
 
     The operating system follows links in the folders of the path.
 
     Raises:
-        OSError: Another user could have put a link there, or there are too many.
+        OSError: Another user could have created a link, or there are too many links.
     """
     for _ in range(_MAX_LINKS):
         if _is_stream(path):
@@ -429,13 +430,13 @@ def _is_stream(path: Path) -> bool:
 
 
 def _require_trusted(path: Path, status: os.stat_result) -> None:
-    """Refuse a link, FIFO or device that another user put into a shared folder.
+    """Refuse a link, FIFO or device that another user created in a shared folder.
 
-    The operating system has this rule for links in folders such as /tmp if
+    The operating system applies this rule in folders such as /tmp if
     `fs.protected_symlinks` and `fs.protected_fifos` are set.
 
     Raises:
-        PermissionError: Others, or members of a group, may write in its folder, and it
+        PermissionError: The folder is writable by others or by a group, and the path
             belongs to another user.
     """
     folder = path.parent.stat()
@@ -455,22 +456,22 @@ def _open_existing(name: str, flags: int) -> int:
 
 # ---- one process at a time -----------------------------------------------------------
 
-LOCK = "lock"  # the file in a folder in use; people can read in it who uses the folder
-_MAX_OWNER_BYTES = 500  # of that file which are shown
+LOCK = "lock"  # file in a folder in use; its text names the process
+_MAX_OWNER_BYTES = 500  # of the lock file's text that are shown
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Let no other process use a folder within the context.
+    """Lock a folder for exclusive use within the context.
 
-    The folder is made if it does not exist, and removed again if it stays empty. It may
-    be moved within the context; the lock moves with it.
+    The folder is created if it does not exist, and removed again if it stays empty. It
+    may be moved within the context; the lock moves with it.
 
     Raises:
-        BusyError: Another process holds it; the message names the process.
-        FednotesError: It cannot be written.
+        BusyError: Another process has locked it; the message names the process.
+        FednotesError: The folder cannot be written.
     """
     with on_disk(folder, FednotesError):
         is_new = not folder.exists()
@@ -479,7 +480,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            # Deleted while locked: a process that waits for the file looks again.
+            # It is deleted while locked, so a waiting process opens a new lock file.
             os.unlink(LOCK, dir_fd=folder_descriptor)
         os.close(lock_descriptor)
         os.close(folder_descriptor)
@@ -492,12 +493,12 @@ def _acquire(folder: Path) -> tuple[int, int]:
     """Lock a folder.
 
     Returns:
-        The descriptors of the lock file and of the folder. Both are those that the path
-        leads to.
+        The descriptors of the lock file and of the folder, both verified to be at this
+        path.
     """
     while True:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # A file may vanish: its process has just ended, or has moved the folder away.
+        # A file may vanish when its process ends or moves the folder.
         with ExitStack() as stack, suppress(FileNotFoundError):
             folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, folder_descriptor)
@@ -505,7 +506,7 @@ def _acquire(folder: Path) -> tuple[int, int]:
             lock_descriptor = os.open(LOCK, flags, 0o600, dir_fd=folder_descriptor)
             stack.callback(os.close, lock_descriptor)
             if os.fstat(lock_descriptor).st_nlink > 1:
-                # What is written into it would appear in another file.
+                # Writing into it would change another file.
                 raise FednotesError(
                     f"{folder / LOCK} is a hard link to another file: delete it if no "
                     "other command is using this folder"
@@ -523,7 +524,7 @@ def _acquire(folder: Path) -> tuple[int, int]:
 
 
 def _this_process() -> str:
-    """Describe this process to people who find its lock."""
+    """Describe this process for users who find its lock."""
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     command = command[: _MAX_OWNER_BYTES // 2]

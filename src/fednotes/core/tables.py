@@ -1,8 +1,7 @@
-"""Tables of JSON values: their fingerprint, and how two of them differ.
+"""Tables of JSON values: their fingerprints and differences.
 
-A job travels as such a table and nothing else. A table that holds anything but tables,
-lists, text, numbers, booleans and null has no fingerprint, so nothing else can be
-approved.
+A job is sent only as such a table. A table that contains anything except tables, lists,
+text, numbers, booleans and null has no fingerprint, so nothing else can be approved.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def table_fingerprint(table: Table) -> str:
     The order of keys does not matter; the types of values do (1 differs from 1.0).
 
     Raises:
-        RefusedError: The table holds something that is not a JSON value.
+        RefusedError: The table contains something that is not a JSON value.
     """
     text = json.dumps(
         plain_copy(table), sort_keys=True, separators=(",", ":"), allow_nan=False
@@ -40,16 +39,16 @@ def table_fingerprint(table: Table) -> str:
 
 
 def table_differences(old: Table, new: Table) -> tuple[str, ...]:
-    """Return what changes from one table to another, one line for each dotted key.
+    """Return the differences between two tables, one line per dotted key.
 
     Returns:
         Lines sorted by key: "+ key = value" is added, "- key = value" is removed,
-        "~ key: old → new" changes. Tables with equal fingerprints have no line, others
-        at least one. Values are JSON; characters that a screen does not show are
-        escaped, so that no line can look like another.
+        "~ key: old → new" changes. Tables with equal fingerprints have no lines; others
+        have at least one. Values are JSON; invisible characters are escaped, so that
+        different lines cannot look the same.
 
     Raises:
-        RefusedError: A table holds something that is not a JSON value.
+        RefusedError: A table contains something that is not a JSON value.
     """
     before = dict(_leaves(plain_copy(old), ""))
     after = dict(_leaves(plain_copy(new), ""))
@@ -70,8 +69,8 @@ def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
 
     Args:
         value: The value.
-        depth: How many tables and lists are around it.
-        where: Its dotted key, for messages.
+        depth: Number of enclosing tables and lists.
+        where: The value's dotted key, for messages.
 
     Raises:
         RefusedError: The value is not JSON, or is nested too deeply.
@@ -106,7 +105,7 @@ def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
 
 
 def _is_scalar(value: Any) -> bool:
-    """Return whether a value is null, a boolean, text, or a number that JSON has."""
+    """Return whether a value is null, a boolean, text or a valid JSON number."""
     if type(value) is int:
         return -_INTEGER_LIMIT <= value < _INTEGER_LIMIT
     if type(value) is float:
@@ -117,7 +116,7 @@ def _is_scalar(value: Any) -> bool:
 def _is_text(value: Any) -> bool:
     """Return whether a value is text that UTF-8 can encode.
 
-    Half of a surrogate pair can be read in two ways.
+    Half of a surrogate pair would be ambiguous.
     """
     return type(value) is str and not _SURROGATE.search(value)
 
@@ -125,7 +124,7 @@ def _is_text(value: Any) -> bool:
 def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
     """Yield dotted keys and their values as JSON.
 
-    A list is one value unless it holds tables or lists.
+    A list is one value unless it contains tables or lists.
     """
     if isinstance(value, dict) and (value or not where):
         for key, inner in value.items():

@@ -1,4 +1,4 @@
-"""Named tensors: helpers, and folders that store them.
+"""Helpers for named tensors, and folders that store them.
 
 A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the
 SHA-256 of both.
@@ -30,7 +30,7 @@ TENSORS, FACTS, MANIFEST = "tensors.safetensors", "facts.json", "manifest.json"
 
 
 def device_of(spec: str | torch.device) -> torch.device:
-    """Return the device of a name such as "cpu", "cuda" (the first GPU) or "cuda:1".
+    """Return the device with a name such as "cpu", "cuda" (the first GPU) or "cuda:1".
 
     Raises:
         ConfigError: This machine has no such device.
@@ -58,10 +58,10 @@ def seeded(seed: int, layer: str) -> Iterator[None]:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed the generator that random layers on a device draw from.
+    """Seed the generator from which random layers on a device draw.
 
-    `torch.manual_seed` also seeds every accelerator, and keeps a stack trace for each
-    one that is not initialized. For a small model that takes longer than some layers.
+    `torch.manual_seed` also seeds every accelerator, and stores a stack trace for each
+    one that is not initialized. For a small model this takes longer than some layers.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -87,10 +87,10 @@ def tensor_fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def is_finite(value: Tensor) -> bool:
-    """Return whether a tensor has neither NaN nor infinity; integers never have."""
+    """Return whether a tensor is free of NaN and infinity; integer tensors are."""
     if not value.is_floating_point() or not value.numel():
         return True
-    low, high = torch.aminmax(value.detach())  # one pass; a NaN is both
+    low, high = torch.aminmax(value.detach())  # one pass; NaN propagates to both
     return math.isfinite(low) and math.isfinite(high)
 
 
@@ -105,7 +105,7 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the same tensors with a prefix such as "shared." before their names."""
+    """Return the same tensors with a prefix, such as "shared.", before their names."""
     return {f"{prefix}{name}": value for name, value in tensors.items()}
 
 
@@ -134,10 +134,10 @@ def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
 def require_tensor(
     values: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: int
 ) -> Tensor:
-    """Return the tensor of a name, once its type and shape are checked.
+    """Return the tensor with a name, after checking its type and shape.
 
     Raises:
-        TrainingError: It is missing, or has another type or shape.
+        TrainingError: The tensor is missing or has another type or shape.
     """
     like = {name: torch.empty(shape, dtype=dtype, device="meta")}
     require_like(like, {name: values[name]} if name in values else {})
@@ -176,7 +176,7 @@ def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) ->
 def save_state(
     path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> None:
-    """Write a state folder, atomically and with checksums."""
+    """Write a state folder atomically, with checksums."""
 
     def fill(folder: Path) -> None:
         contiguous = {
@@ -203,8 +203,8 @@ def load_state(
         The tensors, on `device`, and the facts.
 
     Raises:
-        ModelError: A file is missing or damaged, has no checksum, or was written in a
-            later format.
+        ModelError: A file is missing or damaged, has no checksum, or has a newer
+            format.
     """
     with restoring(path):
         manifest = read_json(path / MANIFEST)
@@ -232,9 +232,9 @@ def load_state(
 
 @contextmanager
 def restoring(path: Path | str) -> Iterator[None]:
-    """Turn any error of reading a stored state into a ModelError that names its place.
+    """Turn any error of reading a stored state into a ModelError that names its path.
 
-    A state that was edited or cut short can fail in any of these ways.
+    An edited or truncated state can fail in any of these ways.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The values that all layers share. All of them are immutable."""
+"""The immutable values that all layers share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PREFIXES: dict[Scheme, tuple[str, ...]] = {
 
 
 class Counts:
-    """Base of frozen dataclasses with slots whose fields are numbers.
+    """Base class of frozen dataclasses with slots whose fields are numbers.
 
-    Two values of one class add field by field.
+    Values of the same class are added field by field.
     """
 
     __slots__ = ()
@@ -38,13 +38,13 @@ class Span:
 
     Attributes:
         start: Character offset of its first character in the document's text.
-        end: Character offset behind its last character.
+        end: Character offset after its last character.
         label: The entity type.
         fragments: The (start, end) offsets of the pieces of a discontinuous mention, in
             order; empty for a continuous one. `start` is the start of the first piece
             and `end` the end of the last one.
-        confidence: The probability that a model gives it, from 0 to 1. It plays no part
-            in equality and order.
+        confidence: The probability assigned by a model, from 0 to 1. It is ignored in
+            comparisons.
     """
 
     start: int
@@ -55,15 +55,15 @@ class Span:
 
     @property
     def pieces(self) -> Offsets:
-        """The (start, end) offsets of the stretches of text that it consists of."""
+        """The (start, end) offsets of the mention's stretches of text."""
         return self.fragments or ((self.start, self.end),)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One note and its annotations, as every reader returns it.
+    """A note and its annotations, as returned by every reader.
 
-    Its `repr` shows no text, so that none gets into a log.
+    Its `repr` does not show text, so that text does not get into logs.
 
     Attributes:
         id: The note's id, unique in its corpus.
@@ -71,11 +71,11 @@ class Document:
         spans: The annotated mentions.
         patient: Id of the patient, for splits by patient; None if unknown.
         codes: Billing codes of the hospital stay.
-        meta: Further facts of the source file.
-        sentences: Offsets of the sentences as the source file gives them (CoNLL), so
-            that writing loses nothing; empty if it gives none.
-        tokens: Likewise for tokens. Training always tokenises by the rules of
-            `data/text.py`.
+        meta: Further information from the source file.
+        sentences: Offsets of the sentences in the source file (CoNLL), so that writing
+            loses nothing; empty if it has none.
+        tokens: Offsets of the tokens in the source file, as for sentences. Training
+            always tokenises by the rules of `data/text.py`.
     """
 
     id: str
@@ -90,11 +90,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class TagSet:
-    """The entity types that one site annotates, and how they are written as tags.
+    """The entity types that a site annotates, and their tagging scheme.
 
     Attributes:
         types: The entity types.
-        scheme: How a mention is written as tags of its tokens.
+        scheme: The scheme for encoding a mention as tags of its tokens.
     """
 
     types: tuple[str, ...]
@@ -119,16 +119,16 @@ class TagSet:
 
 @dataclass(frozen=True, slots=True)
 class SiteData:
-    """The corpus of one site. It never leaves the site.
+    """The corpus of one site, which never leaves the site.
 
     Attributes:
         id: The site's name.
         tags: The entity types that the site annotates.
         train: Documents to train on.
-        valid: Documents to choose a model by.
-        test: Documents to report scores on.
-        test_types: The types annotated in `test`, where these are more than in `train`
-            and `valid`; empty if they are the same.
+        valid: Documents for model selection.
+        test: Documents for reported scores.
+        test_types: The types annotated in `test`, if there are more than in `train` and
+            `valid`; empty if they are the same.
     """
 
     id: str

@@ -1,9 +1,9 @@
-"""A site's update, and the sum of the updates of all sites.
+"""A site's update, and the sum of all sites' updates.
 
 An `Update` holds the means over a site's examples and their weight. Weight · mean is
-computed only where the sum is taken, in float64. A float32 value times an integer
-weight below 2^29 is exact there, so the mean over one site equals that site's value in
-every bit, and a number takes four bytes on the wire.
+computed only when the sum is formed, in float64. There, a float32 value times an
+integer weight below 2^29 is exact, so the mean over one site equals that site's value
+bit for bit, and a number takes only four bytes in a message.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ _SAME_VERSION = "all sites must run the same job with the same version of fednot
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a site sends in one round.
+    """The tensors and counts that a site sends in one round.
 
     Attributes:
         tensors: Means over the site's examples, by name.
-        weight: The number of examples (sentences, notes or patients) that the means
-            are taken over.
-        metrics: Counts that are summed over sites without the weight.
+        weight: The number of examples (sentences, notes or patients) in the means.
+        metrics: Counts that are summed over sites without weights.
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -40,7 +39,7 @@ class Update:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no number of the site, as `Update()`."""
+        """Whether it contains no number of the site, like `Update()`."""
         return not self.tensors and not self.metrics and self.weight == 1.0
 
 
@@ -53,8 +52,7 @@ class Total:
         weight: Σ weight.
         metrics: The sums of the sites' metrics.
         sites: The number of updates in the sum.
-        included: The names of the sites whose updates are in it, where the engine
-            knows them.
+        included: The names of the sites in the sum, if the engine knows them.
     """
 
     tensors: Tensors
@@ -88,7 +86,7 @@ class Total:
         """Return the sum of one metric.
 
         Raises:
-            TrainingError: No site reported it.
+            TrainingError: No site reported the metric.
         """
         require_metrics(self.metrics, name)
         return self.metrics[name]
@@ -145,8 +143,8 @@ def require_metrics(metrics: Mapping[str, float], *names: str) -> None:
 def contribution(update: Update) -> dict[str, Tensor]:
     """Return what an update adds to a sum: weight · value in float64.
 
-    `Total.of` computes the same bits, so a site that subtracts this from a sum that
-    includes its update gets the sum of the others.
+    `Total.of` computes the same bits, so a site that subtracts this from a sum with its
+    update gets the sum of the others.
     """
     return _sum((update,))
 

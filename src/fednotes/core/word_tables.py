@@ -1,7 +1,7 @@
-"""Which tensors of a model have a row per word, told by their names.
+"""Identification, by name, of tensors with a row per word.
 
-A row of such a tensor changes only if its word occurs, so an update of one tells which
-words a site's notes contain.
+A row of such a tensor changes only if its word occurs, so an update reveals which words
+a site's notes contain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORD_TABLES = (
     "*vocab_projector.*",
     "*final_logits_bias",
 )
-# Names that contain "embed" and yet have no row per word.
+# Names that contain "embed" but have no row per word.
 _NO_WORD_TABLES = (
     "*position_embeddings*",
     "*embed_positions*",

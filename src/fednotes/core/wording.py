@@ -1,4 +1,4 @@
-"""Word sizes, durations and long lists for people."""
+"""Formatting of sizes, durations and long lists for users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = ("B", "kB", "MB", "GB")
 
 
 def format_size(count: float) -> str:
-    """Return a number of bytes with its unit, in powers of 1000, such as "1.5 MB"."""
+    """Format a number of bytes, with decimal units, such as "1.5 MB"."""
     for unit in _UNITS:
         if abs(count) < 999.5:
             return _with_unit(count, unit)
@@ -17,13 +17,13 @@ def format_size(count: float) -> str:
 
 
 def _with_unit(value: float, unit: str) -> str:
-    """Return a value of up to three significant digits with its unit."""
+    """Format a value with up to three significant digits and its unit."""
     number = f"{value:.3g}" if abs(value) < 99.95 else f"{value:.0f}"
     return f"{number} {unit}"
 
 
 def format_duration(seconds: float) -> str:
-    """Return a number of seconds as a duration, such as "1 h 02 min"."""
+    """Format a number of seconds as a duration, such as "1 h 02 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:
@@ -34,11 +34,11 @@ def format_duration(seconds: float) -> str:
 
 
 def list_names(names: Sequence[str], limit: int = 6) -> str:
-    """Return the first names in one line, and how many more there are.
+    """List the first names in one line, and the number of others.
 
     Args:
         names: The names.
-        limit: Largest number of names to list.
+        limit: Maximum number of names to list.
     """
     listed = ", ".join(names[:limit])
     unlisted = len(names) - limit
