@@ -1,4 +1,4 @@
-"""A run between real sites as its admin sees it: submit it, watch it, abort it.
+"""Runs between real sites from the admin's side: submit, watch and abort them.
 
     OUT/run.json        which run this folder belongs to, and the admin's kit; written
                         before the job is submitted, so that every submitted run has one
@@ -57,7 +57,7 @@ ABORT_SECONDS = 120.0
 PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it resubmits a run
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
-# The keys of a round's line that are not metrics.
+# Keys of a round's line that are not metrics.
 _NOT_METRICS = frozenset(
     {
         "kind",
@@ -96,7 +96,7 @@ def open_admin_kit(path: Path) -> tuple[Path, str]:
     """Return the path of an admin's kit and the person to whom it belongs.
 
     Raises:
-        ConfigError: It is another participant's kit, or others can read its key.
+        ConfigError: The kit is another participant's, or others can read its key.
     """
     facts = read_kit(path)
     if facts.role != ADMIN:
@@ -120,13 +120,13 @@ def prepare_run(
 
     Args:
         job: The job.
-        declared: The job as it travels.
+        declared: The job's declaration.
         kit: The admin's kit.
-        out: The folder for what the run makes; it must be free.
-        when: The present, in seconds since the epoch.
+        out: The folder for the run's files; it must be free.
+        when: The current time, in seconds since the epoch.
 
     Returns:
-        The run, and the least number of sites that it needs.
+        The run, and the minimum number of sites that it needs.
 
     Raises:
         ConfigError: `out` is not free, or the job has too few sites.
@@ -168,7 +168,7 @@ def claim_folder(run: Run, declared: Mapping[str, Any], out: Path) -> None:
     """Reserve a folder for a run, before anything is submitted.
 
     Raises:
-        ConfigError: Another run has it, or it cannot be written.
+        ConfigError: Another run has the folder, or it cannot be written to.
     """
     with on_disk(out, ConfigError, "; nothing was submitted"):
         private_folder(out)
@@ -203,12 +203,13 @@ def submit_run(
     Args:
         server: A session with the server.
         run: The run.
-        declared: The job as it travels.
-        least: The least number of sites that the run needs.
+        declared: The job's declaration.
+        least: The minimum number of sites that the run needs.
         out: The folder that the run has claimed.
 
     Raises:
-        TrainingError: The connection was lost, and the server may have the job or not.
+        TrainingError: The connection was lost, and the server may or may not have the
+            job.
         RefusedError: The server refused the job.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -289,19 +290,19 @@ def abort_run(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Abort a run permanently: no submission of it goes on, and none follows.
+    """Abort a run permanently: its submissions end, and none follows.
 
-    NVFlare keeps the mark of the abort at the server, also over a restart.
+    NVFlare keeps the mark of the abort at the server, even across restarts.
 
     Args:
         server: A session with the server.
         run: The run.
         out: The run's folder.
-        now: Returns the present, in seconds.
-        sleep: Waits for some seconds.
+        now: Returns the current time, in seconds.
+        sleep: Waits for a number of seconds.
 
     Raises:
-        ConfigError: The server does not know the run, or has its result already.
+        ConfigError: The server does not know the run, or already has its result.
         TrainingError: The run did not end in time.
     """
     deadline = now() + ABORT_SECONDS
@@ -352,7 +353,7 @@ def _require_unfinished(server: Admin, newest: Mapping[str, Any], out: Path) -> 
 
 
 def _abort_submission(server: Admin, job_id: str) -> bool:
-    """Abort a submission; return False if the server has no process of it any more."""
+    """Abort a submission; return False if the server no longer has a process of it."""
     try:
         server.abort(job_id)
     except TrainingError as error:
@@ -375,8 +376,8 @@ class Follower:
         display: Shows rounds and their metrics.
         say: Shows one line to a person.
         fresh: Whether the run was submitted just now.
-        now: Returns the present, in seconds; tests replace it.
-        sleep: Waits for some seconds; tests replace it.
+        now: Returns the current time, in seconds; tests replace it.
+        sleep: Waits for a number of seconds; tests replace it.
     """
 
     run: Run
@@ -387,7 +388,7 @@ class Follower:
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _job_id: str = ""  # the newest submission
-    _lines: int = 0  # lines of that submission that were read
+    _lines: int = 0  # number of lines read from that submission
     _status: str = ""
     _changed_at: float = 0.0
     _examined: set[str] = field(default_factory=set)  # finished submissions
@@ -439,7 +440,7 @@ class Follower:
     def _say_who_is_ahead(
         self, server: Admin, others: Mapping[str, dict[str, Any]]
     ) -> None:
-        """Name the run for whose end this one waits; the server runs one job at a time.
+        """Name the run that is ahead of this one; the server runs one job at a time.
 
         Args:
             server: A session with the server.
@@ -449,7 +450,7 @@ class Follower:
             if job["status"] not in ("RUNNING", "DISPATCHED"):
                 continue
             # A job that does not answer was killed; the watch resubmits it later, so it
-            # blocks nobody now.
+            # blocks nobody for now.
             if name != self._blocked_by and server.tell(str(job["job_id"])) is not None:
                 self._blocked_by = name
                 self.say(
@@ -525,10 +526,11 @@ class Follower:
     def _examine_finished(
         self, server: Admin, job: Mapping[str, Any]
     ) -> RunResult | None:
-        """Return the results of a finished submission, None if another one follows.
+        """Return the results of a finished submission; None if another one follows.
 
         Raises:
-            FednotesError: The run was aborted, failed for good, or is not resubmitted.
+            FednotesError: The run was aborted, failed permanently, or is not
+                resubmitted.
         """
         if self._status == ABORTED:
             raise FednotesError(f"run {self.run.name} was aborted by a person")

@@ -1,12 +1,12 @@
 """The server's part of a deployed job: the method's `train` over a real network.
 
-STATE/server/ holds checkpoints, STATE/agreement.json holds how the sites described
-themselves, and STATE/metrics.jsonl has a line for each evaluation. The folder that the
-admin fetches gets a copy of the metrics, summary.json and, where all sites end with one
-model, model/. Nothing here depends on what carries the frames; `engines/launch.py`
-defines what both ends start from.
+STATE/server/ holds checkpoints, STATE/agreement.json the sites' descriptions, and
+STATE/metrics.jsonl a line for each evaluation. The folder that the admin fetches gets a
+copy of the metrics, summary.json and, if all sites end with one model, model/. Nothing
+here depends on what carries the frames; `engines/launch.py` defines the start-up data
+of both ends.
 
-Whoever watches the run receives lines, which are tables with a `kind`:
+The watchers of the run receive lines, which are tables with a `kind`:
 
     plan       rounds and examples of a round (0: not known), the job's title, and done:
                the rounds that a resumed run has already made
@@ -75,16 +75,14 @@ from fednotes.jobs.results import RunResult
 from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import list_versions
 
-# In the server's kit: [files] of this machine, if the job names any.
+# In the server's kit: [files] of this machine, if the job names files.
 SERVER_FILE = "server.toml"
-PROBLEM = "problem.json"  # in the folder that the admin fetches, of a run that failed
+PROBLEM = "problem.json"  # of a failed run, in the folder that the admin fetches
 _PART = "federated"
-MAX_ATTEMPTS = (
-    3  # failures with one message after one round, before a run stays stopped
-)
+MAX_ATTEMPTS = 3  # equal failures after the same round before a run stays stopped
 # Bounds of the scores that a site shares, and of all sites' together. They leave
 # summary.json readable, whatever a site sends.
-MAX_SCORES = 2**17  # values of a site
+MAX_SCORES = 2**17  # maximum number of values of a site
 MAX_ALL_SCORES = 2**20
 MAX_SCORES_BYTES = 2**22  # of a site
 MAX_ALL_SCORES_BYTES = bounds.FILE // 4
@@ -92,7 +90,7 @@ MAX_SCORES_DEPTH = 16
 MAX_REFUSALS = 100  # that are remembered while sites agree
 MAX_EVENTS = 10_000  # that are published of one site
 _REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
-# These errors are about files of the server; errors of sites are of other classes.
+# These errors concern files of the server; errors of sites have other classes.
 _SERVER_ERRORS = (ModelError, MissingExtra)
 _PUBLISHED_EVENTS = ("waiting", "missing", "joined", "refused")
 logger = logging.getLogger("fednotes.apps.deployment.site")
@@ -110,7 +108,7 @@ class Pipe(Transport, Protocol):
     pause: Any
 
     def publish(self, line: Mapping[str, Any]) -> None:
-        """Send a line of progress to whoever watches the run."""
+        """Send a line of progress to the watchers of the run."""
 
 
 def server_main(setup: Setup, transport: Pipe) -> None:
@@ -147,11 +145,11 @@ def server_main(setup: Setup, transport: Pipe) -> None:
 
 
 def job_of_server(setup: Setup) -> Job:
-    """Return the job, with this machine's paths of the files that it names.
+    """Return the job, with this machine's paths for the files that it names.
 
     Raises:
         ModelError: One of the files does not exist; no site has been asked yet.
-        ConfigError: The job was submitted for other sites than its own.
+        ConfigError: The job was submitted for sites other than its own.
     """
     path = setup.kit / SERVER_FILE
     declared: Mapping[str, Any] = setup.job
@@ -177,7 +175,7 @@ def job_of_server(setup: Setup) -> Job:
 def _require_files(model: Any) -> None:
     """Raise ModelError if a file from which the server builds the model is missing.
 
-    Dictionaries and text encoders are needed at the sites only.
+    Only the sites need dictionaries and text encoders.
     """
     for key in ("word_vectors", "backbone", "representation"):
         name = getattr(model, key, "")
@@ -188,7 +186,7 @@ def _require_files(model: Any) -> None:
 def _is_final(state: Path, rounds: int, error: FednotesError) -> bool:
     """Return whether the run should not be submitted again, and count the failure.
 
-    A failure is final if no submission can mend it, or if it occurred `MAX_ATTEMPTS`
+    A failure is final if no submission can fix it, or if it occurred `MAX_ATTEMPTS`
     times after the same round.
     """
     if not isinstance(error, TrainingError):
@@ -204,7 +202,7 @@ def _is_final(state: Path, rounds: int, error: FednotesError) -> bool:
 
 
 class _Engine(Deployed):
-    """Announces the run's length once a sum says how many examples all sites have."""
+    """Announces the run's length once a sum shows how many examples all sites have."""
 
     progress: Progress
 
@@ -312,7 +310,7 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     """Return the method's configuration, on which all sites have agreed.
 
     Raises:
-        ConfigError: A site differs from the job, or refuses what the others agree on.
+        ConfigError: A site differs from the job, or refuses the others' agreement.
     """
     path = setup.state / "agreement.json"
     if engine.resume() is not None:
@@ -383,16 +381,17 @@ def _read_scores(tensors: Tensors, sites: int) -> dict[str, Any]:
 
 
 class Progress:
-    """What a run publishes, and the transport of its engine.
+    """Publishes the progress of a run, and is the transport of its engine.
 
-    The engine sees only replies; this wraps the pipe to note why sites do not answer.
+    The engine sees only replies; this class wraps the pipe to record why sites do not
+    answer.
 
     Attributes:
         path: The file of metrics, in the run's state.
-        pipe: The transport below.
+        pipe: The underlying transport.
         metrics: Metrics of the newest round.
         rounds: Number of committed rounds.
-        refusals: What sites refused, in the order in which they did; each text once.
+        refusals: The distinct refusals of sites, in order of arrival.
         is_trained: Whether training has ended. The server then asks for the sites' own
             scores, which many of them refuse to send; these refusals are not published.
     """
@@ -406,8 +405,8 @@ class Progress:
         self.is_trained = False
         self._job = job
         self._sites = len(setup.sites)
-        # The sites that are needed to go on; all of them are needed to agree, and until
-        # then there is no configuration.
+        # The number of sites needed to continue. The agreement needs all of them, and
+        # until then there is no configuration.
         self._least = max(sum_threshold(job, setup), setup.min_sites)
         self._config: Any = None
         self._published: dict[tuple[str, str], str] = {}  # (site, kind) -> newest text
@@ -424,8 +423,7 @@ class Progress:
         Raises:
             Paused: The run was asked to stop while it waits for sites. A site that was
                 lost can only come back with another submission.
-            ConfigError: So many sites have rejected the job that the others are too
-                few.
+            ConfigError: So many sites have rejected the job that too few remain.
         """
         silent = dict.fromkeys(frames, "not connected, or still busy")
         replies = self.pipe.exchange(
@@ -501,9 +499,9 @@ class Progress:
         self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
     def event(self, event: Event) -> None:
-        """Note an event of the engine, and publish it if a person may want to know."""
+        """Record an event of the engine, and publish it if it may interest a person."""
         text = event.text
-        # A site's own words may leave out its name.
+        # A site's own message may omit its name.
         if event.site and repr(event.site) not in text:
             text = f"site {event.site!r}: {text}"
         if event.kind == "refused":
@@ -521,9 +519,10 @@ class Progress:
         logger.info("%s", text if event.kind == "waiting" else event.text)
 
     def _note_decision(self, site: str, text: str) -> None:
-        """Note from a site's message whether people there rejected the job.
+        """Record from a site's message whether people there rejected the job.
 
-        A site where nobody has decided yet is noted as one whose approval is missing.
+        A site where nobody has decided yet is recorded as one whose approval is
+        missing.
         """
         if f"site {site!r} {REJECTED}" in text:
             self._rejected[site] = text.removesuffix("; asked again")
@@ -532,14 +531,14 @@ class Progress:
             self._approvals.add(site)
 
     def _publish_approvals(self) -> None:
-        """Log and publish which approvals are missing, if that is news."""
+        """Log and publish which approvals are missing, if the list is new."""
         line = self._approvals.news()
         if line is not None:
             logger.info("%s", line["text"])
             self.pipe.publish(line)
 
     def _require_willing_sites(self) -> None:
-        """Raise ConfigError if sites rejected the job and the others are too few."""
+        """Raise ConfigError if sites rejected the job and too few others remain."""
         needed = self._sites if self._config is None else self._least
         if self._rejected and self._sites - len(self._rejected) < needed:
             rejections = "; ".join(text for _, text in sorted(self._rejected.items()))

@@ -3,8 +3,8 @@
 The method's site runs behind its host, which applies the site's policy and writes its
 ledger. The site's model and its own scores are written to KIT/results/RUN/.
 
-An error message that goes to the server names the kind of problem and never a file, a
-line or a path: the file name of a note may hold a patient's name or record number. The
+An error message for the server names the kind of problem, never a file, a line or a
+path, because the file name of a note may contain a patient's name or record number. The
 full message is in the site's own log.
 """
 
@@ -80,7 +80,7 @@ NOISE_KEY_FILE = "noise.key"  # in the state of a run
 DRAWS_KEY_FILE = "draws.key"  # in the state of a run
 logger = logging.getLogger("fednotes.apps.deployment.site")
 
-# Messages of these errors speak of rules, numbers and packages only, so they may leave.
+# Messages of these errors mention only rules, numbers and packages, so they may leave.
 _MAY_LEAVE = (RefusedError, TrainingError, MissingExtra)
 _SUMMARIES: tuple[tuple[type[FednotesError], str], ...] = (
     (DataError, "its notes cannot be read"),
@@ -91,7 +91,7 @@ _SUMMARIES: tuple[tuple[type[FednotesError], str], ...] = (
 
 
 def site_main(setup: Setup) -> SiteHost:
-    """Join a job that was approved here, with this site's own notes.
+    """Join a job that was approved at this site, with the site's own notes.
 
     Raises:
         NotApproved: Nobody at the site has decided yet; the server asks again later.
@@ -132,7 +132,7 @@ def _open_host(setup: Setup) -> SiteHost:
     )
 
     def make_agreed_site() -> Any:
-        """Build the site from its beginning; its notes are read only once."""
+        """Build the site in its initial state; its notes are read only once."""
         agreed_site = AgreedSite(
             data.id,
             job,
@@ -220,7 +220,7 @@ class _Participation:
     """One site's part in one run.
 
     Attributes:
-        setup: What this side of the job starts from.
+        setup: Start-up data of this side of the job.
         file: The site's own file.
         job: The job as this site reads it.
         table: The table that was approved.
@@ -250,8 +250,8 @@ class _Participation:
 
         Args:
             config: The configuration on which all sites agreed.
-            question: Returns what identifies the request that is being answered; noise
-                is drawn once for each.
+            question: Returns an identifier of the request being answered; noise is
+                drawn once for each identifier.
         """
         options: dict[str, Any] = {
             "cache": self.file.cache or default_cache(),
@@ -295,9 +295,8 @@ class _Participation:
 def load_draws(job: Job, policy: Policy, state: Path) -> Draws | None:
     """Return this site's random draws for a run, from a secret in the run's state.
 
-    A run that resumes after a restart finds the same secret and so draws the same bits.
-    If the file is lost, the run resumes with new draws; its bits change, and nothing
-    else does.
+    A run that resumes after a restart has the same secret and therefore draws the same
+    bits. If the file is lost, the run resumes with new draws; only its bits change.
 
     Args:
         job: The job as this site reads it.
@@ -305,7 +304,7 @@ def load_draws(job: Job, policy: Policy, state: Path) -> Draws | None:
         state: The folder of the run's state at this site.
 
     Returns:
-        The draws, or None where they follow from the job's seed.
+        The draws, or None if they follow from the job's seed.
 
     Raises:
         PolicyRefusal: The method's sites accept no draws, so they would draw by the
@@ -346,12 +345,12 @@ def load_or_create_secret(path: Path) -> bytes:
 
 
 def _read_policy(kit: Path) -> Policy:
-    """Return a site's present policy; refusals do not reveal the path of the kit."""
+    """Return a site's current policy; refusals do not reveal the path of the kit."""
     return replace(read_kit_site_file(kit).policy, source=f"[policy] of {SITE_FILE}")
 
 
 def _read_policy_during_run(kit: Path, count_step: int) -> Policy:
-    """Return a site's present policy, for a run that reports counts in steps.
+    """Return a site's current policy, for a run that reports counts in steps.
 
     Args:
         kit: The site's kit.
@@ -401,13 +400,13 @@ class AgreedSite:
     """A site that performs a method's tasks once all sites have agreed.
 
     The method's site exists only after the agreement, because its configuration depends
-    on what all sites say of themselves.
+    on the descriptions of all sites.
 
     Args:
         id: The site's name.
         job: The job as this site reads it.
         sites: The names of all sites of the job, in its order.
-        description: How this site describes itself.
+        description: The description of this site.
         make: Builds the method's site from the configuration on which all agreed.
         results: The folder to which this site's own scores are written.
         write_card: Writes a model card beside the site's model.
@@ -441,17 +440,18 @@ class AgreedSite:
         Args:
             tensors: Unused.
             descriptions: All descriptions, as text.
-            agreed: The fingerprint that the server has for them.
+            agreed: The server's fingerprint of the agreement.
 
         Raises:
-            RefusedError: This side derives something else from them than the server.
+            RefusedError: This side derives a different agreement from them than the
+                server.
         """
         self._join(descriptions, agreed)
         return Update(metrics={"agreed": 1.0})
 
     def _join(self, text: str, agreed: str) -> None:
         descriptions = descriptions_from_text(text)
-        # The number of sites bounds a site's part of a mini-batch.
+        # The number of sites bounds a site's share of a mini-batch.
         if tuple(descriptions) != self._sites:
             raise RefusedError(
                 f"site {self.id!r}: the server lists {len(descriptions)} sites that "

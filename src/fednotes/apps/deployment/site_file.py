@@ -1,9 +1,9 @@
-"""A job as it travels between sites, and a site's own file, which takes precedence.
+"""A job as sent between sites, and a site's own file, which takes precedence.
 
-A job travels as the table that `simulate` runs, without paths: JSON, no path of notes,
-no code. A site's own file says where its notes are and what its rules are:
+A job is sent as the table that `simulate` runs, as JSON without paths of notes and
+without code. A site's own file says where its notes are and what its rules are:
 
-    device = "cpu"            # where tensors live
+    device = "cpu"            # device of the tensors
     threads = 2               # of this site's process; the job's number by default
     cache = "cache"           # frozen features and tokens; the user's cache by default
     [data]                    # keys of a job's [sites.NAME]; they override the job's
@@ -54,7 +54,7 @@ class _Keys:
     """The keys of the file.
 
     Attributes:
-        folder: In a copy of the file, the folder that its paths are relative to.
+        folder: In a copy of the file, the folder to which its paths are relative.
     """
 
     device: str = "cpu"
@@ -72,11 +72,11 @@ class SiteFile:
 
     Attributes:
         path: The file.
-        folder: The folder that its paths are relative to.
+        folder: The folder to which its paths are relative.
         policy: The site's rules.
         data: The table [data].
-        files: Where this machine keeps the files that a job names; absolute paths.
-        device: Where tensors live, such as `"cpu"`.
+        files: Absolute paths of this machine's files that a job names.
+        device: The device of the tensors, such as `"cpu"`.
         threads: Number of threads of the site's process; 0 for the job's.
         cache: Folder of computed features; None for the user's default.
     """
@@ -103,7 +103,7 @@ def read_site_file(path: Path) -> SiteFile:
     """Read a site's file.
 
     Raises:
-        ConfigError: It has an unknown key, a wrong value or an invalid policy.
+        ConfigError: The file has an unknown key, a wrong value or an invalid policy.
     """
     keys = build(_Keys, read_toml(path), str(path))
     folder = Path(keys.folder) if keys.folder else path.resolve().parent
@@ -129,7 +129,7 @@ def read_site_file(path: Path) -> SiteFile:
 
 
 def _existing_path(text: str, folder: Path, where: str) -> str:
-    """Return the path of a file or folder that exists; other names stay as they are.
+    """Return the path of an existing file or folder; return other names unchanged.
 
     Names such as `"minilm#layer=5"` are not files.
     """
@@ -180,7 +180,7 @@ def read_kit_site_file(kit: Path) -> SiteFile:
     """Read the site file in a site's kit.
 
     Raises:
-        ConfigError: There is none, or it is not valid.
+        ConfigError: There is no file, or it is invalid.
     """
     path = kit / SITE_FILE
     if not path.exists():
@@ -199,7 +199,7 @@ def read_policy(kit: Path) -> Policy:
 
 
 def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's table in which files that it names have this machine's paths."""
+    """Return a job's table with this machine's paths for the files that it names."""
     changed: dict[str, Any] = dict(table)
     for name, keys in file_keys_by_table().items():
         settings = changed.get(name)
@@ -209,14 +209,14 @@ def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]
     return changed
 
 
-# ---- a job as one site reads it ------------------------------------------------------
+# ---- a job as read by one site ------------------------------------------------------
 
 
 def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
-    """Return the job as one site reads it: with its own notes and no other site.
+    """Return the job as read by one site: with its own notes and no other site.
 
     Args:
-        declared: The job as it travels.
+        declared: The job's declaration.
         site: The site's name.
         file: The site's own file, which takes precedence over the job.
 
@@ -270,14 +270,14 @@ def job_at_home(
 ) -> Job:
     """Return a job that one site can load without the other sites' notes.
 
-    Stand-ins of equal size take the other sites' places, so that settings which depend
-    on the whole federation, such as a site's part of a mini-batch, are those of the
-    real run.
+    Stand-ins of equal size replace the other sites, so that settings that depend on the
+    whole federation, such as a site's share of a mini-batch, equal those of the real
+    run.
 
     Args:
         name: The job's file.
         settings: Assignments such as `"seed=2"`.
-        site: The site whose notes are here.
+        site: The site whose notes are on this machine.
         site_file: That site's own file, which says where its notes are.
         total: Training examples of all sites together: sentences, notes or patients.
 
@@ -313,8 +313,8 @@ def job_at_home(
 def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
     """Refuse a job that names a file or a variable of the machine that reads it.
 
-    Opening the file would tell the server whether it exists, and an error might quote
-    how it begins.
+    Opening the file would reveal to the server whether it exists, and an error might
+    quote its beginning.
 
     Raises:
         ConfigError: The job names one.
@@ -342,10 +342,10 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
 
 
 def load_site_data(job: Job, cache: Path | None = None) -> Sites:
-    """Load the data of a job with one site as a simulation of all sites would.
+    """Load the data of a single-site job as a simulation of all sites would.
 
     Args:
-        job: The job as one site reads it.
+        job: The job as read by one site.
         cache: Folder of computed features; None for the user's default.
 
     Raises:
@@ -366,8 +366,8 @@ def load_site_data(job: Job, cache: Path | None = None) -> Sites:
             f"{', '.join(complete)}: map it in label_map, or correct types"
         )
 
-    # The complete set's other types belong to other sites; this site keeps what it
-    # annotates.
+    # The other types of the complete set belong to other sites; this site keeps the
+    # types that it annotates.
     annotated = load_sites(replace(job, tags=None)).data[0].tags.types
     site_types = site.types + site.test_types or annotated
     types = tuple(label for label in complete if label in site_types)

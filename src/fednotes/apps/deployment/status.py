@@ -1,7 +1,7 @@
-"""What `site status` and `server status` show, and what `site forget` deletes.
+"""The facts that `site status` and `server status` show, and `site forget`.
 
-A site's own process writes down whether the server answers, its ledger tells which run
-it serves, and its log tells what went wrong. The server is asked itself, with the
+A site's process records whether the server answers, its ledger shows which run it
+serves, and its log shows what went wrong. The server itself is queried, with the
 certificate that it has for that.
 """
 
@@ -38,10 +38,10 @@ from fednotes.encoders.features import default_cache
 from fednotes.encoders.token_cache import clear_caches
 from fednotes.engines.launch import hold_state, read_outcome
 
-TAIL_BYTES = 200_000  # of a log or a ledger that are read
+TAIL_BYTES = 200_000  # bytes to read at the end of a log or a ledger
 RECENT = timedelta(minutes=2)
 SEEN_SECONDS = 15.0  # a site that is up reports to the server every 5 s
-MAX_FINISHED_RUNS = 5  # that are shown
+MAX_FINISHED_RUNS = 5  # maximum number of finished runs to show
 STATE = "state"  # folder in a kit: states of runs
 _SECONDS_A_DAY = 86_400
 _LINE = re.compile(
@@ -49,14 +49,14 @@ _LINE = re.compile(
     r"fednotes\.\S+: (?P<text>.*)"
 )
 
-# The status has a line of its own for the present state of these. That a site
-# does not share its scores is not a problem.
+# The status shows the current state of these on a separate line. A site that does not
+# share its scores is not a problem.
 _SHOWN_ELSEWHERE = re.compile(
     r"fednotes site approve|the server has not answered|has not been heard of"
     r"|refused @scores"
 )
 
-# A kind of scores, the score of that kind to show, and its label.
+# A kind of score, which score of it to show, and its label.
 _SHOWN_SCORES = (
     ("strict", "f1", "strict F1"),
     ("phenotypes", "f1", "macro F1"),
@@ -97,7 +97,7 @@ def find_last_problem(log: Path) -> LoggedProblem | None:
 
 
 def read_last_words(kit: Path) -> str:
-    """Return the last line that a process printed, which tells why it ended."""
+    """Return the last line that a process printed, which says why it ended."""
     lines = [line.strip() for line in _read_tail(kit / OUTPUT_FILE) if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"
 
@@ -142,10 +142,10 @@ def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | N
     Args:
         kit: The site's kit.
         pid: The process.
-        seconds: How long to wait.
+        seconds: Maximum time to wait.
 
     Returns:
-        What the process knows of the server; None if it has not answered in time.
+        What the process knows about the server; None if it has not answered in time.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -215,7 +215,7 @@ def describe_scores(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a server reports of itself.
+    """What a server reports about itself.
 
     Attributes:
         sites: The connected sites.
@@ -232,7 +232,7 @@ def ask_server(kit: Path) -> Network:
     """Ask the server of a kit for its sites and runs.
 
     Raises:
-        FednotesError: It does not answer.
+        FednotesError: The server does not answer.
     """
     from fednotes.apps.deployment.nvflare.server import connect
 
@@ -267,7 +267,7 @@ def _describe_outcome(outcome: Mapping[str, Any], otherwise: str) -> str:
     """Return the state of a run that is not in progress, from its outcome file.
 
     Args:
-        outcome: What the run or the server's watch wrote.
+        outcome: The outcome recorded by the run or the server's watch.
         otherwise: The state of a run without such a file.
     """
     status = str(outcome.get("status", otherwise))
@@ -279,9 +279,9 @@ def _describe_outcome(outcome: Mapping[str, Any], otherwise: str) -> str:
 
 
 def describe_progress(reply: Mapping[str, Any]) -> str:
-    """Return how a run in progress stands.
+    """Describe the progress of a run.
 
-    The text says the rounds, the sites that take part, the sites whose approval is
+    The text has the rounds, the participating sites, the sites whose approval is
     missing, and the newest event.
 
     Args:
@@ -313,7 +313,7 @@ def describe_progress(reply: Mapping[str, Any]) -> str:
 
 
 def describe_saved_runs(kit: Path) -> list[str]:
-    """Return how runs stood when the server last ran, a line each."""
+    """Return one line per run: its status when the server last ran."""
     lines = []
     paths = sorted(
         (kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime
@@ -328,7 +328,7 @@ def describe_saved_runs(kit: Path) -> list[str]:
 
 
 def describe_refused_copies(kit: Path) -> list[str]:
-    """Return a line for each site of which a second process was refused lately."""
+    """Return a line for each site whose second process was recently refused."""
     refused_at = read_json_table(kit / STATE / "second.json")
     return [
         f"site {site!r}: a second process in its name was refused at "
@@ -344,14 +344,14 @@ def describe_refused_copies(kit: Path) -> list[str]:
 def forget_run(kit: Path, run: str) -> dict[Path, int]:
     """Delete a run's journals, states, model and scores, and the site's cache.
 
-    The cache holds what was computed from the site's notes beforehand.
+    The cache holds features precomputed from the site's notes.
 
     Returns:
-        Each deleted folder, with the bytes that this freed.
+        Each deleted folder, with the freed bytes.
 
     Raises:
         ConfigError: The run is not known, or it is in progress.
-        FednotesError: Something cannot be deleted; another call deletes the remainder.
+        FednotesError: A file cannot be deleted; another call deletes the remainder.
     """
     known = _folders_of_runs(kit)
     if run not in known:
@@ -379,7 +379,7 @@ def forget_run(kit: Path, run: str) -> dict[Path, int]:
 
 
 def _folders_of_runs(kit: Path) -> dict[str, list[Path]]:
-    """Return the folders that a kit has of each run."""
+    """Return a kit's folders for each run."""
     folders: dict[str, list[Path]] = {}
     for place in (kit / STATE, kit / RESULTS):
         for folder in sorted(place.iterdir()) if place.is_dir() else []:

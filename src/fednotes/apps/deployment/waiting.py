@@ -17,13 +17,13 @@ REPEAT_SECONDS = 300.0  # a list that has not changed is published again after t
 class PendingApprovals:
     """The sites whose approval a run waits for.
 
-    The names come from the run's own list of sites: what a site sends decides only
-    whether it is waited for. The times are kept on disk, so they survive a restart of
-    the server.
+    The names come from the run's own list of sites; a site's messages only decide
+    whether the run waits for it. The times are kept on disk, so they survive a restart
+    of the server.
 
     Attributes:
-        since: Site to the seconds since the epoch at which it was first known not to
-            have approved.
+        since: Site to the time at which its approval was first known to be missing, in
+            seconds since the epoch.
 
     Args:
         path: The file in which the times are kept.
@@ -44,13 +44,13 @@ class PendingApprovals:
         self._published_at = 0.0
 
     def add(self, site: str) -> None:
-        """Note that a site has not approved the job; the first time counts."""
+        """Record that a site has not approved the job; the first time counts."""
         if site in self._sites and site not in self.since:
             self.since[site] = self._clock()
             write_json(self._path, self.since)
 
     def remove(self, site: str) -> None:
-        """Note that a site has approved or rejected the job."""
+        """Record that a site has approved or rejected the job."""
         if self.since.pop(site, None) is not None:
             write_json(self._path, self.since)
 
@@ -80,12 +80,12 @@ class PendingApprovals:
 
 
 def waiting_text(since: Mapping[str, float], now: float) -> str:
-    """Return a sentence that says whose approval is missing, and for how long.
+    """Return a sentence naming the sites whose approval is missing, and since when.
 
     Args:
-        since: Site to the seconds since the epoch at which it was first known not to
-            have approved.
-        now: The present, in seconds since the epoch.
+        since: Site to the time at which its approval was first known to be missing, in
+            seconds since the epoch.
+        now: The current time, in seconds since the epoch.
 
     Returns:
         The sentence; empty if no approval is missing.

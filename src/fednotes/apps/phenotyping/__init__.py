@@ -1,8 +1,8 @@
 """Phenotyping of patients in two stages, after Liu, Dligach and Miller 2019.
 
-From files to patients, in the order in which a newcomer reads them:
+From files to patients, in reading order for newcomers:
 
-    cohort         patients as bags of concepts with labels; how they are divided
+    cohort         patients as bags of concepts with labels, and their division
     tables         tables of hospitals, one row per line, and reports of damaged rows
     xml_files      XML files, element by element
     codes          billing codes, their categories, and the outputs of stage 1
@@ -33,7 +33,7 @@ From patients to models:
     two_stage      the method: Algorithm 1 of the paper
     phenotyper     the saved model
     predict        predictions and scores of a saved model
-    model          the same, as fednotes' other commands use it
+    model          the same, as used by fednotes' other commands
 
 Around a run: `agreement` (what sites tell each other), `site_counts`, `hints`,
 `compare_patients`, `shadow` (the audit) and `sklearn_export`.

@@ -27,7 +27,7 @@ def described(
     job: Job,  # noqa: ARG001 - part of the interface of SiteKind
     data: SitePatients,
 ) -> dict[str, Any]:
-    """Return the public facts of a site of patients, by the fields of a description."""
+    """Return the public facts of a site of patients, by field of the description."""
     return {
         "width": data.space.width,
         "dense": data.space.dense,
@@ -75,8 +75,8 @@ def training_examples(data: SitePatients) -> dict[str, Iterator[bytes]]:
     """Return the training patients of a site as bytes, in several views.
 
     Returns:
-        The patients by the name of the view: alone, with their labels and codes, and
-        with what their notes say.
+        The patients by the name of the view: the patients alone, with their labels and
+            codes, and with the features of their notes.
     """
     return {
         "patients": (joined(patient) for patient in data.train.patients),

@@ -6,14 +6,14 @@ stage 1, or on "TF-IDF weighted sparse bag-of-CUIs vectors".
 
 A machine is one linear function of a patient's features. A disease whose classes are
 absent and present has one machine, whose sign decides. A disease with a third class,
-questionable, has three machines, each of which tells one class from the others.
+questionable, has three machines, each of which separates one class from the others.
 
 An epoch takes the patients one by one, and all machines take their steps for a patient
-together: the weights are one matrix (features, machines), so a feature of the patient
-meets one contiguous row of it. Each machine does what scikit-learn's
-`SGDClassifier(penalty=None, shuffle=False)` would do alone on the patients who are
-labelled for its disease. The order, the steps and the coefficients are the same, and it
-is four to six times as fast.
+    together: the weights are one matrix (features, machines), so a feature of the
+    patient uses one contiguous row of it. Each machine takes the same steps as
+    scikit-learn's `SGDClassifier(penalty=None, shuffle=False)` on only the patients
+    labelled for its disease. The order, the steps and the coefficients are the same,
+    and training is four to six times as fast.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Signs = NDArray[np.int8]
 
 CLASSES: Final = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores and probabilities
 INTERCEPT: Final = "svm.intercept"  # the name of a tensor: a number for each machine
-# With sparse features, scikit-learn takes smaller steps of the intercept.
+# With sparse features, scikit-learn scales down the steps of the intercept.
 SPARSE_INTERCEPT: Final = 0.01
 # Kernels take the learning rate's schedule as an index into this tuple.
 _SCHEDULES: Final = ("constant", "optimal", "invscaling")
@@ -96,15 +96,15 @@ class SvmConfig:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features of patients without the zeros, row by row (CSR).
+    """Features of patients without zeros, row by row (CSR).
 
     Attributes:
         values: (entries,) float64.
         columns: (entries,) int64 numbers of the features.
         offsets: (patients + 1,) int64 bounds of the patients in `values`.
         width: The number of features.
-        sparse: Whether the features were given without zeros; it sets the size of the
-            intercept's steps.
+        sparse: Whether the features came as a sparse matrix; this determines the size
+            of the intercept's steps.
     """
 
     values: Floats
@@ -115,13 +115,13 @@ class Features:
 
     @classmethod
     def of(cls, dense: np.ndarray) -> Features:
-        """Return features made of a matrix; about half of a ReLU layer's are zero.
+        """Return the features in a matrix; about half of a ReLU layer's are zero.
 
         Args:
             dense: (patients, features).
 
         Raises:
-            DataError: The shape is another one, or a value is not finite.
+            DataError: The array is not two-dimensional, or a value is not finite.
         """
         matrix = np.ascontiguousarray(dense, np.float64)
         if matrix.ndim != 2 or not np.isfinite(matrix).all():
@@ -158,16 +158,16 @@ def inverse_document_frequencies(frequencies: np.ndarray, patients: int) -> Floa
     Args:
         frequencies: (vocabulary,) document frequencies, summed over sites. A sum shows
             no site's own frequencies.
-        patients: The number of patients over which they were counted.
+        patients: The number of patients among whom they were counted.
     """
     # [phenotype idf]
     return np.asarray(np.log((1 + patients) / (1 + frequencies.astype(np.float64))) + 1)
 
 
 def tfidf(bags: Bags, idf: np.ndarray) -> Features:
-    """Return how often each concept occurs, times its idf, scaled to length 1.
+    """Return each concept's count times its idf, scaled to length 1 per patient.
 
-    These are the definitions of scikit-learn's TfidfTransformer. A patient without
+    The definitions are those of scikit-learn's TfidfTransformer. A patient without
     concepts has no entry.
 
     Args:
@@ -175,7 +175,7 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
         idf: (vocabulary,) `inverse_document_frequencies`.
 
     Raises:
-        DataError: The bags have another vocabulary, or a weight is not finite.
+        DataError: The bags have a different vocabulary, or a weight is not finite.
     """
     if bags.vocabulary != len(idf):
         raise DataError(
@@ -205,13 +205,14 @@ def agree_on_classes(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the classes of each disease.
 
-    Absent and present are classes where there is any patient. Questionable is one where
-    there are enough patients; the paper leaves it out where there are too few.
+    Absent and present are classes if any patient has them. Questionable is a class if
+    enough patients have it; the paper omits it if there are too few.
 
     Args:
         counts: For "absent", "present" and "questionable", (diseases,) numbers of
             patients as `Cohort.label_counts` has them, summed over sites.
-        least_questionable: The number of patients from which questionable is a class.
+        least_questionable: The minimum number of patients for which questionable is a
+            class.
     """
     is_class = np.stack(
         [
@@ -229,20 +230,20 @@ class LinearSVMs:
 
     Args:
         classes: The classes of each disease. A disease with one class needs no machine,
-            because that class is always predicted; one without any has -1 predicted.
-            Labels of other classes count as unlabelled.
+            because that class is always predicted; for a disease without classes, -1 is
+            predicted. Labels of other classes count as unlabelled.
         features: The number of features.
         config: The settings; the defaults if None.
 
     Attributes:
         classes: The classes of each disease, in rising order.
-        machines: The disease of each machine, and the class that it takes as positive.
+        machines: The disease and the positive class of each machine.
         weight: (features, machines) float64.
         intercept: (machines,) float64.
-        steps: (machines,) int64 numbers of patients that each machine has seen.
+        steps: (machines,) int64 numbers of steps that each machine has taken.
 
     Raises:
-        ConfigError: A disease has a class that does not exist, or has one twice.
+        ConfigError: A disease has an unknown class, or a class twice.
     """
 
     def __init__(
@@ -276,10 +277,10 @@ class LinearSVMs:
     def to_float32(self) -> dict[str, Tensor]:
         """Return the tensors of `trainable` in float32, as they leave a site.
 
-        A float32 number times a number of patients is exact in float64, so that the
-        mean over one site is that site's value to the last bit; for a float64 number it
-        is not. Training in one place gives the same bits if it, too, continues from
-        these tensors in each cycle.
+        A float32 number times a number of patients is exact in float64, so the mean
+        over one site is bit-identical to that site's value; for a float64 number it is
+        not. Pooled training gives the same bits if it also continues from these tensors
+        in each cycle.
         """
         return {name: value.float() for name, value in self.trainable().items()}
 
@@ -287,7 +288,7 @@ class LinearSVMs:
         """Continue from the tensors of `to_float32`, which may be among others.
 
         Raises:
-            TrainingError: They are missing, or have another shape.
+            TrainingError: Tensors are missing, or have a different shape.
         """
         targets = self.trainable()
         sources = {name: value for name, value in tensors.items() if name in targets}
@@ -318,8 +319,8 @@ class LinearSVMs:
     def balance_classes(self, counts: np.ndarray) -> Floats:
         """Return (machines, 2) weights of negative and of positive patients.
 
-        A class weighs n / (classes · its n). Where a disease has three classes, those
-        that a machine does not take as positive weigh 1, as in scikit-learn.
+        A class weighs n / (classes · its n). If a disease has three classes, the
+        negative classes of a machine weigh 1, as in scikit-learn.
 
         Args:
             counts: (diseases, 3) numbers of labelled patients of each of CLASSES,
@@ -353,8 +354,8 @@ class LinearSVMs:
             weights: (machines, 2), see `balance_classes`; 1 if None.
 
         Returns:
-            The sum of the losses before each step, and the number of pairs of patient
-            and machine in it.
+            The sum of the losses before each step, and its number of pairs of patient
+            and machine.
 
         Raises:
             DataError: Features, labels and order contradict each other.
@@ -393,7 +394,7 @@ class LinearSVMs:
         """Return (patients, machines) w·x + b.
 
         Raises:
-            DataError: There is another number of features.
+            DataError: The number of features is wrong.
         """
         self._require_width(features)
         scores = np.empty((len(features), len(self.machines)))
@@ -410,15 +411,15 @@ class LinearSVMs:
     def class_scores(self, features: Features) -> Floats:
         """Return (patients, diseases, 3) scores of CLASSES.
 
-        The score is -inf for what is not a class of the disease.
+        The score is -inf for a class that the disease lacks.
         """
         scores = self.scores(features)
         return self._spread(scores, -scores, only_class=0.0, no_class=-np.inf)
 
     def ranking(self, features: Features) -> Floats:
-        """Return (patients, diseases) scores of "present", which only rank patients.
+        """Return (patients, diseases) scores of "present", useful only for ranking.
 
-        The score is 0 where "present" is not a class of the disease.
+        The score is 0 if "present" is not a class of the disease.
         """
         scores = self.class_scores(features)[:, :, PRESENT]
         return np.where(np.isfinite(scores), scores, 0.0)
@@ -438,14 +439,14 @@ class LinearSVMs:
     ) -> Floats:
         """Return (patients, diseases, 3) probabilities of CLASSES.
 
-        They are sigmoid(a · score + b), scaled to the sum 1 over the classes of a
-        disease, and all zero for a disease without classes.
+        They are sigmoid(a · score + b), normalised over the classes of a disease, and
+        all zero for a disease without classes.
 
         Args:
             features: The patients' features.
-            platt: (machines, 2) a and b of `fit_platt`. If None, they are 1 and 0: the
-                meaning of scores under the loss "log". Under "hinge" the result then
-                only orders patients.
+            platt: (machines, 2) a and b of `fit_platt`. If None, they are 1 and 0,
+                which is exact for the loss "log"; under "hinge", the result then only
+                ranks patients.
         """
         if platt is None:
             platt = np.tile((1.0, 0.0), (len(self.machines), 1))
@@ -456,7 +457,7 @@ class LinearSVMs:
         chances = self._spread(sigmoids, 1 - sigmoids, only_class=1.0, no_class=0.0)
         totals = chances.sum(axis=2, keepdims=True)
         scaled = chances / np.where(totals > 0, totals, 1)
-        # Where all sigmoids of a disease underflow to zero, no class is preferred.
+        # If all sigmoids of a disease underflow to zero, no class is preferred.
         return np.where(totals > 0, scaled, self._even_probabilities())
 
     def _even_probabilities(self) -> Floats:
@@ -479,10 +480,10 @@ class LinearSVMs:
 
         Args:
             values: (patients, machines) values of the machines' positive classes.
-            opposites: (patients, machines) values of "absent" (or the lower class) of
+            opposites: (patients, machines) values of "absent" (or the lower class) for
                 diseases with two classes.
-            only_class: The value of a class that is the only one of its disease.
-            no_class: The value of what is not a class of a disease.
+            only_class: The value of the only class of a disease.
+            no_class: The value of a class that the disease lacks.
         """
         shape = (len(values), len(self.classes), len(CLASSES))
         spread = np.full(shape, no_class)
@@ -497,7 +498,7 @@ class LinearSVMs:
         return spread
 
     def _require_width(self, features: Features) -> None:
-        """Raise DataError if there is another number of features."""
+        """Raise DataError if the number of features is wrong."""
         if features.width != len(self.weight):
             raise DataError(
                 f"the patients have {features.width} features, but the classifiers "
@@ -518,7 +519,7 @@ def _list_machines(classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, int],
 
 # ---- kernels: a patient's steps for all machines -------------------------------------
 # They add in scikit-learn's order, without fused multiply-adds, so that the hinge loss
-# gives the very bits of scikit-learn.
+# is bit-identical to scikit-learn's.
 
 
 @kernel("void(f8[::1], i8[::1], i8, i8, f8[:,::1], f8[::1], f8[::1])", fused=False)
@@ -576,7 +577,7 @@ def _loss_and_slope(is_log: bool, y: float, score: float) -> tuple[float, float]
     if not is_log:
         return max(0.0, 1.0 - margin), (1.0 if margin <= 1.0 else 0.0)
     loss = np.log1p(np.exp(-abs(margin))) + max(0.0, -margin)
-    if score <= -37.0:  # exp(-score) is so large that 1 more makes no difference
+    if score <= -37.0:  # adding 1 to exp(-score) makes no difference
         small = np.exp(score)
         return loss, (1.0 - small if y > 0.0 else small)
     odds = np.exp(-score)
@@ -656,22 +657,22 @@ def _train_epoch(  # noqa: PLR0913 - a kernel has no objects
 
 
 # ---- training to convergence ---------------------------------------------------------
-# Stochastic gradient descent without a penalty stops where its epochs do. A comparison
-# of features by it is therefore also one of how fast each of them is learned. The
-# solution of scikit-learn's `LogisticRegression` does not depend on the order of
+# Without a penalty, the result of stochastic gradient descent depends on the number of
+# epochs. Comparing features with it therefore also compares how fast each is learned.
+# The solution of scikit-learn's `LogisticRegression` does not depend on the order of
 # patients and serves as the reference:
 #
 #     min_w  ½ ‖w‖² + C Σ_i s_i log(1 + exp(−y_i (w·x_i + b))),
 #
-# where s_i is the weight of i's class. In a federation the mean of the sites' own
-# solutions is taken, and further cycles change nothing.
+# where s_i is the weight of i's class. A federation takes the mean of the sites' own
+# solutions, and further cycles change nothing.
 
-# The values of C among which held-out patients choose.
+# The values of C from which held-out patients select.
 C_CHOICES: Final = tuple(10.0**power for power in range(-2, 5))
 
 
 class LabelledPatients(NamedTuple):
-    """What classifiers are trained on.
+    """The data for training classifiers.
 
     Attributes:
         features: The patients' features.
@@ -692,20 +693,19 @@ def fit(
 ) -> tuple[float, int]:
     """Train every machine to convergence.
 
-    A machine without patients of both kinds stays at zero.
+    A machine that lacks positive or negative patients stays at zero.
 
     Args:
         machines: The classifiers, which are changed.
         train: The patients to train on.
         held_out: The patients who choose C.
         weights: (machines, 2), see `LinearSVMs.balance_classes`; 1 if None.
-        C: Weight of the patients against the penalty. For 0 it is the one of C_CHOICES
-            whose solutions have the smallest loss on held-out patients, the smaller of
-            two that are alike, and 1 if nobody is held out.
+        C: Weight of the patients against the penalty. If it is 0, the value of
+            C_CHOICES with the smallest loss on held-out patients is used (the smaller
+            value in a tie), and 1 if nobody is held out.
 
     Returns:
-        The sum of the weighted losses, and the number of pairs of patient and machine
-        in it.
+        The sum of the weighted losses, and its number of pairs of patient and machine.
 
     Raises:
         MissingExtra: scikit-learn is not installed.
@@ -722,7 +722,7 @@ def _choose_c(
     held_out: LabelledPatients,
     weights: np.ndarray | None,
 ) -> float:
-    """Return the one of C_CHOICES whose solutions have the smallest held-out loss."""
+    """Return the value of C_CHOICES with the smallest held-out loss."""
     losses: list[float] = []
     for choice in C_CHOICES:
         _solve(machines, train, weights, C=choice)
@@ -738,7 +738,7 @@ def _solve(
     *,
     C: float,
 ) -> None:
-    """Put every machine at its solution, or at zero without patients of both kinds."""
+    """Set every machine to its solution, or to zero if a class has no patient."""
     with needs("scikit-learn", "phenotype"):
         from scipy.sparse import csr_matrix
         from sklearn.linear_model import LogisticRegression
@@ -774,7 +774,7 @@ def measure_loss(
         weights: (machines, 2), see `LinearSVMs.balance_classes`; 1 if None.
 
     Returns:
-        The sum of the losses, and the number of pairs of patient and machine in it.
+        The sum of the losses, and its number of pairs of patient and machine.
     """
     targets = machines.make_targets(patients.labels)
     scores = machines.scores(patients.features)

@@ -5,9 +5,9 @@
     read_codiesp   CodiEsp: trainD.tsv, trainP.tsv and the like, without a header
     read_codes     a table of a site's own, with a header and a row per patient and code
 
-Damaged rows are left out as `tables.py` describes; so is a row whose code is not one of
-its coding system. Rows whose code is empty are counted apart; MIMIC-III has some. Codes
-are strings: "0389" is septicaemia, 389 is hearing loss.
+Damaged rows are left out as `tables.py` describes; so are rows with a code outside
+their coding system. Rows with an empty code are counted separately; MIMIC-III has some.
+Codes are strings: "0389" is septicaemia, 389 is hearing loss.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PatientCodes:
     """The codes of a site's patients. They never leave the site.
 
     Attributes:
-        codes: The codes of each patient, as `codes.py` writes them; at least one each.
-        tables: What became of the rows, one report per table.
+        codes: The codes of each patient in the form of `codes.py`; at least one each.
+        tables: One report per table about its rows.
     """
 
     codes: dict[str, set[str]] = field(default_factory=dict, repr=False)
@@ -62,8 +62,8 @@ class PatientCodes:
         Args:
             path: The table.
             rows: Its rows.
-            columns: Where patients and codes are.
-            known: The codes that exist. Others are kept, and counted.
+            columns: The columns of patients and codes.
+            known: The valid codes. Others are kept, and counted.
 
         Raises:
             DataError: Most rows are damaged.
@@ -94,7 +94,7 @@ class PatientCodes:
 
 
 class _Columns(NamedTuple):
-    """Where a table has patients and codes, and which coding system a row has."""
+    """A table's columns of patients and codes, and how to find a row's system."""
 
     patient: int
     code: int
@@ -103,7 +103,7 @@ class _Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class _RowSystem:
-    """How the coding system of a row is recognised.
+    """The rule for recognising a row's coding system.
 
     Attributes:
         default: The system of rows that do not name one; None if there is no default.
@@ -131,7 +131,7 @@ class _RowSystem:
 
 
 def _table_in(folder: Path, name: str) -> Path | None:
-    """Return the table of this name in a folder, in any case, packed or not."""
+    """Return the table of this name in a folder, in any case, compressed or not."""
     endings = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
     names = {f"{name.lower()}{ending}" for ending in endings}
     return next(
@@ -173,7 +173,7 @@ def _add_table(
         patient: Name of the column of patients.
         code: Name of the column of codes.
         system: The coding system of all rows.
-        known: The codes that exist; None if that is unknown.
+        known: The valid codes; None if they are not known.
 
     Raises:
         DataError: A column is missing, or most rows are damaged.
@@ -217,11 +217,11 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
 
     Args:
         folder: The folder. Tables end in .csv or .csv.gz, in upper or lower case.
-        tables: Which of "diagnoses", "procedures" and "cpt" are read; all if empty.
-            Each must be there.
+        tables: Which of "diagnoses", "procedures" and "cpt" to read; all if empty. Each
+            must exist.
 
     Raises:
-        ConfigError: `tables` has another name.
+        ConfigError: `tables` contains an unknown name.
         DataError: A file or column is missing, or a table has mostly damaged rows.
     """
     for name in tables:
@@ -275,7 +275,7 @@ def read_omop(
             "condition" reads standard concepts (condition_concept_id; 0, not mapped,
             counts as empty). Any other system, such as "icd10", reads the source's
             codes (condition_source_value), whose system the tables do not name.
-        procedures: Likewise for the table of procedures.
+        procedures: The same for the table of procedures.
 
     Raises:
         ConfigError: A coding system is unknown.
@@ -351,7 +351,7 @@ _SYSTEM_COLUMNS: Final = ("system", "coding_system", "code_system")
 _VERSION_COLUMN: Final = "icd_version"  # 9 or 10, as in MIMIC-IV
 _DIAGNOSES: Final = {"9": "icd9", "10": "icd10"}
 _PROCEDURES: Final = {"9": "icd9proc", "10": "icd10pcs"}
-# Other names of coding systems, in small letters and digits alone.
+# Other names of coding systems, reduced to lower-case letters and digits.
 _SYSTEM_NAMES: Final = {
     **{name: name for name in SYSTEMS},
     "icd9cm": "icd9",
@@ -369,7 +369,7 @@ def read_codes(
 ) -> PatientCodes:
     """Read the codes of a table with a header, separated by commas or tabs, also .gz.
 
-    Columns are found by their names in any case; blanks and hyphens count as
+    Columns are recognised by their names in any case; spaces and hyphens count as
     underscores. Other columns are ignored. A row's coding system is the one that it
     names (in a cell such as "ICD-10-CM" or "CPT4"), or the one of its ICD version, or
     `system`. A version alone does not tell diagnoses from procedures: 3605 is a code of
@@ -377,7 +377,7 @@ def read_codes(
 
     Args:
         path: The table.
-        system: Coding system of rows that name none.
+        system: Coding system of rows that do not name one.
         patient_column: Column of patients, if it does not have a usual name.
         code_column: Column of codes, if it does not have a usual name.
 
@@ -436,8 +436,7 @@ def _is_of_procedures(table: Table, system: str) -> bool:
 def _system_by_name(text: str) -> str | None:
     """Return the coding system that a cell names; None if it is unknown.
 
-    The cell may be an address as in FHIR, whose last part is the name:
-    …/sid/icd-10-cm.
+    The cell may be a URL as in FHIR, whose last part is the name: …/sid/icd-10-cm.
     """
     last_part = text.lower().rpartition("/")[2]
     return _SYSTEM_NAMES.get(re.sub("[^a-z0-9]", "", last_part))
@@ -461,7 +460,7 @@ class CodeSource(ABC):
 
 @dataclass(frozen=True)
 class CodeTable(CodeSource):
-    """A table of a site's own; the fields are those of `read_codes`."""
+    """One of a site's own code tables; its fields are parameters of `read_codes`."""
 
     system: str = ""
     patient_column: str = ""
@@ -474,7 +473,7 @@ class CodeTable(CodeSource):
 
 @dataclass(frozen=True)
 class MimicFolder(CodeSource):
-    """A folder of MIMIC-III; the field is that of `read_mimic`."""
+    """A folder of MIMIC-III; its field is a parameter of `read_mimic`."""
 
     tables: tuple[str, ...] = ()
 
@@ -485,7 +484,7 @@ class MimicFolder(CodeSource):
 
 @dataclass(frozen=True)
 class OmopFolder(CodeSource):
-    """A folder of OMOP tables; the fields are those of `read_omop`."""
+    """A folder of OMOP tables; its fields are parameters of `read_omop`."""
 
     conditions: str = "condition"
     procedures: str = "procedure"
@@ -497,7 +496,7 @@ class OmopFolder(CodeSource):
 
 @dataclass(frozen=True)
 class CodiespFolder(CodeSource):
-    """A file or folder of CodiEsp; the field is that of `read_codiesp`."""
+    """A file or folder of CodiEsp; its field is a parameter of `read_codiesp`."""
 
     kinds: str = "DP"
 

@@ -1,8 +1,8 @@
 """Billing codes, their categories, and the outputs that stage 1 predicts.
 
-A code is written `<system>:<code>`, in capitals and without a dot, because "4019" is
-hypertension among ICD-9 diagnoses and something else among procedures. A job may write
-it with the dot and in any case ("ICD9:401.9").
+A code is written `<system>:<code>`, in capitals and without a dot. The system is needed
+because "4019" is hypertension among ICD-9 diagnoses and something else among
+procedures. A job may write it with the dot and in any case ("ICD9:401.9").
 
     system     codes                          category (what remains of the code)
     icd9       ICD-9-CM diagnoses             first 3 characters: icd9:401, icd9:V45
@@ -14,18 +14,18 @@ it with the dot and in any case ("ICD9:401.9").
     procedure  OMOP procedure concept         the concept itself
 
 Liu, Dligach and Miller 2019 write only "174 ICD or CPT codes", after Dligach and Miller
-2018. The first three rules are those of the latter's published program. That program
-reads procedure codes as numbers, so it loses leading zeros ("0331" becomes 33), and
-reads CPT codes from the column of numbers, where codes with a letter are missing. We
-read both as strings, so a few outputs may differ from the paper's 174. In the code book
-an ICD-9 external cause has 4 characters (`whole_causes`); the program cuts it to 3 like
-the others. The other four rules are ours.
+2018. The first three rules are from the latter's published program. That program reads
+procedure codes as numbers, so it loses leading zeros ("0331" becomes 33), and reads CPT
+codes from the column of numbers, where codes with a letter are missing. We read both as
+strings, so a few outputs may differ from the paper's 174. In the code book, an ICD-9
+external cause has 4 characters (`whole_causes`); the program truncates it to 3 like the
+others. The other four rules are ours.
 
-Where a job names a code, it means every code that begins with it: icd10:E11 includes
-icd10:E119. A CPT code is complete with its five characters, and an OMOP concept means
-only itself, because 3 has nothing to do with 316866.
+A code in a job stands for every code that begins with it: icd10:E11 includes
+    icd10:E119. A CPT code is complete with its five characters, and an OMOP concept
+    stands only for itself, because 3 is unrelated to 316866.
 
-Sites agree on the outputs without showing any site's own list: `public_categories`
+Sites agree on the outputs without revealing any site's own list: `public_categories`
 lists every possible category, each site counts its patients in each of them, and only
 the sum of these counts goes into `choose`.
 """
@@ -60,13 +60,13 @@ class System:
     """A coding system.
 
     Attributes:
-        length: Number of characters of a code that are its category. None means all of
-            them; no longer code belongs to a code then.
-        form: The form of a complete code. A code that ends in zeros must be possible
-            in it, because this is how the beginnings of codes are recognised.
+        length: Number of leading characters of a code that form its category. None
+            means all characters; a code then includes no longer codes.
+        form: The pattern of a complete code. It must match codes that end in zeros,
+            because prefixes of codes are recognised by appending zeros.
         example: A code, for messages.
-        categories: The forms of categories. Capitals stand for themselves, small
-            letters for the characters in `_PLACES`.
+        categories: The patterns of categories. Capitals stand for themselves,
+            lower-case letters for the characters in `_PLACES`.
     """
 
     length: int | None
@@ -84,8 +84,8 @@ _PLACES: Final = {
     "v": ascii_uppercase[:22],
 }
 _ICD9 = r"(?:[0-9]{3}|V[0-9]{2})(?:\.?[0-9]{1,2})?|E[0-9]{3}(\.?[0-9])?"
-# Neither book of ICD-10 has an O or I after the first letter, where they would be taken
-# for 0 and 1.
+# Neither ICD-10 system has an O or I after the first letter, where they could be
+# mistaken for 0 and 1.
 _ICD10 = rf"[A-Z][0-9][{_PCS}](?:\.?[{_PCS}]{{1,4}})?"
 SYSTEMS: Final[dict[str, System]] = {
     "icd9": System(3, re.compile(_ICD9), "401.9", ("ddd", "Edd", "Vdd")),
@@ -116,10 +116,11 @@ def system_of(name: str) -> System:
 
 @lru_cache(maxsize=1 << 17)
 def code_of(system: str, text: str) -> str | None:
-    """Return the code `<system>:<code>` that a table's text stands for.
+    """Return the code `<system>:<code>` for a text in a table.
 
-    A dot must be where the system has it: "4019.0", as a spreadsheet writes 4019, is no
-    code. A lost leading zero cannot be noticed: both "389" and "0389" are codes.
+    A dot must be where the system has it: "4019.0", as a spreadsheet writes 4019, is
+        not a code. A lost leading zero cannot be noticed: both "389" and "0389" are
+        codes.
 
     Returns:
         The code; None if the text is not a code of the system.
@@ -133,11 +134,11 @@ def code_of(system: str, text: str) -> str | None:
 def parse(name: str) -> tuple[str, str]:
     """Return the system and the code of `<system>:<code>`, in any case.
 
-    The code may be the beginning of codes.
+    The code may be a prefix of codes.
 
     Raises:
-        ConfigError: It is written otherwise, or no code of the system begins with it,
-            so that it would never match.
+        ConfigError: The name has another form, or no code of the system begins with it,
+            so it would never match.
     """
     prefix, colon, suffix = name.partition(":")
     system = prefix.strip().lower()
@@ -156,9 +157,10 @@ def parse(name: str) -> tuple[str, str]:
 
 
 def _can_begin_code(system: System, text: str) -> bool:
-    """Return whether a text is a code or begins one.
+    """Return whether a text is a code or a prefix of one.
 
-    It does if a number of zeros completes it: "C7" and "E11." do, "E1." does not.
+    It is if appending zeros completes it: this holds for "C7" and "E11.", not for
+        "E1.".
     """
     return any(
         system.form.fullmatch(text + "0" * zeros) for zeros in range(_LONGEST_CODE)
@@ -166,7 +168,7 @@ def _can_begin_code(system: System, text: str) -> bool:
 
 
 def _code_test(name: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a code is meant by a name in a job."""
+    """Return a function that tests whether a name in a job includes a code."""
     system, code = parse(name)
     prefix = f"{system}:{code}"
     if SYSTEMS[system].length is None:
@@ -199,15 +201,15 @@ def _category_length(system: str, code: str, *, whole_causes: bool) -> int | Non
 def categories_of_job(
     names: Iterable[str], *, whole_causes: bool = False
 ) -> tuple[str, ...]:
-    """Return the categories that a job names as outputs, in their order.
+    """Return the categories that a job names as outputs, in the job's order.
 
     Args:
         names: The names as `<system>:<code>`.
         whole_causes: As of `category`.
 
     Raises:
-        ConfigError: A name is not a code; is a code within a category, or the beginning
-            of several, neither of which would ever be present; or is repeated.
+        ConfigError: A name is repeated, is not a code, or is longer or shorter than a
+            category and would therefore never be present.
     """
     categories: dict[str, None] = {}
     for name in names:
@@ -238,8 +240,8 @@ def category_counts(
 
     Args:
         codes: The codes of each patient. A patient counts once in a category.
-        names: The categories. They are a public list such as `public_categories`, so
-            that a sum over sites may be shown.
+        names: The categories. They must be a public list, such as `public_categories`,
+            so that a sum over sites may be revealed.
         whole_causes: As of `category`.
 
     Returns:
@@ -256,10 +258,10 @@ def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
 
     Args:
         total_counts: Number of patients in each category, over all sites.
-        minimum: Number of patients from which a category is an output.
+        minimum: Minimum number of patients for which a category is an output.
 
     Raises:
-        DataError: No category has so many patients.
+        DataError: No category has enough patients.
     """
     chosen = [name for name, count in total_counts.items() if count >= minimum]
     if not chosen:
@@ -288,7 +290,7 @@ def public_categories(
         whole_causes: As of `category`.
 
     Raises:
-        ConfigError: A system is one of OMOP, whose concepts have no such list.
+        ConfigError: A system belongs to OMOP, whose concepts have no such list.
     """
     categories: list[str] = []
     for name in systems:
@@ -324,9 +326,9 @@ def output_matrix(
         whole_causes: As of `category`.
 
     Returns:
-        (patients, outputs) int8: 1 where the patient has a code of the category, 0
-        where the patient has only others. A patient who is missing in `codes` is -1,
-        unlabelled: nobody coded the stay, so nothing is known to be absent.
+        (patients, outputs) int8: 1 if the patient has a code of the category, 0 if the
+        patient has only others. A patient who is missing in `codes` is -1, unlabelled:
+        nobody coded the stay, so no code is known to be absent.
     """
     columns = {name: column for column, name in enumerate(outputs)}
     labels = np.full((len(patients), len(columns)), UNLABELLED, dtype=np.int8)
@@ -375,7 +377,7 @@ def hold_out(
 def phenotype_labels(
     patients: Sequence[str], codes: Codes, phenotypes: Mapping[str, Sequence[str]]
 ) -> np.ndarray:
-    """Return the labels of stage 2, where phenotypes are defined by codes.
+    """Return the labels of stage 2 for phenotypes that are defined by codes.
 
     Args:
         patients: The patients.
@@ -383,8 +385,8 @@ def phenotype_labels(
         phenotypes: The codes of each phenotype, with names as in `hold_out`.
 
     Returns:
-        (patients, phenotypes) int8: 1 where the patient has any code of the phenotype,
-        else 0. A patient who is missing in `codes` is -1, unlabelled.
+        (patients, phenotypes) int8: 1 if the patient has any code of the phenotype,
+        otherwise 0. A patient who is missing in `codes` is -1, unlabelled.
     """
     tests = [[_code_test(name) for name in names] for names in phenotypes.values()]
     labels = np.full((len(patients), len(tests)), UNLABELLED, dtype=np.int8)

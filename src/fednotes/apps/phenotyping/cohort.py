@@ -1,4 +1,4 @@
-"""Patients as bags of concepts with labels, and how they are divided.
+"""Patients as bags of concepts with labels, and their division.
 
     Bags           the concepts in each patient's notes, in flat arrays without padding
     Vectors        one vector per patient, in place of bags
@@ -32,10 +32,10 @@ from fednotes.metrics.classification import UNLABELLED as UNLABELLED
 LABELS: Final = {"present": PRESENT, "absent": ABSENT, "questionable": QUESTIONABLE}
 Rows = Sequence[int] | np.ndarray  # indices or a boolean mask
 
-_NAMES_SHOWN = 5  # the most names that a message lists
+_NAMES_SHOWN = 5  # maximum number of names in a message
 
 
-# ---- what the notes of patients say --------------------------------------------------
+# ---- features of patients ------------------------------------------------------------
 
 
 def offsets_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def offsets_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def entries_of_rows(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the entries of selected rows are stored.
+    """Return the positions of the entries of selected rows.
 
     Args:
         bounds: (all rows + 1,) bounds of the rows in a flat array.
@@ -75,13 +75,13 @@ class Bags:
 
     Attributes:
         concepts: (entries,) int32 indices into a vocabulary, patient after patient. A
-            concept stands there as often as it occurs.
+            concept is repeated for each occurrence.
         offsets: (patients + 1,) int64 bounds of the patients in `concepts`. The two
             bounds of a patient without concepts are equal.
         vocabulary: Size of the vocabulary; all indices are below it.
 
     Raises:
-        DataError: The three contradict each other.
+        DataError: The fields contradict each other.
     """
 
     concepts: np.ndarray
@@ -123,7 +123,7 @@ class Bags:
 
     @property
     def width(self) -> int:
-        """The size of the vocabulary, under the name that Vectors has too."""
+        """The size of the vocabulary, under the same name as in `Vectors`."""
         return self.vocabulary
 
     @property
@@ -153,7 +153,7 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """One vector per patient, as a frozen encoder makes of the patient's notes.
+    """One vector per patient, computed by a frozen encoder from the patient's notes.
 
     Attributes:
         values: (patients, width) float32.
@@ -207,12 +207,12 @@ def _flat_integers(
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Patients of one site. They never leave it.
+    """Patients of one site, whose data never leave it.
 
     Attributes:
         id: Name of the cohort.
         patients: The patients' ids, each once.
-        bags: What the patients' notes say.
+        bags: The features of the patients' notes.
         labels: (patients, outputs) int8: 1 present, 0 absent, 2 questionable, -1
             unlabelled.
         outputs: Names of the outputs, each once.
@@ -293,8 +293,8 @@ class Cohort:
     def fingerprint(self) -> str:
         """Return a SHA-256 digest of everything in the cohort but its name.
 
-        It is as private as the patients themselves: anyone who guesses a cohort can
-        confirm the guess.
+        The digest is as private as the patients themselves: anyone who guesses a cohort
+            can confirm the guess.
         """
         state = hashlib.sha256()
         for names in (self.patients, self.outputs):
@@ -381,7 +381,7 @@ def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
 
     The paper divides the patients of MIMIC-III among 10 sites (stage 1) and the
     training part of the obesity cohort among 3 (stage 2). The result depends on the
-    seed and on which patients there are, not on their order. Patients keep their order
+    seed and on the set of patients, not on their order. Patients keep their order
     within a site.
 
     Returns:
@@ -458,12 +458,12 @@ def _shuffled_rows(cohort: Cohort, seed: int, name: str) -> np.ndarray:
 
 @checked(frozen=True)
 class FeatureSpace:
-    """What the features of a patient mean. It is public and the same at all sites.
+    """The meaning of patients' features, public and the same at all sites.
 
     Attributes:
         width: Size of the vocabulary, or number of components of a vector.
         dense: Whether patients are vectors of a frozen encoder, not bags of concepts.
-        recipe: JSON values from which the same features are made of new notes. Its
+        recipe: JSON values from which the same features are computed for new notes. Its
             `fingerprint` confirms that they are the same.
     """
 
@@ -473,7 +473,7 @@ class FeatureSpace:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that is equal where the same notes give the same features."""
+        """A digest that is equal if the same notes give the same features."""
         return str(self.recipe.get("fingerprint", ""))
 
 
@@ -484,7 +484,7 @@ class ConceptVectors:
     Attributes:
         concepts: (concepts with a vector,) int64 indices into the dictionary, rising.
         values: (concepts with a vector, width) float32.
-        digest: SHA-256 of both, by which sites confirm that their files are the same.
+        digest: SHA-256 of both, with which sites confirm that their files are the same.
     """
 
     concepts: np.ndarray
@@ -509,7 +509,7 @@ class ConceptVectors:
             known: (known concepts,) indices into the dictionary, rising.
 
         Returns:
-            (1 + known concepts, width) float32. Row 0 is that of unknown concepts.
+            (1 + known concepts, width) float32. Row 0 is for unknown concepts.
         """
         _, known_rows, vector_rows = np.intersect1d(
             known, self.concepts, return_indices=True
@@ -524,18 +524,18 @@ class ConceptVectors:
 
 @dataclass(frozen=True, eq=False)
 class SitePatients:
-    """One site's patients in three parts. They never leave the site.
+    """One site's patients in three parts, whose data never leave the site.
 
     Attributes:
         id: Name of the site.
-        space: What the patients' features mean.
-        train: Patients to train on. No patient is in two parts. The labels are those of
+        space: The meaning of the patients' features.
+        train: Patients to train on. No patient is in two parts. The labels are for
             phenotypes, all -1 for a patient who is not annotated.
         valid: Patients to validate on.
         test: Patients to test on.
         codes: Billed codes of each patient, without those that define a phenotype. A
             patient who is missing here was never coded.
-        vectors: Where stage 1 starts; from random numbers if it is None.
+        vectors: Initial concept vectors of stage 1; random if None.
     """
 
     id: str
@@ -561,7 +561,7 @@ def require_alike(sites: Sequence[SitePatients]) -> None:
     """Check that all sites have the same phenotypes and the same features.
 
     Raises:
-        DataError: They have not; with the names of two sites that differ.
+        DataError: Two sites differ; the message names them.
     """
     first = sites[0]
     for site in sites[1:]:
@@ -591,13 +591,13 @@ def _digest_of_vectors(site: SitePatients) -> str | None:
 
 
 def pool_sites(sites: Sequence[SitePatients]) -> SitePatients:
-    """Return one site, called "pooled", with the patients of all sites.
+    """Return one site, named "pooled", with the patients of all sites.
 
-    Sites that divide a corpus share their test patients: these are in the result once.
+    Sites that divide a corpus share their test patients, who are in the result once.
 
     Raises:
-        DataError: The sites differ in phenotypes or features, or a patient is at two
-            sites otherwise.
+        DataError: The sites differ in phenotypes or features, or another patient is at
+            two sites.
     """
     require_alike(sites)
     tests = [site.test for site in sites]
@@ -621,7 +621,7 @@ def pool_sites(sites: Sequence[SitePatients]) -> SitePatients:
 def fingerprint(site: SitePatients) -> str:
     """Return a SHA-256 digest of a site's patients and parts.
 
-    It is as private as the patients themselves.
+    The digest is as private as the patients themselves.
     """
     digest = hashlib.sha256(site.space.fingerprint.encode())
     for cohort in (site.train, site.valid, site.test):

@@ -35,14 +35,14 @@ class PatientTest(NamedTuple):
 
 
 class _Predictions(NamedTuple):
-    """What two models predict for the labelled test patients of a site.
+    """The predictions of two models for the labelled test patients of a site.
 
     Attributes:
         patients: The patients.
         labels: (patients, diseases) labels.
         first: (patients, diseases) predicted classes, or ranks, of the first model.
-        second: The same of the second model.
-        classes: The classes of each disease that either model knows.
+        second: The same for the second model.
+        classes: The classes of each disease known to either model.
         folders: The folders of both models.
     """
 
@@ -64,7 +64,7 @@ def compare_runs(a: Side, b: Side, metric: str, samples: int) -> ComparedSites:
         samples: Number of bootstrap samples.
 
     Raises:
-        DataError: As of `compare_patients`.
+        DataError: As in `compare_patients`.
     """
     compared = ComparedSites()
     for site, result in compare_patients(a, b, samples, metric).items():
@@ -79,10 +79,10 @@ def compare_patients(
 ) -> dict[str, PatientTest]:
     """Compare macro F1 of phenotypes on the same labelled test patients of each site.
 
-    Where all sites have the same test patients, "all sites" is compared too: the mean
-    of the sites' macro F1, with patients drawn for all of them at once. It is the only
-    row where each side has one model for all sites. A class counts for a disease where
-    either model knows it.
+    If all sites have the same test patients, "all sites" is compared too: the mean of
+        the sites' macro F1, with the same patients drawn for all of them. If each side
+        has one model for all sites, this is the only row. A class counts for a disease
+        if either model knows it.
 
     Args:
         a: One side.
@@ -132,14 +132,14 @@ def _have_same_test(a: SitePatients, b: SitePatients) -> bool:
 def _predict(
     a: Side, b: Side, site: SitePatients, other: SitePatients, *, metric: str
 ) -> _Predictions:
-    """Return what both sides predict for the labelled test patients of a site.
+    """Return the predictions of both sides for the labelled test patients of a site.
 
     Args:
         a: One side.
         b: The other side.
         site: The site in the run of `a`.
         other: The same site in the run of `b`.
-        metric: As of `compare_patients`.
+        metric: As in `compare_patients`.
 
     Raises:
         DataError: A model predicts other phenotypes, or reads other features.
@@ -169,8 +169,8 @@ def _predict(
 def _side_by_side(sites: Sequence[_Predictions]) -> _Predictions:
     """Return the predictions of all sites for their common test patients.
 
-    The diseases of each site stand side by side, so that a drawn patient is drawn at
-    every site.
+    The diseases of all sites are side by side, so that a patient is drawn for every
+    site at once.
     """
     return _Predictions(
         sites[0].patients,
@@ -203,7 +203,7 @@ def _patient_test(predictions: _Predictions, samples: int, metric: str) -> Patie
 def _classes(
     model: Phenotyper, site: SitePatients, folder: Path
 ) -> Sequence[Sequence[int]]:
-    """Return the classes that a model knows of each disease.
+    """Return the classes of each disease that a model knows.
 
     Raises:
         DataError: The model predicts other phenotypes, or reads other features.

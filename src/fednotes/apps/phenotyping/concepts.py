@@ -1,19 +1,19 @@
 """Find the concepts of a dictionary in notes.
 
     match    find the longest term that begins at each word, and continue after it
-    context  leave out negated and family mentions, mark them, or use them like others
+    context  omit negated and family mentions, mark them, or use them like others
     bag      all notes of a patient become one bag of concepts
 
 Terms and texts are divided into the same words. A possessive 's is left out ("Crohn's"
 = "Crohn"). English plurals of more than four letters count as singulars (`singular`).
-These terms are not matched: terms without a letter, of one word with fewer than three
-characters, of one ambiguous word (`AMBIGUOUS`), or of more than 20 words. A mention may
-run across the end of a line.
+Some terms are not matched: those without a letter, with more than 20 words, or with a
+single word that is ambiguous (`AMBIGUOUS`) or has fewer than three characters. A
+mention may run across the end of a line.
 
 An Aho-Corasick automaton (pyahocorasick) reads words, each written as three characters.
 It needs a third of the nodes that letters would need, and every word that is in no term
-leads back to its root. It returns all matches, of which we choose the leftmost longest
-ones: the library's own choice, `iter_long`, misses some.
+leads back to its root. It returns all matches, from which we choose the leftmost
+longest ones, because the library's own `iter_long` misses some.
 
 `context.py` decides whether a mention holds for the patient now.
 
@@ -56,12 +56,12 @@ from fednotes.data.notes import Note
 
 # Patients with more concepts are left out, as in Liu, Dligach and Miller 2019.
 MAX_CONCEPTS: Final = 10_000
-# Change it when the same text gives other concepts: the names of cache entries depend
-# on it.
+# Change this when the same text gives different concepts: the names of cache entries
+# depend on it.
 RECIPE: Final = "concepts-1"
 
 Notes = Mapping[str, Sequence[str]]  # the texts of each patient
-Progress = Callable[[int, int], None]  # receives the patients done, and all patients
+Progress = Callable[[int, int], None]  # receives the patients done, and their total
 T = TypeVar("T")
 
 _BASE: Final = 100
@@ -74,7 +74,7 @@ _VISIBLE = re.compile(r"[^ ]+")
 
 
 class Match(NamedTuple):
-    """A term in a text: where it begins and ends, and its number."""
+    """A term in a text: its start, its end and its number."""
 
     start: int
     end: int
@@ -94,7 +94,7 @@ class Matcher:
     Attributes:
         dictionary: The dictionary.
         context: As above.
-        vocabulary: All indices in a bag are below it.
+        vocabulary: Upper bound of the indices in a bag.
         dropped: Number of terms that are not matched, by reason.
 
     Raises:
@@ -111,12 +111,12 @@ class Matcher:
         self._build()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a spawned process build its own matcher."""
+        """Make a spawned process build its own matcher."""
         return Matcher, (self.dictionary, self.context)
 
     @property
     def fingerprint(self) -> str:
-        """A digest of dictionary and rules; the same one means the same bags."""
+        """A digest of dictionary and rules; equal digests mean equal bags."""
         parts = [
             RECIPE,
             self.dictionary.fingerprint,
@@ -131,7 +131,7 @@ class Matcher:
         """Build the automaton, and the length and the concepts of each matched term.
 
         A matched term is a sequence of singular words. Several terms of the dictionary
-        may be the same one.
+        may reduce to the same matched term.
         """
         with needs("pyahocorasick", "concepts"):
             import ahocorasick  # type: ignore[import-not-found, unused-ignore]
@@ -169,7 +169,7 @@ class Matcher:
         return number
 
     def _set_concepts(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Store the concepts of each matched term, sorted and each once.
+        """Store the distinct concepts of each matched term, sorted.
 
         Args:
             numbers: (terms,) the matched term of each term that can be matched.
@@ -185,10 +185,9 @@ class Matcher:
         self._concepts = (pairs % concepts).astype(np.int32)
 
     def _code_of(self, word: str) -> str:
-        """Return the three characters for a word, which may be a new one.
+        """Return the three characters for a word, which may be new.
 
-        The three come from ranges that do not overlap, so that a match can begin only
-        where a word begins.
+        They come from disjoint ranges, so a match can begin only where a word begins.
         """
         code = self._codes.get(word)
         if code is None:
@@ -202,7 +201,7 @@ class Matcher:
         """Find the leftmost longest terms in a sequence of words.
 
         Returns:
-            The code of each word, and the matches by their places in the joined codes.
+            The code of each word, and the matches with positions in the joined codes.
         """
         code_of_word = self._codes.get
         lengths = self._lengths
@@ -211,7 +210,7 @@ class Matcher:
             (last + 1 - _CODE_LENGTH * lengths[term], -last - 1, term)
             for last, term in self._automaton.iter("".join(codes))
         ]
-        candidates.sort()  # by start; of the same start, longer ones first
+        candidates.sort()  # by start, then longer ones first
         matches: list[Match] = []
         free = 0
         for start, negative_end, term in candidates:
@@ -221,7 +220,7 @@ class Matcher:
         return codes, matches
 
     def find(self, text: str) -> Iterator[Match]:
-        """Yield the mentions in a text, by characters of the text, without overlap."""
+        """Yield the mentions in a text, in characters, without overlap."""
         plain = plain_text(text)
         codes, matches = self._matches(plain.split())
         if not matches:
@@ -256,13 +255,13 @@ class Matcher:
         """Return the concepts in texts.
 
         Returns:
-            (entries,) int32 indices in the order of the texts; a concept stands there
-            as often as it occurs.
+            (entries,) int32 indices in the order of the texts; a concept is repeated
+            for each occurrence.
         """
         if isinstance(texts, str):
             texts = (texts,)
         terms = array("i")
-        marks = array("b")  # whether each mention does not hold for the patient now
+        marks = array("b")  # 1 for a mention that does not hold for the patient now
         for text in texts:
             if self.context == "off":
                 _, matches = self._matches(words_of(text))
@@ -286,15 +285,15 @@ class Matcher:
 
 
 class PatientInputs(NamedTuple):
-    """What the models read of each patient.
+    """The models' inputs for each patient.
 
     Attributes:
-        patients: The patients who stay.
+        patients: The remaining patients.
         values: Their bags or vectors, in the same order.
         counts: Numbers of `patients`, `notes`, `characters` and `mentions`; of patients
-            with too many concepts (`left_out`) and of those in whose notes nothing was
-            found (`without`); of CUIs outside the vocabulary (`unknown`). Not every
-            source counts all of them.
+            with too many concepts (`left_out`) and of those without any concept
+            (`without`); of CUIs outside the vocabulary (`unknown`). Not every source
+            counts all of these.
     """
 
     patients: tuple[str, ...]
@@ -309,11 +308,11 @@ class PatientInputs(NamedTuple):
         vocabulary: int,
         counts: Mapping[str, int],
     ) -> Self:
-        """Return the bags of the patients who stay.
+        """Return the bags of the remaining patients.
 
         Args:
             patients: All patients.
-            arrays: As `gather_bags` returns them.
+            arrays: The result of `gather_bags`.
             vocabulary: Size of the vocabulary.
             counts: As above.
         """
@@ -348,7 +347,7 @@ def report_progress(
         yield item
 
 
-# What is counted, in the order in which a cache entry has the numbers.
+# Names of the counts, in the order of the numbers in a cache entry.
 _COUNTED: Final = ("patients", "notes", "characters", "mentions", "left_out", "without")
 
 
@@ -400,11 +399,11 @@ def gather_bags(
         bags: Concepts of each patient.
         counts: Receives the numbers of mentions, of patients left out, and of patients
             without concepts.
-        max_concepts: The most concepts of a patient.
+        max_concepts: Maximum number of a patient's concepts.
 
     Returns:
-        `concepts` and `offsets`, as in `Bags`; and `kept`, the rows of the patients
-        who stay.
+        `concepts` and `offsets`, as in `Bags`; and `kept`, the rows of the remaining
+        patients.
     """
     arrays: list[np.ndarray] = [np.zeros(0, np.int32)]
     rows: list[int] = []
@@ -430,8 +429,8 @@ _Run = Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]
 def _pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
     """Yield a function that makes bags, in this process or in a pool of processes.
 
-    Forked processes share the memory of the automaton. Where the system cannot fork,
-    each process builds its own.
+    Forked processes share the memory of the automaton. If the system cannot fork, each
+    process builds its own.
     """
     if processes == 1:
         yield lambda patients: map(matcher.bag, patients)
@@ -458,15 +457,15 @@ def cached_arrays(
     recipe: str,
     make: Callable[[], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Return arrays made of notes, from the cache if they are there.
+    """Return arrays computed from notes, from the cache if possible.
 
-    A missing or damaged cache entry is made again.
+    A missing or damaged cache entry is computed again.
 
     Args:
-        cache: The cache folder; None makes the arrays without one.
+        cache: The cache folder; None disables the cache.
         notes: The texts of each patient.
-        recipe: How the arrays are made; an entry is used for the same recipe only.
-        make: Makes the arrays.
+        recipe: Identifies the computation; an entry is only used for the same recipe.
+        make: Computes the arrays.
     """
     if cache is None:
         return make()

@@ -1,4 +1,4 @@
-"""Settings of phenotyping, and what they mean for a run."""
+"""The settings of phenotyping, and their effect on a run."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ class Config(Averaging):
         self.list_candidates()  # raises ConfigError for unknown codes or systems
 
     def _check_privacy(self, privacy: Privacy) -> None:
-        """Check what training with differential privacy needs.
+        """Check the requirements of training with differential privacy.
 
         Raises:
-            ConfigError: It does not support a setting.
+            ConfigError: Differential privacy does not support a setting.
         """
         classifier = self.model.classifier
         if privacy.unit != "patient":
@@ -179,7 +179,7 @@ class Config(Averaging):
 
     @property
     def has_stage_2(self) -> bool:
-        """Whether stage 2 runs; True as long as it is not known what the sites hold."""
+        """Whether stage 2 runs; True while the sites' data are not known."""
         return bool(self.phenotypes) or not self.space.width
 
     @property

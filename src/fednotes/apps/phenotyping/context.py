@@ -8,11 +8,11 @@ the sentence of a mention:
     trigger after    "pneumonia ruled out"    reaches back, at most 6 words; a trigger
                       of one word reaches only a mention directly before it
     terminator       "no fever but cough"     ends the reach of a trigger before it
-    pseudo-trigger   "no change in"           contains a trigger's words and is none
+    pseudo-trigger   "no change in"           contains a trigger's words, but is none
 
-At each word the longest phrase counts. A sentence ends at . ! ? before white space (not
-after "Dr." and the like), at a semicolon, a blank line, a list item or a line that
-begins with a header.
+At each word, the longest phrase counts. A sentence ends at . ! ? before white space
+(not after abbreviations such as "Dr."), at a semicolon, a blank line, a list item or a
+line that begins with a header.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from importlib.resources import files
 from itertools import product
 from typing import Any, Final, Literal, NamedTuple
 
-# What happens to mentions that do not hold: used like others, left out, or set apart.
+# Treatment of mentions that do not hold: used like others, left out, or marked.
 Option = Literal["off", "drop", "mark"]
 # The context of a mention is a set of these kinds, as bits 1, 2 and 4.
 KINDS: Final = ("negated", "family", "hypothetical")
 _NEGATED: Final = 1
-WINDOW: Final = 12  # words that a trigger before a mention reaches
-WINDOW_AFTER: Final = 6  # words that a trigger after a mention reaches
+WINDOW: Final = 12  # how many words ahead a trigger reaches
+WINDOW_AFTER: Final = 6  # how many words back a trigger reaches
 _LONGEST_PHRASE: Final = 8  # no phrase has more words
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-# The search skips to one of the characters at the start; conditions follow it.
+# The pattern begins with a character class, so the search is fast; conditions follow.
 _SENTENCE_END = re.compile(
     r"[.!?;\n](?:(?<=;)|(?<=[.!?])(?=\s|$)(?<!\b(?:dr|mr|ms|vs|st)\.)(?<!\bmrs\.)"
     r"(?<!\b(?:e\.g|i\.e)\.)|(?<=\n)(?:[ \t]*\n|[ \t]*(?:[-*•]|\d{1,2}[.)])(?=\s)"
     r"|(?=[ \t]*[a-z][a-z /]{1,40}:)))"
 )
-# "chest pain: none", as forms write it
+# "chest pain: none", as in forms
 _NEGATIVE_ANSWER = re.compile(
     r"\s*[:=]\s*(?:no|none|negative|neg|absent|denies|denied|never|false)\b"
 )
@@ -74,12 +74,12 @@ def phrases() -> dict[str, dict[str, tuple[str, ...]]]:
 def _fill_in_all(
     forms: Sequence[str], words: dict[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the phrases that several forms stand for."""
+    """Return the phrases for several forms."""
     return tuple(phrase for form in forms for phrase in _fill_in(form, words))
 
 
 def _fill_in(form: str, words: dict[str, Sequence[str]]) -> list[str]:
-    """Return the phrases that a form such as "no {sign} of" stands for."""
+    """Return the phrases for a form such as "no {sign} of"."""
     names = re.findall(r"{(\w+)}", form)
     choices = product(*(words[name] for name in names))
     return [form.format(**dict(zip(names, each, strict=True))) for each in choices]
@@ -87,7 +87,7 @@ def _fill_in(form: str, words: dict[str, Sequence[str]]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def fingerprint_of_rules() -> str:
-    """Return a digest of all rules, which caches and saved models name."""
+    """Return a digest of all rules, for caches and saved models."""
     tables = phrases()
     rules = (
         (
@@ -106,7 +106,7 @@ def fingerprint_of_rules() -> str:
 
 
 class _Effect(NamedTuple):
-    """What a phrase does: the kinds that it sets, and those whose reach it ends."""
+    """The effect of a phrase: the kinds that it sets, and those that it ends."""
 
     sets: int = 0
     ends: int = 0
@@ -117,7 +117,7 @@ class _Rules(NamedTuple):
 
     Attributes:
         effects: The effect of each phrase. A pseudo-trigger has none.
-        longest: The most words of a phrase, by the phrase's first word.
+        longest: The length of the longest phrase in words, by its first word.
     """
 
     effects: dict[tuple[str, ...], _Effect]
@@ -227,7 +227,7 @@ class _Sentence:
         return kinds
 
     def _kinds_after(self, next_word: int) -> int:
-        """Return the kinds whose triggers reach a mention from behind it."""
+        """Return the kinds whose triggers reach a mention from after it."""
         hits = self._hits_after
         kinds = 0
         ended = 0

@@ -1,9 +1,9 @@
-"""What sites agree on before training, by counts of their patients.
+"""The sites' agreement before training, based on counts of their patients.
 
-From sums over all sites follow the outputs of stage 1 and the concepts with a vector of
-their own. With differential privacy the sums have noise (`Privacy.counts`): each
-patient adds 1 for every thing that the patient has, be it a code, a concept or a label,
-and the weights of concepts and classes follow from the noisy sums as well.
+Sums over all sites determine the outputs of stage 1 and the concepts with a vector of
+their own. With differential privacy, the sums have noise (`Privacy.counts`): each
+patient adds 1 for each of the patient's codes, concepts and labels, and the noisy sums
+also determine the weights of concepts and classes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fednotes.core.update import Tensors
 MAX_WEIGHT: Final = 1e6
 
 
-# ---- what follows from sums ----------------------------------------------------------
+# ---- choices by sums -----------------------------------------------------------------
 
 
 def choose_codes(counts: np.ndarray, config: Config) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def choose_codes(counts: np.ndarray, config: Config) -> tuple[str, ...]:
 
 
 def find_candidates(names: Sequence[str], config: Config) -> Tensor:
-    """Return (names,) int64 numbers of candidates, as which outputs are sent."""
+    """Return (names,) int64 candidate numbers, the form in which outputs are sent."""
     number_of = {name: k for k, name in enumerate(config.list_candidates())}
     return torch.tensor([number_of[name] for name in names])
 
@@ -59,7 +59,7 @@ def choose_known_concepts(counts: Tensor, least: int) -> Tensor:
 
     Args:
         counts: (vocabulary,) how often concepts occur.
-        least: The number of occurrences from which a concept is known.
+        least: The minimum number of occurrences of a known concept.
 
     Raises:
         TrainingError: No concept is frequent enough.
@@ -77,13 +77,13 @@ def choose_known_concepts(counts: Tensor, least: int) -> Tensor:
 
 
 def sizes_of_counts(config: Config) -> dict[str, int]:
-    """Return how many numbers are counted, by what is counted.
+    """Return how many counts there are of each kind.
 
     The counts are "codes" (patients of each candidate), "concepts" (patients who have
     each concept), "patients" (all patients), and "absent" and "present" (patients with
     that label of each phenotype).
     """
-    if not config.space.width:  # it is not known yet what the sites hold
+    if not config.space.width:  # what the sites hold is not known yet
         return {"patients": 1}
     sizes: dict[str, int] = {}
     if config.has_stage_1 and not config.outputs:
@@ -105,16 +105,16 @@ def count_patient(
     rows: np.ndarray,
     candidate_numbers: Mapping[str, int],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what one patient adds to the counts: 1 for each thing that it has.
+    """Return one patient's contribution to the counts: 1 for each item it has.
 
     Args:
         data: The patients of the site.
         config: The settings of the run.
-        rows: The patient's rows among those of training.
+        rows: The patient's rows in the training data.
         candidate_numbers: The numbers of the candidates, by name.
 
     Returns:
-        (things,) positions among all counts, and (things,) ones.
+        (items,) positions among all counts, and (items,) ones.
     """
     codes = {
         category(code, whole_causes=config.whole_causes)
@@ -143,20 +143,20 @@ def count_patient(
 
 
 def agree_from_counts(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
-    """Return what both stages begin with.
+    """Return the agreement with which both stages begin.
 
     Args:
         config: The settings of the run.
         counts: The noisy counts of all sites, one after the other.
-        deviation: The standard deviation of the noise in each.
+        deviation: The standard deviation of the noise in each count.
 
     Returns:
         "chosen" and "known", the numbers of codes and concepts of stage 1, or "idf";
-        and "weights" of classes. Only what is counted is there.
+        and "weights" of classes. Only counted items are present.
 
     Raises:
         DataError: No code is frequent enough.
-        TrainingError: No concept is.
+        TrainingError: No concept is frequent enough.
     """
     sizes = sizes_of_counts(config)
     parts = np.split(counts, np.cumsum([*sizes.values()])[:-1])
@@ -186,8 +186,8 @@ def _weigh_classes(
 ) -> np.ndarray:
     """Return (machines, 2) balanced weights of classes, from noisy counts.
 
-    No count is taken to be smaller than its noise: a patient who is the only one of a
-    class could get any weight.
+    Counts below the noise are raised to it. Otherwise the only patient of a class could
+    get an arbitrary weight.
     """
     table = np.stack([absent, present, np.zeros_like(absent)], axis=1)
     classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
@@ -200,7 +200,7 @@ def require_agreement(config: Config, tensors: Tensors, site: str) -> None:
 
     Args:
         config: The settings of the run.
-        tensors: What the server says was agreed.
+        tensors: The agreement according to the server.
         site: The site that checks it.
     """
     shapes = {"idf": (config.space.width,), "weights": (len(config.phenotypes), 2)}

@@ -1,4 +1,4 @@
-"""Concepts that cTAKES found, in place of notes.
+"""Concepts found by cTAKES, in place of notes.
 
     XMI    one file per note: textsem:…Mention → ontologyConceptArr → refsem:UmlsConcept
     flat   one line per patient or note: an id, then CUIs; or a folder of files NAME.txt
@@ -32,7 +32,7 @@ from fednotes.data.formats.folders import find_corpus_files
 
 _CUI = re.compile(r"C\d{7}")
 _FLAT_ITEM = re.compile(r"(-?)(C\d{7})")
-_MAX_CONCEPTS = 1000  # of a mention
+_MAX_CONCEPTS = 1000  # maximum number for a mention
 _SEPARATORS = re.compile(r"[\s,;|]+")
 
 
@@ -53,12 +53,12 @@ def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
         path: An XMI file, a flat file, or a folder of either.
 
     Returns:
-        The mentions, and a report of damaged lines. XMI files and files of CUIs alone
-        are named by their file (without .xmi, .xml, .txt). Several lines with the same
-        id add up.
+        The mentions, and a report of damaged lines. The names of XMI files and of files
+        with only CUIs are the keys (without .xmi, .xml, .txt). Lines with the same id
+        are combined.
 
     Raises:
-        DataError: The file is neither, or its XML is broken.
+        DataError: The file has neither form, or its XML is malformed.
     """
     is_folder = path.is_dir()
     files = [path]
@@ -82,12 +82,12 @@ def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
 
 
 def _is_xmi(path: Path) -> bool:
-    """Return whether the name of a file is that of an XMI file."""
+    """Return whether a file has the name of an XMI file."""
     return path.suffix.lower() in (".xmi", ".xml")
 
 
 def _is_ctakes_file(path: Path) -> bool:
-    """Return whether the name of a file is that of cTAKES output."""
+    """Return whether a file has the name of cTAKES output."""
     return _is_xmi(path) or path.suffix.lower() == ".txt"
 
 
@@ -127,7 +127,7 @@ def _read_xmi_files(files: Sequence[Path]) -> Mentions:
 
 
 class _XmiMention(NamedTuple):
-    """A mention of an XMI file: its place in the text, and ids of its concepts."""
+    """A mention of an XMI file: its position in the text, and ids of its concepts."""
 
     begin: int
     end: int
@@ -136,7 +136,7 @@ class _XmiMention(NamedTuple):
 
 
 def _read_xmi(path: Path) -> list[Mention]:
-    """Return the mentions with a CUI, by their place in the text.
+    """Return the mentions with a CUI, by their position in the text.
 
     Raises:
         DataError: The file is not XMI of cTAKES, is truncated, or has a DOCTYPE.
@@ -172,7 +172,7 @@ def _mentions_with_cuis(
     cuis: Mapping[str, str],
     lists: Mapping[str, Sequence[str]],
 ) -> list[Mention]:
-    """Return the mentions with a CUI, by their place in the text.
+    """Return the mentions with a CUI, by their position in the text.
 
     Args:
         path: The file, for messages.
@@ -183,7 +183,7 @@ def _mentions_with_cuis(
     Raises:
         DataError: The lists of a mention have more than `_MAX_CONCEPTS` CUIs.
     """
-    # A concept that is not of the UMLS has no CUI.
+    # A concept from outside the UMLS has no CUI.
     cuis_of_list = {
         list_id: tuple(dict.fromkeys(cuis[id] for id in ids if id in cuis))
         for list_id, ids in lists.items()
@@ -198,7 +198,7 @@ def _mentions_with_cuis(
                     distinct[cuis[ref]] = None
                 continue
             number += len(cuis_of_list[ref])
-            if number > _MAX_CONCEPTS:  # mentions may share lists of any length
+            if number > _MAX_CONCEPTS:  # because mentions may share long lists
                 raise DataError(
                     f"{path}: a mention has more than {_MAX_CONCEPTS:,} concepts: is "
                     "the file XMI of cTAKES?"
@@ -210,10 +210,10 @@ def _mentions_with_cuis(
 
 
 def _xmi_mention(path: Path, line: int, attributes: Mapping[str, str]) -> _XmiMention:
-    """Return the mention that an element of an XMI file stands for.
+    """Return the mention in an element of an XMI file.
 
     Raises:
-        DataError: It has no place in the text.
+        DataError: It has no position in the text.
     """
     try:
         begin = int(attributes.get("begin", ""))
@@ -295,9 +295,9 @@ def bags_of_mentions(
 
     Args:
         mentions: The mentions of each patient or note.
-        concepts: The CUIs of the vocabulary. They are public, so never those that occur
-            in `mentions`.
-        context: What happens to mentions that do not hold, as for a `Matcher`.
+        concepts: The CUIs of the vocabulary. They must be public, so do not derive them
+            from `mentions`.
+        context: Treatment of mentions that do not hold, as for a `Matcher`.
         max_concepts: Patients with more concepts are left out.
     """
     index = {concept: at for at, concept in enumerate(concepts)}

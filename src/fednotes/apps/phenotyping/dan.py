@@ -7,15 +7,16 @@ al. 2015:
 
 The values of the dense layer represent the patient; they are the features of stage 2.
 
-A batch has no padding. It holds the distinct concepts of one patient after the other,
-each with its share of the mean. If `length` is set, the mean counts missing entries as
-unknown concepts.
+A batch has no padding. It holds each patient's distinct concepts in turn, each with its
+share of the mean. If `length` is set, the mean counts missing entries as unknown
+concepts.
 
-A step only touches the vectors of the batch's own concepts. Their gradient is sparse
+A step only changes the vectors of the batch's own concepts. Their gradient is sparse
 (`updates = "rows"`), and `RowAdam` (`training/row_adam.py`) leaves the values and
-moments of all other rows as they are. That is three to four times as fast as Adam over
-the whole table (`updates = "dense"`), and its result differs: there, moments keep
-moving a concept that does not occur. Sites send and average whole tables in both cases.
+moments of all other rows as they are. This is three to four times as fast as Adam over
+the complete table (`updates = "dense"`), but the result differs, because dense moments
+keep moving concepts that do not occur. In both cases, sites send and average complete
+tables.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ Singles = NDArray[np.float32]
 Ints = NDArray[np.int64]
 SmallInts = NDArray[np.int32]
 
-# Initial vectors are uniform between -INITIAL_SIZE and INITIAL_SIZE: Keras' default,
+# Initial vectors are uniform between -INITIAL_SIZE and INITIAL_SIZE, Keras' default,
 # which the program of 2018 used.
 INITIAL_SIZE: Final = 0.05
 KNOWN: Final = "known"  # the name of `Dan.known` among tensors
-CHOSEN: Final = "chosen"  # the name of the outputs that sites agree on
-_BATCH: Final = 512  # patients in a batch where nothing is trained
+CHOSEN: Final = "chosen"  # the name of the agreed outputs among tensors
+_BATCH: Final = 512  # patients in a batch without training
 
 
 @checked(frozen=True)
@@ -90,7 +91,7 @@ class DanConfig:
     updates: Literal["rows", "dense"] = "rows"
 
 
-# ---- patients as the network reads them ----------------------------------------------
+# ---- the network's inputs ------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +100,9 @@ class Mixtures:
 
     Attributes:
         concepts: (entries,) int32 rows of the network's table, patient after patient.
-        shares: (entries,) float32; those of a patient sum to 1.
+        shares: (entries,) float32; they sum to 1 for each patient.
         offsets: (patients + 1,) int64 bounds of the patients in `concepts`. A patient
-            without concepts has no entry, and the zero vector as the mean.
+            without concepts has no entry, and the mean is the zero vector.
         vocabulary: The number of rows of the table.
     """
 
@@ -112,7 +113,7 @@ class Mixtures:
 
     @classmethod
     def of(cls, bags: Bags, mean: str = "occurrences") -> Mixtures:
-        """Count each patient's concepts; once for a corpus, not for every batch.
+        """Count each patient's concepts, once per corpus rather than per batch.
 
         Args:
             bags: The patients' concepts.
@@ -137,11 +138,11 @@ class Mixtures:
         """Return the patients over a table whose row 0 stands for all unknown concepts.
 
         Args:
-            known: (known concepts,) indices into the vocabulary, rising; they get the
-                rows from 1 on.
-            sizes: (patients,) numbers of entries that each mean is over now.
-            length: Number of entries that a mean is to be over, if it is over fewer;
-                row 0 fills up. 0 fills up nothing.
+            known: (known concepts,) indices into the vocabulary, ascending; they get
+                the rows from 1 on.
+            sizes: (patients,) current number of entries in each mean.
+            length: Minimum number of entries in a mean; row 0 pads shorter ones. 0 adds
+                no padding.
         """
         row_of = np.zeros(self.vocabulary, np.int32)
         row_of[known] = np.arange(1, len(known) + 1)
@@ -189,7 +190,7 @@ class Dan(nn.Module):
     """The network for a public vocabulary and a number of outputs.
 
     Initial values are Keras' defaults: uniform vectors, Glorot's uniform weights, zero
-    biases. They depend on the seed alone, layer by layer.
+    biases. For each layer, they depend only on the seed.
 
     Args:
         config: The settings.
@@ -199,9 +200,9 @@ class Dan(nn.Module):
         known: (known concepts,) int64 indices of the concepts with a vector of their
             own, rising. All others share row 0 of the table, and the k-th known concept
             has row k + 1. None: each concept has a vector of its own.
-        features: Whether patients come as dense rows (patients, inputs) float32, such
-            as the mean vector of a frozen encoder over their notes. The network has no
-            embedding then.
+        features: Whether patients are dense rows (patients, inputs) float32, such as
+            the mean vector of a frozen encoder over their notes. The network then has
+            no embedding.
 
     Attributes:
         table_rows: The number of rows of the table of vectors.
@@ -260,25 +261,24 @@ class Dan(nn.Module):
         return self.hidden_weight.device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return all that training changes and sends, by name, sorted by name."""
+        """Return the parameters that are trained and sent, sorted by name."""
         return dict(sorted(self.named_parameters()))
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors that make the network: parameters and known concepts."""
+        """Return all tensors of the network: parameters and known concepts."""
         state: dict[str, Tensor] = {**self.trainable()}
         if self.known is not None:
             state[KNOWN] = torch.from_numpy(self.known)
         return state
 
     def read(self, patients: Inputs) -> NetworkInput:
-        """Return patients as the network takes them.
+        """Return patients in the network's input form.
 
-        All other methods accept the result in place of the patients. Reading them once
-        saves counting a bag again.
+        All other methods accept the result in place of the patients. Reading patients
+        once saves counting each bag again.
 
         Raises:
-            DataError: The patients have another vocabulary, or another width, than the
-                network's.
+            DataError: The patients' vocabulary or width differs from the network's.
         """
         if isinstance(patients, Vectors):
             return self._read_features(patients.values)
@@ -305,7 +305,7 @@ class Dan(nn.Module):
         """Return features in float32.
 
         Raises:
-            DataError: They have another width, or the network reads bags.
+            DataError: They have a different width, or the network reads bags.
         """
         reads_bags = self.embedding is not None
         if reads_bags or features.shape[1:] != (self.inputs,):
@@ -317,7 +317,7 @@ class Dan(nn.Module):
         return np.ascontiguousarray(features, np.float32)
 
     def _require_vocabulary(self, size: int, expected: int) -> None:
-        """Raise DataError if a vocabulary has another size."""
+        """Raise DataError if a vocabulary has the wrong size."""
         if size != expected:
             raise DataError(
                 f"the patients' concepts are of a dictionary of {size}, and the "
@@ -327,7 +327,7 @@ class Dan(nn.Module):
     def average_vectors(self, patients: Inputs) -> Tensor:
         """Return (patients, embedding) means of vectors, Σ share · vector.
 
-        A patient without concepts has the zero vector. Where patients are features, the
+        A patient without concepts has the zero vector. If patients are features, the
         features themselves are returned.
         """
         mixtures = self.read(patients)
@@ -412,7 +412,7 @@ def take_rows(patients: NetworkInput, rows: np.ndarray) -> NetworkInput:
 
 
 def _require_within(known: np.ndarray, inputs: int) -> None:
-    """Raise ConfigError if known concepts are not some of a number of inputs."""
+    """Raise ConfigError unless known concepts are valid, ascending input indices."""
     if not len(known) or not 0 <= known[0] <= known[-1] < inputs:
         raise ConfigError(
             f"known concepts must be ascending numbers from 0 to {inputs - 1}"
@@ -457,7 +457,7 @@ def pool(table: Tensor, patients: Mixtures, *, sparse: bool = False) -> Tensor:
 
 
 class _Pool(torch.autograd.Function):
-    """`pool` and its derivative, by compiled kernels."""
+    """`pool` and its derivative, computed by compiled kernels."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, patients: Mixtures, sparse: bool) -> Tensor:  # noqa: FBT001 - `apply` takes no keywords
@@ -496,7 +496,7 @@ def _sparse_gradient(grad: Singles, patients: Mixtures, shape: torch.Size) -> Te
     """Return the gradient of a table as a sparse tensor of the rows that occur.
 
     Args:
-        grad: (patients, width) the gradient of the means.
+        grad: (patients, width) gradient of the means.
         patients: The patients' concepts.
         shape: The shape of the table.
     """

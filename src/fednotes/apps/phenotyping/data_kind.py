@@ -1,10 +1,10 @@
 """Load the patients of a job's sites, from files or generated.
 
     read       a site's notes, codes and labels (`site_files.py`)
-    features   one dictionary or encoder for all sites makes bags or vectors of notes
-    labels     phenotypes of codes or of judgments; stage 1 does not see their codes
+    features   one dictionary or encoder for all sites turns notes into bags or vectors
+    labels     phenotypes from codes or judgments; stage 1 does not see their codes
     split      train, valid and test, patient by patient; a fraction stays labelled
-    silos      train and valid patients are dealt again; test patients are shared
+    silos      train and valid patients are redistributed; test patients are shared
 
 No message says anything about a patient: only names of codes and phenotypes, and
 counts.
@@ -67,14 +67,15 @@ def load_patient_sites(
 
     Args:
         job: The job.
-        progress: Receives, while the notes of a site are read, the number of its
-            patients done, and of all its patients.
+        progress: Receives the number of patients done and the total while the notes of
+            a site are read.
         cache: Folder for bags or vectors, which contain no text;
             `default_cache()`/"concepts" if it is None.
 
     Raises:
-        DataError: A file cannot be read; with the site or table.
-        ConfigError: A setting does not match the files; with the site or table.
+        DataError: A file cannot be read; the message names the site or table.
+        ConfigError: A setting does not match the files; the message names the site or
+            table.
         ModelError: The encoder cannot be loaded.
     """
     cache = default_cache() / "concepts" if cache is None else cache
@@ -83,7 +84,7 @@ def load_patient_sites(
     sites: list[SitePatients] = []
     messages: list[str] = []
     for name, config in _site_configs(job):
-        # A function of its own keeps the texts of one site at a time in memory.
+        # A separate function, so that only one site's texts are in memory at a time.
         site, site_messages = _load_site(
             job,
             name,
@@ -137,12 +138,12 @@ def _load_site(
         name: Name of the site.
         config: The site's table.
         features: Makes features of notes.
-        ids: The patients' ids of earlier sites, to which this site's are added.
-        progress: As of `load_patient_sites`.
+        ids: The patient ids of earlier sites, to which this site's are added.
+        progress: As in `load_patient_sites`.
         cache: Folder for bags or vectors.
 
     Returns:
-        The patients, and messages about what was counted, each with the site's name.
+        The patients, and messages about counts, each with the site's name.
     """
     with within(f"site {name!r}", FednotesError):
         if job.synthetic:
@@ -169,12 +170,12 @@ def _load_site(
 
 
 class _Prefixed(NamedTuple):
-    """The files of a site with ids that no other site has.
+    """The files of a site with ids that are unique across sites.
 
     Attributes:
         files: The files.
-        prefix: The prefix that ids got; "" if they are as in the files.
-        shared: Number of ids that another site has in its files, too.
+        prefix: The prefix added to ids; "" if they are unchanged.
+        shared: Number of ids that also occur in another site's files.
     """
 
     files: SiteFiles
@@ -187,9 +188,9 @@ class _IdsOfSites:
 
     def __init__(self) -> None:
         self._ids_in_files: set[str] = set()
-        self._ids: set[str] = set()  # with prefixes
-        self._trained: set[str] = set()  # ids in files
-        self._tested: set[str] = set()  # ids in files
+        self._ids: set[str] = set()  # including prefixes
+        self._trained: set[str] = set()  # ids as in files
+        self._tested: set[str] = set()  # ids as in files
         self._test_parts: set[tuple[str, ...]] = set()
 
     def add_site(
@@ -202,8 +203,8 @@ class _IdsOfSites:
             config: The site's table.
             files: What its files say.
         """
-        # Sites that divide a corpus name the same test part. Its patients are one
-        # person each.
+        # Sites that divide a corpus name the same test part, whose patients are the
+        # same people.
         test_part = config.test or (config.labels,)
         is_shared_part = test_part in self._test_parts
         ids = set(files.patients)
@@ -224,11 +225,11 @@ class _IdsOfSites:
 
         Args:
             site: The site.
-            prefix: The prefix that its ids got.
+            prefix: The prefix added to its ids.
 
         Returns:
-            The number of ids that are trained on at this site and tested at an earlier
-            one, or the reverse.
+            The number of ids in this site's training data and an earlier site's test
+            data, or vice versa.
         """
         trained = {
             patient.removeprefix(prefix)
@@ -254,7 +255,7 @@ def _split_site(
     inputs: PatientInputs,
     features: Features,
 ) -> tuple[SitePatients, list[str]]:
-    """Return a site's patients in three parts, and messages about what was counted.
+    """Return a site's patients in three parts, and messages about counts.
 
     Args:
         job: The job.
@@ -262,7 +263,7 @@ def _split_site(
         config: The site's table.
         files: What its files say.
         inputs: The features of its patients.
-        features: What made them.
+        features: The maker of these features.
 
     Raises:
         ConfigError: The job protects patients, and the site uses a fraction of labels.
@@ -296,7 +297,7 @@ def _split_site(
 def _count_messages(
     files: SiteFiles, inputs: PatientInputs, features: Features
 ) -> list[str]:
-    """Return messages about what became of a site's patients."""
+    """Return messages about the patients used and left out at a site."""
     counts = inputs.counts
     reads_concepts = isinstance(features, ConceptFeatures)
     notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
@@ -343,7 +344,7 @@ def _labels_of(
 def _codes_for_stage_1(
     patients: Sequence[str], files: SiteFiles, tables: PatientTables
 ) -> tuple[dict[str, frozenset[str]], list[str]]:
-    """Return the codes that stage 1 may see, and messages about what was left out.
+    """Return the codes that stage 1 may see, and messages about omitted codes.
 
     Raises:
         DataError: No patient with codes has notes.
@@ -379,7 +380,7 @@ def _hold_out_messages(counts: Mapping[str, int]) -> list[str]:
     """Return messages about the codes that stage 1 does not see.
 
     Args:
-        counts: Number of patients who had each code.
+        counts: Number of patients with each code.
     """
     present = [f"{code} {count:,}" for code, count in counts.items() if count]
     absent = [code for code, count in counts.items() if not count]
@@ -421,8 +422,8 @@ def _parts(
 def _with_fraction_of_labels(cohort: Cohort, fraction: float, seed: int) -> Cohort:
     """Return a cohort in which a fraction of the annotated patients keep their labels.
 
-    These are the patients with the lowest hashes, so that those of a smaller fraction
-    are among those of a larger one.
+    These are the patients with the lowest hashes, so the patients of a smaller fraction
+    are a subset of those of a larger one.
     """
     annotated = np.flatnonzero((cohort.labels != UNLABELLED).any(1))
     if fraction >= 1 or not len(annotated):
@@ -493,13 +494,13 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
     """Return the public vectors of the dictionary's concepts; None without such a file.
 
     Raises:
-        DataError: No vector in the file is of a concept.
+        DataError: No vector in the file belongs to a concept.
         ModelError: The file cannot be read.
     """
     config = tables_of(job).features
     if not isinstance(config, ConceptsConfig) or not config.vectors:
         return None
-    assert isinstance(features, ConceptFeatures)  # they are what [concepts] makes
+    assert isinstance(features, ConceptFeatures)  # because the job has [concepts]
     words = load_vectors(job.locate(config.vectors, "[concepts] vectors"))
     names = features.matcher.dictionary.concepts
     concepts = [index for index, name in enumerate(names) if name in words.index]
@@ -518,8 +519,8 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
 def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
     """Return a copy of a site under another name, with two thirds of its patients.
 
-    They are others for each name: the mean over exact copies of a site would be the
-    site's own update.
+    The selection differs for each name, because the mean over exact copies of a site
+    would be the site's own update.
     """
     rng = rng_of(0, "stand in", name)
 

@@ -5,8 +5,8 @@
     table    two columns, an id and a term, separated by commas or tabs
 
 The concepts of a dictionary are public and the same at every site, whatever occurs in
-its notes: their sorted ids are the vocabulary of everything that is learned from them.
-Files are read line by line; files in .gz are unpacked while they are read.
+    its notes: their sorted ids are the vocabulary of all models. Files are read line by
+    line; .gz files are decompressed on the fly.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """A term of a dictionary, and the id of a concept that it stands for."""
+    """A term of a dictionary, and the id of a concept that it denotes."""
 
     concept: str
     term: str
@@ -65,10 +65,10 @@ class Dictionary:
 
     Attributes:
         concepts: Ids such as C0011849 or DOID:1234, sorted. The index of a concept is
-            its place here.
-        terms: Terms as the source writes them, sorted, each once.
+            its position in this tuple.
+        terms: Distinct terms as in the source, sorted.
         bounds: (terms + 1,) int64 bounds of the terms in `members`.
-        members: int32 indices of the concepts that each term stands for, sorted.
+        members: int32 indices of the concepts that each term denotes, sorted.
     """
 
     concepts: tuple[str, ...]
@@ -81,12 +81,12 @@ class Dictionary:
         return len(self.concepts)
 
     def of(self, term: int) -> tuple[int, ...]:
-        """Return the indices of the concepts that a term stands for, by its index."""
+        """Return the indices of the concepts that a term, given by index, denotes."""
         return tuple(self.members[self.bounds[term] : self.bounds[term + 1]].tolist())
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of concepts and terms, which caches name and sites compare."""
+        """A digest of concepts and terms, for caches and comparison between sites."""
         state = hashlib.sha256()
         for names in (self.concepts, self.terms):
             state.update(len(names).to_bytes(8, "little"))
@@ -100,8 +100,8 @@ class Dictionary:
 
 def dictionary_of(entries: Iterable[tuple[str, str]]) -> Dictionary:
     """Return a dictionary with these (concept, term) pairs, whatever their order."""
-    numbers: dict[str, int] = {}  # of each concept, in order of reading
-    # Most terms stand for one concept. A number takes less memory than a tuple.
+    numbers: dict[str, int] = {}  # concept -> its number, in order of reading
+    # Most terms denote one concept, and a number takes less memory than a tuple.
     numbers_of_term: dict[str, int | tuple[int, ...]] = {}
     for concept, term in entries:
         number = numbers.setdefault(concept, len(numbers))
@@ -138,13 +138,13 @@ def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dicti
 
     Args:
         path: The file.
-        format: "umls", "obo" or "table"; recognised by the file's name if empty.
+        format: "umls", "obo" or "table"; recognised from the file's name if empty.
         options: Options of the format. UMLS has `language`, `sources`, `types` and
             `left_out_kinds`; an ontology `scopes` and `ids`.
 
     Raises:
         ConfigError: The format does not have an option.
-        DataError: The file is of another format, or contains no term.
+        DataError: The file has another format, or contains no term.
     """
     path = Path(path)
     format = format or _format_of(path)
@@ -177,18 +177,18 @@ def _usable_rows(
     is_usable: Callable[[T], object],
     is_sound: Callable[[T], object] = bool,
 ) -> Iterator[T]:
-    """Yield the rows that can be used.
+    """Yield the usable rows.
 
     Args:
         path: The file.
-        kind: What a row should be, for messages.
+        kind: Description of a correct row, for messages.
         rows: Line numbers and rows; None for a line that is not UTF-8.
-        is_usable: Whether a row can be used at all.
-        is_sound: Whether a usable row is sound. If it is not, it is counted as damaged
-            and yielded all the same.
+        is_usable: Returns whether a row can be used at all.
+        is_sound: Returns whether a usable row is undamaged. A damaged row is counted
+            and still yielded.
 
     Raises:
-        DataError: Most rows are damaged, or there is none.
+        DataError: Most rows are damaged, or there are none.
     """
     report = TableReport(path)
     for number, row in rows:
@@ -224,7 +224,7 @@ _SUPPRESSED: Final = ("E", "O", "Y")
 
 
 class _MrconsoRow(NamedTuple):
-    """The fields of a row of MRCONSO.RRF that are read."""
+    """The fields that are read from a row of MRCONSO.RRF."""
 
     concept: str  # CUI
     language: str  # LAT
@@ -275,19 +275,20 @@ def _read_umls(
     """Yield the terms of MRCONSO.RRF, filtered as for cTAKES' fast dictionary.
 
     Synonyms of RxNorm (SY) and suppressed rows (SUPPRESS of E, O or Y) are left out.
-    cTAKES also uses the terms of other vocabularies for a concept that one of the
-    sources has.
+    Unlike this function, cTAKES also uses terms from other vocabularies for concepts
+    that one of the sources has.
 
     Args:
         path: The file.
         language: Language of the terms (LAT).
         sources: Vocabularies (SAB) whose terms are used.
-        types: Semantic types (TUI) that are used. None means those of cTAKES where
-            MRSTY.RRF lies beside the file, else all. An empty list means all.
-        left_out_kinds: Term types (TTY) that are not used.
+        types: Semantic types (TUI) to use. None means those of cTAKES if MRSTY.RRF is
+            beside the file, otherwise all. An empty list means all.
+        left_out_kinds: Term types (TTY) to leave out.
 
     Raises:
-        DataError: The file is not MRCONSO; or no row is left, with the file's sources.
+        DataError: The file is not MRCONSO, or no row is left; the message then lists
+            the file's sources.
     """
     concepts = _concepts_of_types(path, types)
     rows_of_source = Counter[str]()
@@ -318,8 +319,8 @@ def _concepts_of_types(path: Path, types: Collection[str] | None) -> set[str] | 
     """Return the concepts of semantic types; None stands for all concepts.
 
     Args:
-        path: MRCONSO.RRF, beside which MRSTY.RRF is searched.
-        types: As of `_read_umls`.
+        path: MRCONSO.RRF; MRSTY.RRF is expected beside it.
+        types: As in `_read_umls`.
 
     Raises:
         ConfigError: A type is not a TUI.
@@ -359,15 +360,14 @@ def _read_obo(
 ) -> Iterator[Entry]:
     """Yield the terms of an ontology in OBO format: names and synonyms.
 
-    Obsolete terms are left out; so are synonyms in another form, and lines that are not
-    UTF-8.
+    Obsolete terms, malformed synonyms, and lines that are not UTF-8 are left out.
 
     Args:
         path: The file.
-        scopes: Scopes of the synonyms that are used, of `SCOPES`.
+        scopes: Scopes of the synonyms to use, from `SCOPES`.
         ids: "own" for the ontology's ids; or the prefix of a cross-reference such as
-            "UMLS_CUI". A term then stands for all ids of this kind, and is left out if
-            it has none.
+            "UMLS_CUI". A term then denotes all ids of this kind, and is left out if it
+            has none.
 
     Raises:
         ConfigError: A scope is unknown.
@@ -407,17 +407,17 @@ def _is_obsolete(stanza: _Stanza) -> bool:
 
 
 def _is_sound(stanza: _Stanza) -> bool:
-    """Return whether all lines and synonyms of a term can be read."""
+    """Return whether all lines and synonyms of a term are readable."""
     return _is_obsolete(stanza) or ("" not in stanza and all(_synonyms(stanza)))
 
 
 def _synonyms(stanza: _Stanza) -> list[re.Match[str] | None]:
-    """Return the synonyms of a term; None for one in another form."""
+    """Return the synonyms of a term; None for a malformed one."""
     return [_SYNONYM.match(value.lstrip()) for value in stanza.get("synonym", ())]
 
 
 def _terms_of(stanza: _Stanza, scopes: Collection[str]) -> list[str]:
-    """Return the name of a term, and its synonyms of some scopes."""
+    """Return the name of a term, and its synonyms with certain scopes."""
     synonyms = [
         synonym[1]
         for synonym in _synonyms(stanza)
@@ -429,7 +429,7 @@ def _terms_of(stanza: _Stanza, scopes: Collection[str]) -> list[str]:
 
 
 def _ids_of(stanza: _Stanza, kind: str) -> list[str]:
-    """Return the ids of a term: its own, or its cross-references of a kind."""
+    """Return the ids of a term: its own, or its cross-references of one kind."""
     if kind == "own":
         return [stanza["id"][0].strip()]
     references = [value.split()[0] for value in stanza.get("xref", ()) if value.strip()]
@@ -468,10 +468,10 @@ def _read_table(path: Path) -> Iterator[Entry]:
     """Yield the terms of a table with two columns, id and term.
 
     Tabs or commas separate the columns. If the first row names both columns (id, cui,
-    concept, code; term, str, name, synonym), they may stand at any place among others.
+    concept, code; term, str, name, synonym), they may be anywhere among other columns.
 
     Raises:
-        DataError: No row is sound.
+        DataError: All rows are damaged.
     """
     first_line = next((line for _, line in _nonblank_lines(path) if line), "")
     delimiter = "\t" if "\t" in first_line else ","
@@ -502,7 +502,7 @@ def _read_table(path: Path) -> Iterator[Entry]:
 def _entries_of(
     rows: Iterable[Row | Damaged], id_column: int, term_column: int
 ) -> Iterator[tuple[int, Entry | None]]:
-    """Yield the entries of a table with their lines; None for a damaged row."""
+    """Yield the line and entry of each row; None for a damaged row."""
     for row in rows:
         if isinstance(row, Damaged):
             yield row.line, None
@@ -511,7 +511,7 @@ def _entries_of(
 
 
 def _column_of(header: Sequence[str], names: Collection[str]) -> int | None:
-    """Return the first column of one of these names; None if there is none."""
+    """Return the first column with one of these names; None if there is none."""
     return next((at for at, name in enumerate(header) if name in names), None)
 
 
@@ -536,7 +536,7 @@ _READERS: Final = {
     "table": _Reader(_read_table),
 }
 
-_MAX_CLEANED = 4000  # characters of a term; a longer one is no term of a note
+_MAX_CLEANED = 4000  # characters of a term; no note contains a longer one
 _TAG = re.compile(
     r"\s*\((?:disorder|finding|procedure|situation|event|observable entity|"
     r"body structure|morphologic abnormality|morphology|qualifier value|substance|"
@@ -549,7 +549,7 @@ _AFFIX = re.compile(
 
 
 def clean_term(term: str) -> str:
-    """Return a term as notes would write it.
+    """Return a term as it would appear in notes.
 
     Removes the tags of SNOMED ("(disorder)", "(finding)" …), "NOS" at the end, and
     "[X]" or "[D]" at the start. White space becomes single spaces.

@@ -1,9 +1,9 @@
-"""How the notes of a patient become a bag of concepts, or a vector of an encoder.
+"""Turn the notes of a patient into a bag of concepts, or into an encoder's vector.
 
-    features_for    by the tables of a job
-    load_features   by the recipe of a saved model: the same features of new notes
+    features_for    from the tables of a job
+    load_features   from the recipe of a saved model: the same features for new notes
 
-A recipe is JSON. It has the place of the dictionary or encoder, options and a
+A recipe is JSON. It has the location of the dictionary or encoder, options and a
 fingerprint.
 """
 
@@ -51,7 +51,7 @@ from fednotes.encoders.features import FrozenEncoder, load_encoder
 from fednotes.jobs.patient_models import PatientNote
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
-# Change it when the same text gives another vector.
+# Change this when the same text gives a different vector.
 TEXT_RECIPE: Final = "mean-of-notes-1"
 
 
@@ -137,7 +137,7 @@ class ConceptFeatures:
 
     Attributes:
         matcher: Finds the concepts.
-        space: What the bags mean.
+        space: The meaning of the bags.
         max_concepts: Patients with more concepts are left out.
         processes: Number of processes that read notes.
     """
@@ -169,13 +169,13 @@ class ConceptFeatures:
     def make_from_stream(
         self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
     ) -> PatientInputs:
-        """Return the bags that `make` returns, without holding the texts.
+        """Return the bags that `make` returns, without holding the texts in memory.
 
-        Of a patient the concepts are kept, and of a patient who is left out nothing.
+        Only a patient's concepts are kept, and nothing for a patient who is left out.
 
         Args:
             notes: The notes, in any order of patients. No reference to a text is kept.
-            patients: Patients who come first, even if they have no notes.
+            patients: Patients to list first, even if they have no notes.
 
         Returns:
             One bag per patient, in the order of their first notes. The counts are
@@ -199,7 +199,7 @@ class ConceptFeatures:
             counts,
             self.max_concepts,
         )
-        del counts["mentions"]  # those of patients who are left out are not counted
+        del counts["mentions"]  # incomplete: it lacks the mentions of excluded patients
         return PatientInputs.of(remaining, arrays, self.matcher.vocabulary, counts)
 
 
@@ -209,7 +209,7 @@ class TextFeatures:
 
     Attributes:
         encoder: The encoder.
-        space: What the vectors mean.
+        space: The meaning of the vectors.
     """
 
     encoder: FrozenEncoder
@@ -218,7 +218,7 @@ class TextFeatures:
     def make(
         self, notes: Notes, progress: Progress | None = None, cache: Path | None = None
     ) -> PatientInputs:
-        """Return one vector per patient; zeros for a patient without a word.
+        """Return one vector per patient; zeros for a patient without words.
 
         Args:
             notes: The texts of each patient.
@@ -247,13 +247,13 @@ class TextFeatures:
     def make_from_stream(
         self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
     ) -> PatientInputs:
-        """Return the vectors that `make` returns, without holding the texts.
+        """Return the vectors that `make` returns, without holding the texts in memory.
 
-        Of a patient a sum of vectors is kept.
+        Only a sum of vectors is kept for each patient.
 
         Args:
             notes: The notes, in any order of patients. No reference to a text is kept.
-            patients: Patients who come first, even if they have no notes.
+            patients: Patients to list first, even if they have no notes.
 
         Returns:
             One vector per patient, in the order of their first notes. The counts are
@@ -277,7 +277,7 @@ class TextFeatures:
         """Return the mean over the words of a note.
 
         Returns:
-            (layers × dim,) float64; None if the note has no word.
+            (layers × dim,) float64; None if the note has no words.
         """
         passages = _passages_of(text)
         if not passages:
@@ -288,10 +288,10 @@ class TextFeatures:
         return mean
 
     def _mean_vector(self, texts: Iterable[str]) -> np.ndarray:
-        """Return the mean over notes of the mean over a note's words.
+        """Return the mean over the notes' mean vectors.
 
         Returns:
-            (layers × dim,) float64; zeros if no note has a word.
+            (layers × dim,) float64; zeros if no note has words.
         """
         mean = _RunningMean()
         for text in texts:
@@ -305,7 +305,7 @@ class _RunningMean:
     """The mean of vectors that are added one by one.
 
     Attributes:
-        number: How many vectors were added.
+        number: Number of added vectors.
     """
 
     def __init__(self) -> None:
@@ -332,7 +332,7 @@ class _RunningMean:
 
 
 def _passages_of(text: str) -> list[Passage]:
-    """Return the sentences of a text that have a word."""
+    """Return the sentences of a text that have words."""
     sentences = [text[start:end] for start, end in split_sentences(Document("", text))]
     passages = [Passage(sentence, tokenize(sentence)) for sentence in sentences]
     return [passage for passage in passages if len(passage.words)]
@@ -352,8 +352,8 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
         folder: Folder of the job file, to which paths are relative.
 
     Raises:
-        ConfigError: A setting is impossible; with the table.
-        DataError: The dictionary cannot be read; with the table.
+        ConfigError: A setting is impossible; the message names the table.
+        DataError: The dictionary cannot be read; the message names the table.
         ModelError: The encoder cannot be loaded.
     """
     if isinstance(config, TextConfig):
@@ -379,9 +379,10 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
 
 
 def _place_for_recipe(dictionary: str, folder: Path) -> str:
-    """Return a dictionary's place as a recipe has it: an absolute path, or as written.
+    """Return a dictionary's location in a recipe: an absolute path, or as written.
 
-    A variable stays one: it may stand for another folder where the model is used.
+    Variables are kept, because they may stand for another folder where the model is
+    used.
     """
     is_fixed = (
         dictionary == SYNTHETIC
@@ -400,8 +401,8 @@ class _RecipeKind(NamedTuple):
 
     Attributes:
         settings: Class of the settings in it.
-        place: Key of the place of the dictionary or encoder.
-        parameter: Parameter that gives another place.
+        place: Key of the location of the dictionary or encoder.
+        parameter: Parameter for a new location.
     """
 
     settings: type[ConceptsConfig | TextConfig]
@@ -418,14 +419,15 @@ _RECIPE_FACTS: Final = ("kind", "fingerprint", "names")
 
 
 def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
-    """Return the features that a recipe stands for, checked by its fingerprint.
+    """Return the features for a recipe, checked by its fingerprint.
 
     Args:
         recipe: The recipe of a saved model.
-        dictionary: Where the dictionary or the encoder is now, if it has moved.
+        dictionary: New location of the dictionary or encoder, if it has moved.
 
     Raises:
-        ModelError: It is missing or another one, or no recipe has such a value.
+        ModelError: The dictionary or encoder is missing or a different one, or the
+            recipe has an invalid value.
     """
     name = recipe.get("kind")
     if not isinstance(name, str) or name not in _RECIPE_KINDS:
@@ -486,7 +488,7 @@ def _text_features(recipe: Mapping[str, Any], place: str) -> TextFeatures:
 
     Args:
         recipe: A recipe that names the encoder.
-        place: Where the encoder is.
+        place: Location of the encoder.
     """
     encoder = load_encoder(place)
     digest = hashlib.sha256(f"{TEXT_RECIPE}\0{encoder.fingerprint}".encode())
@@ -506,8 +508,8 @@ def _concept_features(
 
     Args:
         config: How the dictionary is read.
-        recipe: The recipe, which gets the fingerprint.
-        place: Where the dictionary is.
+        recipe: The recipe, to which the fingerprint is added.
+        place: Location of the dictionary.
     """
     path = None if place == SYNTHETIC else Path(place)
     matcher = _matcher(
@@ -529,7 +531,7 @@ def _concept_features(
 
 
 def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return what changes when the dictionary or its semantic types do."""
+    """Return values that change if the dictionary or its semantic types do."""
     stamps = []
     for file in (path, *sorted(path.parent.glob("MRSTY.RRF*"))):
         with suppress(OSError):  # the reader reports a missing file
@@ -538,7 +540,7 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(stamps)
 
 
-@lru_cache(maxsize=1)  # that of the UMLS takes a minute to build and a gigabyte to hold
+@lru_cache(maxsize=1)  # for the UMLS, it takes a minute to build and a gigabyte
 def _matcher(
     path: Path | None,
     format: str,
@@ -546,7 +548,7 @@ def _matcher(
     context: Option,
     stamps: tuple[Any, ...],  # noqa: ARG001 - a changed file is another argument
 ) -> Matcher:
-    """Return the matcher of a dictionary; of the generated patients' if it is None."""
+    """Return the matcher of a dictionary; None stands for the generated patients'."""
     if path is None:
         return Matcher(synthetic.dictionary(), context)
     return Matcher(read_dictionary(path, format, **dict(options)), context)

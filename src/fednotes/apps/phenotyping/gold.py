@@ -1,4 +1,4 @@
-"""The labels that a saved model is scored on."""
+"""The labels for scoring a saved model."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _NO_JSON: Final = (
 def rename_labels(
     gold: Gold, label_map: Mapping[str, str]
 ) -> tuple[Gold, tuple[str, ...], int]:
-    """Give phenotypes the names that the model has.
+    """Rename phenotypes to the model's names.
 
     Args:
         gold: The labels.
-        label_map: The model's name for a name in the file.
+        label_map: Name in the file to the model's name.
 
     Returns:
         The labels; the new names in the order of the file; and the number of pairs that
-        lost their label, because two names became one and their labels differ.
+        lost their label, because two names were merged whose labels differ.
     """
     renamed: Gold = {}
     names: dict[str, None] = {}
@@ -57,10 +57,10 @@ def read_gold(path: Path) -> tuple[PatientNotes, Gold]:
 
     Returns:
         The notes and the labels of each patient. JSON lines are read again, one at a
-        time, when the notes are.
+        time, whenever the notes are iterated over.
 
     Raises:
-        DataError: The file cannot be read; with file and line.
+        DataError: The file cannot be read; the message names file and line.
     """
     if path.is_dir():
         summaries, labels = read_obesity(path)
@@ -100,10 +100,10 @@ class _Record(NamedTuple):
 
 
 def _records(path: Path, encoding: str) -> Iterator[_Record]:
-    """Yield the notes in JSON lines, each when its line is read.
+    """Yield the notes in JSON lines, one by one.
 
     Raises:
-        DataError: The file cannot be read, or a line is not such a note.
+        DataError: The file cannot be read, or a line is not a valid note.
     """
     with open_text(path, encoding) as file:
         for number, line in enumerate(bounded_lines(file, path), 1):
@@ -112,7 +112,7 @@ def _records(path: Path, encoding: str) -> Iterator[_Record]:
 
 
 def _parse_record(path: Path, number: int, line: str) -> _Record:
-    """Return the note that a line stands for.
+    """Return the note in a line.
 
     Raises:
         DataError: The line is not a JSON object, or has other keys or values.
@@ -142,15 +142,15 @@ def read_gold_table(
 
     Args:
         patients: The patients who have notes, each once.
-        path: Where their notes are, for messages.
+        path: Location of their notes, for messages.
         labels: The table.
 
     Returns:
-        The labels of the patients who have both notes and labels; and a message about
-        each problem in the table and about patients who are left out.
+        The labels of the patients who have both notes and labels; and messages about
+        problems in the table and about excluded patients.
 
     Raises:
-        DataError: As of `read_labels`.
+        DataError: As in `read_labels`.
     """
     table = read_labels(labels)
     messages = list(table.messages())

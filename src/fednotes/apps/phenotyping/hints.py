@@ -1,4 +1,4 @@
-"""Hints on the scores of a run on patients: why they may be low, and what to try."""
+"""Hints about scores on patients: why they may be low, and what to try."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def score_hints(
     scores: Mapping[str, Mapping[str, Any]],
     sites: Sequence[SitePatients],  # noqa: ARG001 - part of the interface of SiteKind
 ) -> Iterator[str]:
-    """Yield a line for each model that misses diseases, or lacks patients to test it.
+    """Yield a line for each model that misses diseases or lacks suitable test patients.
 
     Args:
         scores: The scores of each site by condition.
@@ -37,7 +37,7 @@ def score_hints(
 
 
 def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
-    """Return the diseases that test patients have and that the model never predicts."""
+    """Return the diseases of test patients that the model never predicts."""
     return [
         disease
         for disease, score in by_disease.items()
@@ -46,7 +46,7 @@ def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
 
 
 def _without_both_classes(by_disease: Mapping[str, Any]) -> list[str]:
-    """Return the diseases that all test patients have, or that none of them has."""
+    """Return the diseases that all test patients have, or none."""
     return [
         disease
         for disease, score in by_disease.items()

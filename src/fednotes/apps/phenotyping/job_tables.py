@@ -4,7 +4,7 @@
 [synthetic]    SyntheticPatientsConfig: generated patients
 [concepts]     ConceptsConfig: how notes become bags of concepts
 [text]         TextConfig, in place of [concepts]: how notes become mean vectors
-[phenotypes]   the codes of each phenotype, where its labels do not come from files
+[phenotypes]   the codes of each phenotype, unless its labels come from files
 [hold_out]     HoldOutConfig: further codes that stage 1 must not see
 """
 
@@ -187,7 +187,7 @@ class PatientsConfig:
             raise ConfigError("test_labels needs `test` and `labels`")
 
     def code_source(self) -> CodeSource | None:
-        """Return what reads the site's codes; None if the site has none."""
+        """Return the reader of the site's codes; None if the site has none."""
         if self.codes_format == "table":
             return CodeTable(self.system, self.patient_column, self.code_column)
         if self.codes_format == "mimic":
@@ -203,7 +203,7 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
     """Return the paths in a value of a job: one text, or a list of texts.
 
     Raises:
-        ConfigError: It is something else, or names a path twice.
+        ConfigError: The value is something else, or names a path twice.
     """
     values = [value] if isinstance(value, str) and value else value or ()
     if not isinstance(values, list | tuple) or not all(
@@ -232,7 +232,7 @@ class SyntheticPatientsConfig:
 
 @dataclass(frozen=True)
 class PatientTables:
-    """What holds for all sites of a job on patients.
+    """The settings for all sites of a job on patients.
 
     Attributes:
         features: How notes are read: [concepts] or [text].
@@ -246,7 +246,7 @@ class PatientTables:
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        """All codes that are removed from what stage 1 learns, each once."""
+        """All distinct codes that are removed from the training of stage 1."""
         of_phenotypes = (code for codes in self.phenotypes.values() for code in codes)
         return tuple(dict.fromkeys((*of_phenotypes, *self.hold_out)))
 
@@ -268,7 +268,7 @@ TABLES: Mapping[str, ConfigTable | ListsTable] = {
 
 
 def tables_of(job: Job) -> PatientTables:
-    """Return what the tables of a job on patients say."""
+    """Return the settings in the tables of a job on patients."""
     tables = job.kind_tables
     assert isinstance(tables, PatientTables)
     return tables
@@ -292,12 +292,12 @@ def patient_tables(
 
     Args:
         table: All tables of the job.
-        preset: The tables of the method's preset. Its [concepts] applies where the job
+        preset: The tables of the method's preset. Its [concepts] applies if the job
             reads notes by concepts.
-        where: The job, as messages call it.
+        where: How messages refer to the job.
 
     Raises:
-        ConfigError: Something is wrong in a table; with table and key.
+        ConfigError: A table has an error; the message names table and key.
     """
     if table.get("silos", {}).get("by", "patient") != "patient":
         raise ConfigError(
@@ -382,13 +382,13 @@ def _require_fitting_site(
     """Check that a site's table agrees with the tables of all sites.
 
     Args:
-        site: The table as it is in the job.
-        where: The table, as messages call it.
+        site: The table in the job.
+        where: How messages refer to the table.
         has_phenotypes: Whether the job has [phenotypes].
         reads_text: Whether the job has [text].
 
     Raises:
-        ConfigError: It contradicts them.
+        ConfigError: The tables contradict each other.
     """
     if has_phenotypes and site.get("labels"):
         raise ConfigError(

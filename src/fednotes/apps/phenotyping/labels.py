@@ -1,4 +1,4 @@
-"""Labels of patients' phenotypes, and the tables that they are read from.
+"""Labels of patients' phenotypes, and the tables that contain them.
 
 The header of a table shows its form:
 
@@ -7,7 +7,7 @@ The header of a table shows its form:
     wide   patient, and a column for each phenotype: a row for each patient
 
 A label is a word, a letter or a number, in any case. Numbers may end in ".0", as
-spreadsheets write them beside empty cells:
+spreadsheets write them in columns with empty cells:
 
     present       Y   1
     absent        N   0
@@ -16,10 +16,11 @@ spreadsheets write them beside empty cells:
                           It is a label only for the question whether the text does
     (empty)               -1: counted; the phenotype is one of the table's all the same
 
-A row with anything else is damaged: it is left out, counted, and named by its line.
+A row with anything else is damaged: it is left out, counted, and reported with its
+    line.
 
-If a pair of patient and phenotype is labelled twice and differently, nothing says which
-label holds, so the pair has none. Such pairs are counted and named.
+If a pair of patient and phenotype has two different labels, neither can be trusted, so
+the pair has none. These pairs are counted and reported.
 
 Phenotypes are sorted by name, so that sites with the same phenotypes agree. A site that
 has never judged one of them lists it without a label: as an empty column, or in a row
@@ -67,7 +68,7 @@ LABEL_VALUES: Final = {
 _EXPECTED: Final = "present, absent, questionable; Y, N, Q, U; 1, 0, 2"
 _PHENOTYPE_COLUMNS: Final = ("phenotype", "disease")
 _LABEL_COLUMNS: Final = ("label", "judgment")
-_LONGEST_NAME: Final = 100  # characters of a phenotype's name
+_LONGEST_NAME: Final = 100  # maximum length of a phenotype's name
 
 
 # ---- labels --------------------------------------------------------------------------
@@ -75,14 +76,14 @@ _LONGEST_NAME: Final = 100  # characters of a phenotype's name
 
 @dataclass(frozen=True, eq=False)
 class PatientLabels:
-    """The labels of a site's patients. They never leave the site.
+    """The labels of a site's patients, which never leave the site.
 
     Attributes:
         phenotypes: Names of the phenotypes, sorted.
-        values: The labels that hold, by patient and phenotype.
-        tables: What became of the pairs of patient and phenotype, one report per file.
-            A row of a wide table has as many pairs as the table has phenotypes.
-        conflicts: A message about each pair that is labelled twice and differently.
+        values: The valid labels, by patient and phenotype.
+        tables: One report per file about its pairs of patient and phenotype. A row of a
+            wide table has as many pairs as the table has phenotypes.
+        conflicts: A message about each pair with two different labels.
     """
 
     phenotypes: tuple[str, ...]
@@ -113,14 +114,14 @@ class PatientLabels:
     def matrix(
         self, patients: Sequence[str], unmentioned: Unmentioned = "unlabelled"
     ) -> np.ndarray:
-        """Return the labels of patients as `Cohort` has them.
+        """Return the labels of patients in the form of `Cohort`.
 
         Args:
             patients: The patients.
             unmentioned: What a label "unmentioned" counts as.
 
         Returns:
-            (patients, phenotypes) int8; -1 where there is no label.
+            (patients, phenotypes) int8; -1 for a missing label.
         """
         rows = []
         for patient in patients:
@@ -129,7 +130,7 @@ class PatientLabels:
         return np.array(rows, np.int8).reshape(len(patients), len(self.phenotypes))
 
     def messages(self) -> tuple[str, ...]:
-        """Return a message about each problem in the files, none about a patient."""
+        """Return a message about each problem in the files, without patients' data."""
         messages = [message for table in self.tables for message in table.messages()]
         messages += [
             f"{table.path}: {table.empty:,} pairs of patient and phenotype without a "
@@ -161,7 +162,7 @@ class Pair(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """The label of a pair so far, and where it stands; None if labels conflict."""
+    """The label of a pair so far, and its location; None if labels conflict."""
 
     value: int | None
     table: TableReport
@@ -172,8 +173,8 @@ class LabelCollector:
     """Collects the labels of several files.
 
     Args:
-        later_holds: Whether, of two labels of a pair in two files, the later one holds.
-            Otherwise neither does.
+        later_holds: Whether the later of two different labels in two files is used;
+            otherwise neither is.
 
     Attributes:
         phenotypes: The phenotypes so far.
@@ -187,7 +188,7 @@ class LabelCollector:
         self._conflicts: dict[tuple[str, str], str] = {}
 
     def add_file(self, path: Path, pairs: Iterable[Pair | Damaged]) -> TableReport:
-        """Add the labels of a file, and return what became of its pairs."""
+        """Add the labels of a file, and return a report about its pairs."""
         report = TableReport(path)
         self._reports.append(report)
         for pair in report.sound(pairs):
@@ -200,7 +201,7 @@ class LabelCollector:
         return report
 
     def _add_label(self, pair: Pair, value: int, report: TableReport) -> None:
-        """Add the label of a pair, and note a conflict with an earlier one."""
+        """Add the label of a pair, and record any conflict with an earlier one."""
         key = (pair.patient, pair.phenotype)
         earlier = self._recorded.get(key)
         if earlier is None or earlier.value == value:
@@ -218,7 +219,7 @@ class LabelCollector:
         self._recorded[key] = _Recorded(new_value, report, pair.line)
 
     def labels(self, phenotypes: Sequence[str]) -> PatientLabels:
-        """Return all labels that hold.
+        """Return all valid labels.
 
         Args:
             phenotypes: Names of the phenotypes, in their order.
@@ -239,18 +240,18 @@ class LabelCollector:
 
 
 def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLabels:
-    """Read the labels of one table or several, separated by commas or tabs, also .gz.
+    """Read the labels in one or more tables, separated by commas or tabs, also .gz.
 
     Args:
         path: A table.
         more: Further tables.
-        patient_column: Column of patients in the tables that have one of this name. In
-            others it has a usual name.
+        patient_column: Column of patients in the tables that have a column of this
+            name. In others, the column has a usual name.
 
     Raises:
         DataError: A file or column is missing, most rows are damaged, a column contains
-            something else than labels, two phenotypes differ only in case, or there is
-            no label at all.
+            values other than labels, two phenotypes differ only in case, or there is no
+            label at all.
     """
     collector = LabelCollector(later_holds=False)
     for file in (path, *more):
@@ -342,14 +343,14 @@ def _pairs_of_wide_table(
 def _pair(
     line: int, patient: str, phenotype: str, *, text: str, cell: str
 ) -> Pair | Damaged:
-    """Return the pair that a cell stands for.
+    """Return the pair in a cell.
 
     Args:
         line: Line of the cell.
         patient: The patient.
         phenotype: The phenotype.
-        text: What the cell contains.
-        cell: What the cell is called in messages.
+        text: The content of the cell.
+        cell: How messages refer to the cell.
     """
     value = LABEL_VALUES.get(text.lower())
     if text and value is None:
@@ -358,7 +359,7 @@ def _pair(
 
 
 def _phenotype_columns(table: Table, patient_column: int) -> dict[int, str]:
-    """Return the phenotype of each column of a wide table but the patients'.
+    """Return the phenotype of each column of a wide table, except the patients' column.
 
     Raises:
         DataError: A title is missing, too long or repeated, or there is no phenotype.

@@ -1,4 +1,4 @@
-"""Use a saved phenotyping model; it is registered as a model of patients."""
+"""A saved phenotyping model, registered as a model of patients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PhenotypeModel(PatientModel):
 
     Attributes:
         reader: The model with its dictionary or encoder.
-        folder: Folder of the saved model; None if it was not read from one.
+        folder: Folder of the saved model; None if it was not loaded from one.
     """
 
     def __init__(self, reader: PatientReader, folder: Path | None = None) -> None:
@@ -53,13 +53,13 @@ class PhenotypeModel(PatientModel):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The phenotypes that it predicts; after stage 1 alone, the codes."""
+        """The phenotypes that the model predicts; after stage 1 alone, the codes."""
         model = self.reader.model
         return model.phenotypes or model.code_names
 
     @property
     def confidence(self) -> str:
-        """What the probabilities are, in words."""
+        """Description of the model's probabilities."""
         model = self.reader.model
         if not model.phenotypes:
             return "the network's probability of each billing code; not calibrated"
@@ -76,7 +76,7 @@ class PhenotypeModel(PatientModel):
     def find_in_stream(
         self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
     ) -> list[PatientFinding]:
-        """Return a finding for each patient; without a row for one who is left out."""
+        """Return a finding for each patient; it is empty for excluded patients."""
         names = dict.fromkeys(patients)
 
         def collect_names() -> Iterator[PatientNote]:

@@ -8,11 +8,11 @@ Liu, Dligach and Miller 2019. A folder has these files:
         diseases[@source] > disease[@name] > doc[@id][@judgment]
 
 Two experts judged each summary twice: `textual`, what the text states, and `intuitive`,
-what a reader concludes, which the paper uses. In Table 1 of the paper the columns of
-presence and absence are exchanged; the labels here follow the files.
+    what a reader concludes, which the paper uses. In Table 1 of the paper, the columns
+    of presence and absence are swapped; the labels here follow the files.
 
-Of two judgments of a pair in two files the later one holds, because an addendum
-corrects. Such pairs are counted and named.
+If two files judge the same pair differently, the later judgment is used, because an
+addendum is a correction. These pairs are counted and reported.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def read_obesity(
 
     Args:
         folder: The folder.
-        judgment: Which of the two judgments is read.
+        judgment: Which of the two judgments to read.
 
     Raises:
-        DataError: A file is missing, or is not such XML; with the line.
+        DataError: A file is missing, or is not such XML; the message has the line.
     """
     notes = read_texts(_xml_files(folder, "patient_records", "records"))
     collector = LabelCollector(later_holds=True)
@@ -82,12 +82,12 @@ def read_obesity(
 
 
 def _xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
-    """Return the XML files of texts or of annotations, in the order to read them in.
+    """Return the XML files of texts or annotations, in the order of reading.
 
     Args:
         folder: The folder.
-        mark: What the names of the files contain.
-        kind: What the files contain, for messages.
+        mark: A part of the files' names.
+        kind: The content of the files, for messages.
 
     Raises:
         DataError: There is no such folder or file.
@@ -105,8 +105,8 @@ def _xml_files(folder: Path, mark: str, kind: str) -> list[Path]:
             f"{folder}: no file of {kind} here: expected a name such as "
             f"{prefix}{mark}_*.xml"
         )
-    # In the order of names an addendum follows the file that it corrects, because "."
-    # comes before "_" and digits.
+    # Sorted by name, an addendum follows the file that it corrects, because "." comes
+    # before "_" and digits.
     return sorted(files, key=lambda path: "test" in path.name.lower())
 
 
@@ -116,9 +116,9 @@ def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
 
 
 def stream_texts(paths: Iterable[Path]) -> Iterator[Note]:
-    """Yield the summaries of one or more files, each when it is read.
+    """Yield the summaries of one or more files as they are read.
 
-    The id of a document is that of the note and of the patient.
+    A document's id serves as the id of both note and patient.
 
     Raises:
         DataError: A document has no id or no text, or its id is repeated.
@@ -165,7 +165,7 @@ def _judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
     source = ""
     disease = ""
     for line, name, attributes, _ in read_elements(path):
-        # An element that ends has no attributes, so it resets its name.
+        # The end of an element has no attributes and therefore resets its name.
         values = attributes or {}
         if name == "diseases":
             source = values.get("source", "").strip().lower()
@@ -178,7 +178,7 @@ def _judgments(path: Path, wanted: str) -> Iterator[Pair | Damaged]:
 
 
 def _judgment(line: int, document: str, disease: str, *, letter: str) -> Pair | Damaged:
-    """Return the pair that a judgment of a document stands for."""
+    """Return the pair in a judgment of a document."""
     names = {name.casefold(): name for name in DISEASES}
     name = names.get(disease.casefold())
     if name is None:

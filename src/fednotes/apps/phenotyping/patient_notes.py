@@ -1,7 +1,7 @@
 """Read the notes of patients one at a time.
 
-A patient's notes may be anywhere in a table. They are not collected: each is given to
-the model as it is read, so memory does not grow with the length or number of notes.
+A patient's notes may be anywhere in a table. They are not collected: the model receives
+each note as it is read, so memory does not grow with the length or number of notes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def notes_of(
 ) -> PatientNotes:
     """Return the notes of each patient in a file or folder, in stdin, or in a text.
 
-    A file or folder is read once here. A damaged one is therefore refused before a
+    A file or folder is read once by this function, so a damaged one is refused before a
     model reads its first note.
 
     Args:
@@ -88,8 +88,8 @@ def _summary_files(path: Path) -> list[Path]:
     """Return the summaries of the obesity challenge at a path.
 
     Returns:
-        The file itself, or the files of summaries in a folder, without those of
-        judgments. Empty if the path has other notes.
+        The file itself, or the summary files in a folder, without those of judgments.
+        Empty if the path has other notes.
     """
     if path.is_dir():
         return [

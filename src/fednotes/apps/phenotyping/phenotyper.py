@@ -1,12 +1,11 @@
 """The model of phenotyping: from a patient's concepts to one classifier per disease.
 
-    representation  a deep averaging network (stage 1), TF-IDF, or vectors as they are
+    representation  a deep averaging network (stage 1), TF-IDF, or unchanged vectors
     classifiers     linear machines of all diseases (stage 2); none after stage 1 alone
 
 A saved model is a folder with `phenotyper.json` and `phenotyper.safetensors`. The
-dictionary or encoder that reads notes is not copied: the folder has its place and its
-fingerprint. Checksums protect both files, so that a lost name or number is not taken
-for what the model learned.
+dictionary or encoder that reads notes is not copied: the folder has its location and
+its fingerprint. Checksums protect both files against undetected damage.
 """
 
 from __future__ import annotations
@@ -71,13 +70,13 @@ class PhenotypeConfig:
 
 @dataclass(eq=False)
 class Phenotyper:
-    """What phenotyping learns, and what a site uses afterwards.
+    """A trained phenotyping model.
 
-    A patient is represented by the network; without a network, by the TF-IDF of `idf`;
-    with neither, by the vector that the patient is.
+    A patient is represented by the network; without a network, by TF-IDF with `idf`;
+    with neither, by the input vector.
 
     Attributes:
-        space: What the inputs mean.
+        space: The meaning of the inputs.
         network: The network of stage 1.
         idf: (vocabulary,) float64 inverse document frequencies.
         scale: Scale of the network's representation, as in `PhenotypeConfig`.
@@ -105,7 +104,7 @@ class Phenotyper:
         """Return the (patients, width) features that the classifiers read.
 
         Raises:
-            DataError: The inputs are of another kind or vocabulary.
+            DataError: The inputs have another kind or vocabulary.
         """
         if self.network is not None:
             dense: np.ndarray = self.network.representation(inputs)
@@ -126,7 +125,7 @@ class Phenotyper:
         """Return the predicted labels of patients.
 
         Returns:
-            (patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 where
+            (patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 if
             nothing was learned.
         """
         return self._require_machines().predict(self.features(inputs))
@@ -134,8 +133,8 @@ class Phenotyper:
     def probabilities(self, inputs: Inputs) -> np.ndarray:
         """Return the probabilities of labels.
 
-        Without calibration, those of the hinge loss order patients and are no
-        probabilities.
+        Without calibration, the values for the hinge loss only rank patients and are
+        not probabilities.
 
         Returns:
             (patients, diseases, 3) of absent, present and questionable.
@@ -150,7 +149,7 @@ class Phenotyper:
     def code_probabilities(self, inputs: Inputs) -> np.ndarray:
         """Return the (patients, codes) probabilities of stage 1's outputs.
 
-        There is no column if the model has no outputs.
+        The result has no columns if the model has no outputs.
         """
         if self.network is None or not self.code_names:
             return np.zeros((len(inputs), 0), np.float32)
@@ -160,7 +159,7 @@ class Phenotyper:
         """Return the classifiers.
 
         Raises:
-            ModelError: The model has none.
+            ModelError: The model has no classifiers.
         """
         if self.machines is None:
             raise ModelError(
@@ -172,7 +171,7 @@ class Phenotyper:
     def save(self, directory: Path) -> None:
         """Write the model to a folder.
 
-        An earlier model in the folder stays complete until the new one is.
+        An earlier model in the folder stays complete until the new one is complete.
 
         Raises:
             ModelError: A number is not finite, or the folder contains something else.
@@ -214,7 +213,7 @@ class Phenotyper:
         }
 
     def _facts(self, data: bytes) -> dict[str, Any]:
-        """Return everything in a model but its tensors, whose file holds `data`."""
+        """Return a model's facts without its tensors, whose file contains `data`."""
         network, machines = self.network, self.machines
         facts: dict[str, Any] = {
             "kind": PHENOTYPER,
@@ -280,10 +279,11 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
 
     Args:
         path: The model's folder.
-        device: As of torch.
+        device: A torch device.
 
     Raises:
-        ModelError: The model is missing, damaged or of another format; with the folder.
+        ModelError: The model is missing, damaged or of another format; the message
+            names the folder.
     """
     device_of(device)
     if not is_phenotyper(path):
@@ -311,7 +311,7 @@ def _read_facts(path: Path) -> _Facts:
     """Read and check phenotyper.json.
 
     Raises:
-        ModelError: It is of another format, or its checksum does not match.
+        ModelError: The file has another format, or its checksum does not match.
     """
     values = read_json(path / f"{PHENOTYPER}.json")
     if values["format"] != FORMAT:
@@ -386,7 +386,7 @@ def _array_of(tensors: Mapping[str, Tensor], name: str) -> np.ndarray | None:
     """Return a tensor of floating-point numbers as an array; None if it is missing.
 
     Raises:
-        ModelError: It is of another type.
+        ModelError: The tensor has another type.
     """
     if name not in tensors:
         return None
@@ -430,13 +430,13 @@ def _require_equal(what: str, number: int, other_what: str, other: int) -> None:
 
 
 class NetworkShape(NamedTuple):
-    """What a network's tensors say about it.
+    """The shape of a network, derived from its tensors.
 
     Attributes:
         config: Its settings, with the widths of the tensors.
         outputs: The number of its outputs.
-        known: (known concepts,) int64 indices into the vocabulary; None if it knows
-            all, or reads vectors.
+        known: (known concepts,) int64 indices into the vocabulary; None if the network
+            knows all concepts, or reads vectors.
     """
 
     config: DanConfig
@@ -447,7 +447,7 @@ class NetworkShape(NamedTuple):
 def network_settings(
     parameters: Mapping[str, Tensor], config: DanConfig, space: FeatureSpace
 ) -> NetworkShape:
-    """Return what the tensors of `Dan.state` say about a network.
+    """Return the shape of a network, derived from the tensors of `Dan.state`.
 
     Args:
         parameters: The tensors.
@@ -455,8 +455,8 @@ def network_settings(
         space: The inputs that the network should read.
 
     Raises:
-        ModelError: The network reads another number of inputs. The caller adds where
-            the model comes from.
+        ModelError: The network reads another number of inputs. The caller adds the
+            origin of the model.
     """
     hidden, inputs = parameters["hidden_weight"].shape
     has_table = "embedding" in parameters
@@ -490,7 +490,7 @@ def _known_concepts(parameters: Mapping[str, Tensor]) -> np.ndarray | None:
     """Return the known concepts of a network; None if it has no list of them.
 
     Raises:
-        ModelError: The list is not one of rising indices.
+        ModelError: The list does not contain ascending indices.
     """
     if KNOWN not in parameters:
         return None
@@ -502,5 +502,5 @@ def _known_concepts(parameters: Mapping[str, Tensor]) -> np.ndarray | None:
 
 
 def _unfitting_table() -> ModelError:
-    """Return the error for a table whose rows are not those of the known concepts."""
+    """Return the error for a table whose rows do not match the known concepts."""
     return ModelError("damaged: its table and its known concepts do not agree")

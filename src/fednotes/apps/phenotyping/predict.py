@@ -37,7 +37,7 @@ from fednotes.jobs.evaluation import Evaluation, require_mapping
 from fednotes.jobs.patient_models import PatientNote
 from fednotes.metrics.classification import ClassCounts, rankings
 
-_DECIMALS = 6  # of a probability
+_DECIMALS = 6  # digits of a probability after the decimal point
 _LABEL_NAMES = {value: name for name, value in LABELS.items()}
 
 Row = dict[str, Any]
@@ -49,7 +49,7 @@ class PatientReader:
 
     Attributes:
         model: The model.
-        features: Makes what the model reads from notes.
+        features: Computes the model's inputs from notes.
     """
 
     model: Phenotyper
@@ -64,10 +64,10 @@ class PatientReader:
         Args:
             folder: The model's folder, for messages.
             model: The model.
-            place: Where its dictionary or encoder is now, if it has moved.
+            place: New location of its dictionary or encoder, if it has moved.
 
         Raises:
-            ModelError: The dictionary or encoder cannot be read, or is another one.
+            ModelError: The dictionary or encoder cannot be read, or is a different one.
         """
         with within(str(folder), ModelError):
             return cls(model, load_features(model.space.recipe, place))
@@ -75,11 +75,11 @@ class PatientReader:
     def read(
         self, notes: Iterable[PatientNote], patients: Iterable[str] = ()
     ) -> PatientInputs:
-        """Return what the model reads of each patient, and hold one note at a time.
+        """Return each patient's inputs to the model, with one note in memory at a time.
 
         Args:
             notes: The notes, in any order of patients.
-            patients: Patients who come first, even if they have no notes.
+            patients: Patients to list first, even if they have no notes.
         """
         return self.features.make_from_stream(notes, patients)
 
@@ -106,13 +106,13 @@ class PatientReader:
         """Yield the result of each patient.
 
         Args:
-            inputs: As `read` returns them.
+            inputs: The result of `read`.
 
         Yields:
             `patient`; `concepts`, the number of mentions in the patient's notes, unless
             the model reads vectors; `probabilities` of phenotypes being present, or of
-            codes; and `labels`, if the model has phenotypes. A phenotype that the model
-            has not learned has None in both.
+            codes; and `labels`, if the model has phenotypes. Both are None for a
+            phenotype that the model has not learned.
         """
         heads: list[Row] = [{"patient": patient} for patient in inputs.patients]
         if isinstance(inputs.values, Bags):
@@ -168,7 +168,7 @@ class PatientReader:
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
     def _csv(self, rows: Iterable[Row]) -> str:
-        """Return results as a table with a heading."""
+        """Return results as a table with a header."""
         has_labels = bool(self.model.phenotypes)
         has_concepts = not self.model.space.dense
 
@@ -210,16 +210,16 @@ def evaluate_patients(
         reader: The model.
         path: A folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON
             lines with "patient", "text" and "labels" ({name: "present" | "absent" |
-            "questionable"}), of which a patient may have several. With `labels`: notes,
-            as in `predict`.
-        label_map: The model's name for a name of the files. If two labels of a patient
-            get the same name and differ, neither holds.
+            "questionable"}), possibly several per patient. With `labels`: notes, as in
+            `predict`.
+        label_map: Name in the files to the model's name. If two different labels of a
+            patient get the same name, neither is used.
         labels: A table of labels for the notes (`labels.py`).
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
 
     Raises:
         ConfigError: The model predicts no phenotypes.
-        DataError: The files cannot be read, or have no phenotype of the model.
+        DataError: The files cannot be read, or contain none of the model's phenotypes.
     """
     model = reader.model
     if model.machines is None:
@@ -247,7 +247,7 @@ def _labels_of(patients: Sequence[str], path: Path, labels: Path) -> Gold:
 
     Args:
         patients: The patients who have notes.
-        path: Where their notes are.
+        path: Location of their notes.
         labels: The table of labels.
 
     Raises:
@@ -271,13 +271,13 @@ def _rename(
     *,
     place: Path,
 ) -> tuple[Gold, tuple[str, ...]]:
-    """Give labels the names that the model has.
+    """Rename labels to the model's names.
 
     Args:
         gold: The labels.
-        label_map: The model's name for a name of the files.
-        phenotypes: The names that the model has.
-        place: Where the labels are, for messages.
+        label_map: Name in the files to the model's name.
+        phenotypes: The model's names.
+        place: Location of the labels, for messages.
 
     Returns:
         The labels, and all their names.
@@ -310,7 +310,7 @@ def _score(
     Args:
         model: The model.
         machines: Its classifiers.
-        inputs: What it reads of each patient.
+        inputs: Its inputs for each patient.
         gold: The labels of each patient.
     """
     names = model.phenotypes

@@ -88,8 +88,8 @@ class Patients:
         is_usable = has_labels | (np.array(has_codes, bool) & learns_codes)
         order = rng.permutation(np.flatnonzero(is_usable))
         if scene.is_control:
-            # Patients with a disease come first: healthy ones cannot be told apart by
-            # their labels.
+            # Patients with a disease come first, because healthy ones cannot be
+            # distinguished by their labels.
             is_healthy = ~(data.train.labels[order] == PRESENT).any(1)
             order = order[np.argsort(is_healthy, kind="stable")]
         self.judged, self._others = np.split(order, [max_patients])
@@ -102,12 +102,12 @@ class Patients:
         planted: Sequence[Any],  # noqa: ARG002 - part of the interface of subjects
         repeats: int,
     ) -> SitePatients:
-        """Return the site with its members, each once.
+        """Return the site with only its members, each once.
 
         Args:
-            is_member: (judged,) which patients the model is trained on.
+            is_member: (judged,) whether the model is trained on each patient.
             planted: Not used: there are no secrets.
-            repeats: 1 if the patients who are not judged are also trained on.
+            repeats: 1 if the model is also trained on the patients who are not judged.
         """
         rows = self.judged[is_member]
         if repeats == 1:
@@ -144,21 +144,21 @@ class Patients:
         site: Any,  # noqa: ARG002 - part of the interface of subjects
         secret: Any,  # noqa: ARG002
     ) -> np.ndarray:
-        """Raise TypeError: no secret is planted among patients."""
+        """Raise TypeError, because no secret is planted among patients."""
         raise TypeError("patients have no secrets to guess")
 
 
 def _job(scene: Any, control_of: str) -> Job:
-    """Return the job that shadow models are trained with.
+    """Return the job for training shadow models.
 
-    The control trains for long on few patients, without a defence. If it judges by
-    labels, its classifiers read the concepts themselves.
+    The control trains for many epochs on few patients, without a defence. If it judges
+    by labels, its classifiers read the concepts themselves.
     """
     config = scene.training.config
     job: Job = scene.job
     settings: dict[str, Any] = {"least_occurrences": min(1, config.least_occurrences)}
     if config.has_stage_1 and scene.observe():
-        # The codes that all sites agreed on, which are public by now.
+        # The codes that all sites have agreed on, which are public.
         settings["outputs"] = scene.audited_site().code_learner.outputs
         settings["minimum"] = 1
     if scene.is_control:
@@ -174,14 +174,14 @@ def _job(scene: Any, control_of: str) -> Job:
 
 
 def _log_likelihood(scores: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Return the log-likelihood of what each patient has.
+    """Return the log-likelihood of each patient's codes or labels.
 
     Args:
-        scores: (patients, things) log-odds or margins.
-        signs: (patients, things) 1 if the patient has it, −1 if not, 0 if unknown.
+        scores: (patients, outputs) log-odds or margins.
+        signs: (patients, outputs) 1 if the patient has it, −1 if not, 0 if unknown.
 
     Returns:
-        (patients,) log p; nan for a patient of whom nothing is known.
+        (patients,) log p; nan for a patient without known outputs.
     """
     losses = np.logaddexp(0, -signs * scores) * np.abs(signs)
     return np.where(signs.any(1), -losses.sum(1), np.nan)

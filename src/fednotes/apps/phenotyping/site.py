@@ -2,10 +2,10 @@
 
 The tasks come in this order:
 
-    count_codes, count_concepts     what the outputs and known concepts follow from
+    count_codes, count_concepts     counts for choosing the outputs and known concepts
     begin_codes, first_vectors      stage 1 begins
     train, evaluate, keep, finish   its cycles and its end
-    count_labels                    what the classes and their weights follow from
+    count_labels                    counts for the classes and their weights
     prepare                         stage 2 begins
     train, evaluate                 its cycles; `prepare` again if a site has come back
     calibrate, finish               its end
@@ -63,8 +63,8 @@ from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import AveragingSite
 from fednotes.metrics.platt import MOST_PLATT_SUMS
 
-NETWORK: Final = "network."  # before the names of the network's tensors
-_PREPARED: Final = ("classes", "weights", "idf")  # what `prepare` takes besides these
+NETWORK: Final = "network."  # prefix of the names of the network's tensors
+_PREPARED: Final = ("classes", "weights", "idf")  # other tensors of `prepare`
 
 
 class Site(MethodSite):
@@ -73,21 +73,21 @@ class Site(MethodSite):
     Args:
         data: The patients of the site.
         config: The settings of the run.
-        directory: Where the finished model is written; nowhere if None.
-        device: As of torch.
-        cache: Not used: nothing is worth a cache.
-        progress: Not used: no step takes long.
-        draws: Of orders and dropout; they follow from the job's seed if None.
+        directory: Folder for the finished model; None writes none.
+        device: A torch device.
+        cache: Unused: nothing is worth caching.
+        progress: Unused: no step takes long.
+        draws: Random draws for orders and dropout; derived from the job's seed if None.
         count_step: Weights and counts leave the site as multiples of it.
 
     Attributes:
         code_learner: Stage 1; None until the codes to predict are agreed.
         classifiers: Stage 2; None until the classes are agreed.
-        model, shared, private: For training with differential privacy: the network,
-            what is shared, and what stays here (nothing).
+        model, shared, private: For training with differential privacy: the network, the
+            shared tensors, and the private ones (none).
         stage: For training with differential privacy: 0 in stage 1, 1 in stage 2.
         rows_by_stage: For training with differential privacy: (2, training patients)
-            the row of each training patient among those of a stage, or -1.
+            row of each training patient in the data of each stage, or -1.
 
     Raises:
         ConfigError: An update of the concepts' vectors would cover too few patients, or
@@ -126,9 +126,9 @@ class Site(MethodSite):
         self._device = device
         self.code_learner: CodeLearner | None = None
         self.classifiers: Classifiers | None = None
-        self._network: Tensors = {}  # the representation, once it is fixed
-        self._prepared: Tensors = {}  # what stage 2 began with, but for the network
-        self._steps = np.zeros(0, np.int64)  # of the classifiers, before a restart
+        self._network: Tensors = {}  # the representation, once fixed
+        self._prepared: Tensors = {}  # initial tensors of stage 2, except the network
+        self._steps = np.zeros(0, np.int64)  # steps of the classifiers before a restart
         # The digest of the model that was calibrated, and how many sums were sent.
         self._calibrated = ""
         self._calibrations = 0
@@ -154,7 +154,7 @@ class Site(MethodSite):
         return self.data.id
 
     def described(self) -> str:
-        """Return how many numbers the site shares."""
+        """Describe how many numbers the site shares."""
         of_network = sum(value.numel() for value in self._network.values())
         of_classifiers = 0
         if self.classifiers is not None:
@@ -165,7 +165,7 @@ class Site(MethodSite):
         )
 
     def covered(self, task: str) -> dict[str, int]:
-        """Return the number of patients behind an update of this task, and its steps.
+        """Return the number of patients behind an update, and of its training steps.
 
         A site's policy compares them with its limits. Platt scaling sums over held-out
         patients, all other tasks over training patients. Only stage 1 has steps.
@@ -184,13 +184,13 @@ class Site(MethodSite):
         return {**behind, "patients": self.code_learner.patients}
 
     def _require_covered(self, coded: int) -> None:
-        """Check that enough patients are behind an update that tells their concepts.
+        """Check that enough patients are behind an update that reveals their concepts.
 
         Args:
-            coded: The number of patients whom stage 1 is trained on.
+            coded: The number of training patients of stage 1.
 
         Raises:
-            ConfigError: There are fewer than `min_patients`.
+            ConfigError: There are fewer patients than `min_patients`.
         """
         config = self.config
         number, content, kind = coded, "concept vectors", "coded"
@@ -208,7 +208,7 @@ class Site(MethodSite):
     # Stage 1.
 
     def count_codes(self, tensors: Tensors) -> Update:
-        """Return the number of patients of each candidate, over the public list."""
+        """Return the number of patients with each candidate code of the public list."""
         del tensors
         codes = {patient: self.data.codes[patient] for patient in self._coded.patients}
         counts = category_counts(
@@ -219,7 +219,7 @@ class Site(MethodSite):
         return Update({"patients": self._reported(counts)}, 1.0)
 
     def _reported(self, counts: np.ndarray) -> Tensor:
-        """Return an array of counts as it leaves the site."""
+        """Return an array of counts, rounded for sending."""
         return torch.from_numpy(round_array(counts.astype(np.float64), self.count_step))
 
     def count_concepts(self, tensors: Tensors) -> Update:
@@ -233,7 +233,7 @@ class Site(MethodSite):
     def first_vectors(self, tensors: Tensors) -> Update:
         """Return the public vectors from which stage 1 starts.
 
-        They tell nothing about this site.
+        They reveal nothing about this site.
 
         Args:
             tensors: The known concepts.
@@ -245,7 +245,7 @@ class Site(MethodSite):
         """Return the site's public vectors.
 
         Raises:
-            ConfigError: There are none, or they do not match the network.
+            ConfigError: The site has none, or they do not match the network.
         """
         vectors = self.data.vectors
         width = self.config.model.network.embedding
@@ -264,7 +264,7 @@ class Site(MethodSite):
         """Return (known,) int64 numbers of the concepts with a vector of their own.
 
         Raises:
-            RefusedError: The server sent no such list.
+            RefusedError: The server did not send a valid list.
         """
         known = _read_numbers(tensors, KNOWN)
         size = self.data.space.width
@@ -292,7 +292,7 @@ class Site(MethodSite):
         return Update()
 
     def agree_on_codes(self, tensors: Tensors) -> None:
-        """Make the network of stage 1; see `begin_codes`.
+        """Build the network of stage 1; see `begin_codes`.
 
         Raises:
             RefusedError: The outputs or concepts are not those of the job.
@@ -315,7 +315,7 @@ class Site(MethodSite):
     def _make_code_learner(
         self, outputs: Sequence[str], known: np.ndarray | None
     ) -> None:
-        """Make the network of stage 1.
+        """Build the network of stage 1.
 
         Raises:
             ConfigError: Too few patients are left.
@@ -352,37 +352,38 @@ class Site(MethodSite):
     # The tasks of both stages.
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Run the local epochs of the present stage.
+        """Run the local epochs of the current stage.
 
-        A site that was away when stage 2 began trains nothing, and returns classifiers
-        of no patient. The server then sends what it lacks (`prepare`).
+        A site that was away when stage 2 began does not train, and returns classifiers
+        with no patients behind them. The server then sends the missing tensors
+        (`prepare`).
         """
         if self.classifiers is None and INTERCEPT in tensors:
             return make_empty_update(tensors)
         return self._present_stage().train(tensors, cycle=cycle)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Return held-out counts of the present stage."""
+        """Return held-out counts of the current stage."""
         return self._present_stage().evaluate(tensors, cycle=cycle)
 
     def _present_stage(self) -> CodeLearner | Classifiers:
-        """Return stage 2 if it has begun, else stage 1.
+        """Return stage 2 if it has begun, otherwise stage 1.
 
         Raises:
-            TrainingError: Neither has begun.
+            TrainingError: Neither stage has begun.
         """
         return self.classifiers or self._require_code_learner()
 
     def count(self, tensors: Tensors) -> Update:
-        """Return how many patients stage 1 is trained on."""
+        """Return the number of training patients of stage 1."""
         return self._require_code_learner().count(tensors)
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
-        """Set this site's part of stage 1's mini-batch."""
+        """Set this site's share of stage 1's mini-batch."""
         return self._require_code_learner().take_share(tensors, examples=examples)
 
     def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
-        """Return stage 1's change in an agreed code."""
+        """Return stage 1's change, encoded in an agreed code."""
         return self._require_code_learner().send(tensors, weight=weight, sites=sites)
 
     def keep(self, tensors: Tensors) -> Update:
@@ -418,9 +419,9 @@ class Site(MethodSite):
     # Stage 2.
 
     def count_labels(self, tensors: Tensors) -> Update:
-        """Return how many training patients have each label.
+        """Return the number of training patients with each label.
 
-        If concepts are weighted by TF-IDF, also return how many have each concept.
+        If concepts are weighted by TF-IDF, also return the number with each concept.
         """
         del tensors
         cohort = self._labelled
@@ -437,7 +438,7 @@ class Site(MethodSite):
 
         Args:
             tensors: "classes" that the sites agreed on; "weights" of classes and "idf"
-                of concepts if they are used; the network if the site does not have it.
+                of concepts if used; the network if the site does not have it.
         """
         self._network = unprefixed(NETWORK, tensors) or self._network
         model = self._make_model(tensors)
@@ -451,7 +452,8 @@ class Site(MethodSite):
         ]
         machines = LinearSVMs(classes, model.width, self.config.model.classifier)
         if self.classifiers is not None:
-            # A server that resumes a run prepares its sites again, and they go on.
+            # A server that resumes a run prepares its sites again; their steps
+            # continue.
             self._steps = self.classifiers.machines.steps
         if len(self._steps) == len(machines.steps):
             machines.steps[:] = self._steps
@@ -473,7 +475,7 @@ class Site(MethodSite):
         return Update()
 
     def _make_model(self, tensors: Tensors) -> Phenotyper:
-        """Return the model with what represents patients, and without classifiers."""
+        """Return the model with its representation, and without classifiers."""
         config = self.config.model
         space = self.data.space
         names = () if self.code_learner is None else self.code_learner.outputs
@@ -498,11 +500,11 @@ class Site(MethodSite):
         """Return the sums of Platt scaling over held-out patients.
 
         An honest run calibrates one model, at its end. A server that asks about several
-        could choose each so that it tells one held-out patient apart from the others.
+        could choose each so that it isolates one held-out patient.
 
         Raises:
-            RefusedError: The request is about another model than an earlier one, or is
-                one more than a calibration needs.
+            RefusedError: The request is about a different model than an earlier one, or
+                exceeds the number that a calibration needs.
         """
         if self.classifiers is None:
             raise TrainingError(
@@ -532,11 +534,11 @@ class Site(MethodSite):
     # Training with differential privacy.
 
     def begin_privately(self, initial: Tensors, agreed: Tensors) -> None:
-        """Make the network and the classifiers from what all sites have agreed on.
+        """Build the network and the classifiers from the agreement of all sites.
 
         Args:
-            initial: What sites share before training.
-            agreed: What they agreed on by their noisy counts; empty if on nothing.
+            initial: The shared tensors before training.
+            agreed: The agreement from noisy counts; empty if there is none.
         """
         self.shared = {name: nn.Parameter(value) for name, value in initial.items()}
         coded: tuple[str, ...] = ()
@@ -551,7 +553,7 @@ class Site(MethodSite):
         if self.config.phenotypes:
             self.prepare(self._tensors_to_prepare(initial, agreed))
             if self.config.has_stage_1:
-                # Features follow the network that is trained.
+                # Features depend on the network that is trained.
                 model = self._require_classifiers().model
                 model.network = self._require_code_learner().network
 
@@ -593,13 +595,13 @@ class Site(MethodSite):
         return self.classifiers
 
     def private_loss(self, indices: np.ndarray) -> Tensor:
-        """Return the mean loss, (), of one patient in the present stage.
+        """Return the mean loss, (), of one patient in the current stage.
 
         Args:
-            indices: The patient's rows of the training patients.
+            indices: The patient's rows in the training data.
 
         Returns:
-            0 if the patient has no data of this stage.
+            The loss; 0 if the patient has no data for this stage.
         """
         rows = self.rows_by_stage[self.stage, indices]
         rows = rows[rows >= 0]
@@ -612,17 +614,17 @@ class Site(MethodSite):
         losses = [classifiers.patient_loss(self.shared, row) for row in rows.tolist()]
         return torch.stack(losses).mean()
 
-    # What a restart must not lose.
+    # State that must survive a restart.
 
     def state(self) -> State:
-        """Return the outputs, and what the present stage depends on.
+        """Return the outputs, and the state of the current stage.
 
-        That is the state of averaging in stage 1. In stage 2 it is the network, what
-        the classifiers were prepared with, and their steps.
+        In stage 1, this is the state of averaging. In stage 2, it is the network, the
+        initial tensors of the classifiers, and their steps.
         """
         learner = self.code_learner
-        # In one process all sites receive the server's own tensors, and a checkpoint
-        # cannot hold the same one twice.
+        # In one process, all sites receive the server's own tensors, and a checkpoint
+        # cannot contain the same tensor twice.
         tensors = prefixed(NETWORK, snapshot(self._network))
         facts: dict[str, Any] = {}
         if learner is not None:
@@ -643,7 +645,7 @@ class Site(MethodSite):
         )
 
     def restore(self, state: State) -> None:
-        """Go back to a saved state."""
+        """Return to a saved state."""
         self.classifiers = None
         self._network = unprefixed(NETWORK, state.tensors)
         self._steps = np.zeros(0, np.int64)
@@ -670,6 +672,6 @@ def _read_numbers(tensors: Tensors, name: str) -> np.ndarray | None:
 
 
 def _places_in(cohort: Sequence[str], patients: Sequence[str]) -> list[int]:
-    """Return each patient's place in a cohort, or -1."""
+    """Return each patient's index in a cohort, or -1."""
     place_of = {patient: place for place, patient in enumerate(cohort)}
     return [place_of.get(patient, -1) for patient in patients]

@@ -1,4 +1,4 @@
-"""What a job shows of its sites' patients: tables of counts, and lines on labels."""
+"""Tables of counts about the sites' patients, and lines about their labels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
     """Yield the labels of the training patients.
 
     Yields:
-        A line for each phenotype; and a line for each site at which a phenotype does
-        not have two classes, so that it cannot be learned there.
+        A line for each phenotype; and a line for each site at which a phenotype has
+        fewer than two classes and therefore cannot be learned.
     """
     counts = {site.id: site.train.label_counts() for site in sites}
     phenotypes = sites[0].phenotypes
@@ -43,12 +43,12 @@ def label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
 
 
 def _joined(counts: dict[str, np.ndarray], names: Sequence[str], row: int) -> str:
-    """Return the counts of a phenotype, one per label."""
+    """Return the counts of a phenotype as text, one per label."""
     return "/".join(str(int(counts[name][row])) for name in names)
 
 
 def _lack_of_classes(phenotype: str, counts: dict[str, np.ndarray], row: int) -> str:
-    """Return a phenotype with its only class of labels; "" if it has two or more."""
+    """Return a phenotype with its only class; "" if it has two or more."""
     classes = [name for name in _LABELS if counts[name][row]]
     if len(classes) > 1:
         return ""
@@ -58,9 +58,9 @@ def _lack_of_classes(phenotype: str, counts: dict[str, np.ndarray], row: int) ->
 def count_tables(sites: Sequence[SitePatients]) -> list[CountTable]:
     """Return tables of the sites' patients, and of the test patients' labels.
 
-    The first table has the numbers of patients; of those with billed codes (`coded`)
-    and with a label of any phenotype (`labelled`); and, where notes are read as
-    concepts, the mean and the maximum number of concepts of a patient.
+    The first table has the number of patients, of those with billed codes (`coded`) and
+    of those with a label for any phenotype (`labelled`); and, if notes are read as
+    concepts, the mean and the maximum number of concepts per patient.
     """
     rows = []
     for site in sites:

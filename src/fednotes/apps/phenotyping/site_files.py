@@ -24,12 +24,12 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.data.notes import Note, describe_left_out, read_notes
 from fednotes.jobs.job import Job
 
-# ---- what files say ------------------------------------------------------------------
+# ---- the contents of files -----------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Records(ABC):
-    """What files say of each patient, from which features are made.
+    """The contents of files about each patient, from which features are computed.
 
     Attributes:
         by_patient: The records of each patient.
@@ -50,7 +50,7 @@ class Records(ABC):
         """
 
     def of_both(self, other: Self) -> Self:
-        """Return the records of the patients of both."""
+        """Return the combined records of both."""
         return replace(self, by_patient={**self.by_patient, **other.by_patient})
 
 
@@ -70,13 +70,13 @@ class Extracts(Records):
     def inputs(
         self,
         features: Features,
-        progress: Progress | None,  # noqa: ARG002 - mentions are read already
+        progress: Progress | None,  # noqa: ARG002 - the mentions are already read
         cache: Path,  # noqa: ARG002
     ) -> PatientInputs:
         """Return the bags of the mentions.
 
         Raises:
-            DataError: No mention is of a concept of the dictionary.
+            DataError: No mention has a concept of the dictionary.
         """
         # [text] with cTAKES output is refused when the job is read.
         assert isinstance(features, ConceptFeatures)
@@ -98,15 +98,15 @@ class Extracts(Records):
 
 @dataclass(frozen=True, eq=False)
 class SiteFiles:
-    """What the files of a site say, before features are made.
+    """The contents of a site's files, before features are computed.
 
     Attributes:
-        records: What the files say of each patient.
+        records: The contents about each patient.
         test: Patients of a separate test part; empty if there is none.
-        codes: The codes of each patient, also of patients without notes; None if the
+        codes: The codes of each patient, including patients without notes; None if the
             site has no codes.
-        labels: Labels that are not made of codes.
-        messages: What was left out or counted.
+        labels: Labels that are not derived from codes.
+        messages: Messages about omissions and counts.
     """
 
     records: Records
@@ -121,7 +121,7 @@ class SiteFiles:
         return self.records.by_patient.keys()
 
     def with_prefix(self, prefix: str) -> SiteFiles:
-        """Return the same with a prefix before each patient's id."""
+        """Return a copy with a prefix before each patient's id."""
 
         def rename(values: Mapping[str, Any]) -> dict[str, Any]:
             return {f"{prefix}{patient}": value for patient, value in values.items()}
@@ -187,7 +187,7 @@ class _SiteReader:
                     "remove them from one of the two"
                 )
             records = records.of_both(test_records)
-        else:  # the obesity challenge has its own test part
+        else:  # the obesity challenge has a test part of its own
             test = frozenset(
                 note.id for note in summaries if "test" in note.source.lower()
             )
@@ -206,7 +206,7 @@ class _SiteReader:
         return [self._job.locate(text, where) for text in texts if text]
 
     def _read_records(self, summaries: Sequence[Note]) -> Records:
-        """Read notes or cTAKES output; else return the challenge's summaries."""
+        """Read notes or cTAKES output; otherwise return the challenge's summaries."""
         if self._config.concepts:
             return self._read_extracts("concepts")
         if self._config.notes:
@@ -237,10 +237,10 @@ class _SiteReader:
 
         Args:
             key: The key of the site's table.
-            name: What the notes are called in messages.
+            name: How messages refer to the notes.
 
         Raises:
-            ConfigError: There is no note.
+            ConfigError: There are no notes.
         """
         paths = self._places(key)
         stream = read_notes(
@@ -281,7 +281,7 @@ class _SiteReader:
             The labels, and the summaries of the challenge.
 
         Raises:
-            ConfigError: Another setting contradicts where the labels are.
+            ConfigError: Another setting contradicts the source of the labels.
         """
         paths = self._places("labels")
         if not paths:
@@ -304,7 +304,8 @@ class _SiteReader:
         """Read labels from a table, and from that of the test part.
 
         Raises:
-            ConfigError: The site has no notes, or a setting of the challenge.
+            ConfigError: The site has no notes, or has a setting that belongs to the
+                challenge.
         """
         if not (self._config.notes or self._config.concepts):
             raise ConfigError(
@@ -324,7 +325,7 @@ class _SiteReader:
     def _compare_with_labels(
         self, patients: Collection[str], labels: PatientLabels
     ) -> None:
-        """Count patients who have either notes or labels.
+        """Count patients who have notes but no labels, or labels but no notes.
 
         Raises:
             DataError: No patient has both.

@@ -2,9 +2,9 @@
 
     pipeline.skops   (patients, concepts) counts, sparse or not, or vectors of text →
                      a list with (patients, classes) probabilities for each disease
-    fednotes.json    the diseases in their order, and what the columns are
+    fednotes.json    the diseases in their order, and the meaning of the columns
 
-All steps are scikit-learn's own, so that the pipeline loads where only that library is
+All steps are scikit-learn's own, so that the pipeline loads if only that library is
 trusted. The network's mean of vectors and its dense layer are linear maps
 (`TruncatedSVD`); its bias with the ReLU is a `MinMaxScaler` that clips at zero.
 """
@@ -39,7 +39,7 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
 
     Args:
         model: Folder of the saved model.
-        dictionary: Where the model's dictionary or encoder is, if it has moved.
+        dictionary: New location of the model's dictionary or encoder, if it has moved.
 
     Raises:
         ConfigError: The model has no classifiers.
@@ -74,7 +74,7 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
 
 
 def _columns(features: Features) -> tuple[str, ...] | int:
-    """Return the names of the input's columns; of vectors, their number."""
+    """Return the names of the input's columns; for vectors, their number."""
     width = features.space.width
     if not isinstance(features, ConceptFeatures):
         return width
@@ -88,7 +88,7 @@ def _columns(features: Features) -> tuple[str, ...] | int:
 
 
 def _feature_steps(model: Phenotyper) -> Iterator[_Step]:
-    """Yield the steps that make the classifiers' features of counts or vectors."""
+    """Yield the steps that compute the classifiers' features from counts or vectors."""
     from sklearn.feature_extraction.text import TfidfTransformer
 
     if model.network is not None:
@@ -122,12 +122,12 @@ def _network_steps(network: Dan, width: int) -> Iterator[_Step]:
 
 
 def _mean_steps(network: Dan, embedding: np.ndarray, width: int) -> Iterator[_Step]:
-    """Yield the steps that make the mean vector of a patient's concepts.
+    """Yield the steps that compute the mean vector of a patient's concepts.
 
     Args:
         network: The network.
-        embedding: (rows, dim) vectors. Row 0 is that of unknown concepts, and fills
-            empty places.
+        embedding: (rows, dim) vectors. Row 0 is for unknown concepts, and pads empty
+            places.
         width: Number of columns of the input.
     """
     from sklearn.pipeline import FeatureUnion
@@ -142,9 +142,9 @@ def _mean_steps(network: Dan, embedding: np.ndarray, width: int) -> Iterator[_St
     if network.config.mean == "concepts":
         yield "once", Binarizer()
     if network.config.length:
-        # A patient has max(n, length) places, of which row 0 fills the empty ones. The
-        # number of places is a column of its own. No count is above it, so dividing by
-        # the maximum makes it 1, and each count its share of the places.
+        # A patient has max(n, length) places, and row 0 fills the empty ones. The
+        # number of places is a column of its own. No count exceeds it, so dividing by
+        # the maximum turns it into 1, and each count into its share of the places.
         places = _places(network.config.length, width)
         union = FeatureUnion([("places", places), ("counts", "passthrough")])
         yield "places", union
@@ -210,7 +210,7 @@ class _Logit(NamedTuple):
 
 
 def _classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
-    """Return a classifier with an estimator for each disease of which it learned."""
+    """Return a classifier with an estimator for each disease that was learned."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.multioutput import MultiOutputClassifier
 
@@ -269,10 +269,10 @@ def _classifier(classes: Sequence[int], logits: Sequence[_Logit], width: int) ->
 
 
 def _fitted(estimator: Any, width: int, **values: Any) -> Any:
-    """Return an estimator as if it were fitted with these values.
+    """Return an estimator as if it had been fitted with these values.
 
     Args:
-        estimator: An estimator that is not fitted.
+        estimator: An unfitted estimator.
         width: Number of features.
         values: Attributes of the fitted estimator.
     """

@@ -61,14 +61,14 @@ def get_shared_network(
 ) -> Dan:
     """Return a network that all sites of a process share.
 
-    They can share it because each task begins with the parameters of the server.
+    Sharing is possible because each task begins with the parameters of the server.
 
     Args:
         config: The settings of the network.
-        space: What it reads.
+        space: The meaning of its inputs.
         outputs: The number of its outputs.
         known: As in `Dan`.
-        device: As of torch.
+        device: A torch device.
     """
     known_bytes = None if known is None else known.astype(np.int64).tobytes()
     return _build_network(
@@ -111,7 +111,7 @@ class CodedPatients(NamedTuple):
     """Patients whose codes are predicted.
 
     Attributes:
-        network_input: The patients as the network reads them.
+        network_input: The patients in the network's input form.
         labels: (patients, outputs) int8.
     """
 
@@ -125,7 +125,7 @@ class PatientBatch(Step):
 
     Attributes:
         network: The network that is trained.
-        network_input: The patients as the network reads them.
+        network_input: The patients in the network's input form.
         labels: (patients, outputs) int8.
     """
 
@@ -139,7 +139,7 @@ class PatientBatch(Step):
         return len(self.labels)
 
     def loss(self, batch: Sequence[PatientBatch]) -> Tensor:
-        """Return this part of the mean loss over the patients of the batch, ()."""
+        """Return this step's share of the mean loss over the batch's patients, ()."""
         share = self.examples / sum(part.examples for part in batch)
         return self.network.loss(self.network_input, self.labels) * share
 
@@ -153,15 +153,15 @@ class CodeLearner(AveragingSite):
         outputs: The categories of codes to predict.
         known: (known concepts,) int64 numbers of the concepts that have a vector of
             their own; None if all have.
-        device: As of torch.
-        draws: Of orders and dropout.
+        device: A torch device.
+        draws: Random draws for orders and dropout.
         count_step: As in `AveragingSite`.
 
     Attributes:
         known: The known concepts as a tensor by name; empty if there is no list.
         network: The network that is trained.
         cohort: The patients to train on.
-        train_data: These patients as the network reads them, with their codes.
+        train_data: These patients in the network's input form, with their codes.
         patients: n_k, the number of these patients.
     """
 
@@ -181,8 +181,8 @@ class CodeLearner(AveragingSite):
         self.outputs = tuple(outputs)
         self.known: Tensors = {} if known is None else {KNOWN: torch.from_numpy(known)}
         if config.privacy is not None:
-            # Here each site needs a network of its own, because the parameters of one
-            # stage stay between rounds of the other.
+            # In this case, each site needs its own network, because the parameters of
+            # one stage persist between rounds of the other.
             forget_shared_network()
         self.network = get_shared_network(
             config.model.network,
@@ -194,7 +194,7 @@ class CodeLearner(AveragingSite):
         self.cohort, labels = self._label_codes(data.coded(data.train), data)
         self.train_data = CodedPatients(self.network.read(self.cohort.bags), labels)
         self.patients = len(labels)
-        self._held_out: CodedPatients | None = None  # read when it is first evaluated
+        self._held_out: CodedPatients | None = None  # read at the first evaluation
 
         parameters = self.network.trainable()
         steps_over_rows = config.model.network.updates == "rows"
@@ -215,7 +215,7 @@ class CodeLearner(AveragingSite):
     # Patients and their codes.
 
     def _read_coded(self, cohort: Cohort, site: SitePatients) -> CodedPatients:
-        """Return the patients of a cohort as the network reads them."""
+        """Return the patients of a cohort in the network's input form."""
         cohort, labels = self._label_codes(cohort, site)
         return CodedPatients(self.network.read(cohort.bags), labels)
 
@@ -229,8 +229,8 @@ class CodeLearner(AveragingSite):
             site: The site that has their codes.
 
         Returns:
-            All patients, or those with an output if the settings ask for it, and their
-            (patients, outputs) int8 labels.
+            All patients, or only those with an output if the settings require it, and
+            their (patients, outputs) int8 labels.
         """
         labels = output_matrix(
             cohort.patients,
@@ -249,12 +249,12 @@ class CodeLearner(AveragingSite):
         """Return the parameters that the server sent last, and the known concepts.
 
         Raises:
-            TrainingError: Nothing was sent since a restart.
+            TrainingError: Nothing has been sent since a restart.
         """
         return {**self._received({}), **self.known}
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
-        """Yield the epoch's mini-batches, in an order of its own."""
+        """Yield the epoch's mini-batches, in an order drawn for this epoch."""
         self.network.train()
         rng = self.draws.rng_of("order", self.id, epoch)
         order = rng.permutation(self.patients)
@@ -273,7 +273,7 @@ class CodeLearner(AveragingSite):
     # Evaluation.
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Return the sum of cross-entropies over held-out patients, and its length.
+        """Return the sum of held-out cross-entropies, and its number of pairs.
 
         Args:
             tensors: The parameters to evaluate.
@@ -291,15 +291,15 @@ class CodeLearner(AveragingSite):
         return Update(metrics=metrics)
 
     def finish(self, tensors: Tensors) -> Update:
-        """Take the network that is kept."""
+        """Adopt the network that was kept."""
         self.load_kept(tensors)
         return Update()
 
     def scores_on(self, site: SitePatients) -> dict[str, Any]:
-        """Return loss and AUROC of the codes of a site's test patients.
+        """Return the loss and AUROC of codes for a site's test patients.
 
         Returns:
-            Nothing if there are no such patients.
+            The scores; empty if there are no such patients.
         """
         patients = self._read_coded(site.test, site)
         scores = self._score(patients)
@@ -317,7 +317,7 @@ class CodeLearner(AveragingSite):
         }
 
     def _score(self, patients: CodedPatients) -> _CodeScores:
-        """Return how well the codes of patients are predicted."""
+        """Score the predicted codes of patients."""
         self.network.eval()
         probabilities = self.network.probabilities(patients.network_input)
         labels = patients.labels
@@ -328,11 +328,11 @@ class CodeLearner(AveragingSite):
 
 
 class _CodeScores(NamedTuple):
-    """How well codes are predicted.
+    """Scores of predicted codes.
 
     Attributes:
         loss: The sum of cross-entropies.
-        pairs: The number of pairs of patient and code in it.
+        pairs: Its number of pairs of patient and code.
         probabilities: (patients, outputs) float32.
     """
 
@@ -344,7 +344,7 @@ class _CodeScores(NamedTuple):
 def _make_optimizer(
     config: Config, parameters: Mapping[str, nn.Parameter]
 ) -> Optimizer | None:
-    """Return the optimizer of stage 1; None for that of averaging."""
+    """Return the optimizer of stage 1; None for the default of averaging."""
     if config.optimizer == "rmsprop":
         return RMSprop(parameters, config.learning_rate)
     if config.model.network.updates == "rows":
@@ -361,16 +361,16 @@ class Classifiers:
     Args:
         data: The patients of the site.
         config: The settings of the run.
-        model: What represents patients; it gets the classifiers.
+        model: The model with its representation, to which the classifiers are added.
         machines: The classifiers.
         weights: (machines, 2) weights of negative and positive patients; 1 if None.
-        draws: Of orders.
+        draws: Random draws for orders.
         count_step: Counts leave the site as multiples of it.
 
     Attributes:
         train_data: Features and labels of the patients to train on.
         held_out_data: Features and labels of held-out patients.
-        targets: (patients, machines) those of `train_data`, as `make_targets` has them.
+        targets: (patients, machines) targets of `train_data`, as in `make_targets`.
     """
 
     def __init__(
@@ -399,15 +399,15 @@ class Classifiers:
         self.targets = machines.make_targets(self._train_cohort.labels)
         # (machines,) n_k of each
         self._patients = np.count_nonzero(self.targets, axis=0)
-        # The digest is made now, together with the features, because sites may share a
-        # network.
+        # The digest is computed now, together with the features, because sites may
+        # share a network.
         self._representation = self._digest_representation()
 
     @property
     def fewest_patients(self) -> int:
-        """The patients behind the classifier that has the fewest here, but some.
+        """The smallest nonzero number of patients behind a classifier at this site.
 
-        Each classifier leaves as a part of the update by itself.
+        Each classifier leaves the site as a separate part of the update.
         """
         return min((int(number) for number in self._patients if number), default=0)
 
@@ -426,7 +426,7 @@ class Classifiers:
         return LabelledPatients(self.model.features(cohort.bags), cohort.labels)
 
     def _digest_representation(self) -> str:
-        """Return a digest of what represents a patient to the classifiers."""
+        """Return a digest of the representation that the classifiers read."""
         tensors: dict[str, Tensor] = {}
         if self.model.network is not None:
             tensors |= self.model.network.state()
@@ -438,19 +438,19 @@ class Classifiers:
     # Training.
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Train the classifiers of a cycle, from those that the server sent.
+        """Train the classifiers of a cycle, starting from those that the server sent.
 
-        They take `classifier_epochs` epochs of stochastic gradient descent, or are
-        trained to convergence if the settings ask for it.
+        They are trained for `classifier_epochs` epochs of stochastic gradient descent,
+        or to convergence if the settings require it.
 
         Args:
             tensors: The classifiers.
-            cycle: The number of the cycle, which the order of patients follows from.
+            cycle: The number of the cycle, from which the order of patients is derived.
 
         Returns:
-            Each machine times the number of patients that it was trained on here, and
-            these numbers: patients without a label of a disease tell nothing about its
-            classifier.
+            Each machine times its number of training patients at this site, and these
+            numbers, because patients without a label for a disease contribute nothing
+            to its classifier.
         """
         self.machines.load(tensors)
         if self.machines.config.solver == "converged":
@@ -466,8 +466,8 @@ class Classifiers:
 
         counts = round_array(self._patients.astype(np.float64), self.count_step)
         patients = torch.from_numpy(counts)
-        # A float32 value times a count is exact in float64, so that the mean over one
-        # site is that site's own value.
+        # A float32 value times a count is exact in float64, so the mean over one site
+        # is that site's own value.
         sums: dict[str, Tensor] = {
             name: value.double() * patients
             for name, value in self.machines.to_float32().items()
@@ -480,7 +480,7 @@ class Classifiers:
         return Update(sums, 1.0, metrics)
 
     def _train_epochs(self, cycle: int) -> tuple[float, int]:
-        """Train the epochs of a cycle; return the sum of losses and its length."""
+        """Train a cycle's epochs; return the sum of losses and its number of terms."""
         total_loss = 0.0
         total_pairs = 0
         epochs = self.config.classifier_epochs
@@ -500,7 +500,7 @@ class Classifiers:
     def patient_loss(self, tensors: Mapping[str, Tensor], row: int) -> Tensor:
         """Return the mean loss, (), of all labels of one training patient.
 
-        What represents the patient is computed without any other patient.
+        The patient's representation is computed without any other patient.
 
         Args:
             tensors: Classifiers, as `LinearSVMs.to_float32` names them.
@@ -527,7 +527,7 @@ class Classifiers:
     # Evaluation and calibration.
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Return how held-out patients of each class are predicted, as counts.
+        """Return counts of predictions for held-out patients of each class.
 
         Args:
             tensors: The classifiers to evaluate.
@@ -540,7 +540,7 @@ class Classifiers:
         return Update(metrics=round_counts(counts, self.count_step))
 
     def calibrate(self, tensors: Tensors) -> Update:
-        """Return what Platt scaling needs of the held-out patients.
+        """Return the sums of Platt scaling over the held-out patients.
 
         Args:
             tensors: The classifiers, and "platt", the scaling so far.
@@ -558,11 +558,10 @@ class Classifiers:
     def _rounded_platt_sums(
         self, platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
-        """Return `platt_sums` as if patients were as many as is reported.
+        """Return `platt_sums`, scaled to the reported numbers of patients.
 
         Each positive patient of a machine counts reported / exact times, and so does
-        each negative one. Like a loss (`scale_sum`) the sums have the precision of
-        float32.
+        each negative one. Like a loss (`scale_sum`), the sums have float32 precision.
         """
         parts: list[np.ndarray] = []
         for is_in_class in (targets > 0, targets < 0):
@@ -580,13 +579,13 @@ class Classifiers:
         return require_tensor(tensors, "platt", torch.float64, machines, 2).numpy()
 
     def fingerprint(self) -> str:
-        """Return a digest of the classifiers, and of what represents a patient."""
+        """Return a digest of the classifiers and of the representation."""
         return _digest_of(self.machines.to_float32(), self._representation)
 
     # The end.
 
     def finish(self, tensors: Tensors) -> None:
-        """Take the final classifiers."""
+        """Adopt the final classifiers."""
         self.machines.load(tensors)
         self.model.platt = self._read_platt(tensors) if "platt" in tensors else None
 
@@ -594,10 +593,10 @@ class Classifiers:
         """Return scores on a site's test patients.
 
         Patients are ranked by the machines' own scores, because probabilities are only
-        for people.
+        for display.
 
         Returns:
-            Nothing if no test patient is labelled.
+            The scores; empty if no test patient is labelled.
         """
         cohort = site.test.labelled()
         if not len(cohort):
@@ -624,9 +623,9 @@ class Classifiers:
     def _count_classes(self, cohort: Cohort, predicted: np.ndarray) -> ClassCounts:
         """Return counts of labels by predictions.
 
-        They are over the same pairs of patient and disease, whatever this model has
-        learned: questionable patients count where they are a class here, or for all
-        sites together.
+        They cover the same pairs of patient and disease, whatever this model has
+            learned: questionable patients count if they are a class at this site or
+            over all sites.
         """
         classes: list[tuple[int, ...]] = []
         for name, learned in zip(
@@ -640,7 +639,7 @@ class Classifiers:
 
 
 def make_empty_update(tensors: Tensors) -> Update:
-    """Return what `Classifiers.train` would, for classifiers that no patient trained.
+    """Return the result of `Classifiers.train` for classifiers without any patient.
 
     Args:
         tensors: The classifiers that the server sent.
@@ -662,10 +661,10 @@ def _digest_of(tensors: Tensors, about: str) -> str:
 
 
 def _summarise(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one site's scores, as the report reads them.
+    """Return one site's scores in the form that reports read.
 
-    A disease whose test patients are all of one class is in no mean: predicting that
-    class for everyone is right, and nothing is learned for it.
+    A disease whose test patients all have one class is left out of means: always
+        predicting that class is correct without any learning.
     """
     telling = ClassCounts(
         {

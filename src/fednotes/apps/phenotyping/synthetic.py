@@ -1,16 +1,14 @@
-"""Generated patients with notes, billed codes and phenotypes, for trying without data.
+"""Generated patients with notes, billed codes and phenotypes, for use without data.
 
 A patient has a few of 20 hidden conditions. Each condition favours some concepts, and
-both billed codes and six phenotypes follow from the conditions. So notes predict codes
-and phenotypes, and what is learned from codes helps with phenotypes. A phenotype is
-named in some notes of the patients who have it; in other notes it is negated or a
-relative's.
+both billed codes and six phenotypes follow from the conditions. Therefore notes predict
+codes and phenotypes, and training on codes helps with phenotypes. A phenotype is named
+in some notes of the patients who have it; in other notes it is negated or attributed to
+a relative.
 
 Words come from syllables and lists (`data/lexicon.toml`). No line comes from a real
-patient, and results on these patients do not carry over to hospitals.
-
-The dictionary is the same for every seed, so a model that was trained on one seed can
-be used on another.
+patient, and results on these patients do not transfer to hospitals. The dictionary is
+the same for every seed, so a model trained on one seed can be used on another.
 """
 
 from __future__ import annotations
@@ -35,22 +33,23 @@ from fednotes.data.synthetic import make_lexicon
 _LISTS: Final = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("synthetic.toml").read_text("utf-8")
 )
-_SENTENCES: Final = _LISTS["sentences"]  # forms by what they say
+_SENTENCES: Final = _LISTS["sentences"]  # templates by their meaning
 PHENOTYPES: Final = tuple(_LISTS["phenotypes"])
 _UNCERTAIN: Final = "depression"  # questionable in patients near the threshold
 
 _CONDITIONS: Final = 20
 _OTHER_CONCEPTS: Final = 300  # concepts besides the phenotypes
-_FAVOURED: Final = 9  # concepts that a condition favours
-_CODES: Final = 2  # codes of a condition
-_NOISE: Final = 0.25  # standard deviation of what speaks for a phenotype
+_FAVOURED: Final = 9  # number of concepts that a condition favours
+_CODES: Final = 2  # number of codes of a condition
+_NOISE: Final = 0.25  # standard deviation of the noise in the evidence
 
 
 @dataclass(frozen=True, eq=False)
 class GeneratedPatients:
     """The patients of one site.
 
-    A few patients have no codes, and a few pairs of patient and phenotype no label.
+    A few patients have no codes, and a few pairs of patient and phenotype have no
+    label.
 
     Attributes:
         notes: The notes of each patient.
@@ -65,13 +64,13 @@ class GeneratedPatients:
 
 @dataclass(frozen=True, eq=False)
 class _World:
-    """What is the same for all sites and seeds.
+    """The constants shared by all sites and seeds.
 
     Attributes:
         terms: The terms of each concept. The phenotypes come first.
         favoured: (conditions, _FAVOURED) concepts of each condition.
         codes: The codes of each condition.
-        weight: (conditions, phenotypes) how much a condition speaks for a phenotype.
+        weight: (conditions, phenotypes) evidence of each condition for a phenotype.
         frequency: (conditions,) fraction of the patients who have each condition.
     """
 
@@ -111,7 +110,7 @@ def _world() -> _World:
 
 
 def _draw_codes(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
-    """Return the codes of each condition, all of different categories."""
+    """Return the codes of each condition, each of a different category."""
     numbers = rng.choice(np.arange(10, 1000), _CODES * _CONDITIONS, replace=False)
     categories = rng.permutation(np.sort(numbers)).reshape(_CONDITIONS, _CODES)
     return tuple(
@@ -143,7 +142,7 @@ def _draw_terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
     for number in range(_OTHER_CONCEPTS):
         pool = pools[number % len(pools)]
         synonyms = int(rng.integers(1, 4))
-        # `filter` takes no more terms from the pool than the concept needs.
+        # `filter` takes only as many terms from the pool as the concept needs.
         terms = tuple(islice(filter(is_new, pool), synonyms))
         if terms:
             concepts.append(terms)
@@ -152,7 +151,7 @@ def _draw_terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
 
 @lru_cache(maxsize=1)
 def _thresholds() -> np.ndarray:
-    """Return what must speak for a phenotype to give it its share of the patients.
+    """Return the evidence thresholds that give each phenotype its share of patients.
 
     Returns:
         (phenotypes,) thresholds.
@@ -173,11 +172,11 @@ def _thresholds() -> np.ndarray:
 def _draw_evidence(
     world: _World, has: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return how much speaks for each phenotype of each patient.
+    """Return the evidence for each phenotype of each patient.
 
     Args:
         world: The world.
-        has: (patients, conditions) which conditions a patient has.
+        has: (patients, conditions) whether a patient has each condition.
         rng: Draws the noise.
 
     Returns:
@@ -192,13 +191,14 @@ def _draw_evidence(
 
 
 def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients:
-    """Return the patients of a site; the same ones for the same arguments.
+    """Return the patients of a site; equal arguments give equal patients.
 
-    Sites differ in their number of patients and in the conditions of these.
+    Sites differ in their number of patients and in the patients' conditions.
 
     Args:
         name: Name of the site.
-        patients: Approximate number of patients: there are 0.6 to 1.4 times as many.
+        patients: Approximate number of patients; the actual number is 0.6 to 1.4 times
+            as large.
         seed: Seed of the patients.
     """
     world = _world()
@@ -239,7 +239,7 @@ def _draw_labels(
     column = PHENOTYPES.index(_UNCERTAIN)
     distance = np.abs(evidence[:, column] - _thresholds()[column])
     labels[distance < 0.06, column] = QUESTIONABLE
-    is_missing = rng.random(labels.shape) < 0.05  # as where experts disagree
+    is_missing = rng.random(labels.shape) < 0.05  # as if experts disagreed
     labels[is_missing] = UNLABELLED
     return labels
 
@@ -247,7 +247,7 @@ def _draw_labels(
 def _draw_billed(
     world: _World, has: np.ndarray, rng: np.random.Generator
 ) -> frozenset[str]:
-    """Return most codes of a patient's conditions, and sometimes another one."""
+    """Return most codes of a patient's conditions, and sometimes an unrelated one."""
     every_code = [code for codes in world.codes for code in codes]
     billed = {
         code
@@ -266,7 +266,7 @@ class _NoteWriter:
     Args:
         world: The world.
         favourites: The term of each concept that the site prefers.
-        rng: Draws everything.
+        rng: Source of all random draws.
     """
 
     def __init__(
@@ -280,10 +280,10 @@ class _NoteWriter:
         """Return the notes of a patient.
 
         Args:
-            has: (conditions,) which conditions the patient has.
-            truth: (phenotypes,) which phenotypes the patient has.
+            has: (conditions,) whether the patient has each condition.
+            truth: (phenotypes,) whether the patient has each phenotype.
         """
-        if self._rng.random() < 0.01:  # nothing that the dictionary has
+        if self._rng.random() < 0.01:  # a note without any dictionary term
             return (" ".join(self._rng.choice(_SENTENCES["noise"], 3).tolist()),)
         number = int(self._rng.integers(1, 4))
         return tuple(self._write_note(has, truth) for _ in range(number))
@@ -305,7 +305,7 @@ class _NoteWriter:
         return " ".join(sentences[i] for i in rng.permutation(len(sentences)).tolist())
 
     def _sentences_of_condition(self, condition: int) -> list[str]:
-        """Return sentences on some of the concepts that a condition favours."""
+        """Return sentences about some of the concepts that a condition favours."""
         is_named = self._rng.random(_FAVOURED) < 0.3
         concepts = self._world.favoured[condition][is_named].tolist()
         sentences = []
@@ -334,7 +334,7 @@ class _NoteWriter:
         return int(self._rng.integers(len(PHENOTYPES), len(self._world.terms)))
 
     def _sentence(self, kind: str, *concepts: int) -> str:
-        """Return a sentence of a kind on some concepts."""
+        """Return a sentence of one kind about some concepts."""
         forms = _SENTENCES[kind]
         form = forms[int(self._rng.integers(len(forms)))]
         text: str = form.format(*map(self._term, concepts))

@@ -1,10 +1,10 @@
 """Read the tables of a hospital, one row per line, and report damaged rows.
 
 Cells are separated by commas, tabs or semicolons, as the header shows; .gz files are
-unpacked. None of these tables has a cell over several lines, so a damaged row (wrong
-number of columns, no patient, no text, a quote that is not closed) harms no row after
-it: the row is left out, counted, and named by its line. No message contains what a cell
-contains, and of the header only the name of a column that was meant.
+decompressed. None of these tables has cells that span several lines, so a damaged row
+(wrong number of columns, no patient, no text, an unclosed quote) does not affect later
+rows: it is left out, counted, and reported with its line. No message quotes a cell, and
+messages quote from the header only the name of a requested column.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fednotes.data.formats.files import (
     open_text,
 )
 
-EXAMPLES: Final = 10  # damaged rows that a report names
+EXAMPLES: Final = 10  # maximum number of damaged rows that a report names
 PATIENT_COLUMNS: Final = (
     "patient",
     "patient_id",
@@ -34,9 +34,9 @@ PATIENT_COLUMNS: Final = (
     "person_id",
     "pat_id",
 )
-# If so many rows are all damaged, the rest of the file is not read.
+# If this many first rows are all damaged, reading stops.
 _FIRST_ROWS: Final = 100
-_LONGEST_LINE: Final = 1 << 20  # bytes; a longer line is not a row
+_LONGEST_LINE: Final = 1 << 20  # bytes; longer lines are not rows
 T = TypeVar("T")
 
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A row that was left out: its line, counted from 1, and the reason."""
+    """A row that is left out: its line, counted from 1, and the reason."""
 
     line: int
     reason: str
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 @dataclass
 class TableReport:
-    """What became of the rows of a table.
+    """Counts of the used and unused rows of a table.
 
     Attributes:
         path: The table.
@@ -83,7 +83,7 @@ class TableReport:
     examples: list[Damaged] = field(default_factory=list)
 
     def sound(self, rows: Iterable[T | Damaged]) -> Iterator[T]:
-        """Yield the rows that are not damaged, and count all rows."""
+        """Yield the undamaged rows, and count all rows."""
         for row in rows:
             self.rows += 1
             if isinstance(row, Damaged):
@@ -104,9 +104,9 @@ class TableReport:
             self.require_sound(self.rows)
 
     def require_sound(self, rows: int) -> None:
-        """Raise DataError if more than half of so many rows are damaged.
+        """Raise DataError if more than half of the rows are damaged.
 
-        The file is another table then.
+        Such a file is probably a different table.
         """
         if 2 * self.damaged <= rows:
             return
@@ -119,7 +119,7 @@ class TableReport:
         )
 
     def messages(self) -> tuple[str, ...]:
-        """Return a message about each damaged row; of many, only of the first ones."""
+        """Return messages about damaged rows, at most about the first few."""
         messages = [f"{self.path}:{row.line}: {row.reason}" for row in self.examples]
         more = self.damaged - len(messages)
         if more:
@@ -134,16 +134,16 @@ def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Yield the lines of a file with their numbers, without line ends.
 
     A line is None if it is not in the file's encoding, or too long. The encoding is
-    that of the byte-order mark, else UTF-8 or the one that the user named
-    (`encodings.reading_as`). A byte that is not UTF-8 harms no other line.
+    that of the byte-order mark, otherwise UTF-8 or the one named by the user
+    (`encodings.reading_as`). An invalid byte affects only its own line.
 
     Raises:
-        DataError: The file is missing, truncated or no text.
+        DataError: The file is missing, truncated or not text.
     """
     codec, mark = encoding_for(path, named_encoding())
     pieces = _pieces_of_utf8(path, mark) if codec == "utf-8" else _pieces_of_text(path)
     number = 0
-    is_inside = False  # within a line that is too long
+    is_inside = False  # whether the position is within a line that is too long
     for text, ends_line in pieces:
         if not is_inside:
             number += 1
@@ -155,11 +155,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
 
 
 def _pieces_of_utf8(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
-    """Yield a UTF-8 file in lines, and in pieces of lines that are too long.
+    """Yield the lines of a UTF-8 file, and overlong lines in pieces.
 
     Args:
         path: The file.
-        mark: Bytes of the byte-order mark.
+        mark: Length of the byte-order mark in bytes.
 
     Yields:
         The piece, or None if it is not UTF-8; and whether it ends a line.
@@ -202,8 +202,8 @@ def split_lines(
     Args:
         lines: Numbered lines, as `read_lines` yields them.
         width: Number of cells in a row.
-        delimiter: What separates cells.
-        has_quotes: Whether a cell may stand in quotes.
+        delimiter: The character between cells.
+        has_quotes: Whether a cell may be quoted.
     """
     for number, line in lines:
         if line is None:
@@ -243,13 +243,13 @@ class Table:
 
     Args:
         path: The file.
-        what: What the table contains, as messages call it.
+        what: Content of the table, for messages.
 
     Attributes:
         path: The file.
         line: Line of the header.
-        titles: The columns' titles as they are written.
-        names: The same to compare with: "Patient ID" is "patient_id".
+        titles: The columns' titles as written.
+        names: The normalised titles: "Patient ID" becomes "patient_id".
 
     Raises:
         DataError: The file is a folder, or has no header.
@@ -272,20 +272,20 @@ class Table:
         self.names = tuple(map(_plain_name, self.titles))
 
     def has(self, *columns: str) -> bool:
-        """Return whether there is a column of one of these names."""
+        """Return whether there is a column with one of these names."""
         return any(_plain_name(column) in self.names for column in columns if column)
 
     def column(self, name: str, usual: Sequence[str] = (), parameter: str = "") -> int:
         """Return the index of a column.
 
         Args:
-            name: Name of the column. If it is empty, the only column with one of the
-                usual names is meant.
-            usual: The usual names, in their plain form.
+            name: Name of the column. If empty, the only column with a usual name is
+                returned.
+            usual: The usual names, normalised.
             parameter: The parameter that names the column, for messages.
 
         Raises:
-            DataError: No column has the name, or two columns could be meant.
+            DataError: No column has the name, or it is ambiguous.
         """
         wanted = [_plain_name(name)] if name else usual
         candidates = [at for at, other in enumerate(self.names) if other in wanted]
@@ -305,7 +305,8 @@ class Table:
 
     def _no_column(self, name: str, remedy: str) -> DataError:
         """Return the error for a missing column."""
-        # The first line of a table without a header is a row, which no message shows.
+        # The first line of a table without a header is a row, which messages must not
+        # show.
         otherwise = (
             f"the first line has {len(self.names)} columns, none with a similar name"
         )
@@ -317,10 +318,10 @@ class Table:
         return split_lines(self._lines, len(self.names), self._delimiter)
 
     def error(self, message: str) -> DataError:
-        """Return an error in the header."""
+        """Return an error located in the header."""
         return DataError.at(self.path, self.line, message)
 
 
 def _plain_name(title: str) -> str:
-    """Return a title in lower case, with underscores for blanks and hyphens."""
+    """Return a title in lower case, with underscores for spaces and hyphens."""
     return "_".join(title.lower().replace("-", " ").split())

@@ -6,8 +6,8 @@ and patient representation learning", Algorithm 1.
     paper       here
     t           `Server.round` in stage 1, the round's number in stage 2
     T, T'       `Config.cycles`, `Config.classifier_cycles`
-    K, K'       the sites of the federation; those without patients of a stage weigh
-                nothing in it
+    K, K'       the sites of the federation; those without patients of a stage have
+                weight 0 in it
     n_k         patients: of stage 1, with codes; of stage 2, labelled for that disease
     N           `Total.weight`; in stage 2 the sum "patients"
     M           the outputs of stage 1, agreed by `agree_on_outputs`
@@ -128,9 +128,10 @@ def _stage_of(state: State) -> int:
 
 
 def agree_on_outputs(federation: Federation, config: Config) -> tuple[str, ...]:
-    """Return the categories of codes that enough patients of all sites have.
+    """Return the categories of codes that enough patients across all sites have.
 
-    Sites count over a public list, so the sum names no category that only one site has.
+    Sites count over a public list, so the sum reveals no category that only one site
+    has.
     """
     total = federation.sum("count_codes")
     total.require({"patients": (len(config.list_candidates()),)})
@@ -141,8 +142,8 @@ def agree_on_known_concepts(federation: Federation, config: Config) -> Tensor | 
     """Return the concepts that occur often enough to have a vector of their own.
 
     Returns:
-        (known,) int64 numbers, rising. None if the job does not ask for it, or patients
-        are vectors of text.
+        (known,) int64 numbers, ascending. None if the job does not require it, or
+        patients are vectors of text.
 
     Raises:
         TrainingError: No concept is frequent enough.
@@ -170,7 +171,7 @@ class _CodeServer(Server):
 def _train_network(
     federation: Federation, config: Config, resumed: State | None
 ) -> State:
-    """Run stage 1 to its end; return network and outputs, ready for stage 2."""
+    """Run stage 1; return its network and outputs for stage 2."""
     if resumed is not None and _stage_of(resumed) == 2:
         network = unprefixed(NETWORK, resumed.tensors)
         facts = {"outputs": resumed.fact("outputs", list)}
@@ -201,7 +202,7 @@ def _train_network(
 def _begin_network(
     federation: Federation, config: Config
 ) -> tuple[tuple[str, ...], Tensors]:
-    """Agree on outputs and known concepts, and tell the sites; return both."""
+    """Agree on outputs and known concepts, send them to the sites and return them."""
     outputs = agree_on_outputs(federation, config)
     numbers = agree_on_known_concepts(federation, config)
     known: Tensors = {} if numbers is None else {KNOWN: numbers}
@@ -217,7 +218,7 @@ def initial(
     Args:
         config: The settings of the run.
         outputs: The number of outputs.
-        known: (known,) int64 numbers of the known concepts; None if all are.
+        known: (known,) int64 numbers of the known concepts; None if all are known.
     """
     network = Dan(
         config.model.network,
@@ -234,7 +235,8 @@ def _load_representation(config: Config) -> State:
     """Return the representation with which a job without stage 1 begins.
 
     Raises:
-        ConfigError: The model that the job names has none, or does not match the job.
+        ConfigError: The model that the job names has no network, or does not match the
+            job.
     """
     name = config.model.representation
     if name == "none":
@@ -284,9 +286,9 @@ def _train_classifiers(
     Args:
         federation: The sites.
         config: The settings of the run.
-        network: Tensors of the network that the sites do not have.
-        representation: What stage 1 ended with.
-        resumed: The state to go on from, if any.
+        network: Tensors of the network, if the sites do not have it.
+        representation: The result of stage 1.
+        resumed: The state to resume from, if any.
 
     Returns:
         The server's last state.
@@ -308,7 +310,7 @@ def _train_classifiers(
         total = federation.sum("train", shared, cycle=cycle.number)
         shared = average_classifiers(shared, total)  # [phenotype algorithm 1 stage 2]
         if not ready.issuperset(total.included):
-            # A site that was away when the stage began has come back.
+            # A site that was away at the start of the stage has come back.
             tensors = {**representation.tensors, **prepared}
             ready |= set(federation.sum("prepare", tensors).included)
         metrics = {"loss": total.metric("loss") / max(1.0, total.metric("examples"))}
@@ -346,7 +348,8 @@ def _restore_classifiers(shared: Tensors, resumed: State) -> Tensors:
 def average_classifiers(shared: Tensors, total: Total) -> dict[str, Tensor]:
     """Return each classifier's mean over the patients who are labelled for its disease.
 
-    This is Eq. 1 for the classifiers. A classifier that no site trained stays as it is.
+    This is Eq. 1 for the classifiers. A classifier that no site trained stays
+    unchanged.
 
     Args:
         shared: The classifiers before the cycle.
@@ -365,11 +368,11 @@ def average_classifiers(shared: Tensors, total: Total) -> dict[str, Tensor]:
 def _make_classifiers(
     config: Config, representation: State, counted: Total
 ) -> tuple[LinearSVMs, dict[str, Tensor]]:
-    """Return classifiers at zero, and what sites need to make the same ones.
+    """Return classifiers at zero, and the tensors with which sites build the same ones.
 
     Args:
         config: The settings of the run.
-        representation: What stage 1 ended with.
+        representation: The result of stage 1.
         counted: The sum of "count_labels".
 
     Raises:
@@ -408,10 +411,10 @@ def _make_classifiers(
 
 
 def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
-    """Check that each concept was counted in none, some or all of the patients.
+    """Check that each concept's count is between 0 and the number of patients.
 
     Raises:
-        TrainingError: It was not.
+        TrainingError: A count is outside this range.
     """
     least, most = int(frequencies.min()), int(frequencies.max())
     if not 0 <= least <= most <= patients:
@@ -425,9 +428,9 @@ def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
 def _calibrate(
     federation: Federation, config: Config, machines: LinearSVMs, shared: Tensors
 ) -> Tensors:
-    """Return the Platt scaling of each classifier, if the settings ask for it.
+    """Return the Platt scaling of each classifier, if the settings require it.
 
-    It follows from sums over the sites' held-out patients.
+    It is computed from sums over the sites' held-out patients.
     """
     if not config.calibrate:
         return {}
@@ -444,13 +447,13 @@ def _calibrate(
 
 
 def summarise_held_out(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return numbers for people from an evaluation on held-out patients.
+    """Return the scores to show for an evaluation on held-out patients.
 
     Args:
         metrics: The sum of "evaluate", in stage 1 or stage 2.
 
     Returns:
-        "held_out", of which more is better and which is -inf if nothing is held out;
+        "held_out", where higher is better and -inf means that nothing is held out;
         "valid_loss" of codes, or "valid_f1" of phenotypes.
     """
     counts = ClassCounts.from_metrics(metrics)
@@ -473,8 +476,8 @@ def summarise_held_out(metrics: Mapping[str, float]) -> dict[str, float]:
 class PhenotypeWithDP(AveragingWithDP):
     """Both stages with differential privacy, one after the other.
 
-    What sites agree on before training follows from noisy counts. In each stage only
-    the network, or only the classifiers, are trained.
+    The agreement before training is derived from noisy counts. Stage 1 trains only the
+    network, and stage 2 only the classifiers.
     """
 
     required_settings = MappingProxyType(
@@ -489,7 +492,7 @@ class PhenotypeWithDP(AveragingWithDP):
     example_names = ("batch", "patients")
 
     def initial(self, config: Config, agreed: Tensors) -> dict[str, Tensor]:
-        """Return the network, if it learns, and classifiers at zero.
+        """Return the network, if it is trained, and classifiers at zero.
 
         Each disease has the classes "absent" and "present".
         """
@@ -523,12 +526,12 @@ class PhenotypeWithDP(AveragingWithDP):
         return digest(data.train.fingerprint(), codes)
 
     def begin(self, site: Site, agreed: Tensors) -> None:
-        """Make the site's network and classifiers from what all sites have agreed on.
+        """Build the site's network and classifiers from the agreement of all sites.
 
         Raises:
-            RefusedError: The tensors cannot follow from noisy counts. They are refused
-                whoever the patients are: a number with which only some features can be
-                computed would tell who has the concept.
+            RefusedError: The tensors cannot result from noisy counts. They are refused
+                regardless of the patients: a number that breaks the features of only
+                some patients would reveal who has the concept.
         """
         if agreed:
             require_agreement(site.config, agreed, site.id)
@@ -545,7 +548,7 @@ class PhenotypeWithDP(AveragingWithDP):
 
         Args:
             config: The settings of the run.
-            sums_per_epoch: The number of noisy sums to an epoch.
+            sums_per_epoch: The number of noisy sums per epoch.
         """
         of_network = 0
         if config.has_stage_1:
@@ -557,7 +560,7 @@ class PhenotypeWithDP(AveragingWithDP):
         return of_network, of_classifiers
 
     def prepare_round(self, site: Site, round: int, memory: Tensors) -> Tensors:
-        """Let the network learn in stage 1, and the classifiers in stage 2."""
+        """Make the network trainable in stage 1, and the classifiers in stage 2."""
         privacy = site.config.privacy
         assert privacy is not None
         of_network, _ = self.count_rounds_by_stage(site.config, privacy.epoch)
@@ -573,7 +576,7 @@ class PhenotypeWithDP(AveragingWithDP):
     # The noisy counts with which training begins.
 
     def count_size(self, config: Config) -> int:
-        """Return how many numbers are counted, of codes, concepts and labels."""
+        """Return the total number of counts of codes, concepts and labels."""
         return sum(sizes_of_counts(config).values())
 
     def counted_units(self, site: Site, unit: Unit) -> list[np.ndarray]:
@@ -583,7 +586,7 @@ class PhenotypeWithDP(AveragingWithDP):
     def count_unit(
         self, site: Site, counted: np.ndarray
     ) -> tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]:
-        """Return the places of one patient's counts, and the counts there."""
+        """Return the positions and values of one patient's counts."""
         return count_patient(
             site.data,
             site.config,
@@ -592,11 +595,11 @@ class PhenotypeWithDP(AveragingWithDP):
         )
 
     def agree(self, config: Config, counts: np.ndarray, deviation: float) -> Tensors:
-        """Return outputs, known concepts and weights that follow from noisy counts."""
+        """Return outputs, known concepts and weights derived from noisy counts."""
         return agree_from_counts(config, counts, deviation)
 
 
-# ---- what a job asks of a method -----------------------------------------------------
+# ---- the method's interface for jobs -------------------------------------------------
 
 
 class Phenotype(Method):
@@ -618,7 +621,7 @@ class Phenotype(Method):
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:
-        """Return the only settings of a model."""
+        """Return the only class of model settings."""
         return {"": PhenotypeConfig}
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -626,7 +629,7 @@ class Phenotype(Method):
         return summarise_held_out(metrics)
 
     def configure(self, config: Config, sites: Sequence[SitePatients]) -> Config:
-        """Return the settings with what the sites hold.
+        """Return the settings, completed with the facts of the sites.
 
         Raises:
             DataError: The sites differ.
@@ -697,7 +700,7 @@ class Phenotype(Method):
         return config.stage_1_cycles + classifier_cycles, sum(sizes)
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
-        """Warn of settings without effect, and of what updates tell or permit."""
+        """Return warnings about unused settings and about what updates reveal."""
         warnings: list[str] = []
         if by_each(config) and config.phenotypes:
             warnings.append(
@@ -728,7 +731,7 @@ class Phenotype(Method):
         return tuple(warnings)
 
     def ends_with_one_model(self, config: Config) -> bool:
-        """Return True: nothing is private."""
+        """Return True, because no layer is private."""
         del config
         return True
 
@@ -747,7 +750,7 @@ class Phenotype(Method):
         )
 
     def needs_each_update(self, config: Config) -> bool:
-        """Return whether the aggregation of stage 1 looks at each site's update."""
+        """Return whether the aggregation of stage 1 inspects each site's update."""
         return by_each(config)
 
 
@@ -764,7 +767,7 @@ def _list_questionable(
 
 
 def _list_missing(config: Config, site: SitePatients) -> list[str]:
-    """Return what a site lacks to be trained alone, in words."""
+    """Describe what a site lacks for training alone."""
     missing: list[str] = []
     needs_held_out = config.has_stage_1 and config.keep_cycle == BEST
     if config.has_stage_1 and not len(site.coded(site.train)):
@@ -779,7 +782,7 @@ def _list_missing(config: Config, site: SitePatients) -> list[str]:
 
 
 def _list_unused_settings(config: Config) -> list[str]:
-    """Return the settings of the classifiers that are set and not used by [privacy]."""
+    """Return the changed settings of the classifiers that [privacy] does not use."""
     classifier = config.model.classifier
     default = SvmConfig()
     is_changed = {

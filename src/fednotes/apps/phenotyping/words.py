@@ -1,8 +1,8 @@
 """The words of terms and texts, by which they are matched.
 
 Words are folded to lower case, without accents, and separated by anything but letters
-and digits. `plain_text` keeps the length of a text wherever each character stands for
-one character; otherwise `origin_of` leads back to the text. `singular` removes the
+and digits. `plain_text` keeps the length of a text if each character folds to one
+character; otherwise `origin_of` maps positions back to the text. `singular` removes the
 endings of English plurals.
 """
 
@@ -23,14 +23,14 @@ _LISTS = tomllib.loads(
 )
 AMBIGUOUS: Final[frozenset[str]] = frozenset(_LISTS["ambiguous"])
 
-_SHORTEST: Final = 3  # characters of a term of one word
-_MAX_WORDS: Final = 20  # of a term
+_SHORTEST: Final = 3  # minimum length of a one-word term
+_MAX_WORDS: Final = 20  # maximum length of a term in words
 _ACCENTS: Final = range(0x300, 0x370)
 _APOSTROPHES: Final = "'’ʼ"
 
 
 class _Characters(dict[int, str]):
-    """What stands for each character in plain text, by code point.
+    """The plain-text replacement of each character, by code point.
 
     Folded letters and digits, nothing for an accent, an apostrophe, or a space.
     """
@@ -42,7 +42,7 @@ class _Characters(dict[int, str]):
 
 
 def _plain_character(character: str) -> str:
-    """Return what stands for a character in plain text."""
+    """Return a character's replacement in plain text."""
     if character in _APOSTROPHES:
         return "'"
     if ord(character) in _ACCENTS:
@@ -69,10 +69,10 @@ def plain_text(text: str) -> str:
 
 
 def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return a function from places in the plain text to places in the text.
+    """Return a function from positions in the plain text to positions in the text.
 
     Returns:
-        A function of start and end; None if the places are the same.
+        A function of start and end; None if the positions are the same.
     """
     if text.isascii() or all(len(_CHARACTERS[ord(c)]) == 1 for c in set(text)):
         return None
@@ -83,7 +83,7 @@ def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
 
     def origin(start: int, end: int) -> tuple[int, int]:
         # Several characters may begin at `start`. All but the last are accents, which
-        # stand for nothing.
+        # are dropped.
         first = int(np.searchsorted(places, start, side="right")) - 1
         last = int(np.searchsorted(places, end - 1, side="right"))
         # Accents on the last letter belong to it.
@@ -95,7 +95,7 @@ def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the normalised words of a text, with plurals as they are."""
+    """Return the normalised words of a text, with plurals unchanged."""
     return plain_text(text).split()
 
 
@@ -104,8 +104,8 @@ def singular(word: str) -> str:
 
     biopsies → biopsy, abscesses → abscess, reflexes → reflex, stenoses → stenosis,
     metastases → metastasis, tumors → tumor. Words in -ss, -us and -is do not change,
-    nor do words of four letters or fewer. Terms and texts are both changed, so the
-    result need not be a word ("diabete").
+    nor do words of four letters or fewer. The same change applies to terms and texts,
+    so the result need not be a word ("diabete").
     """
     if len(word) < 5 or word[-1] != "s":
         return word

@@ -14,20 +14,20 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.data.formats.files import READ_ERRORS, incomplete_file, open_bytes
 
-_PIECE: Final = 1 << 16  # bytes that are read at once
+_PIECE: Final = 1 << 16  # bytes per read
 _ENTITIES: Final = (
     "the file declares or uses its own entities: replace them by their text"
 )
 
 
 class Element(NamedTuple):
-    """Where an element begins or ends.
+    """The start or the end of an element.
 
     Attributes:
         line: The line, counted from 1.
         name: Name of the element.
-        attributes: Its attributes where it begins; None where it ends.
-        text: Its text where it ends, if the text was asked for.
+        attributes: Its attributes at its start; None at its end.
+        text: Its text at its end, if requested.
     """
 
     line: int
@@ -45,8 +45,8 @@ class _Handler(ContentHandler):
         parser: The parser, which knows the current line.
 
     Attributes:
-        elements: What was read since the caller last emptied it.
-        events: Number of everything that was read so far, runs of characters included.
+        elements: Elements read since the caller last emptied the list.
+        events: Number of events so far, including runs of characters.
     """
 
     def __init__(self, path: Path, text_of: str, parser: Any) -> None:
@@ -56,7 +56,7 @@ class _Handler(ContentHandler):
         self._path = path
         self._text_of = text_of
         self._parser = parser
-        self._pieces: list[str] | None = None  # of the text that is being read
+        self._pieces: list[str] | None = None  # pieces of the current text
         self._length = 0
 
     def error(self, message: str) -> DataError:
@@ -76,7 +76,7 @@ class _Handler(ContentHandler):
             self._length = 0
 
     def characters(self, content: str) -> None:
-        """Collect text, if the element's text was asked for."""
+        """Collect text, if the element's text was requested."""
         self.events += 1
         if self._pieces is None:
             return
@@ -104,16 +104,17 @@ def read_elements(
 ) -> Iterator[Element]:
     """Yield the starts and ends of the elements of an XML file while it is read.
 
-    Nothing else is fetched, and entities that the file declares are refused, so that it
-    can neither grow in memory nor read another file.
+    No other file is fetched, and declared entities are refused, so the content can
+    neither expand in memory nor include another file.
 
     Args:
         path: The file.
-        text_of: Name of the elements whose text is wanted.
+        text_of: Name of the elements whose text is returned.
         can_have_doctype: Whether a DOCTYPE is permitted.
 
     Raises:
-        DataError: The file is not XML, truncated or not safe; with the line.
+        DataError: The file is not XML, or is truncated or unsafe; the message has the
+            line.
     """
     parser = make_parser()
     handler = _Handler(path, text_of, parser)

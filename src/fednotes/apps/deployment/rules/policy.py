@@ -1,12 +1,12 @@
 """A site's rules for what a federation may ask of it; they override the server.
 
-`check_job` checks what a job will ask before the site joins, `check_difference` what it
-trains on, `check_request` each request, `check_storage` what is written for it, and
+`check_job` checks a job's requirements before the site joins, `check_difference` its
+training examples, `check_request` each request, `check_storage` the stored files, and
 `check_update` the contents of a reply before it leaves. A request that breaks a rule
-raises `PolicyRefusal`. Its message names the rule, what was asked, what is allowed, and
-the file and key where the site alone can change it. The server receives only the
-error's `public` text, which names the rule: how few patients a site has, and what it
-allows, is the site's own business. No value of a tensor is read here.
+raises `PolicyRefusal`. Its message names the rule, the request, the permitted values,
+and the file and key where only the site can change them. The server receives only the
+error's `public` text, which names the rule, because a site's number of patients and its
+limits are confidential. No value of a tensor is read here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fednotes.core.numbers import Fraction, NonNegativeInt, PositiveInt
 from fednotes.core.settings import build, checked
 from fednotes.core.word_tables import find_word_tables
 
-# What an update may cover: the name in `min_NAME`, and how messages call it.
+# What an update covers: the name in `min_NAME`, and its name in messages.
 _COVERED = {
     "tokens": "tokens",
     "steps": "steps",
@@ -53,8 +53,8 @@ class PolicyRefusal(RefusedError):
 
     Attributes:
         rule: The key of the policy that forbids it.
-        public: What the server may be told.
-        later: Whether the rule may allow later what it forbids now.
+        public: The message for the server.
+        later: Whether the rule may permit the same request later.
     """
 
     def __init__(self, rule: str, message: str) -> None:
@@ -75,38 +75,39 @@ class Policy:
     0 disables a limit. docs/deploy.md explains each key to its users.
 
     Attributes:
-        min_sites: Least number of sites in a sum, and with which a secure sum may be
-            opened.
+        min_sites: Minimum number of sites in a sum, and for opening a secure sum.
         secure_sum: Which updates must be masked: `"required"` for all, `"revealing"`
-            for those that reveal much of single notes, `"off"` for none.
+            for those that reveal much about single notes, `"off"` for none.
         allowed_layers: Name patterns of the tensors that may leave, such as `"lstm.*"`;
             `"lstm"` includes everything below it.
         denied_layers: Patterns of tensors that may not leave, even if they are allowed.
         freeze_embeddings: Whether tables with a row for each word stay.
-        min_tokens: Least number of tokens behind an update that holds tensors. An
-            update with an unknown number is refused; so with the next three limits.
-        min_steps: Least number of training steps behind such an update.
-        min_patients: Least number of patients behind such an update.
-        min_batch: Least number of examples in a mini-batch. The last of several
+        min_tokens: Minimum number of tokens behind an update that holds tensors. An
+            update with an unknown number is refused; this also holds for the next three
+            limits.
+        min_steps: Minimum number of training steps behind such an update.
+        min_patients: Minimum number of patients behind such an update.
+        min_batch: Minimum number of examples in a mini-batch. The last of several
             batches of an epoch may have fewer.
-        min_difference: Least number of this site's training examples by which a job may
-            differ from an earlier one, if it differs at all
+        min_difference: Minimum number of this site's training examples by which a job
+            must differ from an earlier one, if it differs at all
             (`apps/deployment/rules/differences.py`).
         max_rounds: Maximum number of rounds, as the server claims and as the site
             counts them.
         max_bytes: Maximum size of a reply.
-        max_stored_bytes: Maximum size of all that the site stores for a run: states,
-            requests, replies, results and lines of the ledger.
+        max_stored_bytes: Maximum size of all files that the site stores for a run:
+            states, requests, replies, results and lines of the ledger.
         max_epsilon: Privacy budget of all jobs together
             (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
         epsilon_unit: Smallest unit for which a job may promise its ε.
-        hours: When requests are served, such as `"19:00-06:00"`, without the end. An
+        hours: When requests are served, such as `"19:00-06:00"`, excluding the end. An
             update that was requested in time may leave later.
         timezone: `"local"`, `"UTC"` or a name.
-        draws: `"secret"`: random draws follow from a secret of the site that is new for
-            each run. `"job"`: they follow from the job's seed, so a run has the bits of
-            its simulation.
-        audit: `"required"`: a job can only be approved with an audit of it (`audit/`).
+        draws: With `"secret"`, random draws are derived from a secret of the site that
+            is new for each run. With `"job"`, they are derived from the job's seed, so
+            a run is bit-identical to its simulation.
+        audit: With `"required"`, a job can only be approved with an audit of it
+            (`audit/`).
         audit_bound: How far above chance the best attack of the audit may succeed.
         count_step: The site's weight and counts leave as multiples of it
             (`core/counts.py`).
@@ -114,13 +115,13 @@ class Policy:
             little about the number of notes.
         share_scores: Whether the server may see this site's scores and, outside a
             secure sum, the counts behind them.
-        individual_updates: Whether the server may look at this site's own update
+        individual_updates: Whether the server may inspect this site's own update
             (`aggregation` of a job), if `secure_sum` lets it leave unmasked.
-        methods: Names of the methods that are allowed; empty for all.
-        approvals: How many people must approve a job.
+        methods: Names of the permitted methods; empty for all.
+        approvals: Number of people who must approve a job.
         approvers: The people who may approve, and their public keys
             (`apps/deployment/rules/approval.py`).
-        source: How messages call the table; not a key of it.
+        source: How messages refer to the table; not a key of it.
 
     Raises:
         ConfigError: A value is not valid.
@@ -165,7 +166,7 @@ class Policy:
         return Quorum(site, self.approvals, self.approvers)
 
     def open_at(self, now: datetime) -> tuple[bool, datetime]:
-        """Return whether requests are served at a time, and the time at the site.
+        """Return whether the site serves requests at `now`, and `now` in its time zone.
 
         Args:
             now: The time, with a time zone.
@@ -213,10 +214,10 @@ class Policy:
         """Raise PolicyRefusal unless a rule holds.
 
         Args:
-            holds: Whether it does.
+            holds: Whether the rule holds.
             rule: The key of the policy.
-            asked: What was asked, for the message.
-            allowed: What this site allows, for the message.
+            asked: The request, for the message.
+            allowed: What this site permits, for the message.
         """
         if not holds:
             raise PolicyRefusal(
@@ -231,7 +232,7 @@ def policy_from(table: Mapping[str, Any], where: str) -> Policy:
 
     Args:
         table: The table.
-        where: How messages call it.
+        where: How messages refer to the table.
 
     Raises:
         ConfigError: A key is unknown, or a value has the wrong type.
@@ -257,14 +258,14 @@ def check_job(
         policy: The site's rules.
         method: The job's method.
         sites: Number of sites.
-        threshold: Least number of sites with which a sum is opened.
+        threshold: Minimum number of sites with which a sum is opened.
         rounds: Number of rounds; None if the job does not say.
         secure: Whether sums are masked. If not, the server sees the counts behind
             scores.
-        each: Whether the server looks at each site's update.
+        each: Whether the server inspects each site's update.
 
     Raises:
-        PolicyRefusal: A rule forbids it; the first of several is named.
+        PolicyRefusal: A rule forbids it; the message names the first such rule.
     """
     limit = policy.max_rounds
     policy.require(
@@ -317,7 +318,7 @@ def check_audit(policy: Policy, worst: float | None) -> None:
 
 
 def check_counts(policy: Policy, method: str, *, rounds_counts: bool) -> None:
-    """Check that the sites of a method can send their counts as the policy asks.
+    """Check that the sites of a method can send their counts as the policy requires.
 
     Args:
         policy: The site's rules.
@@ -344,10 +345,10 @@ def check_difference(policy: Policy, number: int, view: str, earlier: str) -> No
         policy: The site's rules.
         number: The number of examples that only one of the two jobs trains on.
         view: What the examples are, such as "sentences".
-        earlier: What messages call the earlier job.
+        earlier: How messages refer to the earlier job.
 
     Raises:
-        PolicyRefusal: They differ, and by fewer examples than `min_difference`.
+        PolicyRefusal: They differ, but by fewer examples than `min_difference`.
     """
     least = policy.min_difference
     policy.require(
@@ -393,8 +394,8 @@ def check_request(
     Args:
         policy: The site's rules.
         request: The request.
-        sites: Number of sites whose updates the sum has.
-        threshold: Least number of sites with which the sum is opened.
+        sites: Number of sites whose updates are in the sum.
+        threshold: Minimum number of sites with which the sum is opened.
         secure: Whether the sum is masked.
         now: The time, with a time zone.
 
@@ -426,10 +427,10 @@ def check_storage(policy: Policy, size: int) -> None:
 
     Args:
         policy: The site's rules.
-        size: Bytes that it would store.
+        size: Number of bytes that would be stored.
 
     Raises:
-        PolicyRefusal: They are more than `max_stored_bytes`.
+        PolicyRefusal: The size exceeds `max_stored_bytes`.
     """
     limit = policy.max_stored_bytes
     policy.require(
@@ -460,13 +461,13 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
         round: The round, as the server numbers it.
         tensors: The names of the tensors.
         covered: How much training produced them: "tokens", "steps", "patients" and
-            "batch", the examples of a mini-batch. Unknown ones are absent.
+            "batch", the examples of a mini-batch. Unknown numbers are absent.
         size: Bytes on the wire.
         secure: Whether the reply is masked.
         scores: Whether the server will see this site's own scores, or the counts behind
             them.
-        left: The updates of this task that have left in the job, including this one, as
-            the site counted them; None if it did not.
+        left: Number of updates of this task that have left in the job, including this
+            one, as counted by the site; None if it did not count them.
 
     Raises:
         PolicyRefusal: A rule forbids it.
@@ -495,15 +496,16 @@ def check_update(  # noqa: PLR0913 - the facts of a reply, for each of which the
 
 
 def check_rounds(policy: Policy, what: str, left: int) -> None:
-    """Check whether a job has rounds left for one reply more.
+    """Check whether a job has rounds left for one more reply.
 
     Args:
         policy: The site's rules.
-        what: How messages call the reply.
-        left: The replies to this task that have left in the job, including this one.
+        what: How messages refer to the reply.
+        left: Number of replies to this task that have left in the job, including this
+            one.
 
     Raises:
-        PolicyRefusal: They are more than `max_rounds`.
+        PolicyRefusal: There are more replies than `max_rounds`.
     """
     policy.require(
         not policy.max_rounds or left <= policy.max_rounds,
@@ -568,7 +570,7 @@ def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
 
 
 def _check_each(policy: Policy, what: str, *, each: bool) -> None:
-    """Check whether the server may look at each site's update."""
+    """Check whether the server may inspect each site's update."""
     policy.require(
         not each or policy.individual_updates,
         "individual_updates",
@@ -580,16 +582,16 @@ def _check_each(policy: Policy, what: str, *, each: bool) -> None:
 def _check_sum(
     policy: Policy, what: str, *, secure: bool, scores: bool, revealed: str = ""
 ) -> None:
-    """Check what the server may see of this site alone.
+    """Check whether the server may see what it would see of this site alone.
 
     Args:
         policy: The site's rules.
-        what: How messages call the request or the reply.
+        what: How messages refer to the request or the reply.
         secure: Whether the sum is masked.
         scores: Whether the server would see the counts behind this site's scores.
-        revealed: What an update would reveal of single notes: the rows of a word table
-            that changed are the words that occurred, and the gradient of one step can
-            be inverted. "" for nothing.
+        revealed: What an update would reveal about single notes: the changed rows of a
+            word table are the words that occurred, and the gradient of one step can be
+            inverted. "" for nothing.
     """
     policy.require(
         secure or policy.secure_sum != "required",
@@ -613,7 +615,7 @@ def _check_sum(
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a tensor is one of some layers, or below one."""
+    """Return whether a tensor matches one of the layer patterns, or is below one."""
     return any(
         fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
         for pattern in patterns
@@ -621,12 +623,12 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _summarize(names: Iterable[str]) -> str:
-    """Return the first name, and how many others there are."""
+    """Return the first name, and the number of others."""
     first, *others = names or ("",)
     more = f" and {len(others)} more" if others else ""
     return f"{_quote(first)}{more}"
 
 
 def _quote(name: str) -> str:
-    """Return a name that comes from outside, cleaned and in quotes."""
+    """Return a name from outside, sanitised and in quotes."""
     return f"'{clean(name, NAME)}'"
