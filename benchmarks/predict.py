@@ -3,12 +3,13 @@
     python benchmarks/predict.py [--train 800] [--repeats 3] [--floor 5] [--no-encoder]
 
 Two models are trained on the same sentences: the light tagger of the demo, and a token
-classifier on MiniLM. Beside them stand what one would take else: spaCy's entity
-recogniser (a CNN on hashed words, of like size) trained on the same sentences and read
-by `nlp.pipe`, and the token classifier, exported, in transformers' pipeline, a sentence
-at a time as it is by default and in batches of 32. All predict test sentences from
-their text on one thread. Sentences: NCBI disease below $FEDNOTES_CORPORA where set,
-else generated ones. Exit code 1 below the floor.
+classifier on MiniLM. They are compared with two alternatives. The first is spaCy's
+entity recogniser (a CNN of similar size on hashed words), trained on the same sentences
+and read by `nlp.pipe`. The second is transformers' pipeline with the exported token
+classifier, which reads one sentence at a time by default, and in batches of 32. All
+predict test sentences from their text on one thread. The sentences are those of NCBI
+disease below $FEDNOTES_CORPORA if it is set, and generated ones otherwise. The exit
+code is 1 below the floor.
 """
 
 from __future__ import annotations
