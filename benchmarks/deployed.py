@@ -262,12 +262,12 @@ def run(
         str(folder),
         *SITES,
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ
     )
-    if not done.stdout.endswith("FINISHED:COMPLETED\n"):
+    if not completed.stdout.endswith("FINISHED:COMPLETED\n"):
         raise SystemExit(
-            f"{name}: {done.stdout}{(kits['server'] / 'fednotes.log').read_text()}"
+            f"{name}: {completed.stdout}{(kits['server'] / 'fednotes.log').read_text()}"
         )
     reports = [
         json.loads((kits[w] / "state" / name / "told.json").read_text()) for w in pids

@@ -67,12 +67,14 @@ def annotate_all(finder: Any, documents: Sequence[Document]) -> list[Document]:
     ]
 
 
-def piped(folder: Path, how: str) -> Callable[[str], list[tuple[int, int, str]]]:
+def piped(
+    folder: Path, aggregation: str
+) -> Callable[[str], list[tuple[int, int, str]]]:
     """transformers' pipeline of a folder, called as the page's program."""
     import transformers
 
     pipe = transformers.pipeline(
-        "token-classification", str(folder), aggregation_strategy=how
+        "token-classification", str(folder), aggregation_strategy=aggregation
     )
     return lambda text: [(e["start"], e["end"], e["entity_group"]) for e in pipe(text)]
 
@@ -123,10 +125,10 @@ def main() -> None:
             )
         if isinstance(model, TokenClassifier):
             export(arguments.model, "hf", folder / "hf")
-            for how in ("first", "simple"):
-                pipe = piped(folder / "hf", how)
+            for aggregation in ("first", "simple"):
+                pipe = piped(folder / "hf", aggregation)
                 report_speed(
-                    f"pipeline {how}",
+                    f"pipeline {aggregation}",
                     documents,
                     lambda pipe=pipe: annotate_all(pipe, documents),
                 )

@@ -193,10 +193,10 @@ def main() -> None:
     for name in ("flat", "padded"):
         command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
         with scratch() as folder:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command, check=True, stdout=subprocess.PIPE, text=True, cwd=folder
             )
-        results[name] = json.loads(done.stdout.splitlines()[-1])
+        results[name] = json.loads(completed.stdout.splitlines()[-1])
     flat, padded = results["flat"], results["padded"]
     if abs(flat["loss"] - padded["loss"]) > 1e-5:
         raise SystemExit(

@@ -259,10 +259,10 @@ def measured(
     rates: dict[str, list[float]] = {label: [] for label in runs}
     for repeat in range(repeats + 1):
         for label, (find, count) in runs.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             list(find(texts[:count]))
             if repeat:  # the first warms up
-                rates[label].append(count / (time.perf_counter() - begun))
+                rates[label].append(count / (time.perf_counter() - start))
     return {label: statistics.median(durations) for label, durations in rates.items()}
 
 

@@ -124,10 +124,10 @@ def test_a_run_is_reported_and_shown(run: tuple[Path, fn.RunResult]) -> None:
         assert row["relaxed_recall"] == place[condition]["relaxed"]["recall"]
     page = result._repr_html_()
     assert f"<td>{rows['mean', 'federated']['strict_f1']:.3f}</td>" in page
-    odd = fn.RunResult(title="<script>&", sites={"<b>\x1b[1m": {"alone": {}}})
-    assert "<script>" not in odd._repr_html_()
-    assert "<b>" not in odd._repr_html_()
-    assert "\x1b" not in odd._repr_html_()
+    hostile_names = fn.RunResult(title="<script>&", sites={"<b>\x1b[1m": {"alone": {}}})
+    assert "<script>" not in hostile_names._repr_html_()
+    assert "<b>" not in hostile_names._repr_html_()
+    assert "\x1b" not in hostile_names._repr_html_()
     assert fn.RunResult().table() == []
     assert "<table>" in fn.RunResult()._repr_html_()
 
@@ -210,15 +210,15 @@ def test_an_unknown_value_is_refused_in_one_line(
     sure: tuple[Path, Path],
 ) -> None:
     place, notes = sure
-    odd: Any = 5
+    wrong_kind: Any = 5
     with pytest.raises(ConfigError, match="expected a corpus to compare with, not int"):
-        fn.check(notes, against=odd)
+        fn.check(notes, against=wrong_kind)
     with pytest.raises(ConfigError, match="unknown format 5: known: aci-bench, ade, "):
-        fn.read(notes, format=odd)
+        fn.read(notes, format=wrong_kind)
     with pytest.raises(
         ConfigError, match="expected a table of labels and new names, not int"
     ):
-        fn.evaluate(place, notes, label_map=odd)
+        fn.evaluate(place, notes, label_map=wrong_kind)
     for call in (fn.read, fn.check, lambda *a, **o: fn.evaluate(place, *a, **o)):
         with pytest.raises(
             ConfigError, match=r"on_error = 'skipp'; did you mean 'skip'\?"

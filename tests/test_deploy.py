@@ -50,13 +50,13 @@ def test_systemd_takes_a_unit(tmp_path: Path, path: Path) -> None:
     """With a program that is there in the place of ours."""
     text = path.read_text("utf-8").replace("/opt/fednotes/bin/fednotes", sys.executable)
     (tmp_path / path.name).write_text(text, "utf-8")
-    done = subprocess.run(
+    completed = subprocess.run(
         ["systemd-analyze", "verify", str(tmp_path / path.name)],
         capture_output=True,
         text=True,
     )
-    complaints = [line for line in done.stderr.splitlines() if path.name in line]
-    assert (done.returncode, complaints) == (0, [])
+    complaints = [line for line in completed.stderr.splitlines() if path.name in line]
+    assert (completed.returncode, complaints) == (0, [])
 
 
 def test_a_container_is_nobodys_root_and_holds_what_there_is() -> None:

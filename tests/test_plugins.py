@@ -177,18 +177,18 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         {"greet": "raise RuntimeError('out of order')"},
     )
 
-    def done(*words: str) -> subprocess.CompletedProcess[str]:
+    def run_command(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fednotes", *words]
         return subprocess.run(command, capture_output=True, text=True, env=broken)
 
-    help_run = done("--help")
+    help_run = run_command("--help")
     assert help_run.returncode == 0
     assert "simulate" in help_run.stdout
-    for completed in (help_run, done("greet")):
+    for completed in (help_run, run_command("greet")):
         assert "the package 'acme-notes' cannot be loaded" in completed.stderr
         assert "out of order" in completed.stderr
-    assert done("greet").returncode == 2
-    version = done("--version")
+    assert run_command("greet").returncode == 2
+    version = run_command("--version")
     assert version.stdout.startswith("fednotes ")
     assert version.stderr == ""
 
@@ -204,15 +204,15 @@ def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) ->
         f"[fednotes.commands]\n{command} = acme_notes.greet:greet\n",
         {"greet": COMMAND},
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "fednotes", command],
         capture_output=True,
         text=True,
         env=greedy,
     )
-    assert done.returncode == 2
-    assert f"the package 'acme-notes' registers {command!r}" in done.stderr
-    assert "which is built in" in done.stderr
+    assert completed.returncode == 2
+    assert f"the package 'acme-notes' registers {command!r}" in completed.stderr
+    assert "which is built in" in completed.stderr
 
 
 def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
@@ -222,11 +222,11 @@ def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
         {"slow_fedner": METHOD},
     )
     program = "from fednotes import methods; methods.names()"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=greedy
     )
-    assert "the package 'acme-notes' registers 'fedner'" in done.stderr
-    assert "which is built in" in done.stderr
+    assert "the package 'acme-notes' registers 'fedner'" in completed.stderr
+    assert "which is built in" in completed.stderr
 
 
 def test_contributing_shows_a_whole_package_and_an_entry_of_every_group() -> None:

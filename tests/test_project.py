@@ -150,14 +150,14 @@ def test_ci_leaves_out_the_tests_of_deleted_applications(tmp_path: Path) -> None
     paths = (
         "tests/apps/one tests/apps/two/test_x.py tests/jobs tests/apps/one/test_y.py"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", f"{function}present {paths}"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "tests/apps/one tests/jobs tests/apps/one/test_y.py "
+    assert completed.stdout == "tests/apps/one tests/jobs tests/apps/one/test_y.py "
 
 
 def test_ci_script_is_executable_bash() -> None:

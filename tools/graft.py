@@ -214,7 +214,7 @@ def _piece(
     ends = np.array([b for _, b in coded.offsets[low:high]])
     spans: list[Mark] = []
     phrases: list[Mark] = []
-    for start, end, what in marks_in_text:
+    for start, end, mark in marks_in_text:
         first, last = (
             int(np.searchsorted(starts, start)),
             int(np.searchsorted(ends, end)),
@@ -225,8 +225,8 @@ def _piece(
             and starts[first] == start
             and ends[last] == end
         ):
-            target_spans = phrases if what < 0 else spans
-            target_spans.append((first + 1, last + 1, -1 - what if what < 0 else what))
+            target_spans = phrases if mark < 0 else spans
+            target_spans.append((first + 1, last + 1, -1 - mark if mark < 0 else mark))
     return Piece(ids, tuple(spans), tuple(phrases))
 
 
@@ -404,10 +404,10 @@ def make_classes(
     if kinds:
         means = torch.stack(heads)
         vectors = F.normalize(means - means.mean(0), dim=1).double().numpy()
-        of, centres = cluster(vectors, pieces.counts[frequent], kinds, seed)
+        cluster_of, centres = cluster(vectors, pieces.counts[frequent], kinds, seed)
         words += [pieces.heads[frequent[i]] for i in (vectors @ centres.T).argmax(0)]
         kind = np.full(len(pieces.heads), -1)  # of each head word
-        kind[frequent] = len(SURFACE) + of
+        kind[frequent] = len(SURFACE) + cluster_of
         for class_spans, piece in zip(spans, pieces.pieces, strict=True):
             class_spans += [
                 (a, b, int(kind[h])) for a, b, h in piece.phrases if kind[h] >= 0

@@ -95,9 +95,12 @@ def f1(folder: Path, sites: Sequence[str], types: Sequence[str]) -> tuple[float,
     scores = read_result(folder).sites
     for site in sites:
         for name in types:
-            if of := scores[site]["federated"]["by_type"].get(name):
-                right += of["strict"]["recall"] * of["support"]
-                predicted, gold = predicted + of["predicted"], gold + of["support"]
+            if type_scores := scores[site]["federated"]["by_type"].get(name):
+                right += type_scores["strict"]["recall"] * type_scores["support"]
+                predicted, gold = (
+                    predicted + type_scores["predicted"],
+                    gold + type_scores["support"],
+                )
     return 200 * right / max(1, predicted + gold), gold
 
 
@@ -106,7 +109,7 @@ def measure(
 ) -> Measured:
     """Of one seed; None where there was no such model."""
 
-    def done(
+    def f1_of_run(
         name: str, sites: Sequence[str], types: Sequence[str], before: Path | None
     ) -> Path:
         if before is None:
@@ -118,11 +121,11 @@ def measure(
             sets = [*common, f"seed={seed}", *later]
         return run(out, f"{name} {seed}", job(sites, types, encoder), sets)
 
-    anew = done("anew", SITES, TYPES, None)
-    site = done("site before", OLD, TYPES, None)
-    kind = done("type before", SITES, KNOWN, None)
-    site_later = done("site later", SITES, TYPES, site)
-    kind_later = done("type later", SITES, TYPES, kind)
+    anew = f1_of_run("anew", SITES, TYPES, None)
+    site = f1_of_run("site before", OLD, TYPES, None)
+    kind = f1_of_run("type before", SITES, KNOWN, None)
+    site_later = f1_of_run("site later", SITES, TYPES, site)
+    kind_later = f1_of_run("type later", SITES, TYPES, kind)
     rows = {
         "a site joins: the sites of before": (OLD, TYPES, site, site_later),
         "a site joins: the one that joins": (SITES[-1:], TYPES, None, site_later),
@@ -147,7 +150,7 @@ def table(measured: Sequence[Measured], seeds: Sequence[int]) -> str:
     lines = ["| F1 | before | later | anew |", "|---|---:|---:|---:|"]
     for row in measured[0]:
         cells = []
-        for each in zip(*(of[row] for of in measured), strict=True):
+        for each in zip(*(values[row] for values in measured), strict=True):
             spread = (
                 f" ± {stdev(each):.1f}" if len(each) > 1 and None not in each else ""
             )

@@ -62,7 +62,7 @@ def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
 def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
     """Run the tests in a process of their own, which ends with its group after the
     limit."""
-    place, begun = Path(folder), time.monotonic()
+    place, start = Path(folder), time.monotonic()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     child = os.fork()
@@ -72,8 +72,8 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
             os.setpgid(0, 0)
             out = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
             nothing = os.open(os.devnull, os.O_RDONLY)
-            for number, where in enumerate((nothing, out, out)):
-                os.dup2(where, number)
+            for number, target in enumerate((nothing, out, out)):
+                os.dup2(target, number)
             result = run(tests, place)
             (place / "result").write_text(json.dumps(result), "utf-8")
             code = 0
@@ -85,7 +85,7 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
             os._exit(code)
     late = False
     while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() - begun > seconds:
+        if time.monotonic() - start > seconds:
             late = True
             _end(child)
             os.waitpid(child, 0)
@@ -100,7 +100,7 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
     }
     with suppress(FileNotFoundError, ValueError):
         outcome |= {} if late else json.loads((place / "result").read_text("utf-8"))
-    return outcome | {"seconds": time.monotonic() - begun}
+    return outcome | {"seconds": time.monotonic() - start}
 
 
 def _end(group: int) -> None:

@@ -211,9 +211,9 @@ def _of_call(node: ast.Call) -> Iterator[ast.AST]:
         ):
             if name not in CONVERTED and name not in FUNCTIONS:
                 yield only
-        case ast.Call(func=ast.Attribute(attr=name, value=of), args=[], keywords=[]):
+        case ast.Call(func=ast.Attribute(attr=name, value=value), args=[], keywords=[]):
             if name not in CONVERTED and name not in FUNCTIONS:
-                yield of
+                yield value
     match node.func:
         case ast.Attribute(attr=name) if name in FUNCTIONS:
             yield _with(node, func=_with(node.func, attr=FUNCTIONS[name]))

@@ -365,7 +365,11 @@ def _values(
     numbers: Mapping[Key, Numbers], rule: str, attack: str, name: str
 ) -> list[float]:
     """Return a number of all seeds, in their order."""
-    return [of[name] for (r, a, _), of in numbers.items() if (r, a) == (rule, attack)]
+    return [
+        scores[name]
+        for (r, a, _), scores in numbers.items()
+        if (r, a) == (rule, attack)
+    ]
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -379,12 +383,12 @@ def _cell(values: Sequence[float]) -> str:
 def describe_mentions(numbers: Mapping[Key, Numbers]) -> str:
     """Return the seeds, and how many test mentions each one's numbers are of."""
     first_of_seed: dict[int, Numbers] = {}
-    for (_, _, seed), of in numbers.items():
-        first_of_seed.setdefault(seed, of)
+    for (_, _, seed), run_scores in numbers.items():
+        first_of_seed.setdefault(seed, run_scores)
     lines = [
-        f"Seed {seed}: {of['mentions']:.0f} mentions in the test notes, "
-        f"{of['of one site']:.0f} with a word that one site alone has."
-        for seed, of in first_of_seed.items()
+        f"Seed {seed}: {run_scores['mentions']:.0f} mentions in the test notes, "
+        f"{run_scores['of one site']:.0f} with a word that one site alone has."
+        for seed, run_scores in first_of_seed.items()
     ]
     return "\n".join(lines)
 

@@ -356,12 +356,14 @@ def process(*arguments: object, **options) -> subprocess.CompletedProcess[bytes]
 
 
 def test_bytes_that_are_not_utf8_are_refused(model: Path) -> None:
-    done = process(
+    completed = process(
         "predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE
     )
-    assert done.returncode == 2
+    assert completed.returncode == 2
     message = "stdin: byte 11 is not UTF-8: name the encoding that the file has"
-    assert done.stderr.decode() == f'error: {message}, such as encoding = "cp1252"\n'
+    assert (
+        completed.stderr.decode() == f'error: {message}, such as encoding = "cp1252"\n'
+    )
 
 
 def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
@@ -381,8 +383,10 @@ def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
     ]
     # Python would leave bytecode files of 60 kB, cut short, beside the source.
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    done = process(*arguments, preexec_fn=limit, stdout=subprocess.DEVNULL, env=env)
-    assert "cannot be written" in one_line(done.stderr.decode())
+    completed = process(
+        *arguments, preexec_fn=limit, stdout=subprocess.DEVNULL, env=env
+    )
+    assert "cannot be written" in one_line(completed.stderr.decode())
     assert not [path for path in out.rglob("*") if path.suffix in {".tmp", ".old"}]
     assert not (out / "summary.json").exists()
     run(*arguments, "--resume")
@@ -394,16 +398,16 @@ def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
 )
 def test_a_full_device_behind_stdout() -> None:
     with open("/dev/full", "wb") as full:
-        done = process("corpus", "list", stdout=full)
-    assert "No space left" in one_line(done.stderr.decode())
+        completed = process("corpus", "list", stdout=full)
+    assert "No space left" in one_line(completed.stderr.decode())
 
 
 def test_a_reader_that_has_seen_enough(model: Path) -> None:
     """`fednotes predict … | true` ends quietly."""
     with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
         reader.wait()
-        done = process("predict", model, "--text", "Took it.", stdout=reader.stdin)
-    assert done.stderr == b""
+        completed = process("predict", model, "--text", "Took it.", stdout=reader.stdin)
+    assert completed.stderr == b""
 
 
 # what goes right
@@ -427,9 +431,11 @@ def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> Non
         assert err == ""
         assert document.text == TEXT
         assert spans_of(document) == FOUND
-    odd = "Žofie took aspirin.\r\nShe felt well.\r\n"  # offsets are those of the file
-    note.write_bytes(odd.encode())
-    assert json.loads(run("predict", model, note)[0])["text"] == odd
+    content = (
+        "Žofie took aspirin.\r\nShe felt well.\r\n"  # offsets are those of the file
+    )
+    note.write_bytes(content.encode())
+    assert json.loads(run("predict", model, note)[0])["text"] == content
 
 
 def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:

@@ -214,10 +214,10 @@ def test_a_pooled_model_below_the_sites_own_is_remarked_on(
     assert "mean F1 65.0 against 70.0" in line
     assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
     every = ["an output layer", "one model serves", "personal epochs", "fewer rounds"]
-    assert [what for what in every if what in line] == [
-        what
-        for what in every
-        if any(what in each or each in what for each in expected_remarks)
+    assert [remark for remark in every if remark in line] == [
+        remark
+        for remark in every
+        if any(remark in each or each in remark for each in expected_remarks)
     ]
     for scores in (mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}):  # it is not below
         assert list(remark_on_pooled(scores, ROUNDS, [], 3)) == []

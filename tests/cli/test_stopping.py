@@ -43,11 +43,11 @@ def interrupted(program: str, folder: Path) -> tuple[float, str]:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    begun = time.monotonic()
+    start = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, output = process.communicate(timeout=20)
     assert process.returncode == 130
-    return time.monotonic() - begun, output
+    return time.monotonic() - start, output
 
 
 def test_it_ends_in_spite_of_threads_and_excepts(tmp_path: Path) -> None:

@@ -422,14 +422,14 @@ def test_stdout_by_name_is_stdout(tmp_path: Path, name: str, to: str) -> None:
         "print('before', flush=True); write_out(Path(sys.argv[1]), 'text\\n'); print('after')"
     )
     with open(tmp_path / "out", "ab") as file:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", program, name],
             env=ENVIRONMENT,
             stdout=file if to == "file" else subprocess.PIPE,
             check=True,
             timeout=60,
         )
-    output = (tmp_path / "out").read_bytes() if to == "file" else done.stdout
+    output = (tmp_path / "out").read_bytes() if to == "file" else completed.stdout
     assert output == b"before\ntext\nafter\n"
 
 
@@ -535,10 +535,10 @@ def test_a_folder_moved_just_before_it_is_locked_is_not_mistaken_for_its_success
 ) -> None:
     original, renamed, flock = tmp_path / "one", tmp_path / "other", store.fcntl.flock
 
-    def late(number: int, what: int) -> None:
+    def late(number: int, operation: int) -> None:
         if not renamed.exists():
             original.rename(renamed)
-        flock(number, what)
+        flock(number, operation)
 
     monkeypatch.setattr(store.fcntl, "flock", late)
     with hold_folder(original), pytest.raises(BusyError), hold_folder(original):
@@ -596,7 +596,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 def test_a_file_system_without_locks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def flock(number: int, what: int) -> None:
+    def flock(number: int, operation: int) -> None:
         raise OSError(problem, os.strerror(problem))
 
     problem = errno.ENOLCK

@@ -35,12 +35,12 @@ def note(name: str, text: str, *spans: Span, **more: object) -> Document:
     return Document(name, text, spans, **more)  # type: ignore[arg-type]
 
 
-def of(report: list[Finding], code: str) -> list[Finding]:
+def findings_of(report: list[Finding], code: str) -> list[Finding]:
     return [finding for finding in report if finding.code == code]
 
 
 def counts(report: list[Finding], code: str) -> dict[str, int]:
-    (finding,) = of(report, code)
+    (finding,) = findings_of(report, code)
     return dict(finding.counts)
 
 
@@ -109,7 +109,7 @@ def test_a_repeated_note_of_one_sentence_is_a_repeated_sentence() -> None:
     report = check_documents(
         [note("a", "Seen ."), note("b", "Seen ."), note("c", "Not seen .")]
     )
-    assert of(report, "repeated_documents") == []
+    assert findings_of(report, "repeated_documents") == []
     assert counts(report, "repeated_sentences") == {"sentences": 1, "of": 3}
 
 
@@ -118,7 +118,7 @@ def test_bad_offsets_and_empty_corpora_are_errors() -> None:
     assert counts(report, "offsets") == {"mentions": 2}
     assert levels(check_documents([])) == {"error"}
     assert (
-        of(check_documents([note("a", "no mention")]), "no_mentions")[0].level
+        findings_of(check_documents([note("a", "no mention")]), "no_mentions")[0].level
         == "error"
     )
     assert levels(check_sites([])) == {"error"}
@@ -146,16 +146,22 @@ def test_leaks_within_and_between_sites() -> None:
     a = site("a", ("Drug",), [five, "short one", "other"], test)
     b = site("b", ("Drug", "ADE"), ["b one"], ["other"])
     report = check_sites([a, b])
-    leak, between = of(report, "leakage"), of(report, "leakage_between_sites")
+    leak, between = (
+        findings_of(report, "leakage"),
+        findings_of(report, "leakage_between_sites"),
+    )
     assert [(f.where, f.level, dict(f.counts)) for f in leak] == [
         ("a", "warning", {"sentences": 2, "of": 3, "long": 1})
     ]
     assert [(f.where, f.level, f.counts["sentences"]) for f in between] == [
         ("b", "info", 1)
     ]
-    assert {f.where for f in of(report, "shared_patients")} == {"a", "b"}
-    assert {f.where for f in of(report, "empty_part")} == {"a/valid", "b/valid"}
-    assert of(report, "no_shared_types") == []
+    assert {f.where for f in findings_of(report, "shared_patients")} == {"a", "b"}
+    assert {f.where for f in findings_of(report, "empty_part")} == {
+        "a/valid",
+        "b/valid",
+    }
+    assert findings_of(report, "no_shared_types") == []
     # first words "one", "short", "other" at a and "b" at b: nothing in common
     assert counts(report, "overlapping_forms") == {"forms": 0}
 
@@ -166,9 +172,9 @@ def test_tag_sets_without_overlap_and_empty_sites() -> None:
     empty = SiteData("c", TagSet(("Drug",)), (), (), ())
     bare = SiteData("c", TagSet(("Drug",)), (note("n", "nothing"),), (), ())
     report = check_sites([a, b, empty, bare])
-    assert [f.where for f in of(report, "no_shared_types")] == ["b"]
-    assert [f.where for f in of(report, "empty")] == ["c/train"]
-    assert [f.where for f in of(report, "no_mentions")] == ["c/train"]
+    assert [f.where for f in findings_of(report, "no_shared_types")] == ["b"]
+    assert [f.where for f in findings_of(report, "empty")] == ["c/train"]
+    assert [f.where for f in findings_of(report, "no_mentions")] == ["c/train"]
     assert counts(report, "site_ids") == {"sites": 2}
     assert counts(report, "overlapping_forms") == {"forms": 1}
 
@@ -186,12 +192,16 @@ def test_held_out_parts_without_mentions(bare: str | None) -> None:
     }
     report = check_sites([SiteData("s", TagSet(("X",)), **parts)])
     for part in ("valid", "test"):
-        findings = [(f.level, f.where) for f in of(report, f"no_{part}_mentions")]
+        findings = [
+            (f.level, f.where) for f in findings_of(report, f"no_{part}_mentions")
+        ]
         assert findings == ([("warning", f"s/{part}")] if part == bare else [])
     assert not any(SECRET in str(f) for f in report)
     without = check_sites([SiteData("s", TagSet(("X",)), parts["train"], (), ())])
-    assert len(of(without, "empty_part")) == 2
-    assert not of(without, "no_valid_mentions") + of(without, "no_test_mentions")
+    assert len(findings_of(without, "empty_part")) == 2
+    assert not findings_of(without, "no_valid_mentions") + findings_of(
+        without, "no_test_mentions"
+    )
 
 
 @pytest.mark.corpora

@@ -271,8 +271,8 @@ def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]
                     name, label, kind = "DRUG-DOSE.rel", "Dosage", ("5mg",)
                 ends = []
                 for form, start in (place(kind), place(("aspirin", "lithium"))):
-                    what = label if form in kind else "Drug"
-                    spans.add(Span(start, start + len(form), what))
+                    entity_type = label if form in kind else "Drug"
+                    spans.add(Span(start, start + len(form), entity_type))
                     ends += [
                         form,
                         str(position + start),

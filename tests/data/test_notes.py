@@ -413,11 +413,11 @@ def test_silos_partition_the_patients(
         ):
             assign(keys, silos, seed)
         return
-    where = assign(keys, silos, seed)
-    sizes = Counter(where.values())
-    assert (set(where), set(sizes)) == (set(keys), set(range(silos)))
+    silo_of = assign(keys, silos, seed)
+    sizes = Counter(silo_of.values())
+    assert (set(silo_of), set(sizes)) == (set(keys), set(range(silos)))
     assert max(sizes.values()) - min(sizes.values()) <= 1
-    assert assign(iter(keys[::-1]), silos, seed) == where
+    assert assign(iter(keys[::-1]), silos, seed) == silo_of
 
 
 def test_the_seed_matters_and_no_silo_is_empty() -> None:
@@ -431,9 +431,9 @@ def test_the_seed_matters_and_no_silo_is_empty() -> None:
 
 def test_no_patient_is_a_patient_of_its_own_in_each_source() -> None:
     """Two sources may use the same note ids; a patient "1" is not the note "1"."""
-    whose = [("1", None, "a"), ("1", None, "b"), ("2", "1", "a"), ("3", "1", "b")]
+    rows = [("1", None, "a"), ("1", None, "b"), ("2", "1", "a"), ("3", "1", "b")]
     notes = [
-        Note(name, "text", patient, None, source) for name, patient, source in whose
+        Note(name, "text", patient, None, source) for name, patient, source in rows
     ]
     assert len(set(map(patient_of, notes))) == 3
 
@@ -454,9 +454,9 @@ def test_silos_by_patient_are_those_of_notes_in_memory(
             site_notes(corpora, seed, silos)
         return
     sites, _ = site_notes(corpora, seed, silos)
-    where = assign(map(patient_of, notes), silos, seed)
+    silo_of = assign(map(patient_of, notes), silos, seed)
     expected = [
-        [n for n in notes if where[patient_of(n)] == silo] for silo in range(silos)
+        [n for n in notes if silo_of[patient_of(n)] == silo] for silo in range(silos)
     ]
     assert [site.id for site in sites] == [f"silo{i + 1}" for i in range(silos)]
     for site, part in zip(sites, expected, strict=True):

@@ -271,8 +271,8 @@ def test_label_studio_that_is_wrong(file: File, tasks: Any, message: str) -> Non
 
 
 def test_fhir_is_what_another_program_holds_valid(tmp_path: Path) -> None:
-    odd = Document("odd id!", "", (), "pa tient", ("E11",), {"m": (1, 2)})
-    write([NOTE, odd], tmp_path / "b.json", "fhir")
+    odd_note = Document("odd id!", "", (), "pa tient", ("E11",), {"m": (1, 2)})
+    write([NOTE, odd_note], tmp_path / "b.json", "fhir")
     raw = (tmp_path / "b.json").read_text()
     bundle = Bundle.model_validate_json(raw)
     first, second = (entry.resource for entry in bundle.entry)

@@ -63,10 +63,10 @@ with Repeats(cache=64) as repeats:
 
 def output_of(program: str) -> str:
     pytest.importorskip("resource")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    return done.stdout
+    return completed.stdout
 
 
 @pytest.mark.parametrize("cache", [CACHE, 64])

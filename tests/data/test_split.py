@@ -314,15 +314,15 @@ def test_masking_equals_replacing_words(
     ]
     masked_words = {
         w
-        for site, done in zip(sites, results, strict=True)
-        for words, d in zip(site, done, strict=True)
+        for site, masked_documents in zip(sites, results, strict=True)
+        for words, d in zip(site, masked_documents, strict=True)
         for w, masked in zip(words, d.text.split(), strict=True)
         if masked == "MASK"
     }
     assert masked_words <= forms
     assert len(masked_words) == round(ratio * len(forms))
-    for site, done in zip(sites, results, strict=True):
-        for words, result in zip(site, done, strict=True):
+    for site, masked_documents in zip(sites, results, strict=True):
+        for words, result in zip(site, masked_documents, strict=True):
             expected = " ".join("MASK" if w in masked_words else w for w in words)
             assert result.text == expected
             labelled = [span_form(result.text, s) for s in result.spans]
@@ -413,7 +413,7 @@ def test_patients_and_sentences_are_in_one_part() -> None:
                 notes[d.patient] += 1
                 for a, b in d.sentences:
                     sentence[" ".join(d.text[a:b].casefold().split())].add(part)
-    assert all(len(where) == 1 for where in patient.values())
+    assert all(len(parts) == 1 for parts in patient.values())
     assert all(len(parts) == 1 for parts in sentence.values())
     assert max(notes.values()) > 1
     report = check_sites([s.data for s in generated])

@@ -198,24 +198,24 @@ def test_gold_spans_fall_on_tokens(
 ) -> None:
     """At most 0.14 % of the pieces of gold mentions are off the boundaries (sets of
     offsets)."""
-    off = total = 0
+    misaligned = total = 0
     for document in read(corpora / folder):
         tokens = tokenize(document.text)
         starts, ends = set(tokens[:, 0].tolist()), set(tokens[:, 1].tolist())
         for span in document.spans:
             for start, end in span.fragments or ((span.start, span.end),):
-                off += start not in starts or end not in ends
+                misaligned += start not in starts or end not in ends
                 total += 1
     assert total == pieces
-    assert off <= limit
+    assert misaligned <= limit
 
 
 def test_a_long_row_of_dots_takes_no_time() -> None:
     """From each dot to the end of the row would be 2e10 steps."""
     text = "Well. So " + "." * 200_000 + "x then. Next."
-    begun = time.perf_counter()
+    start = time.perf_counter()
     actual = split_sentences(Document("dots", text))
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - start < 5
     assert actual[-1][1] == len(text)
 
 

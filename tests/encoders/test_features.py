@@ -291,8 +291,8 @@ def test_clearing_leaves_what_a_running_job_writes(tmp_path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
     folder = tmp_path / "features"
     folder.mkdir()
-    busy, done = "a" * 64, "b" * 64
-    for name in (f"{busy}.part", f"{done}.npy", f"{done}.json"):
+    busy, finished = "a" * 64, "b" * 64
+    for name in (f"{busy}.part", f"{finished}.npy", f"{finished}.json"):
         (folder / name).write_bytes(b"12345")
     with (folder / f"{busy}.part").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -250,10 +250,10 @@ def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
             same.append(each)
             assert members(pieces) == places
             continue
-        odd = [
+        different = [
             c for c in each.text if unicodedata.category(c) in ("Sm", "So", "Sk", "Sc")
         ]
-        assert odd
+        assert different
     assert len(same) > 0.97 * encoded.sentences
 
 
@@ -291,9 +291,9 @@ def test_frozen_encoders_of_other_readings_have_other_fingerprints(
     old_fingerprint = folder_fingerprint(
         family, kind="transformers", version=1, pooling="mean", layers=1, layer=None
     )
-    alike = reads_words_alike(open_tokenizer(family))
-    assert alike == (family.name == "bert")
-    assert (encoder.fingerprint == old_fingerprint) == alike
+    reads_alike = reads_words_alike(open_tokenizer(family))
+    assert reads_alike == (family.name == "bert")
+    assert (encoder.fingerprint == old_fingerprint) == reads_alike
 
 
 def test_features_of_each_family(family: Path) -> None:

@@ -137,8 +137,10 @@ def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
         cached_tokens(lambda: notes, tokenize, "f", 1 << 16, Path(sys.argv[1]))
         """
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
-    assert done.returncode == -signal.SIGKILL
+    completed = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], check=False
+    )
+    assert completed.returncode == -signal.SIGKILL
     (temporary,) = tmp_path.iterdir()
     assert temporary.name.startswith(".")
     notes = [Note("0", "Has pain.", None, None, "s")]

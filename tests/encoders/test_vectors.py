@@ -131,8 +131,8 @@ def test_the_binary_format_is_read(tmp_path: Path, between: bytes) -> None:
     """With line ends as the program of 2013 writes them and without, as gensim; numbers
     that hold the bytes of a space and of a line end; repeated words (the first counts).
     """
-    odd = struct.unpack("<f", b"\n \n ")[0]
-    values = np.array([[1, -2.5, odd], [odd, 0, 4], [7, 8, 9]], np.float32)
+    number = struct.unpack("<f", b"\n \n ")[0]
+    values = np.array([[1, -2.5, number], [number, 0, 4], [7, 8, 9]], np.float32)
     words = [b"C0011849", "α".encode(), b"C0011849"]
     loaded = load_vectors(binary(tmp_path / "v.bin", words, values, between))
     assert loaded.index == {"C0011849": 1, "α": 2}

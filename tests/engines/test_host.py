@@ -358,14 +358,14 @@ def test_requests_that_may_not_be(server: Server) -> None:
 
 def test_a_site_that_is_behind_says_where_it_is(server: Server) -> None:
     server.train(0)
-    has = server.counted
+    last_number = server.counted
     server.counted = 40
     reply = server.train(1)
     assert (
-        f"has no state after request 40: it has the one after request {has}"
+        f"has no state after request 40: it has the one after request {last_number}"
         in reply.refusal
     )
-    assert reply.has == has
+    assert reply.has == last_number
 
 
 def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
@@ -719,9 +719,11 @@ def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
             for p in parts
         )
 
-    def noting(kind: str, real: Callable[..., Any], of: Callable[..., str]) -> Any:
+    def noting(
+        kind: str, real: Callable[..., Any], describe: Callable[..., str]
+    ) -> Any:
         def call(*arguments: Any) -> None:
-            events.append((kind, of(*arguments)))
+            events.append((kind, describe(*arguments)))
             real(*arguments)
 
         return mock.patch.object(os, kind, call)

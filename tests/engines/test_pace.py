@@ -53,10 +53,10 @@ class Clock:
         self, pace: AnswerTimes, took: float, counted_class: int | None
     ) -> float:
         """Return after how many seconds an answer leaves."""
-        begun = self.now
+        start = self.now
         self.now += took
-        pace.wait("train", begun, counted_class)
-        return self.now - begun
+        pace.wait("train", start, counted_class)
+        return self.now - start
 
 
 def host(

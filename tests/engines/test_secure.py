@@ -355,9 +355,9 @@ def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["nothing", "more", "no message", "no words", "short", "names"]
+    "damage", ["nothing", "more", "no message", "no words", "short", "names"]
 )
-def test_malformed_answers_cost_their_site_the_sum(how: str, tmp_path: Path) -> None:
+def test_malformed_answers_cost_their_site_the_sum(damage: str, tmp_path: Path) -> None:
     updates = random_updates(7)
     _, engine, events, _ = network(tmp_path, updates)
     engine._least = 3
@@ -369,13 +369,15 @@ def test_malformed_answers_cost_their_site_the_sum(how: str, tmp_path: Path) -> 
         reply = seal(self, request, update, question)
         if self._site != "d":
             return reply
-        if how == "short":
+        if damage == "short":
             return replace(reply, tensors={"words": reply.tensors["words"][1:]})
-        if how == "no words":
+        if damage == "no words":
             return replace(reply, tensors={})
-        changes = {"names": [1]} if how == "names" else {how.removeprefix("no "): None}
+        changes = (
+            {"names": [1]} if damage == "names" else {damage.removeprefix("no "): None}
+        )
         return replace(
-            reply, facts={} if how == "nothing" else {**reply.facts, **changes}
+            reply, facts={} if damage == "nothing" else {**reply.facts, **changes}
         )
 
     with mock.patch.object(SecureSeal, "seal", broken):

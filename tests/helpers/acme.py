@@ -62,11 +62,11 @@ def install_acme(
 
 def run_python(environment: dict[str, str], *arguments: str | Path) -> str:
     """Run Python in this environment; return what it prints."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout

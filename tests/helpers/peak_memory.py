@@ -38,9 +38,9 @@ def read_apart(reader: str, example: Path, paths: Sequence[Path]) -> list[Readin
         paths: The files.
     """
     command = [sys.executable, __file__, reader, str(example), *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [Reading(*json.loads(line)) for line in done.stdout.splitlines()]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return [Reading(*json.loads(line)) for line in completed.stdout.splitlines()]
 
 
 def _count_notes(path: Path) -> int:

@@ -50,8 +50,11 @@ def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
         },
         "calibration": {"brier": 0.1 + seed / 100},
         "by_output": {
-            name: {**of, **{key: ranked["by_output"][name][key] for key in areas}}
-            for name, of in scored["by_output"].items()
+            name: {
+                **scores_of_output,
+                **{key: ranked["by_output"][name][key] for key in areas},
+            }
+            for name, scores_of_output in scored["by_output"].items()
         },
         "class_counts": counts.to_metrics(),
     } | (of_codes if codes else {})
@@ -64,8 +67,10 @@ def codes_alone(seed: int) -> dict[str, Any]:
 
 def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the summary.json of sites' scores by condition."""
-    conditions = [c for c in CONDITIONS if any(c in of for of in sites.values())]
-    each = {c: [of[c] for of in sites.values()] for c in conditions}
+    conditions = [
+        c for c in CONDITIONS if any(c in site_scores for site_scores in sites.values())
+    ]
+    each = {c: [site_scores[c] for site_scores in sites.values()] for c in conditions}
     return {
         "title": "Three diseases",
         "method": "phenotype",

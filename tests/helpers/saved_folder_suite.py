@@ -126,12 +126,12 @@ class SavedFolderSuite:
 
     @pytest.mark.parametrize("file", ["description", "weights"])
     @pytest.mark.parametrize(
-        "how", ["gone", "empty", "cut", "a byte more", "another byte", "junk"]
+        "damage", ["gone", "empty", "cut", "a byte more", "another byte", "junk"]
     )
     def test_a_damaged_file_is_refused_in_one_line(
-        self, how: str, file: str, folder: Path
+        self, damage: str, file: str, folder: Path
     ) -> None:
-        if how == "another byte" and file == "weights" and not self.has_checksum:
+        if damage == "another byte" and file == "weights" and not self.has_checksum:
             pytest.skip("nothing says which bytes the tensors have")
         path = folder / str(getattr(self, file))
         content = path.read_bytes()
@@ -143,8 +143,8 @@ class SavedFolderSuite:
             "another byte": content[:-1] + bytes([content[-1] ^ 1]),
             "junk": b"\xff\xfe\x00{",
         }
-        if how in damaged:
-            path.write_bytes(damaged[how])
+        if damage in damaged:
+            path.write_bytes(damaged[damage])
         assert self.refusal(folder)
 
     @pytest.mark.parametrize("text", DEEP, ids=["list", "tables", "formats"])

@@ -90,7 +90,7 @@ class Exchange:
         self,
         updates: Mapping[str, Update],
         boxes: Mapping[str, Mapping[str, bytes]] | None = None,
-        **how: Any,
+        **options: Any,
     ) -> dict[str, MaskedMessage]:
         """Add the masked updates of the sites in `updates`, in that order.
 
@@ -98,7 +98,7 @@ class Exchange:
         """
         boxes, messages = self.set_up() if boxes is None else boxes, {}
         for name, update in updates.items():
-            messages[name] = self.sites[name].masked(boxes[name], update, **how)
+            messages[name] = self.sites[name].masked(boxes[name], update, **options)
             self.sent.append(messages[name])
             self.server.add_masked(messages[name])
         return messages
@@ -132,12 +132,12 @@ class Exchange:
         no_shares: Collection[str] = (),
         no_update: Collection[str] = (),
         no_answer: Collection[str] = (),
-        **how: Any,
+        **options: Any,
     ) -> Total:
         """Run the whole exchange; each group of sites drops out at its own step."""
         boxes, dropped = self.set_up(no_shares), {*no_shares, *no_update}
         self.upload(
-            {n: u for n, u in updates.items() if n not in dropped}, boxes, **how
+            {n: u for n, u in updates.items() if n not in dropped}, boxes, **options
         )
         return self.total(self.answers(no_answer).values())
 

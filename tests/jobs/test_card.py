@@ -100,9 +100,9 @@ def test_a_model_of_one_site_alone_does_not_count_examples_of_all_sites(
         assert "examples of all sites" not in path.read_text()
 
 
-@pytest.mark.parametrize("whose", ["sites/{site}/model", "model"])
+@pytest.mark.parametrize("model_path", ["sites/{site}/model", "model"])
 def test_sums_and_means_are_not_shown_for_two_sites(
-    run: Path, tmp_path: Path, whose: str
+    run: Path, tmp_path: Path, model_path: str
 ) -> None:
     """Each of two sites could subtract its own value. Three sites show both."""
     summary = json.loads((run / "summary.json").read_text())
@@ -111,7 +111,7 @@ def test_sums_and_means_are_not_shown_for_two_sites(
     mean = f"{summary['mean']['federated']['strict']['f1']:.3f}"
     for sites in ((first, second), (first, second, third), ()):
         place = tmp_path / str(len(sites))
-        model = place / "federated" / whose.format(site=first[0])
+        model = place / "federated" / model_path.format(site=first[0])
         model.mkdir(parents=True)
         (place / "summary.json").write_text(
             json.dumps({**summary, "sites": dict(sites)})

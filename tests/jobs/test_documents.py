@@ -74,10 +74,10 @@ def incomplete_commands(text: str) -> list[str]:
     wrong = []
     for words in shell_commands(text):
         command, others = find_command(words)
-        has = {word.partition("=")[0] for word in others}
+        options_set = {word.partition("=")[0] for word in others}
         for param in command.params:
             is_option = param.param_type_name == "option"
-            if is_option and param.required and not has & {*param.opts}:
+            if is_option and param.required and not options_set & {*param.opts}:
                 wrong.append(f"fednotes {shlex.join(words)}: {param.opts[0]}")
     return wrong
 
@@ -132,20 +132,20 @@ def unknown_tests(text: str) -> list[str]:
         path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")
     }
     wrong, last, is_deleted = [], "", False
-    for path, of, name in re.findall(
+    for path, separator, name in re.findall(
         r"((?:tests/[\w/]*)?\btest_\w+\.py)?(::)?\b(test_\w+)?", text
     ):
         if path:
             last, is_deleted = Path(path).name, is_of_deleted_app(path)
             exists = (ROOT / path).is_file() or path in files
             wrong += [] if exists or is_deleted else [path]
-        if of and is_deleted:
+        if separator and is_deleted:
             continue
-        places = [files.get(last, "")] if of else files.values()
+        places = [files.get(last, "")] if separator else files.values()
         if name and not any(
             re.search(rf"^def {name}\(", p, re.MULTILINE) for p in places
         ):
-            wrong.append(f"{last}::{name}" if of else name)
+            wrong.append(f"{last}::{name}" if separator else name)
     return wrong
 
 

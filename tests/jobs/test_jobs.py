@@ -587,7 +587,10 @@ def tables_of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of a method's tables with the preset "best"."""
     properties: dict[str, Any] = {}
     for case in schema["allOf"]:
-        conditions = {key: of["const"] for key, of in case["if"]["properties"].items()}
+        conditions = {
+            key: condition["const"]
+            for key, condition in case["if"]["properties"].items()
+        }
         if conditions["method"] == name and conditions.get("preset", "best") == "best":
             properties |= case["then"]["properties"]
     return properties

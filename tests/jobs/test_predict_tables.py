@@ -383,11 +383,11 @@ def test_models_of_mentions_need_no_module_of_an_application(model: Path) -> Non
         "import fednotes as fn; list(fn.load(sys.argv[2]).stream(['a']))\n"
         "print(sorted(m for m in sys.modules if m.startswith('fednotes.apps.')))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert completed.stdout.splitlines()[-1] == "[]"

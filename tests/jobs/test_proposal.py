@@ -255,12 +255,12 @@ def test_remarks_name_what_a_user_should_know() -> None:
 
 
 def test_the_file_holds_each_choice_with_its_reason_and_odd_names() -> None:
-    odd = 'The "Drug"\n# [sites.x]'
-    sites = {"a": {odd: 50, "Test": 30}, "b": {odd.upper(): 70, "Test": 30}}
+    odd_name = 'The "Drug"\n# [sites.x]'
+    sites = {"a": {odd_name: 50, "Test": 30}, "b": {odd_name.upper(): 70, "Test": 30}}
     proposal = propose(facts_of(sites), Choices(), has_minilm=True)
     text = format_job(proposal, Path())
     job = fn.job(first_job.FirstJob(proposal, text).table)
-    assert dict(job.sites["a"].label_map) == {odd: odd.upper()}
+    assert dict(job.sites["a"].label_map) == {odd_name: odd_name.upper()}
     assert job.method == "finetune"
     assert proposal.method.reason in " ".join(text.replace("\n# ", " ").split())
     assert "in case, punctuation or plural only" in text

@@ -37,9 +37,9 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ):
         monkeypatch.setenv(name, str(tmp_path / "jupyter"))
     book = nbformat.read(BOOK, as_version=4)
-    where = {"metadata": {"path": str(tmp_path)}}
+    resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(
-        book, timeout=300, kernel_name="python3", resources=where
+        book, timeout=300, kernel_name="python3", resources=resources
     ).execute()
     outputs = [
         "".join(o.get("text", "") or o.data["text/plain"] for o in cell.outputs)

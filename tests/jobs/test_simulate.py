@@ -201,8 +201,10 @@ def test_the_validation_scores_are_of_the_models_that_were_kept(finished_run) ->
             assert summary.valid[condition]["sites"][site.id] == pytest.approx(
                 f1, abs=1e-12
             )
-    for of in summary.valid.values():
-        assert of["mean"] == pytest.approx(mean(of["sites"].values()), abs=1e-12)
+    for validation in summary.valid.values():
+        assert validation["mean"] == pytest.approx(
+            mean(validation["sites"].values()), abs=1e-12
+        )
     assert list(summary.valid["pooled"]["sites"]) == ["pooled"]
 
 

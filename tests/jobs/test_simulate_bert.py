@@ -133,8 +133,8 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
         **few,
     )
     again = simulate(unshared, tmp_path / "other")
-    assert {s: of["own-mix"] for s, of in again.sites.items()} == {
-        s: of["own-mix"] for s, of in result.sites.items()
+    assert {s: by_condition["own-mix"] for s, by_condition in again.sites.items()} == {
+        s: by_condition["own-mix"] for s, by_condition in result.sites.items()
     }
 
 

@@ -566,8 +566,10 @@ def test_every_part_is_dealt_into_silos_by_document(tmp_path: Path) -> None:
     assert {s.tags for s in loaded.data} == {undivided.tags}
     for part in ("train", "valid", "test"):
         documents = getattr(undivided, part)
-        where = assign([("document", "a", d.id) for d in documents], 3, 1)
-        expected = [{k[2] for k, silo in where.items() if silo == i} for i in range(3)]
+        silo_of = assign([("document", "a", d.id) for d in documents], 3, 1)
+        expected = [
+            {k[2] for k, silo in silo_of.items() if silo == i} for i in range(3)
+        ]
         assert [{d.id for d in getattr(s, part)} for s in loaded.data] == expected
         assert sum(len(getattr(s, part)) for s in loaded.data) == len(documents)
     assert loaded.complete is None

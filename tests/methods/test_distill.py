@@ -208,7 +208,7 @@ class OnlySums:
         return total
 
 
-def begun(sites, left_out=(), **changes):
+def start_round(sites, left_out=(), **changes):
     settings = config(sites, model=NO_DROPOUT, **changes)
     members = [distill.Site(site, settings) for site in sites]
     federation = OnlySums(members, left_out)
@@ -218,7 +218,7 @@ def begun(sites, left_out=(), **changes):
 
 def weighed(sites, **changes):
     """Return the federation of `begun` with the sites' weights for the next round."""
-    settings, members, federation = begun(sites, **changes)
+    settings, members, federation = start_round(sites, **changes)
     distill._update_weights(federation, federation.totals["begin"], 0)
     return settings, members, federation
 
@@ -279,7 +279,7 @@ def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
     """Its cosine is undefined; the others' weights are those of Eq. 12, from whatever
     they were: α more for each that a weight is above the 1 that `plain_weights` begins
     with."""
-    settings, members, federation = begun(sites)
+    settings, members, federation = start_round(sites)
     names, quiet = [s.id for s in sites], [0, 7]
     for member in members:
         member._directions[quiet] = 0
@@ -352,7 +352,7 @@ def test_two_contributors_are_refused_on_both_sides(sites) -> None:
     # before anything is trained
     with pytest.raises(RefusedError, match="need 3 sites"):
         config(sites[:2])
-    _, members, federation = begun(sites)
+    _, members, federation = start_round(sites)
     total = federation.totals["begin"]
     for names, contributing in (
         ("discharge,reports", 3),
@@ -504,7 +504,10 @@ def foreign(gold: Document, guess: Document, known: set[str]) -> list[Span]:
 
 def test_the_sum_instead_of_the_mean_is_the_mean_times_the_sentences(sites) -> None:
     """[tagsets alg 2] sums over i where Eq. 7 takes the mean."""
-    members, others = begun(sites)[1], begun(sites, target_gradient="sum")[1]
+    members, others = (
+        start_round(sites)[1],
+        start_round(sites, target_gradient="sum")[1],
+    )
     for member, summed in zip(members, others, strict=True):
         mean, total = (m._sent.tensors["target_gradient"] for m in (member, summed))
         torch.testing.assert_close(total, mean * member.num_examples)

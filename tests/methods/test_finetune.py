@@ -164,10 +164,14 @@ def test_an_earlier_classifier_is_reported(bert: Path, tmp_path: Path) -> None:
             assert not reused or f"outputs for {reused} are reused" in warnings[0]
         without_tags = replace(settings, model=replace(model, encoder=str(bert)))
         assert method.METHOD.list_warnings(without_tags) == ()
-    begun = finetune.initial(Config(model=model, tags=TagSet(("Drug", "ADR"))))
+    initial_values = finetune.initial(Config(model=model, tags=TagSet(("Drug", "ADR"))))
     earlier_weight = dict(earlier.named_parameters())["classifier.weight"]
-    assert torch.equal(begun["classifier.weight"][[0, 3, 4]], earlier_weight[[0, 3, 4]])
-    assert not torch.equal(begun["classifier.weight"][[1, 2]], earlier_weight[[1, 2]])
+    assert torch.equal(
+        initial_values["classifier.weight"][[0, 3, 4]], earlier_weight[[0, 3, 4]]
+    )
+    assert not torch.equal(
+        initial_values["classifier.weight"][[1, 2]], earlier_weight[[1, 2]]
+    )
 
 
 def test_silos_count_by_their_notes(bert: Path) -> None:

@@ -174,12 +174,12 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
     assert not updates[2].tensors["classifier.bias.I-ADR"].any()
     mean = server.mean(Total.of(updates))
     assert mean.keys() == server.select_sent().keys()
-    has = {
+    places_by_row = {
         "lora.up": (0, 1, 2),
         "classifier.weight.B-ADR": (0, 1),
         "classifier.bias.I-Drug": (1, 2),
     }
-    for name, places in has.items():
+    for name, places in places_by_row.items():
         each = {
             k: members[k].parameters[name].detach().double().numpy() for k in places
         }
@@ -196,7 +196,7 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("how", "types", "shared_tags"),
+    ("share_outputs", "types", "shared_tags"),
     [
         ("common", (ADR, BOTH), "B-ADR I-ADR"),
         ("common", (BOTH, BOTH), "O B-ADR I-ADR B-Drug I-Drug"),
@@ -205,14 +205,14 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
     ],
 )
 def test_which_rows_are_shared(
-    encoder: Path, how: str, types: Sequence[Sequence[str]], shared_tags: str
+    encoder: Path, share_outputs: str, types: Sequence[Sequence[str]], shared_tags: str
 ) -> None:
     """By hand; and the sites end with equal ones of these, and each with its own of the
     others."""
     sites = [
         site_data(f"s{n}", n, 5, *site_types) for n, site_types in enumerate(types)
     ]
-    settings = config(encoder, sites, share_outputs=how, cycles=1)
+    settings = config(encoder, sites, share_outputs=share_outputs, cycles=1)
     assert settings.shared_tags == tuple(shared_tags.split())
     first, second = train(sites, settings)
     assert_same(values(first.shared), values(second.shared))
@@ -409,8 +409,8 @@ def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
     divided by the notes of all sites, they would have moved about half as far."""
     sites = three()
     uncompressed, eight = (
-        train(sites, config(encoder, sites, cycles=1, compression=how))[1]
-        for how in ("none", "packed")
+        train(sites, config(encoder, sites, cycles=1, compression=compression))[1]
+        for compression in ("none", "packed")
     )
     start = initial(config(encoder, sites))
     for name, value in uncompressed.shared.items():

@@ -81,7 +81,7 @@ def rows(section: str) -> tuple[Row, ...]:
     return tuple(table_rows)
 
 
-def of(section: str, start: str) -> dict[str, Any]:
+def settings_below(section: str, start: str) -> dict[str, Any]:
     """Return the values of the settings that begin so."""
     matches = [row for row in rows(section) if row.setting.startswith(start)]
     assert len(matches) == len({row.setting for row in matches}), (
@@ -123,7 +123,7 @@ EACH = [(section, method) for section, names in METHODS.items() for method in na
 )
 def test_a_preset_is_the_tables(section: str, method: str) -> None:
     """In both directions, and what a job gets of it, which names neither."""
-    table_settings = of(section, f"{method}.")
+    table_settings = settings_below(section, f"{method}.")
     preset = flat(methods.find(method).presets["paper"])
     preset = {
         key.replace("with_word_vectors.", "model."): v for key, v in preset.items()
@@ -162,13 +162,13 @@ def test_a_job_on_the_papers_corpora_is_the_tables(
         monkeypatch.setenv(variable, str(tmp_path))
     for variable in ("I2B2_2012", "BERT_BASE"):
         monkeypatch.setenv(variable, str(tmp_path))
-    table_settings = of(JOBS[name], f"{name} ")
+    table_settings = settings_below(JOBS[name], f"{name} ")
     job = load_job(name)
     for setting, value in table_settings.items():
         table, key = setting.split(".", 1)
         if table != "sites":
-            where = job.config.model if table == "model" else getattr(job, table)
-            assert listed(getattr(where, key)) == value, setting
+            table_config = job.config.model if table == "model" else getattr(job, table)
+            assert listed(getattr(table_config, key)) == value, setting
             continue
         site, key = key.split(".")
         for each in job.sites.values() if site == "*" else [job.sites[site]]:

@@ -182,8 +182,10 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
 
     losses = [-np.log(np.where(right, each, 1 - each)) for each in (chances, after)]
     gains = losses[0] - losses[1]
-    off = [(gains[owner == document] - gains.mean()).sum() for document in range(12)]
-    error = np.sqrt(12 / 11 * np.square(off).sum()) / len(owner)
+    deviations = [
+        (gains[owner == document] - gains.mean()).sum() for document in range(12)
+    ]
+    error = np.sqrt(12 / 11 * np.square(deviations).sum()) / len(owner)
     assert actual.after.log_loss == pytest.approx(
         metrics.log_loss(right, after), rel=1e-6
     )

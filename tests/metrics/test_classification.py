@@ -512,8 +512,8 @@ def test_the_mean_of_the_diseases_is_the_macro_score() -> None:
 
 def test_intervals_stay_where_all_sites_say_the_same() -> None:
     area = site_score(1)["by_output"]["asthma"]["auroc"]
-    alike = mean_scores([site_score(1), site_score(1)])["by_output"]["asthma"]
-    assert alike["auroc_interval"] == [area["low"], area["high"]]
+    equal_sites = mean_scores([site_score(1), site_score(1)])["by_output"]["asthma"]
+    assert equal_sites["auroc_interval"] == [area["low"], area["high"]]
     assert (
         "auroc_interval"
         not in mean_scores([site_score(1), site_score(2)])["by_output"]["gout"]

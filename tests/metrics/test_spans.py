@@ -174,18 +174,18 @@ def test_strict_equals_seqeval(seed: int) -> None:
     """seqeval 1.2.2 on the same random tags (malformed ones too), micro and by type."""
     rng = np.random.default_rng(seed)
     tags = ["O", "O", "B-ADR", "I-ADR", "B-Drug", "I-Drug", "B-SSI", "I-SSI"]
-    true = [list(rng.choice(tags, rng.integers(1, 30))) for _ in range(200)]
+    gold = [list(rng.choice(tags, rng.integers(1, 30))) for _ in range(200)]
     pred = [
         [t if rng.random() < 0.8 else str(rng.choice(tags)) for t in row]
-        for row in true
+        for row in gold
     ]
-    scores = SpanCounts.of(tagged(true), tagged(pred)).scores()
+    scores = SpanCounts.of(tagged(gold), tagged(pred)).scores()
     names = ("precision", "recall", "f1")
-    micro = precision_recall_fscore_support(true, pred, average="micro")
+    micro = precision_recall_fscore_support(gold, pred, average="micro")
     assert [scores["strict"][n] for n in names] == pytest.approx(micro[:3])
-    macro = precision_recall_fscore_support(true, pred, average="macro")
+    macro = precision_recall_fscore_support(gold, pred, average="macro")
     assert [scores["macro"]["strict"][n] for n in names] == pytest.approx(macro[:3])
-    *by_type, support = precision_recall_fscore_support(true, pred, average=None)
+    *by_type, support = precision_recall_fscore_support(gold, pred, average=None)
     for i, label in enumerate(("ADR", "Drug", "SSI")):
         ours = scores["by_type"][label]
         assert [ours["strict"][n] for n in names] == pytest.approx(

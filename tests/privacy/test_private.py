@@ -278,14 +278,14 @@ def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> N
             s := make_private_site(privacy={"clip": 0.26})
         ).noisy_gradients(theta(s), round=0),
     }
-    for what, answer in answers.items():
+    for kind, answer in answers.items():
         apart = np.concatenate(
             [
                 (first[n] - v).double().numpy().ravel() / SCALE
                 for n, v in answer.tensors.items()
             ]
         )
-        assert apart.std() > 1.2, what
+        assert apart.std() > 1.2, kind
 
 
 def test_no_two_steps_have_the_same_noise() -> None:

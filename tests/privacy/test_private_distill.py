@@ -41,13 +41,15 @@ def three() -> list[SiteData]:
     """Return three sites of up to eight notes, two of each patient, with a type
     each."""
     site_data = []
-    for of, entity_type in zip(
+    for generated_site, entity_type in zip(
         generate(num_sites=3, sentences_per_site=40, seed=5), TYPES, strict=True
     ):
-        notes = relabel(of.complete.train[:8], {}, {entity_type})
+        notes = relabel(generated_site.complete.train[:8], {}, {entity_type})
         owned = tuple(replace(d, patient=f"p{n // 2}") for n, d in enumerate(notes))
         site_data.append(
-            SiteData(of.data.id, TagSet((entity_type,)), owned, owned, owned)
+            SiteData(
+                generated_site.data.id, TagSet((entity_type,)), owned, owned, owned
+            )
         )
     return site_data
 
@@ -156,18 +158,18 @@ def test_a_unit_is_completed_alike_where_others_are_not_there(
 
 
 def plain(
-    site: Any, teacher: dict[str, Any], how: str, unit: Sequence[int]
+    site: Any, teacher: dict[str, Any], unannotated: str, unit: Sequence[int]
 ) -> list[torch.Tensor]:
     """The gradients of a unit's mean loss as the method without noise has them, at a
     site that holds this unit's notes and no other."""
     data = replace(three()[0], train=tuple(three()[0].train[n] for n in unit))
-    settings = replace(config_of(unannotated=how), privacy=None)
+    settings = replace(config_of(unannotated=unannotated), privacy=None)
     reference = distill.Site(data, settings)
     reference.begin(teacher, round=0)
     (_, corpus), start = reference._begun, snapshot(site.site.shared)
     load_into(reference.parameters, start)
     losses = reference.model.losses(corpus, range(reference.num_examples))
-    return list(torch.autograd.grad((losses.source + losses.target * (how != "marginal")).mean(),
+    return list(torch.autograd.grad((losses.source + losses.target * (unannotated != "marginal")).mean(),
                                     list(reference.parameters.values()), allow_unused=True))  # fmt: skip
 
 
@@ -199,8 +201,8 @@ def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
     site = site_of(unannotated="pseudo")
     site.support.prepare_round(site.site, 0, {})
     site.site.teacher = other_than(site)
-    corpus, how = site.site.complete_sentences(np.arange(site.num_examples))
-    assert how == "pseudo"
+    corpus, way = site.site.complete_sentences(np.arange(site.num_examples))
+    assert way == "pseudo"
     model = build_model(site._config.model, site._config.tags, 0)
     load_into(model.trainable(), site.site.teacher)
     gold = three()[0].train

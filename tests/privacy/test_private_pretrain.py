@@ -113,10 +113,12 @@ def test_a_unit_has_its_own_notes_alone(bert: Path, tmp_path: Path) -> None:
     whoever else is at the site, each token once."""
     site = make_private_site(bert, tmp_path)
     tokenize = site.site.model.tokenizer.tokenize
-    of = [[i for line in tokenize(sentences(n.text)) for i in line] for n in notes()]
+    ids_by_note = [
+        [i for line in tokenize(sentences(n.text)) for i in line] for n in notes()
+    ]
     assert site.site.train_set.dropped == 1
-    assert not of[1]
-    by_patient = [of[0] + of[3], of[2], of[4]]
+    assert not ids_by_note[1]
+    by_patient = [ids_by_note[0] + ids_by_note[3], ids_by_note[2], ids_by_note[4]]
     assert [sorted(chain.from_iterable(unit)) for unit in texts(site)] == [
         sorted(unit_notes) for unit_notes in by_patient
     ]
@@ -127,7 +129,7 @@ def test_a_unit_has_its_own_notes_alone(bert: Path, tmp_path: Path) -> None:
     assert texts(without) == [texts(site)[0], texts(site)[2]]
     documents = make_private_site(bert, tmp_path, unit="document")
     assert [sorted(chain.from_iterable(unit)) for unit in texts(documents)] == [
-        sorted(unit_notes) for unit_notes in of if unit_notes
+        sorted(unit_notes) for unit_notes in ids_by_note if unit_notes
     ]
 
 

@@ -207,7 +207,7 @@ def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sites", "least", "where", "colluding", "shares"),
+    ("sites", "least", "place", "colluding", "shares"),
     [
         (1, 0, "sum", 1, 1),
         (2, 0, "sum", 1, 1),
@@ -221,9 +221,9 @@ def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:
     ],
 )
 def test_the_noise_of_the_fewest_honest_sites_is_all(
-    sites: int, least: int, where: str, colluding: int, shares: int
+    sites: int, least: int, place: str, colluding: int, shares: int
 ) -> None:
-    privacy = {"noise": 2.0, "where": where, "colluding": colluding}
+    privacy = {"noise": 2.0, "where": place, "colluding": colluding}
     promise = Promise.of(Privacy(**privacy), 10, sites, least)
     assert promise.shares == shares
     assert promise.share**2 * shares == pytest.approx(2.0**2)

@@ -173,8 +173,8 @@ def test_limits_and_names_of_metrics_travel_with_the_request() -> None:
     updates = {
         s: Update({"w": torch.tensor([2.0**-50])}, 1.0, {s: 1.0}) for s in (A, B, C)
     }
-    how = {"limits": {"w": 1}, "metrics": [A, B, C, "none"], "purpose": "r 1"}
-    total = Exchange((A, B, C)).run(updates, **how)
+    options = {"limits": {"w": 1}, "metrics": [A, B, C, "none"], "purpose": "r 1"}
+    total = Exchange((A, B, C)).run(updates, **options)
     assert total.tensors["w"].tolist() == [3 * 2.0**-50]
     assert total.metrics == {A: 1.0, B: 1.0, C: 1.0, "none": 0.0}
 

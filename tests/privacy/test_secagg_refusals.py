@@ -152,11 +152,11 @@ def test_a_short_roster_for_one_site_is_refused(
     answers = {to: run.sites[to].unmask(request) for to, request in requests.items()}
     assert not any(a.masks.keys() & a.keys.keys() for a in answers.values())
 
-    def secret(part: str, of: str) -> bytes:
+    def secret(part: str, owner: str) -> bytes:
         shares = {
-            s: getattr(a, part)[of]
+            s: getattr(a, part)[owner]
             for s, a in answers.items()
-            if of in getattr(a, part)
+            if owner in getattr(a, part)
         }
         assert len(shares) >= 3
         return combine(
@@ -164,14 +164,14 @@ def test_a_short_roster_for_one_site_is_refused(
         )
 
     keys, words = run.server.keys(), run.masked[A].words.copy()
-    where = run.masked[A].layout.digest()
+    layout = run.masked[A].layout.digest()
     session = session_id(run.server.exchange, list(keys.values()))
-    streams = [(self_stream(secret("masks", A), session, where), -1)]
+    streams = [(self_stream(secret("masks", A), session, layout), -1)]
     for site in (B, C):
         shared = crypto.shared_secret(
             crypto.private_key(secret("keys", site)), keys[A].masking, A
         )
-        streams.append((pair_stream(shared, session, A, site, where), -1))
+        streams.append((pair_stream(shared, session, A, site, layout), -1))
     add_streams(words, streams)
     assert (words == encode(powers(FIVE)[A], run.masked[A].layout)).all()
 

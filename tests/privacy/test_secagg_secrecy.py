@@ -214,7 +214,7 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
         """Return c's update of an exchange less every mask that `key` and `with_seed`
         give."""
         message, keys = (late, sent[1][C])[number], runs[number].server.keys()
-        where = message.layout.digest()
+        layout = message.layout.digest()
         session = secagg_site.session_id(
             runs[number].server.exchange, list(keys.values())
         )
@@ -224,9 +224,9 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
                 crypto.private_key(key), keys[site].masking, site
             )
             sign = -1 if site > C else 1
-            streams.append((pair_stream(secret, session, site, C, where), sign))
+            streams.append((pair_stream(secret, session, site, C, layout), sign))
         if with_seed is not None:
-            streams.append((self_stream(with_seed, session, where), -1))
+            streams.append((self_stream(with_seed, session, layout), -1))
         words = message.words.copy()
         add_streams(words, streams)
         return words

@@ -273,14 +273,17 @@ def test_a_value_that_is_not_a_number_is_a_gap(tmp_path: Path, value: object) ->
     values["sites"]["ncbi"]["federated"] = {"strict": value}
     lines = metrics()
     lines[1].update(round=value, loss=value, sites=value, bytes_up=value)
-    of = diseases()
-    scores = of["sites"]["north"]["federated"]
+    phenotyping = diseases()
+    scores = phenotyping["sites"]["north"]["federated"]
     scores["ranking"] = value
     scores["by_output"]["asthma"] = value
     scores["by_output"]["gout"]["auroc"] = value
-    of["mean"]["alone"]["by_output"] = value
-    of["mean"]["pooled"]["by_output"] = {"asthma": value}
-    for page in (report(tmp_path, values, lines), report(tmp_path, of, stages())):
+    phenotyping["mean"]["alone"]["by_output"] = value
+    phenotyping["mean"]["pooled"]["by_output"] = {"asthma": value}
+    for page in (
+        report(tmp_path, values, lines),
+        report(tmp_path, phenotyping, stages()),
+    ):
         Tree(page)
         assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
         assert "None" not in page

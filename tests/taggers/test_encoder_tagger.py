@@ -34,12 +34,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def build(
-    directory: Path, how: str = "lora", seed: int = 1, **settings: Any
+    directory: Path, way: str = "lora", seed: int = 1, **settings: Any
 ) -> EncoderTagger:
     table = {
         "kind": "encoder-tagger",
         "encoder": str(directory),
-        **SETTINGS[how],
+        **SETTINGS[way],
         **settings,
     }
     model = build_model(model_config(table), TAGS, seed)
@@ -98,13 +98,13 @@ def test_layers_above_the_wanted_one_are_not_run(bert: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "settings"), [("lora", {}), ("prompts", {"prompts": 0})]
+    ("way", "settings"), [("lora", {}), ("prompts", {"prompts": 0})]
 )
 def test_the_first_step_is_the_frozen_encoder(
-    bert: Path, how: str, settings: dict[str, Any]
+    bert: Path, way: str, settings: dict[str, Any]
 ) -> None:
     """Bit for bit: LoRA with B = 0, and no prompts."""
-    frozen, tuned = build(bert, "none"), build(bert, how, **settings)
+    frozen, tuned = build(bert, "none"), build(bert, way, **settings)
     documents = lines(9, 24)
     assert torch.equal(words_of(frozen, documents)[0], words_of(tuned, documents)[0])
     corpus = frozen.prepare(documents)
@@ -113,7 +113,7 @@ def test_the_first_step_is_the_frozen_encoder(
     assert torch.equal(
         frozen.losses(corpus, every).source, tuned.losses(corpus, every).source
     )
-    moved = stir(build(bert, how)) if how == "lora" else build(bert, how)
+    moved = stir(build(bert, way)) if way == "lora" else build(bert, way)
     assert not torch.allclose(
         words_of(frozen, documents)[0], words_of(moved, documents)[0]
     )
@@ -178,11 +178,11 @@ def test_states(bert: Path) -> None:
     assert len(losses.hidden) == len(model.widths)
 
 
-@pytest.mark.parametrize("how", ["lora", "prompts"])
-def test_learns(bert: Path, how: str) -> None:
+@pytest.mark.parametrize("way", ["lora", "prompts"])
+def test_learns(bert: Path, way: str) -> None:
     """A few sentences by heart, mentions in a sentence above the positions included."""
     documents = lines(9, 24)
-    model = build(bert, how, dropout=0.1)
+    model = build(bert, way, dropout=0.1)
     corpus = model.prepare(documents)
     torch.manual_seed(0)
     adam = torch.optim.Adam(model.trainable().values(), lr=0.01)
@@ -209,7 +209,7 @@ def watched(bert: Path) -> Iterator[Path]:
 
 
 def test_models_share_one_backbone_and_do_not_meet(watched: Path) -> None:
-    models = [build(watched, how) for how in ("lora", "lora", "prompts", "none")]
+    models = [build(watched, way) for way in ("lora", "lora", "prompts", "none")]
     pointers = {next(m.backbone.model.parameters()).data_ptr() for m in models}
     assert len(pointers) == 1
     documents = lines(9, 24)
@@ -236,11 +236,11 @@ def test_only_what_is_tuned_is_sent(bert: Path) -> None:
         "prompts": {"prompts.q", "prompts.w1", "prompts.w2"},
         "none": set(),
     }
-    for how, names in extra.items():
-        model = build(bert, how)
+    for way, names in extra.items():
+        model = build(bert, way)
         assert list(model.trainable()) == sorted(head | names)
         assert set(model.state_dict()) == head | names
-        if how == "lora":
+        if way == "lora":
             stir(model).losses(
                 model.prepare(lines(9, 24)), [0, 8]
             ).source.sum().backward()
@@ -252,18 +252,18 @@ def test_nothing_and_words_without_sub_words(bert: Path) -> None:
     model = build(bert)
     assert model.predict([]) == ()
     assert model.prepare([]).sentences == 0
-    odd = (
+    odd_notes = (
         Document("a", "\u0301 pain", sentences=((0, 6),)),
         document(1, ["no", "pain"]),
     )
     blank = Document("b", "\u0301", sentences=((0, 1),))
-    corpus = model.prepare((*odd, blank))
+    corpus = model.prepare((*odd_notes, blank))
     losses = model.losses(corpus, np.arange(corpus.sentences))
     assert bool(torch.isfinite(losses.source).all())
     assert bool(
         torch.isfinite(model.losses(corpus, [corpus.sentences - 1]).source).all()
     )
-    assert len(model.predict((*odd, blank))) == 3
+    assert len(model.predict((*odd_notes, blank))) == 3
 
 
 @pytest.mark.parametrize(

@@ -78,38 +78,38 @@ def _replace(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     _edit(path, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
 
 
-def _damage(path: Path, how: str) -> None:
+def _damage(path: Path, kind: str) -> None:
     weights = next(path.glob("*.safetensors"))
     tensors = load_file(weights)
     name = sorted(tensors)[0]
-    if how == "truncated":
+    if kind == "truncated":
         weights.write_bytes(weights.read_bytes()[:-9])
-    elif how == "nan":
+    elif kind == "nan":
         tensors[name].view(-1)[0] = float("nan")
         _replace(path, tensors)
-    elif how == "missing":
+    elif kind == "missing":
         _replace(path, {n: v for n, v in tensors.items() if n != name})
-    elif how == "unknown":
+    elif kind == "unknown":
         _replace(path, tensors | {"encoder.weight": torch.zeros(2)})
-    elif how == "shape":
+    elif kind == "shape":
         _replace(path, tensors | {name: torch.zeros(1, 1, 1, 1)})
-    elif how == "no weights":
+    elif kind == "no weights":
         weights.unlink()
-    elif how == "later":
+    elif kind == "later":
         _edit(path, format=2, fednotes="7.0")
-    elif how == "kind":
+    elif kind == "kind":
         _edit(path, kind="promt-bart")
-    elif how == "config":
+    elif kind == "config":
         _edit(path, config={"dropuot": 0.1})
-    elif how == "truncated and resealed":
+    elif kind == "truncated and resealed":
         weights.write_bytes(weights.read_bytes()[:-100])
         _edit(path, sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
-    elif how == "no facts":
+    elif kind == "no facts":
         next(path.glob("*.json")).unlink()
-    elif how == "tagset":
+    elif kind == "tagset":
         _edit(path, tagset={"types": ["A"]})
     else:
-        next(path.glob("*.json")).write_text({"not json": "{", "list": "[]"}[how])
+        next(path.glob("*.json")).write_text({"not json": "{", "list": "[]"}[kind])
 
 
 DAMAGES = {
@@ -132,10 +132,10 @@ DAMAGES = {
 
 def test_damage_gives_one_line(model: Any, tmp_path: Path) -> None:
     save_model(model, tmp_path / "whole")
-    for how, message in DAMAGES.items():
-        path = tmp_path / how
+    for kind, message in DAMAGES.items():
+        path = tmp_path / kind
         shutil.copytree(tmp_path / "whole", path)
-        _damage(path, how)
+        _damage(path, kind)
         with pytest.raises(ModelError, match=message) as caught:
             load_model(path)
         assert "\n" not in str(caught.value)

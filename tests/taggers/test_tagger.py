@@ -143,8 +143,8 @@ def test_presets(
 def test_prediction_of_any_text() -> None:
     """Nothing, blanks, one sentence of 3,000 tokens, characters outside the inventory."""
     long = Document("long", "word " * 3000, sentences=((0, 15000),))
-    odd = Document("odd", "患者は頭痛 \U0001f600 é" + "x" * 400)
-    documents = (Document("empty", ""), Document("blank", " \n "), long, odd)
+    odd_note = Document("odd", "患者は頭痛 \U0001f600 é" + "x" * 400)
+    documents = (Document("empty", ""), Document("blank", " \n "), long, odd_note)
     tagger = _build(max_tokens=50)
     result = tagger.predict(documents)
     assert [d.id for d in result] == ["empty", "blank", "long", "odd"]

@@ -136,8 +136,8 @@ def enumerate_losses(logits, tags, allowed, soft=None):
     return -within.log(), within.log() + expected
 
 
-@pytest.mark.parametrize("how", ["hard", "soft"])
-def test_losses_are_sums_over_tag_sequences(how: str) -> None:
+@pytest.mark.parametrize("way", ["hard", "soft"])
+def test_losses_are_sums_over_tag_sequences(way: str) -> None:
     """Enumeration of 5 ** 4 sequences in float64, and autograd through it."""
     generator = torch.Generator().manual_seed(2)
     logits = 2 * torch.randn(4, 5, generator=generator, dtype=torch.float64)
@@ -146,7 +146,7 @@ def test_losses_are_sums_over_tag_sequences(how: str) -> None:
     allowed[0] = torch.tensor([False, True, False, False, False])
     allowed[1:, 1:3] = False
     soft = None
-    if how == "soft":
+    if way == "soft":
         teacher = torch.randn(4, 5, generator=generator, dtype=torch.float64)
         soft = teacher.masked_fill(~allowed, float("-inf")).softmax(-1)
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()

@@ -210,7 +210,7 @@ def test_only_training_cuts(bert: Path, context: str) -> None:
     assert any(d.spans for d in model.predict(prediction_data))
     progress_calls: list[tuple[int, int]] = []
     model.prepare(
-        documents, progress=lambda done, of: progress_calls.append((done, of))
+        documents, progress=lambda done, total: progress_calls.append((done, total))
     )
     assert progress_calls[0] == (0, trained.sentences)
     assert progress_calls[-1] == (trained.sentences, trained.sentences)
@@ -232,8 +232,8 @@ def test_context_reaches_across_sentences(bert: Path) -> None:
 # ---- in a method ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["pseudo", "soft"])
-def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unannotated", ["pseudo", "soft"])
+def test_it_is_the_model_of_a_method(unannotated: str, tmp_path: Path) -> None:
     """Distillation among three sites with other tag sets: one site's part of a round as
     a plain loop, and a saved model that knows every type."""
     bert = save_encoder(tmp_path / "bert", max_position_embeddings=64)
@@ -244,8 +244,8 @@ def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
         rounds=2,
         batch_size=4,
         seed=3,
-        unannotated=how,
-        weighting=how == "pseudo",
+        unannotated=unannotated,
+        weighting=unannotated == "pseudo",
     )
     settings = distill.METHOD.configure(base, sites)
     members = [
@@ -262,7 +262,7 @@ def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
     update = first.train({}, round=0)
     model = build_model(spec, settings.tags, settings.seed)
     corpus = model.annotate(first.train_set, sites[0].train, sites[0].tags.types)
-    if how == "pseudo":
+    if unannotated == "pseudo":
         guess = model.predict(corpus)
         completed = [
             pseudo_complete(gold, guessed, sites[0].tags.types)

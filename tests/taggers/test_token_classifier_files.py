@@ -193,34 +193,34 @@ def test_a_tag_that_a_foreign_model_lacks_is_not_predicted(tmp_path: Path) -> No
     assert torch.isfinite(logits).all()
 
 
-def damage(path: Path, how: str) -> None:
+def damage(path: Path, kind: str) -> None:
     weights, config = path / "model.safetensors", path / "config.json"
     facts = json.loads(config.read_text())
     tensors = load_file(weights)
     name = "bert.encoder.layer.0.output.dense.weight"
-    if how == "truncated":
+    if kind == "truncated":
         weights.write_bytes(weights.read_bytes()[:-9])
-    elif how == "pickled":
+    elif kind == "pickled":
         torch.save(tensors, path / "pytorch_model.bin")
         weights.unlink()
-    elif how == "nan":
+    elif kind == "nan":
         tensors["classifier.bias"][0] = float("nan")
         save_file(tensors, weights, {"format": "pt"})
-    elif how == "missing":
+    elif kind == "missing":
         save_file(
             {n: v for n, v in tensors.items() if n != name}, weights, {"format": "pt"}
         )
-    elif how == "narrow":
+    elif kind == "narrow":
         tensors["classifier.weight"] = tensors["classifier.weight"][:, 1:].contiguous()
         save_file(tensors, weights, {"format": "pt"})
-    elif how == "no classifier":
+    elif kind == "no classifier":
         remaining = {n: v for n, v in tensors.items() if "classifier" not in n}
         save_file(remaining, weights, {"format": "pt"})
-    elif how == "not json":
+    elif kind == "not json":
         config.write_text("{")
-    elif how == "list":
+    elif kind == "list":
         config.write_text("[]")
-    elif how == "no tokenizer":
+    elif kind == "no tokenizer":
         for file in path.glob("tokenizer*"):
             file.unlink()
     else:
@@ -236,7 +236,7 @@ def damage(path: Path, how: str) -> None:
             "settings": {"fednotes": {"contxt": "document"}},
             "no table": {"fednotes": 3},
             "vocabulary": {"vocab_size": 7},
-        }[how]
+        }[kind]
         config.write_text(json.dumps(facts | changes))
 
 
@@ -265,16 +265,16 @@ DAMAGES = {
 def test_damage_gives_one_line(tmp_path: Path) -> None:
     bert = save_encoder(tmp_path / "bert", max_position_embeddings=40)
     save_model(build(bert), tmp_path / "whole")
-    for how, message in DAMAGES.items():
-        path = tmp_path / how
+    for kind, message in DAMAGES.items():
+        path = tmp_path / kind
         shutil.copytree(tmp_path / "whole", path)
-        damage(path, how)
+        damage(path, kind)
         with pytest.raises(ModelError, match=message) as caught:
             load_model(path)
-        assert "\n" not in str(caught.value), how
-        assert str(path) in str(caught.value), how
+        assert "\n" not in str(caught.value), kind
+        assert str(path) in str(caught.value), kind
         # nor trained
-        if how not in ("labels", "other kind", "window", "settings", "no table"):
+        if kind not in ("labels", "other kind", "window", "settings", "no table"):
             with pytest.raises(ModelError, match=re.escape(str(path))):
                 build(path)
 

@@ -111,15 +111,17 @@ def test_all_tests_load_without_an_application(name: str, tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
 
     def run(*words: str) -> str:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, *words],
             cwd=root,
             env=environment,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done.stdout
+        assert completed.returncode == 0, (
+            completed.stdout[-4000:] + completed.stderr[-4000:]
+        )
+        return completed.stdout
 
     place, *values = run("-c", PROGRAM).split()
     assert Path(place).is_relative_to(root)

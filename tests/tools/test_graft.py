@@ -37,9 +37,9 @@ transformers = pytest.importorskip("transformers")
 NOUNS = "cough fever pain rash nausea aspirin codeine heparin insulin statin".split()
 OTHERS = "the patient had severe and was given mg of with no sudden mild acute".split()
 TEXTS = [
-    f"The patient had {how} {NOUNS[i % 5]} and was given {10 + 7 * i} mg of {NOUNS[5 + i % 4]}."
+    f"The patient had {severity} {NOUNS[i % 5]} and was given {10 + 7 * i} mg of {NOUNS[5 + i % 4]}."
     for i in range(40)
-    for how in ("severe", "sudden", "mild", "acute")
+    for severity in ("severe", "sudden", "mild", "acute")
 ]
 QUICK = Schedule(steps=100, batch=8, pool=160, learning_rate=1e-2, listing=0.5, kinds=2)
 

@@ -69,21 +69,21 @@ def processes_in(place: Path) -> list[object]:
     return [*working_in(place), *place.iterdir()]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGKILL", "group", "nothing"])
-def test_nothing_is_left(place: Path, how: str) -> None:
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGKILL", "group", "nothing"])
+def test_nothing_is_left(place: Path, end: str) -> None:
     """Its children ignore signals, have children of their own and are in sessions of
     their own."""
-    process = begin(place, "-c", PROGRAM, how)
+    process = begin(place, "-c", PROGRAM, end)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
-    if how != "nothing":  # else it ends by itself already
+    if end != "nothing":  # else it ends by itself already
         # the watch is one of them
         assert until(lambda: len(working_in(place)) >= 4, 20)
         assert len(list(place.iterdir())) == 1
-    if how == "group":
+    if end == "group":
         os.killpg(process.pid, signal.SIGKILL)
-    elif how != "nothing":
-        process.send_signal(signal.Signals[how])
+    elif end != "nothing":
+        process.send_signal(signal.Signals[end])
     process.communicate(timeout=60)
     assert until(lambda: not processes_in(place), 30), processes_in(place)
 

@@ -43,7 +43,7 @@ def test_a_late_evaluation_is_observed(bert: Path) -> None:
 
 
 def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
-    of = encoder_job(
+    job = encoder_job(
         bert,
         {"train": "top", "top": 1},
         cycles=3,
@@ -51,7 +51,7 @@ def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
         evaluate_every=1,
         compression="none",
     )
-    observations = scene_of(of).observe()
+    observations = scene_of(job).observe()
     assert [each.task for each in observations] == ["train", "evaluate"] * 2
 
 

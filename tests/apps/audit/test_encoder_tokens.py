@@ -81,14 +81,14 @@ def test_a_place_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
             less = sum(math.log(d) for d in word_distances) / 2 - math.log(
                 word_distances[place]
             )
-            often = sum(times[word]) * sum(of[place] for of in times)
+            often = sum(times[word]) * sum(counts[place] for counts in times)
             assert scores[word, place] == pytest.approx(
                 less + 0.02 * math.log(1 + often)
             )
 
 
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
-    of = encoder_job(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
-    assert_hidden(run_attack(of, "tokens from the lowest"))
-    leak = run_attack(of, "places")
+    job = encoder_job(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
+    assert_hidden(run_attack(job, "tokens from the lowest"))
+    leak = run_attack(job, "places")
     assert (leak.success or 0) < leak.chance + 0.1

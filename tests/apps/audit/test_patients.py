@@ -183,8 +183,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_without_noise_remember_patients(few: None) -> None:
     """Only the control, with four models, to save time."""
-    for what in ("codes", "labels"):
-        trial = members(_scene("{}").control(), what)
+    for part in ("codes", "labels"):
+        trial = members(_scene("{}").control(), part)
         assert trial.details["auc"] > 0.75
         assert trial.low > trial.chance
 

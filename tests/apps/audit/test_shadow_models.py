@@ -87,8 +87,10 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
                 [logits[u, m] for m in other_models if inside[u, m] == is_member]
                 for u in range(9)
             ]
-            off = sum(((np.array(x) - np.mean(x)) ** 2).sum() for x in logits_by_unit)
-            deviation = (off / sum(len(x) - 1 for x in logits_by_unit)) ** 0.5
+            squares = sum(
+                ((np.array(x) - np.mean(x)) ** 2).sum() for x in logits_by_unit
+            )
+            deviation = (squares / sum(len(x) - 1 for x in logits_by_unit)) ** 0.5
             wide = [deviation * (1 + 1 / len(x)) ** 0.5 for x in logits_by_unit]
             density.append(
                 [
@@ -97,7 +99,10 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
                 ]
             )
         for unit in range(9):
-            ratio = [np.log(of[unit].pdf(logits[unit, model])) for of in density]
+            ratio = [
+                np.log(densities[unit].pdf(logits[unit, model]))
+                for densities in density
+            ]
             assert scores[unit, model] == pytest.approx(ratio[0] - ratio[1])
 
 

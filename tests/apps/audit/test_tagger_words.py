@@ -72,8 +72,8 @@ def test_convolutions_reveal_words_and_neighbours_of_frozen_tables() -> None:
         assert leak.control >= 0.95
         assert leak.success is not None
         assert leak.success > leak.chance + 0.5
-        of = attack_tagger(name, model=WIDE, training=few, privacy=PRIVATE)
-        assert (of.success or 0) < of.chance + 0.3
+        with_noise = attack_tagger(name, model=WIDE, training=few, privacy=PRIVATE)
+        assert (with_noise.success or 0) < with_noise.chance + 0.3
         with_private = {"private": ["cnn", "lstm", "crf"]}
         assert attack_tagger(name, model=WIDE, training=with_private).why.endswith(
             "leaves a site"

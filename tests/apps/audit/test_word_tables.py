@@ -41,11 +41,11 @@ def test_noise_hides_words() -> None:
 
 
 def test_frozen_tables_send_no_rows(bert: Path) -> None:
-    for of in (
+    for job in (
         tagger_job(model={"hashed_words": 0}),
         encoder_job(bert, {"train": "encoder"}),
     ):
-        leak = run_attack(of, "word tables")
+        leak = run_attack(job, "word tables")
         assert not leak.applies
         assert "no table" in leak.why
 

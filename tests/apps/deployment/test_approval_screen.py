@@ -148,9 +148,9 @@ FORGED = (
     ],
     ids=range(8),
 )
-@pytest.mark.parametrize("where", ["name", "title", "key"])
+@pytest.mark.parametrize("place", ["name", "title", "key"])
 def test_a_job_s_words_cannot_show_another_job(
-    kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str
+    kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
     """On a terminal of 60 columns, only our own words begin a row, and every row has
     room."""
@@ -158,7 +158,7 @@ def test_a_job_s_words_cannot_show_another_job(
     run_site_command("approve", kit, "--yes")
     forged = {
         **JOB,
-        **({name: 1} if where == "key" else {where: name}),
+        **({name: 1} if place == "key" else {place: name}),
         "training": {"epochs": 9},
     }
     request_approval(kit, forged)

@@ -185,8 +185,8 @@ def test_the_authority_s_key_can_have_a_passphrase(
     )
     prompts: list[str] = []
 
-    def prompt(what: str, **options: Any) -> str:
-        prompts.append(what)
+    def prompt(text: str, **options: Any) -> str:
+        prompts.append(text)
         assert options["hide_input"]
         return "the second"
 

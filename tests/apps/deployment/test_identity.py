@@ -210,11 +210,11 @@ def test_a_sites_process_on_the_network_has_its_kits_identity(
     job = kit_files.write_job_folder(
         tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3
     )
-    begun: list[launch.Setup] = []
+    setups: list[launch.Setup] = []
     monkeypatch.setattr(
         nvflare_site, "require_admins_signature", lambda app, root: None
     )
-    monkeypatch.setattr(launch, "load_main", lambda variable, default: begun.append)
+    monkeypatch.setattr(launch, "load_main", lambda variable, default: setups.append)
     folders = {
         "get_app_dir": lambda job_id: job / "app",
         "get_root_dir": lambda: kits["a"],
@@ -225,7 +225,7 @@ def test_a_sites_process_on_the_network_has_its_kits_identity(
         get_identity_name=lambda: "a",
     )
     nvflare_site.FednotesExecutor()._start(context)
-    (setup,) = begun
+    (setup,) = setups
     assert setup.identity is not None
     assert CertificateIdentity.of_kit(kits["b"]).verify(
         "a", TEXT, setup.identity.sign(TEXT)

@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def process_options(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Return the options with which processes would start; none does."""
     options: list[dict[str, Any]] = []
 
@@ -84,7 +84,9 @@ def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path
 
 
 def test_a_kit_is_for_its_owner_alone(
-    shared_kits: dict[str, Path], kits: dict[str, Path], begun: list[dict[str, Any]]
+    shared_kits: dict[str, Path],
+    kits: dict[str, Path],
+    process_options: list[dict[str, Any]],
 ) -> None:
     """As it is shared_kits; and again when it starts, where an archive or a copy opened it."""
     assert opened(shared_kits["server"].parent) == []  # with the authority
@@ -98,13 +100,13 @@ def test_a_kit_is_for_its_owner_alone(
         os.umask(before)
     assert opened(kit) == []
     assert (kit / processes.OUTPUT_FILE).exists()
-    assert begun[0]["umask"] == 0o077
-    assert begun[0]["env"]["FEDNOTES_KIT"] == str(kit.resolve())
+    assert process_options[0]["umask"] == 0o077
+    assert process_options[0]["env"]["FEDNOTES_KIT"] == str(kit.resolve())
 
 
 @pytest.mark.parametrize("name", ["server", "h1"])
 def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
-    kits: dict[str, Path], begun: list[dict[str, Any]], name: str
+    kits: dict[str, Path], process_options: list[dict[str, Any]], name: str
 ) -> None:
     """Its files name classes where they were, and NVFlare's stores where it lay;
     nothing closed the connection of its processes. A job may bring a file that NVFlare
@@ -125,7 +127,7 @@ def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
     assert config == {"internal": {"scheme": INSIDE, "resources": {}}}
 
 
-@pytest.mark.usefixtures("begun")
+@pytest.mark.usefixtures("process_options")
 def test_old_folders_of_jobs_go_when_a_process_starts(kits: dict[str, Path]) -> None:
     """The three newest stay, and what is no job's folder."""
     kit, names = (
@@ -141,7 +143,7 @@ def test_old_folders_of_jobs_go_when_a_process_starts(kits: dict[str, Path]) -> 
     assert (kit / "state" / names[0]).exists()
 
 
-@pytest.mark.usefixtures("begun")
+@pytest.mark.usefixtures("process_options")
 def test_a_start_warns_of_a_certificate_that_ends_soon(
     kits: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,17 +35,17 @@ def run_ledger(*words: str) -> str:
 @pytest.mark.parametrize(
     ("command", "which"), [("show", "ledger"), ("verify", "ledger"), ("verify", "head")]
 )
-@pytest.mark.parametrize("what", ["fifo", "/dev/zero"])
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
 def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
-    command: str, which: str, what: str, kit: Path
+    command: str, which: str, kind: str, kit: Path
 ) -> None:
     """A kit that somebody else has had may hold anything in its files' places."""
     path = ledger_of(kit).path if which == "ledger" else head_path(ledger_of(kit).path)
     path.unlink()
-    if what == "fifo":
+    if kind == "fifo":
         os.mkfifo(path)
     else:
-        path.symlink_to(what)
+        path.symlink_to(kind)
     with pytest.raises(FednotesError, match=r"cannot be read .*only files are read"):
         run_ledger(command, str(kit))
 

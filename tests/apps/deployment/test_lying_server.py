@@ -247,19 +247,19 @@ def test_one_site_alone_is_not_sent_back(case: Case) -> None:
     """Two sums of one task, between which one site's private state alone was moved,
     would differ by that site's numbers: as it was after its round, after the round
     before, or new."""
-    stood = []
+    positions = []
     for turn in case.server.rounds(0, 3):
-        stood.append(dict(case.members.counted))
+        positions.append(dict(case.members.counted))
         case.play(turn)
-    for moved in (stood[1][VICTIM], case.members.counted[VICTIM], 0):
-        case.stand({**stood[2], VICTIM: moved})
+    for moved in (positions[1][VICTIM], case.members.counted[VICTIM], 0):
+        case.stand({**positions[2], VICTIM: moved})
         case.members.prepared[VICTIM] = 2
         case.members.round = 2
         case.refuses("train", X, round=2)
-    case.stand(stood[2])  # all of them together: as after a fault
+    case.stand(positions[2])  # all of them together: as after a fault
     case.members.round = 2
     case.server._summing._history = ""
-    if case.hosts[VICTIM]._journal.last == stood[2][VICTIM]:
+    if case.hosts[VICTIM]._journal.last == positions[2][VICTIM]:
         assert case.server.sum("train", X, round=2).included == SITES
 
 
@@ -277,13 +277,13 @@ def test_sites_that_did_other_tasks_before_give_no_sum(
         case.stand({"a": before["a"]})
         assert "received different requests" in case.refuses("train", X, round=1)
         return
-    done = [
+    requests = [
         request
         for site, request, _ in case.sent
         if (site, request.task) == ("a", "train")
     ]
     again = replace(
-        done[-1], number=members.next_number(), counted=dict(members.counted)
+        requests[-1], number=members.next_number(), counted=dict(members.counted)
     )
     assert case.ask("a", again).update is not None
     # b and c as before it, a as after two of it
@@ -293,8 +293,8 @@ def test_sites_that_did_other_tasks_before_give_no_sum(
     assert case.server.sum("train", X, round=0).metrics == {"steps": 3.0}
 
 
-@pytest.mark.parametrize("how", ["sent back", "new disk", "damaged"])
-def test_who_may_go_on_with_the_others_history(how: str, case: Case) -> None:
+@pytest.mark.parametrize("way", ["sent back", "new disk", "damaged"])
+def test_who_may_go_on_with_the_others_history(way: str, case: Case) -> None:
     """A site that lost its own, by what happened at its own disk; never one that the
     server sent back to where it was new."""
     turns = case.server.rounds(0, 9)
@@ -304,11 +304,11 @@ def test_who_may_go_on_with_the_others_history(how: str, case: Case) -> None:
             break
     next(turns)
     members, states = case.members, case.folder / "b" / "states"
-    if how == "sent back":
+    if way == "sent back":
         members.counted["b"] = members.prepared["b"] = 0
         case.refuses("train", X, round=2)
         return
-    if how == "new disk":
+    if way == "new disk":
         del case.hosts["b"]
         shutil.rmtree(case.folder / "b")
     else:  # the newest state; the one before it has trained too
@@ -419,19 +419,29 @@ def test_each_part_of_a_question_counts() -> None:
         for now in (history, Asked(prepared=b"p", history=b"i", told=b"t"))
     }
     assert len(loose) == 1  # where sums leave sites out, histories differ
-    begun = history.next(request, received(X), strict=True)
+    first_question = history.next(request, received(X), strict=True)
     goes_on = replace(request, first=False, told=0)
-    assert begun.next(goes_on, b"", strict=True).given == begun.given != b""
-    assert begun.next(replace(goes_on, first=True), b"", strict=True).given == b""
+    assert (
+        first_question.next(goes_on, b"", strict=True).given
+        == first_question.given
+        != b""
+    )
+    assert (
+        first_question.next(replace(goes_on, first=True), b"", strict=True).given == b""
+    )
     assert question(history, preparing=True, round=0) == question(
         history, preparing=True, round=5
     )
     early = history.next(replace(request, preparing=True), b"", strict=True)
     assert early.prepared not in (b"p", b"")
-    assert (early.trained, begun.trained, begun.prepared) == (False, True, b"p")
-    assert len({early.history, begun.history, b"h"}) == 3
-    assert Asked.from_json(begun.to_json()) == Asked(
-        begun.prepared, begun.history, True
+    assert (early.trained, first_question.trained, first_question.prepared) == (
+        False,
+        True,
+        b"p",
+    )
+    assert len({early.history, first_question.history, b"h"}) == 3
+    assert Asked.from_json(first_question.to_json()) == Asked(
+        first_question.prepared, first_question.history, True
     )
 
 
@@ -637,16 +647,16 @@ def test_a_server_that_was_started_again_moves_no_site_alone(
     claimed: str, case: Case
 ) -> None:
     """Its checkpoint, as it tells of it, has one site somewhere else than it was."""
-    stood = []
+    positions = []
     for turn in case.server.rounds(0, 2):
-        stood.append(dict(case.members.counted))
+        positions.append(dict(case.members.counted))
         case.play(turn)
     victims_message = {
-        "a round before": stood[1][VICTIM],
+        "a round before": positions[1][VICTIM],
         "the round's end": None,
         "new": 0,
     }[claimed]
-    others = {site: number for site, number in stood[1].items() if site != VICTIM}
+    others = {site: number for site, number in positions[1].items() if site != VICTIM}
     case.server = case.served()
     assert case.server.resume().round == 2
     next(case.server.rounds(2, 9))

@@ -389,24 +389,24 @@ def test_an_exchange_ends_in_time(
 ) -> None:
     """`a` answers at once, `b` after 0.8 s, `c` after 4 s."""
     plan = {"a": (0.0, answer), "b": (0.8, answer), "c": (4.0, answer)}
-    sent, begun = transport(Pretend(plan), tmp_path), time.monotonic()
+    sent, start = transport(Pretend(plan), tmp_path), time.monotonic()
     frames = dict.fromkeys(plan, b"x")
     answered = [
         s for s, _ in sent.exchange(frames, timeout=timeout, grace=grace, enough=enough)
     ]
     assert answered == sites
-    assert time.monotonic() - begun < at_most
+    assert time.monotonic() - start < at_most
 
 
 def test_a_lost_site_is_not_waited_for(tmp_path: Path) -> None:
     controller = Pretend({"a": (0.0, answer), "b": (60.0, answer)})
     controller._contacts["b"] -= flare.LOST_SECONDS + 1
-    sent, begun = transport(controller, tmp_path), time.monotonic()
+    sent, start = transport(controller, tmp_path), time.monotonic()
     replies = list(
         sent.exchange({"a": b"1", "b": b"1"}, timeout=30, grace=30, enough=2)
     )
     assert [site for site, _ in replies] == ["a"]
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - start < 2
     assert sent.present_sites() == ("a",)
     controller._contacts.pop("a")
     assert sent.present_sites() == ()

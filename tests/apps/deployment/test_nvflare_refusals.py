@@ -97,13 +97,15 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
         yield Ward(net, port, false, mark, status, sites)
 
 
-def frames(ward: Ward, what: str, site: str, task: str = "add") -> list[bytes]:
+def frames(ward: Ward, direction: str, site: str, task: str = "add") -> list[bytes]:
     """Return the first job's frames. what: "down" for requests, "up" for replies."""
     folder = ward.net.server / "state/first/frames"
-    recorded = [path.read_bytes() for path in sorted(folder.glob(f"*-{what}-{site}"))]
+    recorded = [
+        path.read_bytes() for path in sorted(folder.glob(f"*-{direction}-{site}"))
+    ]
     down = [decode_request(p.read_bytes()) for p in sorted(folder.glob("*-down-*"))]
     numbers = {request.number for request in down if request.task == task}
-    decode = decode_request if what == "down" else decode_reply
+    decode = decode_request if direction == "down" else decode_reply
     return [frame for frame in recorded if decode(frame).number in numbers]
 
 
@@ -351,8 +353,10 @@ def test_the_server_takes_no_reply_that_it_was_given_before(
     kind, choose = REPLAYS[which]
     h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
     request = decode_request(frames(ward, "down", "h1")[1])
-    true = h1[1]
-    transport = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
+    genuine = h1[1]
+    transport = Given(
+        ("h1", choose(h1, h2)), ("h1", genuine), ("h1", genuine), ("h3", genuine)
+    )
     events: list[Event] = []
     stands = {
         "job": request.job,
@@ -364,7 +368,7 @@ def test_the_server_takes_no_reply_that_it_was_given_before(
     assert [event.kind for event in events] == [kind, "duplicate", "refused"]
     assert list(answers.replies) == ["h1"]
     assert not answers.refused
-    updates = [reply.update for reply in (answers.replies["h1"], decode_reply(true))]
+    updates = [reply.update for reply in (answers.replies["h1"], decode_reply(genuine))]
     actual, expected = (update.tensors["x"] for update in updates if update)
     np.testing.assert_array_equal(actual, expected)
 

@@ -142,7 +142,9 @@ def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> 
     net.start(server, h1, h2)
     assert until(lambda: hears(h1) and hears(h2), 60)
     assert net.admin("print(sorted(server.sites()))") == "['h1', 'h2']"
-    assert install_trust(h1, intruders.revoke(net.kits, "h2", "admin", of=net.project))
+    assert install_trust(
+        h1, intruders.revoke(net.kits, "h2", "admin", project_of_kits=net.project)
+    )
     assert until(lambda: Trust.read(server / "startup").number == 2, 30)
     refused = time.time()
     output = "closed a connection from h2: its certificate was revoked on"

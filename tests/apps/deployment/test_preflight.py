@@ -32,8 +32,8 @@ from fednotes.apps.deployment.preflight import (
 )
 
 
-def checks(kit: Path, what: str) -> list[Check]:
-    return [check for check in preflight(kit) if check.subject == what]
+def checks(kit: Path, subject: str) -> list[Check]:
+    return [check for check in preflight(kit) if check.subject == subject]
 
 
 def test_a_good_kit_shows_how_long_it_is_valid(kits: dict[str, Path]) -> None:

@@ -198,9 +198,9 @@ def test_only_the_holder_of_a_valid_kit_gets_a_certificate(
         "too long": good * 60,
     }
     assert wrong["expired"] != late
-    for what, request in wrong.items():
+    for kind, request in wrong.items():
         with pytest.raises(RefusedError):
-            pytest.fail(f"{what}: {signed(kits, request)!r}")
+            pytest.fail(f"{kind}: {signed(kits, request)!r}")
     revoke(kits, "a")
     with pytest.raises(RefusedError, match="not signed by a currently valid kit"):
         signed(kits, good)

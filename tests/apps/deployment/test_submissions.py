@@ -263,8 +263,8 @@ def round_line(number: int) -> Table:
     return line | {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
 
 
-def plan(done: int) -> Table:
-    return {"kind": "plan", "rounds": 9, "examples": 5, "done": done}
+def plan(rounds_done: int) -> Table:
+    return {"kind": "plan", "rounds": 9, "examples": 5, "done": rounds_done}
 
 
 class Script:

@@ -102,8 +102,8 @@ def test_openssl_verifies_the_list_of_revoked_kits(kits: Kits, tmp_path: Path) -
     )
     chain = ("-crl_check", "-CRLfile", "list.pem", "-CAfile", root)
     for name, refused in (("h1", False), ("h2", True)):
-        done = checked("verify", *chain, kits[name] / "startup/client.crt")
-        assert (done.returncode != 0) is refused
+        verification = checked("verify", *chain, kits[name] / "startup/client.crt")
+        assert (verification.returncode != 0) is refused
 
 
 def test_signatures_of_a_revoked_site_are_refused_at_once(kits: Kits) -> None:
@@ -203,36 +203,36 @@ def test_an_older_list_does_not_undo_a_newer_one(kits: Kits) -> None:
 
 def forged(kits: Kits) -> bytes:
     """Return a trust list with the true root and a high number, signed by a site."""
-    true, now = Trust.parse(trust_list_of(kits)), datetime.now(UTC)
-    issuer: Any = true.roots[0].subject
+    genuine, now = Trust.parse(trust_list_of(kits)), datetime.now(UTC)
+    issuer: Any = genuine.roots[0].subject
     builder = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(9))
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
     listed = builder.sign(read_key(kits["h2"] / "startup/client"), hashes.SHA256())
-    return Trust(true.roots, (), listed).encode()
+    return Trust(genuine.roots, (), listed).encode()
 
 
 def test_a_trust_list_of_anybody_but_the_authority_is_refused(
     kits: Kits, tmp_path: Path
 ) -> None:
-    h1, true = kits["h1"], revoke(kits, "h2")
+    h1, genuine = kits["h1"], revoke(kits, "h2")
     foreign_list = trust_list_of(provision(PROJECT, tmp_path / "other"))
     own_certificate = (kits["h2"] / "startup/client.crt").read_bytes()
-    cut = [true[: len(true) * part // 9] for part in range(9)]
+    cut = [genuine[: len(genuine) * part // 9] for part in range(9)]
     before = (h1 / "startup/trust.pem").read_bytes()
     for false in (
         forged(kits),
         foreign_list,
-        foreign_list + true,
-        own_certificate + true,
+        foreign_list + genuine,
+        own_certificate + genuine,
         b"x" * 60_000,
         *cut,
     ):
         with pytest.raises(RefusedError):
             install_trust(h1, false)
     with pytest.raises(RefusedError, match="bytes are too many"):
-        install_trust(h1, true + b"\n" * trust.MAX_BYTES)
+        install_trust(h1, genuine + b"\n" * trust.MAX_BYTES)
     assert (h1 / "startup/trust.pem").read_bytes() == before
-    assert install_trust(h1, true)
+    assert install_trust(h1, genuine)
 
 
 def test_a_kit_of_an_earlier_version_accepts_its_first_list(kits: Kits) -> None:
@@ -296,8 +296,8 @@ def test_only_the_old_root_can_introduce_a_new_one(kits: Kits, tmp_path: Path) -
         "server": intruders.copy_kit(kits["server"].parent, tmp_path / "stolen")
         / "server"
     }
-    true = Trust.parse(replace_root(kits, 30))
-    for bridges in ((), (bridge,), true.bridges):
+    genuine = Trust.parse(replace_root(kits, 30))
+    for bridges in ((), (bridge,), genuine.bridges):
         with pytest.raises(RefusedError, match="not signed by the authority"):
             install_trust(
                 h1,

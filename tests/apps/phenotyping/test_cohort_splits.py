@@ -171,11 +171,14 @@ def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
         for condition in ("federated", "pooled"):
             assert {"codes", "phenotypes"} <= summary.sites[name][condition].keys()
     first, *_, last = curves(place, "federated")
-    assert {n for n, of in first["sites"].items() if "loss" in of} == {
+    assert {n for n, scores in first["sites"].items() if "loss" in scores} == {
         "all",
         "unjudged",
     }
-    assert {n for n, of in last["sites"].items() if "loss" in of} == {"all", "uncoded"}
+    assert {n for n, scores in last["sites"].items() if "loss" in scores} == {
+        "all",
+        "uncoded",
+    }
 
 
 @pytest.mark.parametrize("name", ["uncoded", "unjudged"])

@@ -422,12 +422,12 @@ def test_two_runs_are_one(tmp_path: Path) -> None:
     )
     second, _ = trained(sites, config_of(model=later), tmp_path / "second")
     # the order of stage 2's patients hangs on the number of the round
-    alike, _ = trained(sites, config_of(model=later, cycles=1))
-    assert second.tensors.keys() == uninterrupted.tensors.keys() == alike.tensors.keys()
+    joint, _ = trained(sites, config_of(model=later, cycles=1))
+    assert second.tensors.keys() == uninterrupted.tensors.keys() == joint.tensors.keys()
     for name, value in second.tensors.items():
         if name.startswith("network."):
             assert torch.equal(value, uninterrupted.tensors[name]), name
-    assert torch.equal(second.tensors["svm.weight"], alike.tensors["svm.weight"])
+    assert torch.equal(second.tensors["svm.weight"], joint.tensors["svm.weight"])
     assert members[0].scores["phenotypes"]["f1"] > 0
 
 

@@ -441,11 +441,11 @@ def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of three sites says that they are others; the median does not hear of it."""
-    begun: list[torch.Tensor] = []
+    start_vectors: list[torch.Tensor] = []
     honest = Site.first_vectors
 
     def begin(_: Any, server: Any) -> None:
-        begun.append(server.shared["embedding"])
+        start_vectors.append(server.shared["embedding"])
         raise TrainingError("enough is known")
 
     def send_vectors(site: Site, tensors: Any) -> Update:
@@ -462,7 +462,7 @@ def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
                 data, phenotype.METHOD.configure(paper_config(aggregation=rule), data)
             )
         monkeypatch.setattr(Site, "first_vectors", send_vectors)
-    torch.testing.assert_close(begun[0], begun[1])
+    torch.testing.assert_close(start_vectors[0], start_vectors[1])
 
 
 def test_vectors_of_another_width_are_refused() -> None:

@@ -306,8 +306,10 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
     nothing there."""
     coded = np.isin(SITES[0].train.patients, [*SITES[0].codes])
     labelled = (SITES[0].train.labels >= 0).any(1)
-    has = np.stack((coded, labelled))[:, coded | labelled]  # of each unit
-    chosen = np.flatnonzero(has.all(0))[[3, 8, 21]].tolist()
+    has_labels_of_stage = np.stack((coded, labelled))[
+        :, coded | labelled
+    ]  # of each unit
+    chosen = np.flatnonzero(has_labels_of_stage.all(0))[[3, 8, 21]].tolist()
     site, sent, together = run_stage(monkeypatch, stage, chosen, clip)
     singles = [run_stage(monkeypatch, stage, [unit], clip)[2] for unit in chosen]
     assert together.keys() == {n for n in sent if n.startswith("svm.") == bool(stage)}
@@ -331,9 +333,9 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
     assert (
         np.concatenate(site.units).tolist() == np.flatnonzero(coded | labelled).tolist()
     )
-    nothing = run_stage(monkeypatch, stage, np.flatnonzero(~has[stage]).tolist(), clip)[
-        2
-    ]
+    nothing = run_stage(
+        monkeypatch, stage, np.flatnonzero(~has_labels_of_stage[stage]).tolist(), clip
+    )[2]
     assert not any(value.any() for value in nothing.values())
 
 

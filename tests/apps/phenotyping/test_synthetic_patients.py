@@ -34,7 +34,7 @@ def test_sizes_and_kinds() -> None:
     assert [p for p, n in zip(PHENOTYPES, (labels == 2).sum(0), strict=True) if n] == [
         "depression"
     ]
-    rates = np.array([(of == 1).mean(0) for of in matrices])
+    rates = np.array([(matrix == 1).mean(0) for matrix in matrices])
     assert np.ptp(rates, axis=0).max() > 0.05
     counts = Counter(
         code for s in sites for billed in s.codes.values() for code in billed

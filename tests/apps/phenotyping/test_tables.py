@@ -116,10 +116,10 @@ def test_tables_of_mimic_iv(
 
 
 def test_versions_that_are_none_are_damage(file: File) -> None:
-    odd = file(
+    path = file(
         MIMIC_IV + "1,2,1,I10,11\n1,2,2,I10,10\n2,2,1,I10,\n3,2,1,I10,10\n", "odd.csv"
     )
-    result = read_codes(odd)
+    result = read_codes(path)
     assert result.codes.keys() == {"1", "3"}
     assert [d.line for d in result.tables[0].examples] == [2, 4]
 

@@ -290,8 +290,8 @@ def test_a_phenotyping_model_labels_each_patient(tmp_path: Path) -> None:
         }
         assert ill == {"p1": ["gout"], "😀": ["asthma"], "": [], "x": []}
         assert client.post("/predict", json={"text": "Known gout."}).status_code == 422
-        odd = client.post("/predict", json={"patients": {SECRET: [1]}})
-        assert odd.json()["detail"].startswith("body.patients.….0: ")
+        response = client.post("/predict", json={"patients": {SECRET: [1]}})
+        assert response.json()["detail"].startswith("body.patients.….0: ")
         half = b'{"patients": {"\\ud800": ["a"]}}'
         refused = client.post(
             "/predict", content=half, headers={"content-type": "application/json"}

@@ -62,9 +62,9 @@ def test_a_form_for_patients_is_refused_for_mentions(
 
 
 def test_wrong_arguments_say_what_was_expected(model: Path) -> None:
-    odd: Any = 5
+    wrong_kind: Any = 5
     with pytest.raises(ConfigError, match="unknown form 5; known: card, "):
-        fn.export(model, odd, "out")
+        fn.export(model, wrong_kind, "out")
     folder = "expected a model's folder, not NoneType"
     with pytest.raises(fn.FednotesError, match=folder):
         fn.export(None, "hf", "out")

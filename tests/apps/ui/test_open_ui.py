@@ -75,8 +75,8 @@ def test_the_page_is_for_who_has_its_address(
 
     monkeypatch.setattr("fednotes.apps.ui.pages.run", listen)
     fn.open_ui(run, port=8080, tell=lines.append)
-    (page, *where), words = heard[0], lines[0].split()
-    assert where == ["127.0.0.1", 8080, "ui"]
+    (page, *address), words = heard[0], lines[0].split()
+    assert address == ["127.0.0.1", 8080, "ui"]
     client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
     assert client.get(words[1].partition("?")[0]).status_code == 403
     assert "discharge" in client.get(words[1]).text

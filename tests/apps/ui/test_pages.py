@@ -420,11 +420,11 @@ def test_two_exports_at_a_time_are_each_written_once(
 ) -> None:
     """Two tabs ask in turns, and neither restarts the other's export."""
     review = make_review(corrections)
-    begun: list[str] = []
+    formats_started: list[str] = []
     write_export = review.export
 
     def export_slowly(format: str, *, allow_loss: bool) -> tuple[str, bytes]:
-        begun.append(format)
+        formats_started.append(format)
         time.sleep(0.1)
         return write_export(format, allow_loss=allow_loss)
 
@@ -437,7 +437,7 @@ def test_two_exports_at_a_time_are_each_written_once(
             if not browser.get(f"/export/{format}").text.startswith("<!DOCTYPE"):
                 waiting.remove(format)
     assert not waiting
-    assert sorted(begun) == ["jsonl", "label-studio"]
+    assert sorted(formats_started) == ["jsonl", "label-studio"]
 
 
 def test_discontinuous_mentions_keep_their_pieces(corrections: Path) -> None:

@@ -64,9 +64,11 @@ def trust_list_of(kits: Mapping[str, Path]) -> bytes:
     return (kits["server"].parent / "trust.pem").read_bytes()
 
 
-def revoke(kits: Mapping[str, Path], *names: str, of: ProjectConfig = PROJECT) -> bytes:
+def revoke(
+    kits: Mapping[str, Path], *names: str, project_of_kits: ProjectConfig = PROJECT
+) -> bytes:
     """Revoke some of these kits at the authority; return its new trust list."""
-    provision(of, kits["server"].parent, revoke=names)
+    provision(project_of_kits, kits["server"].parent, revoke=names)
     return trust_list_of(kits)
 
 
@@ -138,10 +140,10 @@ def redate(
     path.with_suffix(".crt").write_bytes(certificate)
 
 
-def take_identity(kit: Path, of: Path) -> None:
+def take_identity(kit: Path, other_kit: Path) -> None:
     """Put another kit's key and certificate into a kit; its configuration stays."""
     for name in ("client.key", "client.crt"):
-        shutil.copyfile(of / "startup" / name, kit / "startup" / name)
+        shutil.copyfile(other_kit / "startup" / name, kit / "startup" / name)
 
 
 def self_sign(kit: Path) -> None:
@@ -155,24 +157,28 @@ def self_sign(kit: Path) -> None:
     )
 
 
-def make_false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Path]:
+def make_false_kits(
+    base: Path, genuine: Path, member: Path, port: int
+) -> dict[str, Path]:
     """Make kits in the name of a true one, each wrong in one way.
 
     member: the kit of another site of the project.
     """
-    outsider_kit = provision(project(port, true.name), base / "other")[true.name]
+    outsider_kit = provision(project(port, genuine.name), base / "other")[genuine.name]
     false = {"other authority": outsider_kit}
     sources = {
         "outsider": outsider_kit,
         "self-signed": outsider_kit,
-        "expired": true,
-        "swapped": true,
+        "expired": genuine,
+        "swapped": genuine,
     }
     for name, source in sources.items():
         false[name] = copy_kit(source, base / name)
-        shutil.copyfile(true / "startup/rootCA.pem", false[name] / "startup/rootCA.pem")
+        shutil.copyfile(
+            genuine / "startup/rootCA.pem", false[name] / "startup/rootCA.pem"
+        )
     self_sign(false["self-signed"])
-    redate(false["expired"], (-30, -1), out=true.parents[1])
+    redate(false["expired"], (-30, -1), out=genuine.parents[1])
     take_identity(false["swapped"], member)
     return false
 
@@ -251,10 +257,10 @@ class Network:
 
         If they fail, it is the last line of the error.
         """
-        done = run_as_admin(
+        completed = run_as_admin(
             kit or self.kits["admin"], code, *arguments, person=person, seconds=20
         )
-        printed = done.stderr if done.returncode else done.stdout
+        printed = completed.stderr if completed.returncode else completed.stdout
         return printed.strip().splitlines()[-1]
 
     def run(self, folder: Path) -> tuple[str, list[str]]:
@@ -262,10 +268,10 @@ class Network:
         status, detail = json.loads(self.admin(SUBMIT + UNTIL_FINISHED.strip(), folder))
         return status, list(detail)
 
-    def run_until(self, done: Callable[[], bool], folder: Path) -> None:
+    def run_until(self, condition: Callable[[], bool], folder: Path) -> None:
         """Submit a job, and abort it as soon as something has happened."""
         job = self.admin(SUBMIT + "print(job)", folder)
-        has_happened = until(done, 120)
+        has_happened = until(condition, 120)
         self.admin("print(server.abort(sys.argv[1]))", job)
         assert has_happened
 
@@ -294,14 +300,14 @@ def log_of(kit: Path) -> str:
     return "\n".join(f.read_text(errors="replace") for f in files)
 
 
-def until(done: Callable[[], bool], seconds: float) -> bool:
+def until(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait until something has happened, or for some seconds; return whether it has."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if done():
+        if condition():
             return True
         time.sleep(0.3)
-    return done()
+    return condition()
 
 
 def ward_job(

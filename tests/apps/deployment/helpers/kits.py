@@ -24,11 +24,11 @@ def site_kit(kit: Path) -> Path:
 
 def run_command(*words: object, typed: str = "") -> str:
     """Return a command's output; "error: " and the message if it ends with an error."""
-    done = CliRunner().invoke(app, [str(word) for word in words], input=typed or None)
-    if isinstance(done.exception, FednotesError):
-        return f"error: {done.exception}"
-    assert done.exit_code == 0, done.output
-    return done.output
+    result = CliRunner().invoke(app, [str(word) for word in words], input=typed or None)
+    if isinstance(result.exception, FednotesError):
+        return f"error: {result.exception}"
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def run_site_command(*words: object, code: int = 0, typed: str = "") -> str:

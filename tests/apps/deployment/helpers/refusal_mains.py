@@ -75,9 +75,11 @@ class Recorder:
         self._transport, self._folder, self._count = transport, folder, 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _keep(self, what: str, site: str, frame: Frame) -> None:
+    def _keep(self, direction: str, site: str, frame: Frame) -> None:
         self._count += 1
-        (self._folder / f"{self._count:04}-{what}-{site}").write_bytes(bytes(frame))
+        (self._folder / f"{self._count:04}-{direction}-{site}").write_bytes(
+            bytes(frame)
+        )
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
@@ -114,7 +116,7 @@ def server_main(setup: Setup, transport: Any) -> None:
     resumed, rows = engine.resume(), []
     x = resumed.tensors["x"] if resumed else torch.ones(setup.job.get("numbers", 4))
     for turn in engine.rounds(resumed.round if resumed else 0, setup.job["rounds"]):
-        begun = time.monotonic()
+        start = time.monotonic()
         added = engine.sum("add", {"x": x}, round=turn.number)
         x = added.mean()["x"]
         row = {
@@ -122,7 +124,7 @@ def server_main(setup: Setup, transport: Any) -> None:
             "x": x[:4].tolist(),
             **dict(added.metrics),
         }
-        rows.append(row | {"seconds": time.monotonic() - begun})
+        rows.append(row | {"seconds": time.monotonic() - start})
         turn.commit(State(turn.number + 1, {"x": x}, {}), {})
         transport.publish({"round": turn.number})
         if not resumed and setup.job.get("die") == turn.number:

@@ -50,10 +50,10 @@ class Spender(Guarded):
 
 def test_each_other_answer_is_spent_and_one_too_many_is_refused(tmp_path: Path) -> None:
     site = Spender(tmp_path, ANY, answers(5))
-    done = 0
+    last_number = 0
     for number in (1, 2, 3):
-        assert site.ask("train", number, done).refusal == ""
-        done = number
+        assert site.ask("train", number, last_number).refusal == ""
+        last_number = number
         ((spending,),) = [[*site.spent.values()]]
         assert len(spending["answers"]) == number
         assert spending["epsilon"] == pytest.approx(PROMISE.epsilon(number))
@@ -177,12 +177,12 @@ def test_a_deleted_file_does_not_renew_the_budget(tmp_path: Path) -> None:
     """An earlier copy that was put back is made whole from the ledger; where there is
     none, nothing of any job leaves."""
     site = Spender(tmp_path, ANY, answers(5))
-    path, done = tmp_path / "rules" / "privacy.json", 0
+    path, last_number = tmp_path / "rules" / "privacy.json", 0
     copies = []
     for number in (1, 2):
-        assert site.ask("noisy_gradients", number, done).refusal == ""
+        assert site.ask("noisy_gradients", number, last_number).refusal == ""
         copies.append(path.read_text())
-        done = number
+        last_number = number
     path.write_text(copies[0])
     assert site.ask("noisy_gradients", 3, 2).refusal == ""
     assert len(next(iter(site.spent.values()))["answers"]) == 3
@@ -298,7 +298,9 @@ def test_two_processes_count_together(tmp_path: Path) -> None:
     first.spend("1" * 64, ANY)
     second.spend("1" * 64, ANY)
     first.spend("2" * 64, ANY)
-    assert {key: len(of.answers) for key, of in read_spent(path).items()} == {
+    assert {
+        key: len(spending.answers) for key, spending in read_spent(path).items()
+    } == {
         "a": 2,
         "b": 1,
     }

@@ -329,20 +329,24 @@ def test_a_site_stores_no_more_than_its_policy_allows(tmp_path: Path) -> None:
     """Of a server that never lets it forget; its log says why, and the server the rule
     alone."""
     site = Guarded(tmp_path, BOUNDED, updates(99))
-    done = 0
+    last_number = 0
     for number in range(1, 40):
-        request = Request(JOB, 1, number, "train", counted=at(done), tensors=LARGE)
+        request = Request(
+            JOB, 1, number, "train", counted=at(last_number), tensors=LARGE
+        )
         reply = site.send(request)
         assert stored(site) < ROOM
         if reply.update is None:
             break
-        done = number
-    assert 5 < done < 12
+        last_number = number
+    assert 5 < last_number < 12
     assert "refused by max_stored_bytes of this site's policy" in reply.refusal
     assert not reply.later
     assert not any(character.isdigit() for character in reply.refusal)
     assert f"bytes for this run; this site allows at most {ROOM:,}" in site.messages[-1]
-    assert site.host._site is None or site.host._site.at == done  # it did no more work
+    assert (
+        site.host._site is None or site.host._site.at == last_number
+    )  # it did no more work
     site.policy = replace(OPEN, max_stored_bytes=2 * ROOM)
     assert site.send(replace(request, number=50)).update is not None
 
@@ -400,11 +404,11 @@ def test_lines_of_a_run_count_after_a_restart_too(tmp_path: Path) -> None:
 def served(site: Guarded, task: str, number: int, count: int) -> int:
     """Return how many of so many requests of a lying server for round 0 are
     answered."""
-    done, counted = 0, number - 1
+    answered, counted = 0, number - 1
     for at in range(number, number + count):
         if site.ask(task, at, counted, round=0).update is not None:
-            done, counted = done + 1, at
-    return done
+            answered, counted = answered + 1, at
+    return answered
 
 
 def test_rounds_are_counted_by_the_site(tmp_path: Path) -> None:

@@ -163,20 +163,20 @@ def test_a_name_that_could_be_text_is_a_dash() -> None:
         assert plain(name) == "-"
 
 
-@pytest.mark.parametrize("where", ["run", "task", "receiver", "job", "tensor", "dtype"])
+@pytest.mark.parametrize("field", ["run", "task", "receiver", "job", "tensor", "dtype"])
 @pytest.mark.parametrize(
     "text", ["Anna Muster has pain", "Müller", "a\nb", "", 'x"y', "x" * 257]
 )
 def test_text_is_refused_and_not_repeated(
-    tmp_path: Path, where: str, text: str
+    tmp_path: Path, field: str, text: str
 ) -> None:
     """Planted strings: neither the files nor the error hold them."""
     path = tmp_path / "ledger.jsonl"
     write_ledger(path, 1)
     before = path.read_bytes()
     (facts,) = describe({"a": torch.ones(2)})
-    change = {"tensor": "name", "dtype": "dtype"}.get(where)
-    entry = replace(MESSAGE, **({where: text} if change is None else {}))
+    change = {"tensor": "name", "dtype": "dtype"}.get(field)
+    entry = replace(MESSAGE, **({field: text} if change is None else {}))
     if change:
         entry = replace(MESSAGE, tensors=(replace(facts, **{change: text}),))
     with pytest.raises(RefusedError, match="not a plain name") as refusal:
@@ -576,7 +576,7 @@ def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
             named_faults = faults(swapped)
             assert min(named_faults) == i + 1
             assert j + 1 in named_faults
-            assert all("moved" in what for what in named_faults.values()), (
+            assert all("moved" in fault for fault in named_faults.values()), (
                 i,
                 j,
                 named_faults,
@@ -585,7 +585,7 @@ def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
         # one line a second time
         named_faults = faults([*good[:place], good[2], *good[place:]])
         assert any(
-            "inserted" in what or "moved" in what for what in named_faults.values()
+            "inserted" in fault or "moved" in fault for fault in named_faults.values()
         ), place
     assert faults(good) == {}
 
