@@ -1,8 +1,8 @@
-"""Encode corpora as arrays, and draw mini-batches from them.
+"""Encoding of corpora as arrays, and mini-batches from them.
 
-An `Encoded` corpus consists of flat arrays over all its tokens. It belongs to its site:
-its list of word forms is an index into that site's own arrays, and never sizes, orders
-or fills anything that leaves the site.
+An `Encoded` corpus consists of flat arrays over all its tokens. It stays at its site:
+its list of word forms only indexes that site's arrays, and never determines the size,
+order or content of anything that leaves the site.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import Bounds, Passage, split_sentences, tokenize
 
 Unit = Literal["sentence", "document"]
-_WINDOW = 50  # batches within which sentences are sorted by length
+_WINDOW = 50  # batches per window in which sentences are sorted by length
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """One corpus as flat arrays; nothing of it leaves the site.
+    """A corpus as flat arrays, which never leave the site.
 
-    A "sentence" is what is read together: a sentence or a piece of one; with the unit
-    "document", a whole document or a piece of it.
+    A "sentence" is the unit that is read at once: a sentence or a piece of one; with
+    the unit "document", a whole document or a piece of one.
 
     Attributes:
         documents: The documents.
@@ -36,10 +36,10 @@ class Encoded:
         sentence_document: (sentences,) index into `documents`.
         bounds: (sentences + 1,) sentence s has the tokens bounds[s]:bounds[s + 1].
         offsets: (tokens, 2) character offsets in the document.
-        forms: The distinct token forms, by first appearance.
+        forms: The distinct token forms, in order of first appearance.
         form: (tokens,) index into `forms`.
         tags: (tokens,) tag ids.
-        unit: What is read together.
+        unit: The unit that is read at once.
     """
 
     documents: tuple[Document, ...]
@@ -59,15 +59,15 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(sentences,) tokens in each sentence, at least 1."""
+        """(sentences,) number of tokens in each sentence, at least 1."""
         return np.diff(self.bounds)
 
     def passages(self, start: int = 0, end: int | None = None) -> Iterator[Passage]:
-        """Yield the text and the words of the sentences start:end (by default, all).
+        """Yield the text and words of sentences start:end (by default, all).
 
-        A text reaches from its first word to its last. With the unit "document", the
-        first piece of a document also includes what precedes its first word, and the
-        last piece what follows its last word, so an uncut document is read as it is.
+        A text extends from its first word to its last. With the unit "document", the
+        first piece of a document also includes the text before its first word, and the
+        last piece the text after its last word, so an uncut document is read unchanged.
         """
         end = self.sentences if end is None else end
         owners = np.concatenate([[-1], self.sentence_document, [-1]])
@@ -94,18 +94,18 @@ def encode_corpus(
     max_tokens: int | None = 256,
     unit: Unit = "sentence",
 ) -> Encoded:
-    """Encode documents; overlapping mentions are flattened ("outermost").
+    """Encode documents, flattening overlapping mentions ("outermost").
 
-    Tokens, tags and a document's sentences do not depend on the unit. Units without a
-    token and gold spans outside every sentence are left out.
+    Tokens, tags and a document's sentences do not depend on the unit. Units without
+    tokens and gold spans outside all sentences are left out.
 
     Args:
         documents: The documents.
         tagset: Types and scheme of the tags.
-        max_tokens: A longer unit is cut into pieces of at most this many tokens: at the
-            end of a sentence if possible, and never inside an entity, so a piece is
-            longer if one entity is. None cuts nothing.
-        unit: What is read together.
+        max_tokens: Longer units are cut into pieces of at most this many tokens, at
+            sentence ends if possible and never inside an entity, so a piece is longer
+            if a single entity is. None disables cutting.
+        unit: The unit that is read at once.
 
     Raises:
         DataError: The tag set lacks the label of a mention.
@@ -154,14 +154,14 @@ def encode_corpus(
 
 
 def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """Return documents as a model may see them: without mentions that could leak."""
+    """Return documents without mentions, so that no annotation can leak to a model."""
     return tuple(replace(document, spans=()) for document in documents)
 
 
 def with_spans(
     encoded: Encoded, ids: np.ndarray, confidences: np.ndarray | None = None
 ) -> tuple[Document, ...]:
-    """Return the documents with the mentions of other tags in place of their own.
+    """Return the documents with mentions decoded from other tags.
 
     Args:
         encoded: The encoded documents.
@@ -188,18 +188,18 @@ def with_spans(
 def buckets(
     lengths: np.ndarray, batch_size: int, rng: np.random.Generator, least: int = 1
 ) -> list[np.ndarray]:
-    """Draw the mini-batches of one epoch, which hold every sentence exactly once.
+    """Draw the mini-batches of one epoch, with every sentence exactly once.
 
     Sentences are shuffled, sorted by length within windows of 50 batches and cut into
-    batches; then the batches are shuffled. So a batch has sentences of similar length,
-    and its composition still changes from epoch to epoch. At most one batch is not
+    batches; then the batches are shuffled. A batch therefore has sentences of similar
+    length, but its composition changes from epoch to epoch. At most one batch is not
     full.
 
     Args:
         lengths: (sentences,) tokens in each sentence.
         batch_size: Sentences in a batch.
         rng: Source of randomness.
-        least: A batch of fewer sentences is added to another one.
+        least: Batches with fewer sentences are merged into another one.
 
     Returns:
         Arrays of sentence indices.
@@ -211,8 +211,8 @@ def buckets(
     for start in range(0, len(order), window_size):
         window = order[start : start + window_size]
         window = window[np.argsort(lengths[window], kind="stable")]
-        # The short batch is drawn from anywhere in its window; otherwise it would
-        # always have the longest sentences.
+        # The short batch is drawn from a random position in its window; otherwise it
+        # would always have the longest sentences.
         short = len(window) % batch_size
         if short:
             full_batches = len(window) // batch_size
@@ -232,7 +232,7 @@ def buckets(
 def _spans_by_sentence(
     spans: Sequence[Span], sentences: Sequence[Bounds]
 ) -> list[list[Span]]:
-    """Return the spans of each sentence; those that touch no sentence are left out."""
+    """Return the spans of each sentence, without spans outside all sentences."""
     by_sentence: list[list[Span]] = [[] for _ in sentences]
     starts = [start for start, _ in sentences]
     for span in spans:
@@ -251,14 +251,14 @@ def _piece_lengths(
     max_tokens: int | None,
     sentence_ends: np.ndarray | None = None,
 ) -> list[int]:
-    """Return the numbers of tokens of the pieces into which one unit is cut.
+    """Return the number of tokens in each piece of a unit.
 
     Args:
         tokens: (tokens, 2) character offsets.
-        spans: The mentions, inside which nothing is cut.
+        spans: The mentions, which are never cut.
         max_tokens: As in `encode_corpus`.
-        sentence_ends: (sentences,) number of tokens up to the end of each sentence;
-            cuts are made there if possible.
+        sentence_ends: (sentences,) number of tokens up to the end of each sentence, the
+            preferred places for cuts.
     """
     if max_tokens is None or len(tokens) <= max_tokens:
         return [len(tokens)]

@@ -1,16 +1,16 @@
-"""Cut clinical notes into sentences for pre-training, after Alsentzer et al. 2019.
+"""Sentence splitting of clinical notes for pre-training, after Alsentzer et al. 2019.
 
     blocks         headers, answers to headers, list items and paragraphs; rules (----)
                    are dropped
-    sentences      within a block; lines that were broken because of their width are
-                   joined
+    sentences      within a block, after joining wrapped lines
 
-Placeholders of de-identification are text like any other, as in annotated notes, whose
-spans' offsets count them: what a model reads in pre-training it also reads in
+De-identification placeholders are ordinary text, as in annotated notes, where they
+count in the offsets of spans: a model then reads the same text in pre-training as in
 fine-tuning, evaluation and prediction. The authors' program (clinicalBERT's
-`format_mimic_for_BERT.py`) keeps them, too (section 3.1). It drops the first item of a
-list under a header, and cuts sentences with a learnt parser. Here only rules and white
-space are lost, and nothing is learnt from notes. Every function is pure.
+`format_mimic_for_BERT.py`) also keeps them (section 3.1). However, it drops the first
+item of a list under a header and splits sentences with a trained parser. Here only
+rules and white space are lost, and nothing is learned from notes. Every function is
+pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences
 
-# Caches name it: change it if the same note gives other sentences.
+# Part of cache keys: change it if the same note yields different sentences.
 RECIPE: Final = "clinical-3"
 
 # De-identification in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**]. MIMIC-IV
@@ -33,28 +33,28 @@ _ITEM = re.compile(
     r"\s*(?:(?:\d{1,2}|[a-zA-Z])[.)]\s+\S|#?\d{1,2}[.)]\s+\S|[-*•·+>#]{1,2}\s*[^\W_])"
 )
 _HEADER = re.compile(r"\s*([A-Z][^:\n]{0,60}):(?:\s|$)")
-# It begins where the blanks do; otherwise it would be tried from each of them.
+# The match starts at the first blank; otherwise it would be tried from each one.
 _COLUMN = re.compile(r"(?<![ \t])[ \t]{2,}+(?=[A-Z][A-Za-z ]{1,40}:(?:\s|$))")
 _BRACKETS = re.compile(r"\([^)]*\)")
 _SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*\s")
 _SMALL_WORDS = frozenset("of on or and the for in to with at by from a an per".split())
 _MAX_HEADER_WORDS = 8
 _MAX_HEADER_LENGTH = 60  # characters
-_MIN_CAPITALS = 4  # letters of a header in capitals
-# Characters of lines that were broken because of their width.
+_MIN_CAPITALS = 4  # minimum letters of a header in capitals
+# Lengths of wrapped lines, in characters.
 _MIN_WIDTH = 50
 _MAX_WIDTH = 140
-_MIN_CONTINUED = 40  # characters of a line that continues in lower case
-# Characters that are cut at once; the time of the sentence rule grows with the square
-# of a stretch without an end.
+_MIN_CONTINUED = 40  # minimum characters of a line that continues in lower case
+# Characters that are split at once; the sentence rule takes quadratic time in a stretch
+# without an end mark.
 _WINDOW = 4000
 
 
 def is_header(line: str) -> bool:
-    """Return whether a line is a section's title and nothing else.
+    """Return whether a line consists only of a section title.
 
-    Titles are "History of Present Illness:", or "CHIEF COMPLAINT" in capitals without a
-    colon.
+    Examples are "History of Present Illness:", and "CHIEF COMPLAINT" in capitals
+    without a colon.
     """
     body = line.strip()
     if len(body) > _MAX_HEADER_LENGTH:
@@ -66,7 +66,7 @@ def is_header(line: str) -> bool:
 
 
 def _is_title(text: str) -> bool:
-    """Return whether a text is a few words that begin in upper case, but small ones."""
+    """Return whether a text is a few words, capitalised except small ones."""
     words = _BRACKETS.sub(" ", text).split()
     if not words or len(words) > _MAX_HEADER_WORDS or text == "Disp":
         return False
@@ -74,14 +74,13 @@ def _is_title(text: str) -> bool:
 
 
 def blocks(text: str) -> list[str]:
-    """Return the blocks of a note in order, each one line of text with single spaces.
+    """Return the blocks of a note in order, each as one line with single spaces.
 
     A block is a header with its one-line answer, a header, a list item, or a paragraph
-    whose lines were broken because of their width. Rules (`----`, `____`) end a block
-    and are dropped.
+    of wrapped lines. Rules (`----`, `____`) end a block and are dropped.
     """
     width = _wrap_width(text)
-    parts: list[str] = []  # blocks, and "" for a gap
+    parts: list[str] = []  # blocks, with "" for gaps
     lines: list[str] = []
     for line in (*_split_lines(text), None):
         if lines and not _continues(lines[-1], line, width):
@@ -95,7 +94,7 @@ def blocks(text: str) -> list[str]:
 
 
 def _split_lines(text: str) -> list[str | None]:
-    """Return lines without rules, columns apart; None for a blank line or a rule."""
+    """Return lines split at rules and columns; None for a blank line or a rule."""
     lines: list[str | None] = []
     for line in text.split("\n"):
         if not line or line.isspace() or _ONLY_RULE.fullmatch(line):
@@ -112,10 +111,10 @@ def _split_lines(text: str) -> list[str | None]:
 
 
 def _wrap_width(text: str) -> int | None:
-    """Return the width at which a note's lines were broken.
+    """Return the width at which a note's lines were wrapped.
 
-    This is the upper quartile of lines that are long enough; tables and single wide
-    lines hardly change it. None if each paragraph is one line.
+    It is the upper quartile of sufficiently long lines, which tables and single wide
+    lines hardly affect. It is None if each paragraph is one line.
     """
     lengths = sorted(len(line) for line in text.split("\n") if len(line) >= _MIN_WIDTH)
     if not lengths:
@@ -125,7 +124,7 @@ def _wrap_width(text: str) -> int | None:
 
 
 def _continues(before: str, line: str | None, width: int | None) -> bool:
-    """Return whether a line continues the one before it."""
+    """Return whether a line continues the previous one."""
     if line is None or is_header(before) or is_header(line):
         return False
     header = _HEADER.match(line)
@@ -137,13 +136,13 @@ def _continues(before: str, line: str | None, width: int | None) -> bool:
         return is_indented or len(before.rstrip()) >= _MIN_CONTINUED
     if width is None:
         return False
-    # If the next word would not have fitted, the margin broke the line, not the writer.
+    # If the next word would not have fitted, the line was wrapped at the margin.
     first_word = body.split(None, 1)[0]
     return len(before.rstrip()) + 1 + len(first_word) > width
 
 
 def _join_answers(parts: list[str]) -> list[str]:
-    """Return blocks; a header is joined with an answer of one short line.
+    """Return blocks, joining each header with an answer of one short line.
 
     An example is "Allergies: Penicillins".
 
@@ -162,7 +161,7 @@ def _join_answers(parts: list[str]) -> list[str]:
 
 
 def _is_answer(parts: list[str], position: int) -> bool:
-    """Return whether a block is a short line that stands alone after a header."""
+    """Return whether a block is a single short line after a header."""
     if position == 0 or not is_header(parts[position - 1]):
         return False
     block = parts[position]
@@ -175,10 +174,10 @@ def _is_answer(parts: list[str], position: int) -> bool:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a note; none is empty, and none has a line end.
+    """Return the sentences of a note, none of them empty or with a line end.
 
     All visible characters except those of rules are kept, in order. A line end inside a
-    placeholder separates nothing.
+    placeholder does not separate sentences.
     """
     unbroken = PLACEHOLDER.sub(lambda match: " ".join(match.group().split()), text)
     return [
@@ -187,7 +186,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _cut_sentences(block: str) -> list[str]:
-    """Return the sentences of one block; a very long one is cut at a space."""
+    """Return the sentences of one block, cutting very long ones at a space."""
     cut: list[str] = []
     at = 0
     while at < len(block):
@@ -198,7 +197,8 @@ def _cut_sentences(block: str) -> list[str]:
         if len(window) == len(block) - at:
             at = len(block)
         elif len(bounds) > 1:
-            # The last sentence may continue: it is cut again, with what follows.
+            # The last sentence may continue, so it is split again with the text that
+            # follows.
             last_start, _ = bounds.pop()
             at += last_start
         else:

@@ -1,13 +1,13 @@
-"""Find the encoding of text files, and recognise files that are not text.
+"""Detection of text encodings, and of files that are not text.
 
-A byte-order mark decides. Without one, a file is UTF-8 unless the caller names another
-encoding. Nothing else is guessed: a text that is decoded with the wrong encoding looks
-fine, but its mentions are not where the annotations say.
+A byte-order mark determines the encoding. Without one, a file is UTF-8 unless the
+caller names another encoding. Nothing else is guessed: a text decoded with the wrong
+encoding may look right while its mentions are misplaced.
 
-A named encoding applies to the files that are not UTF-8. A folder may therefore mix
-UTF-8 with, say, Windows-1252: text in Windows-1252 that has an accented letter is not
-valid UTF-8. Encodings that do not contain ASCII, such as UTF-16 without a mark, apply
-to every file without a mark.
+A named encoding applies to files that are not valid UTF-8. A folder may therefore mix
+UTF-8 with, say, Windows-1252: Windows-1252 text with an accented letter is not valid
+UTF-8. Encodings that do not contain ASCII, such as UTF-16 without a mark, apply to
+every file without a mark.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import BinaryIO
 from fednotes.core.errors import ConfigError, DataError
 
 AUTO = "auto"
-HEAD = 1 << 16  # bytes that are enough to recognise an encoding
-_CHUNK = 1 << 20  # bytes that are checked at a time
+HEAD = 1 << 16  # bytes that suffice to recognise an encoding
+_CHUNK = 1 << 20  # bytes that are checked at once
 _ASCII = bytes(range(128))
 
-# Codecs of Python that are not character encodings of files, or depend on the machine.
+# Python codecs that are not character encodings of files or depend on the machine.
 _UNSUITABLE = frozenset(
     "idna punycode raw-unicode-escape unicode-escape undefined utf-7 mbcs oem".split()
 )
-# The marks of UTF-32 come first: that of UTF-32-LE begins with that of UTF-16-LE.
+# The marks of UTF-32 come first, because UTF-32-LE's begins with UTF-16-LE's.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -41,7 +41,7 @@ _MARKS = (
 )
 _EXPORT = "export its text to a file that ends in .txt"
 _UNPACK = "unpack it, and give the files in it"
-# How files begin that are not text, what they are, and what to do.
+# First bytes of files that are not text, their kind, and the remedy.
 _BINARY = (
     (b"%PDF-", "a PDF document", _EXPORT),
     (b"{\\rtf", "a document in Rich Text Format", "save it as plain text"),
@@ -70,7 +70,7 @@ _BINARY = (
     (b"II*\x00", "an image", _EXPORT),
     (b"MM\x00*", "an image", _EXPORT),
 )
-# The same for files that begin with letters; there must be a NUL byte in the head.
+# The same for files that begin with letters; their head must contain a NUL byte.
 _BINARY_WITH_NUL = (
     (b"PAR1", "a Parquet file", "name its format, parquet"),
     (b"ARROW1", "an Arrow file", "name its format, parquet"),
@@ -86,11 +86,10 @@ _named: ContextVar[str] = ContextVar("encoding", default=AUTO)
 
 @cache
 def encoding_of(name: str) -> str:
-    """Return the canonical name of an encoding that a user named.
+    """Return the canonical name of a user-specified encoding.
 
     Args:
-        name: "auto", or any of Python's names of a character encoding, such as
-            "cp1252".
+        name: "auto", or any Python name of a character encoding, such as "cp1252".
 
     Raises:
         ConfigError: There is no such encoding.
@@ -116,10 +115,10 @@ def _is_file_encoding(codec: codecs.CodecInfo) -> bool:
 
 @contextmanager
 def reading_as(encoding: str) -> Iterator[None]:
-    """Read all files of the block in an encoding that the user named.
+    """Read all files in the context in a user-specified encoding.
 
-    The formats' readers open files at many places, and none of them depends on the
-    encoding; so it is a context variable and not an argument of each of them.
+    Readers open files in many places and do not depend on the encoding, so it is a
+    context variable instead of an argument of each reader.
     """
     token = _named.set(encoding_of(encoding))
     try:
@@ -129,12 +128,12 @@ def reading_as(encoding: str) -> Iterator[None]:
 
 
 def named_encoding() -> str:
-    """Return the encoding that the user named for the files being read, or "auto"."""
+    """Return the user-specified encoding of the files being read, or "auto"."""
     return _named.get()
 
 
 def marked(head: bytes) -> tuple[str, int]:
-    """Return the encoding of a byte-order mark, and its length; "" without a mark."""
+    """Return a byte-order mark's encoding and length; "" and 0 without a mark."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
@@ -145,11 +144,11 @@ def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
     """Return the codec to try first on a file, and the length of its mark.
 
     Args:
-        head: The file's first bytes; at most `HEAD` are used.
-        named: The encoding that the user named, as `encoding_of` returns it.
+        head: The file's first bytes, of which at most `HEAD` are used.
+        named: The user-specified encoding, from `encoding_of`.
 
     Raises:
-        DataError: The file is not text, or it is UTF-16 or UTF-32 without a mark, and
+        DataError: The file is not text, or it is UTF-16 or UTF-32 without a mark and
             the user did not name this encoding.
     """
     encoding, length = marked(head)
@@ -167,9 +166,9 @@ def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
 
 
 def require_text(head: bytes) -> None:
-    """Raise DataError if the first bytes of a file are not those of a text.
+    """Raise DataError if the first bytes of a file show that it is not text.
 
-    The error says what the file is.
+    The error names the kind of file.
     """
     kinds = (*_BINARY, *_BINARY_WITH_NUL) if b"\0" in head[:HEAD] else _BINARY
     for start, what, remedy in kinds:
@@ -183,13 +182,13 @@ def require_text(head: bytes) -> None:
 def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
     """Return the message for a byte that cannot be decoded.
 
-    Its remedy harms no file.
+    Its remedy does not damage any file.
 
     Args:
-        place: What the message calls the byte, such as "byte 12".
+        place: The name of the byte in the message, such as "byte 12".
         encoding: The codec that failed.
-        named: The encoding that the user named, or "auto".
-        binary: Whether there are NUL bytes around it.
+        named: The user-specified encoding, or "auto".
+        binary: Whether there are NUL bytes near it.
     """
     if binary:
         return "the file holds binary data, not text: give a text file"
@@ -208,15 +207,15 @@ def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
 
     Args:
         data: The content of the file.
-        named: The encoding that the user named, or "auto".
+        named: The user-specified encoding, or "auto".
 
     Returns:
         The text without its byte-order mark, and the mark's length.
 
     Raises:
-        DataError: The bytes are not text in a known or named encoding; the message
-            names no file.
-        UndecodableError: A byte is not valid; `line` says where.
+        DataError: The bytes are not text in a known or named encoding; the message does
+            not name the file.
+        UndecodableError: A byte is invalid; `line` is its line.
     """
     codec, length = codec_of(data[:HEAD], named)
     try:
@@ -231,7 +230,7 @@ def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
 
 
 class UndecodableError(DataError):
-    """A byte is not valid in the encoding.
+    """A byte is invalid in the encoding.
 
     Attributes:
         line: The line of the byte, from 1.
@@ -255,15 +254,15 @@ def _at(
 
 
 def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
-    """Return the codec of a file that is read in pieces, and the length of its mark.
+    """Return the codec of a file to be read in pieces, and its mark's length.
 
-    If the user named an encoding that contains ASCII, the whole file is read, to find
-    out whether it is UTF-8 nevertheless.
+    If the user named an encoding that contains ASCII, the whole file is read to check
+    whether it is UTF-8.
 
     Args:
-        file: The file after its `head`; it is read to its end in that case.
+        file: The file, positioned after `head`; in that case it is read to its end.
         head: The file's first `HEAD` bytes, or all of them.
-        named: The encoding that the user named, or "auto".
+        named: The user-specified encoding, or "auto".
 
     Raises:
         DataError: As `codec_of`.
@@ -285,11 +284,11 @@ def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
 
 @cache
 def contains_ascii(encoding: str) -> bool:
-    """Return whether bytes below 128 are ASCII in an encoding.
+    """Return whether bytes below 128 are always ASCII in an encoding.
 
-    They are not in UTF-16 or ISO-2022-JP.
+    This is not the case in UTF-16 or ISO-2022-JP.
     """
-    if encoding.startswith(_SEVEN_BIT):  # ASCII until an escape sequence comes
+    if encoding.startswith(_SEVEN_BIT):  # ASCII until an escape sequence
         return False
     try:
         return _ASCII.decode(encoding) == _ASCII.decode("ascii")
@@ -298,9 +297,9 @@ def contains_ascii(encoding: str) -> bool:
 
 
 def _wide(head: bytes) -> str:
-    """Return the encoding that the NUL bytes of a text without a mark suggest, or "".
+    """Guess UTF-16 or UTF-32 from the NUL bytes of a text without a mark, or "".
 
-    Western text has a NUL in every second byte in UTF-16, and in three of four in
+    In Western text, every second byte is NUL in UTF-16, and three of four are NUL in
     UTF-32.
     """
     if b"\0" not in head or len(head) < 4:

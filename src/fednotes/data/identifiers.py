@@ -1,9 +1,9 @@
-"""Counts of text that may identify a patient, by pattern. Only counts leave here.
+"""Counts of text that may identify a patient, by pattern. Only counts are returned.
 
-The patterns are in `identifiers.toml`. Most notes hold nothing of most kinds, and a
-pattern that begins at a word boundary is slow to search for. Therefore a kind's pattern
-is searched only where its hint, which begins with a fixed character or a set of them,
-is in the text.
+The patterns are in `identifiers.toml`. Most notes contain nothing of most kinds, and
+searching for a pattern that begins at a word boundary is slow. Therefore a kind's
+pattern is searched only if its hint, which begins with a fixed character or character
+set, occurs in the text.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _HINTS = {
 
 
 def count_identifiers(text: str) -> Counter[str]:
-    """Return how much of a text may identify a patient, by kind.
+    """Count the pieces of a text that may identify a patient, by kind.
 
-    Placeholders of de-identification do not count. Text that was counted as one kind
-    is not counted as another.
+    De-identification placeholders do not count. Text that is counted as one kind is not
+    counted as another.
     """
     counts: Counter[str] = Counter()
     if any(part in text for part in _PLACEHOLDER_PARTS):

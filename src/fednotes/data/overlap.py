@@ -1,16 +1,16 @@
-"""Measure how much text of one collection occurs in another. Counts only, never text.
+"""Measurement of text overlap between collections, as counts without text.
 
-Two units are compared:
+Two kinds of units are compared:
 
-    sentence   of MIN_WORDS words or more, without regard to case, white space,
-               punctuation and placeholders of de-identification
-    n-gram     NGRAM words in a row, across sentences; it finds text that is cut or
-               wrapped differently
+    sentence   of at least MIN_WORDS words, ignoring case, white space, punctuation and
+               de-identification placeholders
+    n-gram     NGRAM consecutive words, across sentences, which also finds text that is
+               split or wrapped differently
 
 Liu and Miller 2020 name the overlap of pre-training and fine-tuning text as a limit of
-their study: if a model has read a text before, its scores there say little about new
-text. Notes are read one by one; of the other collection, only sorted arrays of 64-bit
-hashes are held.
+their study: if a model has read a text before, its scores on it say little about new
+text. Notes are read one by one; the other collection is stored only as sorted arrays of
+64-bit hashes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fednotes.data.clinical import PLACEHOLDER, sentences
 from fednotes.data.text import split_sentences
 
 MIN_WORDS: Final = 8
-# words; as in GPT-3's check of its benchmarks (Brown et al. 2020, appendix C)
+# words, as in GPT-3's contamination check (Brown et al. 2020, appendix C)
 NGRAM: Final = 13
 
 _WORD = re.compile(r"[^\W_]+")
@@ -39,13 +39,13 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no word of an n-gram loses a bit
 
 @dataclass(frozen=True, slots=True)
 class SharedText(Counts):
-    """How much of a collection of notes occurs in another collection.
+    """The overlap of a collection of notes with another collection.
 
     Attributes:
-        sentences: Number of sentences in the notes, repeats included.
+        sentences: Number of sentences in the notes, including repeats.
         shared_sentences: Number of these that occur in the other collection.
-        notes_with_shared: Number of notes that have such a sentence.
-        ngrams: Number of n-grams in the notes, repeats included.
+        notes_with_shared: Number of notes with a shared sentence.
+        ngrams: Number of n-grams in the notes, including repeats.
         shared_ngrams: Number of these that occur in the other collection.
     """
 
@@ -72,9 +72,8 @@ class TextIndex:
 def index_documents(documents: Iterable[Document]) -> TextIndex:
     """Return the index of annotated documents.
 
-    Each document is cut into sentences in two ways: as notes are cut, and as its source
-    or the general rule of fednotes cuts it. A sentence is then recognised whichever way
-    it was cut.
+    Each document is split into sentences in two ways: like notes, and by its source or
+        the general rule of fednotes. A sentence is then recognised in both cases.
     """
     sentence_hashes = [np.zeros(0, np.uint64)]
     ngram_hashes = [np.zeros(0, np.uint64)]
@@ -94,7 +93,7 @@ def index_documents(documents: Iterable[Document]) -> TextIndex:
 def shared_text(
     texts: Iterable[str], indexes: Sequence[TextIndex]
 ) -> tuple[SharedText, ...]:
-    """Return what notes share with each of several collections.
+    """Measure the overlap of notes with each of several collections.
 
     Args:
         texts: The notes, which are read once.
@@ -118,12 +117,12 @@ def shared_text(
 
 
 def shares_sentence(text: str, index: TextIndex) -> bool:
-    """Return whether a sentence of MIN_WORDS words or more occurs in a collection."""
+    """Return whether a sentence of at least MIN_WORDS words is in a collection."""
     return _count_known(_hash_sentences(sentences(text)), index.sentences) > 0
 
 
 def _hash(text: str) -> int:
-    """Return a hash of 64 bits that is the same on every machine."""
+    """Return a 64-bit hash that is the same on every machine."""
     digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -137,7 +136,7 @@ def _words_of(sentence: str) -> list[str]:
 
 
 def _hash_sentences(cut: Iterable[str]) -> np.ndarray:
-    """Return (sentences of MIN_WORDS words or more,) uint64."""
+    """Return hashes of sentences with at least MIN_WORDS words, uint64."""
     hashes = (
         _hash(" ".join(words))
         for words in map(_words_of, cut)
@@ -147,7 +146,7 @@ def _hash_sentences(cut: Iterable[str]) -> np.ndarray:
 
 
 def _hash_ngrams(cut: Iterable[str]) -> np.ndarray:
-    """Return a hash of each n-gram of a text that is cut into sentences.
+    """Return a hash of each n-gram of a text, given its sentences.
 
     Returns:
         (words - NGRAM + 1,) uint64: Σ hash(word i) · factor^(NGRAM - 1 - i) over the
@@ -168,7 +167,7 @@ def _hash_ngrams(cut: Iterable[str]) -> np.ndarray:
 
 
 def _count_known(hashes: np.ndarray, known: np.ndarray) -> int:
-    """Return how many hashes are in `known`, which is sorted."""
+    """Return the number of hashes in `known`, which must be sorted."""
     if not len(known) or not len(hashes):
         return 0
     positions = np.searchsorted(known, hashes)

@@ -1,4 +1,4 @@
-"""Repeated and shared values of long streams, found in bounded memory.
+"""Counting of repeated and shared values of long streams, in bounded memory.
 
     with Repeats() as sentences:
         for document in documents:
@@ -11,9 +11,9 @@
         print(notes.count_shared())        # {("mercy", "north"): 12}
 
 Each value is stored as a 64-bit hash in a temporary database of SQLite. The database
-stays in memory while it is smaller than its cache, and goes to a temporary file after
-that. The file has no name, so that no other user can open it and nothing is left of it
-when the process ends; the hashes are salted by Python anew in each process.
+stays in memory while it fits its cache and then moves to a temporary file. The file is
+unnamed, so that other users cannot open it and nothing remains when the process ends;
+Python salts the hashes differently in each process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 
 from fednotes.core.errors import FednotesError
 
-# Memory of a database in KiB. Sorting takes as much again.
+# Memory of a database in KiB. Sorting takes the same amount again.
 CACHE: Final = 2048
 
 _SETTINGS: Final = (
@@ -57,13 +57,13 @@ LIMIT ?
 
 
 class _HashDatabase:
-    """A temporary database of hashes, which ends with its context."""
+    """A temporary database of hashes, deleted at the end of its context."""
 
     def __init__(self, cache: int = CACHE) -> None:
         """Open an empty temporary database.
 
         Args:
-            cache: Memory that the database may take, in KiB.
+            cache: Memory limit of the database, in KiB.
         """
         self._database = _open_database(cache)
 
@@ -79,10 +79,10 @@ class _HashDatabase:
 
 
 class Repeats(_HashDatabase):
-    """Values of a stream, of which some may repeat earlier ones.
+    """The values of a stream, some of which may repeat earlier ones.
 
-    Two different values are taken for one if their 64-bit hashes are equal: among a
-    hundred million values, with a probability of 0.0003.
+    Different values with equal 64-bit hashes count as the same: among a hundred million
+    values, this has a probability of 0.0003.
 
     Attributes:
         total: The number of values so far.
@@ -92,13 +92,13 @@ class Repeats(_HashDatabase):
         """Open an empty temporary database.
 
         Args:
-            cache: Memory that the database may take, in KiB.
+            cache: Memory limit of the database, in KiB.
         """
         super().__init__(cache)
         self.total = 0
 
     def add(self, values: Iterable[str]) -> None:
-        """Take in values.
+        """Add values.
 
         Raises:
             FednotesError: The temporary folder is full.
@@ -109,12 +109,12 @@ class Repeats(_HashDatabase):
             self._database.executemany("INSERT INTO seen (hash) VALUES (?)", rows)
 
     def add_at(self, value: str, file: int, line: int) -> None:
-        """Take in a value with its place, for `places`.
+        """Add a value with its place, for `places`.
 
         Args:
             value: The value.
-            file: The number of its file.
-            line: Its line in the file.
+            file: The number of the value's file.
+            line: The value's line in the file.
 
         Raises:
             FednotesError: The temporary folder is full.
@@ -136,7 +136,7 @@ class Repeats(_HashDatabase):
         return int(number)
 
     def count(self) -> int:
-        """Return how many values repeat an earlier one.
+        """Return the number of values that repeat an earlier one.
 
         Raises:
             FednotesError: The temporary folder is full.
@@ -144,10 +144,10 @@ class Repeats(_HashDatabase):
         return self.total - self.distinct()
 
     def places(self, limit: int) -> list[tuple[int, int]]:
-        """Return where values repeat an earlier one, in the order of the stream.
+        """Return the places of values that repeat an earlier one, in stream order.
 
         Args:
-            limit: The number of places to return at most.
+            limit: Maximum number of places.
 
         Returns:
             The file and the line of each, as given to `add_at`.
@@ -163,26 +163,26 @@ class Repeats(_HashDatabase):
 
 
 class SharedValues(_HashDatabase):
-    """Values of several streams, of which some may be in more than one.
+    """The values of several streams, some of which may be in several streams.
 
-    As in `Repeats`, two values are taken for one if their 64-bit hashes are equal.
+    As in `Repeats`, different values with equal 64-bit hashes count as the same.
     """
 
     def __init__(self, cache: int = CACHE) -> None:
         """Open an empty temporary database.
 
         Args:
-            cache: Memory that the database may take, in KiB.
+            cache: Memory limit of the database, in KiB.
         """
         super().__init__(cache)
         self._streams: list[str] = []
 
     def add(self, stream: str, values: Iterable[str]) -> None:
-        """Take in the values of a stream.
+        """Add the values of a stream.
 
         Args:
             stream: Name of the stream.
-            values: Its values, which may repeat.
+            values: The values, which may repeat.
 
         Raises:
             FednotesError: The temporary folder is full.
@@ -194,7 +194,7 @@ class SharedValues(_HashDatabase):
             self._database.executemany(_INSERT, rows)
 
     def count_distinct(self) -> dict[str, int]:
-        """Return the number of different values of each stream, by its name.
+        """Return the number of distinct values of each stream, by name.
 
         Raises:
             FednotesError: The temporary folder is full.
@@ -205,11 +205,11 @@ class SharedValues(_HashDatabase):
         return {name: counts[number] for number, name in enumerate(self._streams)}
 
     def count_shared(self) -> dict[tuple[str, str], int]:
-        """Return how many different values each pair of streams has in common.
+        """Return the number of distinct values that each pair of streams shares.
 
         Returns:
             The number by the names of two streams, in the order in which they were
-            added. Pairs without such a value are left out.
+            added. Pairs without shared values are left out.
 
         Raises:
             FednotesError: The temporary folder is full.
@@ -225,7 +225,7 @@ class SharedValues(_HashDatabase):
         }
 
     def _streams_of_values(self) -> Iterator[list[int]]:
-        """Yield the numbers of the streams that have it, for each different value."""
+        """Yield, for each distinct value, the numbers of the streams that have it."""
         with _on_scratch_disk():
             rows = self._database.execute(_FILES_BY_HASH)
             for _, group in groupby(rows, key=itemgetter(0)):
@@ -236,7 +236,7 @@ def _open_database(cache: int) -> sqlite3.Connection:
     """Open an empty temporary database with the table `seen`.
 
     Args:
-        cache: Memory that the database may take, in KiB.
+        cache: Memory limit of the database, in KiB.
     """
     # A generator that holds the database may be closed by another thread.
     database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
@@ -250,7 +250,7 @@ def _open_database(cache: int) -> sqlite3.Connection:
 
 @contextmanager
 def _on_scratch_disk() -> Iterator[None]:
-    """Turn an error of the database into one that says what to do."""
+    """Turn a database error into one with a remedy."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,14 +1,14 @@
-"""Split corpora without leaks: by patient, document, sentence or a given key.
+"""Splitting of corpora without leaks: by patient, document, sentence or any key.
 
-    units       what must stay together: a sentence, a document, a patient, or a value
-                of a key
-    groups      units that are joined (union-find) because they share a sentence
-    parts       train, valid, test: groups are dealt out until each part has its
+    units       documents that must stay together: a sentence, a document, a patient,
+                or a value of a key
+    groups      units joined (union-find) because they share a sentence
+    parts       train, valid, test: groups are assigned so that each part has its
                 fraction of the sentences
 
-If the rows of the ADE corpus are split naively, half of the test rows have their
-sentence in train. Here a sentence never is on both sides of a split. Everything is a
-function of the seed.
+In a naive split of the ADE corpus by rows, half of the test rows have their sentence in
+train. Here a sentence is never on both sides of a split. All results depend only on the
+arguments and the seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
     """Return one document per sentence, in order, with its mentions and tokens.
 
     Ids are `<document>#<number>`, and `meta["document"]` is the id of the note. No
-    mention straddles two sentences (`split_sentences`). Applied again, only ids change.
+    mention crosses a sentence boundary (`split_sentences`). Applying the function again
+    changes only ids.
     """
     return tuple(
         sentence for document in documents for sentence in _cut_document(document)
@@ -66,7 +67,7 @@ def _cut_document(document: Document) -> Iterator[Document]:
 
 
 def _shift(span: Span, by: int) -> Span:
-    """Return a span `by` characters further left, without its confidence."""
+    """Return a span shifted left by `by` characters, without its confidence."""
     fragments = _shift_pieces(span.fragments, by)
     return Span(span.start - by, span.end - by, span.label, fragments)
 
@@ -76,9 +77,9 @@ def _shift_pieces(pieces: Offsets, by: int) -> Offsets:
 
 
 def _plain_values(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by which a corpus can be split.
+    """Return the metadata values by which a corpus can be split.
 
-    What a reader keeps of its file is left out, because it has the old offsets.
+    A reader's record of the source file is left out, because it has the old offsets.
     """
     return {
         key: value
@@ -88,7 +89,7 @@ def _plain_values(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentence_keys(document: Document) -> list[str]:
-    """Return the normalised text of each sentence; equal keys mean equal sentences."""
+    """Return the normalised text of each sentence, for comparison."""
     return [
         normalise(document.text[start:end]) for start, end in split_sentences(document)
     ]
@@ -102,25 +103,25 @@ def split(
     *,
     min_words: int = MIN_WORDS,
 ) -> dict[str, tuple[Document, ...]]:
-    """Deal documents out into named parts, so that no sentence is in two of them.
+    """Split documents into named parts, so that no sentence is in two parts.
 
-    Groups are shuffled and dealt in classes of size (powers of two, the largest first),
-    each to the part that it exceeds least. So parts are close to their sizes, and each
-    has long and short notes. Documents keep their order within a part.
+    Groups are shuffled and assigned in size classes (powers of two, the largest first),
+    each to the part that it overfills least. Therefore parts are close to their target
+    sizes, and each has long and short notes. Documents keep their order within a part.
 
     Args:
         documents: The documents.
-        fractions: The fraction of the sentences of each part; they sum to 1. A part
+        fractions: Each part's fraction of the sentences; they must sum to 1. A part
             with 0 is empty.
         by: "patient", "document", "sentence" (every result is a document of one
-            sentence) or a key of `Document.meta`. "" means what `unit_of` returns; a
-            document without a patient is then a unit of its own.
+            sentence) or a key of `Document.meta`. "" uses the result of `unit_of`; a
+            document without a patient is then a separate unit.
         seed: Seed of the split.
         min_words: Units of several sentences are joined by an identical sentence only
-            if it has this many words: "She was discharged ." would make one group of a
-            whole hospital. In a split by sentence, identical sentences stay together
-            whatever their length. `fednotes check` counts shorter repeats across parts,
-            and `without_leaks` drops them.
+            if it has at least this many words: "She was discharged ." would join all
+            notes of a hospital. In a split by sentence, identical sentences always stay
+            together. `fednotes check` counts shorter repeats across parts, and
+            `without_leaks` drops them.
 
     Raises:
         ConfigError: The fractions are negative or do not sum to 1.
@@ -185,8 +186,8 @@ def _group(
 
     Args:
         keys: The keys of each document's sentences.
-        units: The unit of each document; None joins it to no other one.
-        min_words: Sentences with fewer words join nothing.
+        units: The unit of each document; None does not join it to others.
+        min_words: Sentences with fewer words do not join documents.
     """
     group_of = {index: [index] for index in range(len(keys))}
     first_index: dict[tuple[str, str], int] = {}
@@ -209,10 +210,10 @@ def _group(
 def _unit_value(
     items: Sequence[Document], index: int, by: str, *, may_be_missing: bool
 ) -> str | None:
-    """Return the unit of a document; None where documents are joined by no unit.
+    """Return the unit of a document; None if documents are not joined by units.
 
     Raises:
-        DataError: The document lacks the unit, and it may not be missing.
+        DataError: The document lacks a unit that must not be missing.
     """
     if by in ("sentence", "document"):
         return None
@@ -244,7 +245,7 @@ def _raw_unit(document: Document, by: str) -> object:
 def _deal(
     sizes: Sequence[int], shares: Mapping[str, float], rng: np.random.Generator
 ) -> dict[str, list[int]]:
-    """Return the group indices of each part, none of them empty (Webster's rule).
+    """Return the group indices of each part, none empty (Webster's rule).
 
     Args:
         sizes: Sentences of each group.
@@ -275,8 +276,8 @@ def subsample(
 ) -> tuple[Document, ...]:
     """Return a random fraction of the documents, at least one, in their order.
 
-    With one seed, a smaller sample is a subset of a larger one; each point of a
-    learning curve therefore adds data and exchanges none.
+    With the same seed, a smaller sample is a subset of a larger one, so each point of a
+    learning curve only adds data.
     """
     order = rng_of(seed, "subsample").permutation(len(documents))
     count = max(1, round(fraction * len(documents)))
@@ -286,10 +287,10 @@ def subsample(
 def without_leaks(
     train: Sequence[Document], test: Iterable[Document]
 ) -> tuple[tuple[Document, ...], int]:
-    """Return `train` without the sentences of `test`, and how many were dropped.
+    """Return `train` without sentences of `test`, and the number dropped.
 
-    A document without such a sentence is returned as it is. The remaining sentences of
-    any other document are returned as documents of one sentence each.
+    Documents without such sentences are returned unchanged. The remaining sentences of
+    other documents are returned as single-sentence documents.
     """
     test_keys = {key for document in test for key in sentence_keys(document)}
     clean: list[Document] = []
@@ -317,22 +318,21 @@ def mask_overlap(
 ) -> tuple[Document, ...]:
     """Mask a fraction of the entities that one site shares with others.
 
-    Fig. 5 of the paper says no more than "randomly masking different ratios of
-    overlapped entities in training data". Here, candidates are the surface forms
-    (ignoring case and white space) that are annotated, with any label, in the training
-    data of two sites or more; a random `ratio` of them is drawn. Every annotated
-    mention of a drawn form is replaced by the word MASK and loses its label. The
-    sentence stays.
+    Fig. 5 of the paper only says "randomly masking different ratios of overlapped
+    entities in training data". Here, candidates are the surface forms (ignoring case
+    and white space) that are annotated, with any label, in the training data of two or
+    more sites; a random `ratio` of them is drawn. Every annotated mention of a drawn
+    form is replaced by the word MASK and loses its label. The sentence is kept.
 
-    The draw depends on the set of forms and on the seed alone. So every site that knows
-    the documents of all others draws the same forms, and the forms of a smaller ratio
-    are among those of a larger one. A mention around a masked one keeps its label (over
-    the word MASK); a mention inside it, or across its edge, is removed. Occurrences
-    without an annotation stay.
+    The draw depends only on the set of forms and on the seed. Therefore every site that
+    knows the documents of all others draws the same forms, and the forms of a smaller
+    ratio are a subset of those of a larger one. A mention around a masked one keeps its
+    label (over the word MASK); a mention inside it, or across its boundary, is removed.
+    Occurrences without annotation are kept.
 
     Args:
         documents: The site's training documents.
-        other_sites_documents: Those of each other site.
+        other_sites_documents: The training documents of each other site.
         ratio: Fraction of the shared forms to mask, 0 to 1.
         seed: Seed of the draw.
     """
@@ -343,16 +343,16 @@ def mask_overlap(
 
 
 class _Masking:
-    """Stretches of a text that become the word MASK, and where offsets move to.
+    """Stretches of a text to replace by the word MASK, and the new offsets.
 
     Args:
-        stretches: Half-open offsets in order, none overlapping, at least one.
+        stretches: Half-open offsets, at least one, in order and without overlaps.
     """
 
     def __init__(self, stretches: Sequence[tuple[int, int]]) -> None:
         self.stretches = stretches
         self._starts, self._ends = np.array(stretches).T
-        # shifts[i]: how far text after the first i stretches moves
+        # shifts[i]: the shift of text after the first i stretches
         gains = len(MASK) - (self._ends - self._starts)
         self._shifts = np.concatenate([[0], np.cumsum(gains)])
 
@@ -363,7 +363,7 @@ class _Masking:
         return text
 
     def move(self, offset: int) -> int:
-        """Return the new offset; inside a masked stretch, the end of its MASK."""
+        """Return the new offset; offsets inside a masked stretch map to its end."""
         before = int(np.searchsorted(self._starts, offset, side="left"))
         is_inside = before > 0 and offset < self._ends[before - 1]
         base = self._ends[before - 1] if is_inside else offset
@@ -378,7 +378,7 @@ class _Masking:
         return bool(self._touched(start, end))
 
     def breaks(self, start: int, end: int) -> bool:
-        """Return whether a piece lies in, or crosses the edge of, a masked stretch."""
+        """Return whether a piece is inside a masked stretch or crosses its boundary."""
         return any(
             (start, end) == (s, e) or not (start <= s and e <= end)
             for s, e in self._touched(start, end)

@@ -1,6 +1,6 @@
-"""Count what the corpora of several sites contain: Table 1 of Ge et al. 2020.
+"""Statistics of the corpora of several sites: Table 1 of Ge et al. 2020.
 
-A form is a mention's text without regard to case and white space.
+A form is a mention's text, ignoring case and white space.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fednotes.data.text import normalise, split_sentences, tokenize
 
 
 def span_form(text: str, span: Span) -> str:
-    """Return a mention's normalised form; a space joins the pieces of a mention.
+    """Return a mention's normalised form, with its pieces joined by spaces.
 
     Args:
         text: The document's text.
@@ -24,7 +24,7 @@ def span_form(text: str, span: Span) -> str:
 
 
 def _forms(documents: Iterable[Document]) -> set[str]:
-    """Return the forms that are annotated in documents."""
+    """Return the annotated forms in documents."""
     return {
         span_form(document.text, span)
         for document in documents
@@ -33,26 +33,24 @@ def _forms(documents: Iterable[Document]) -> set[str]:
 
 
 def overlapping_forms(sites: Iterable[Iterable[Document]]) -> set[str]:
-    """Return the forms that are annotated at two sites or more, with any types."""
+    """Return the forms annotated at two or more sites, with any types."""
     sites_with = Counter(form for documents in sites for form in _forms(documents))
     return {form for form, number in sites_with.items() if number > 1}
 
 
 def corpus_stats(sites: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
-    """Count each site's documents, and what the sites share.
+    """Compute each site's statistics, and the overlap between sites.
 
     Args:
         sites: The documents of each site.
 
     Returns:
-        "sites": a row of Table 1 and a little more for each site. Its
+        "sites": a row of Table 1 for each site, with a few more columns. Its
         "annotated_sentences" have at least one mention, "entities" are mentions by
         type, "forms" the distinct forms over all types, and "discontinuous" counts
-        mentions of several pieces.
-        "overlapping": distinct forms annotated at two sites or more (the paper's
-        "overlapping entities").
-        "pairwise": [i][j] distinct forms annotated at both i and j; on the diagonal,
-        the number of forms at i.
+        mentions of several pieces. "overlapping": distinct forms annotated at two or
+        more sites (the paper's "overlapping entities"). "pairwise": [i][j] distinct
+        forms annotated at both i and j; on the diagonal, the number of forms at i.
     """
     forms = [_forms(documents) for documents in sites.values()]
     return {

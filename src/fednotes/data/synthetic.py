@@ -1,18 +1,18 @@
 """Generate clinical text for several sites. It contains no text of real patients.
 
 Sites differ in genre (discharge summaries, case reports, patients' posts; mixtures
-beyond three sites), in the names and phrasings that they use often (long-tailed), in
-what they annotate (overlapping tag sets), in size, and in care (annotation noise, in
-train only). Whether a finding is an ADE, a Disease or a Symptom depends on its context;
-companies, devices and lab values look like drugs and doses.
+beyond three sites), in their frequent names and phrasings (long-tailed), in their tag
+sets (which overlap), in size, and in accuracy (annotation noise, only in train).
+Whether a finding is an ADE, a Disease or a Symptom depends on its context; companies,
+devices and lab values look like drugs and doses.
 
     sites = generate(3, sentences_per_site=250, seed=0)
     sites[0].data        what the site annotates: its own tag set, noise in train
     sites[0].complete    the same texts with every type and without noise: the upper
                          bound of pooled training
 
-Names are made of the syllables, roots and phrases in `lexicon.toml`, texts of its
-templates.
+Names are composed of the syllables, roots and phrases in `lexicon.toml`, and texts of
+its templates.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ GENRE_TYPES: dict[str, tuple[str, ...]] = {
 _TOKEN = re.compile(r"\[|\]|\||\{\w+\}|[^\[\]|{]+")
 T = TypeVar("T")
 PARTS = ("train", "valid", "test")
-_SIZES = (1.5, 0.9, 0.6)  # of sites in turn, as multiples of the mean
-_TYPO_RATE = 0.06  # of words in patients' posts
+_SIZES = (1.5, 0.9, 0.6)  # sizes of sites in turn, as multiples of the mean
+_TYPO_RATE = 0.06  # per word in patients' posts
 _DRAWN_AT_ONCE = 8192
 # A compiled template: ("text", as it is), ("choice", options), ("slot", name),
 # ("mention", type).
@@ -55,7 +55,7 @@ Template = tuple[tuple[str, Any], ...]
 
 @lru_cache(maxsize=1)
 def words() -> dict[str, Any]:
-    """Return `lexicon.toml`: lists of words and phrases, some of them by genre."""
+    """Return `lexicon.toml`, lists of words and phrases, some of them by genre."""
     return shipped("data/lexicon.toml")
 
 
@@ -64,22 +64,22 @@ def make_lexicon(
 ) -> dict[str, tuple[str, ...]]:
     """Return about `size` drugs and findings, and half as many diseases.
 
-    They depend on `rng` alone. Names are listed by kind, the most common first; each
-    site decides how often it uses them.
+    They depend only on `rng`. Names are listed by kind, the most common first; each
+    site has its own frequencies.
     """
     known = words()
 
     def draw(slot: str) -> str:
-        """Draw from a list of the file, or make a name of a kind.
+        """Draw from a list of the file, or compose a name of a kind.
 
-        It is in title case if the slot is.
+        The result is in title case if the slot is.
         """
         kinds = known["names"].get(slot.lower())
         if kinds is None:
             return str(known[slot][int(rng.integers(len(known[slot])))])
         mark = rng.random() if len(kinds) > 1 else 0.0
-        # Each kind has an upper limit of the mark, a template and, for some, the chance
-        # of a course ("acute").
+        # Each kind has an upper limit of the mark, a template and sometimes the
+        # probability of a course ("acute").
         template, *course_chance = next(kind[1:] for kind in kinds if mark < kind[0])
         name = re.sub(r"\{(\w+)\}", lambda match: draw(match[1]), template)
         if course_chance and rng.random() < course_chance[0]:
@@ -117,13 +117,13 @@ def make_lexicon(
 
 
 class Writer:
-    """Writes the notes of one genre at one site, with the site's favourite names.
+    """Write the notes of one genre at one site, with the site's name frequencies.
 
     Args:
         genre: One of `GENRES`.
         seed: Seed of the corpora.
         rng: The site's source of randomness.
-        lexicon: The names, as `make_lexicon` returns them.
+        lexicon: The names, from `make_lexicon`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Writer:
         disease = self._name_source(lexicon["disease"], rng)
         test = self._name_source(lexicon["test"], rng)
         one = self._choice
-        # Sources of text: of mentions by type, of other slots by name.
+        # Sources of text, by type of mention or by name of slot.
         self._fill: dict[str, Callable[[], str]] = {
             "Drug": drug,
             "Test": test,
@@ -173,7 +173,7 @@ class Writer:
     def _uniform(self) -> float:
         """Return a uniform number.
 
-        Thousands are drawn at once; one by one, NumPy's generator is the bottleneck.
+        Thousands are drawn at once, because NumPy's generator is slow for single draws.
         """
         if not self._drawn:
             self._drawn = self._rng.random(_DRAWN_AT_ONCE).tolist()
@@ -185,13 +185,13 @@ class Writer:
     def note(
         self, name: str, patient: str, length: int, part: str, used: dict[str, str]
     ) -> Document:
-        """Return a note whose sentences are in no other part of any site.
+        """Return a note whose sentences do not occur in another part of any site.
 
         Args:
             name: The id of the note.
             patient: The id of the patient.
             length: Number of sentences.
-            part: The part that the note belongs to.
+            part: The part to which the note belongs.
             used: The part of each sentence so far; new ones are added.
         """
         spans: list[Span] = []
@@ -216,7 +216,7 @@ class Writer:
         )
 
     def _sentence(self) -> tuple[str, list[tuple[int, int, str]]]:
-        """Return a sentence, and its mentions (start, end, type)."""
+        """Return a sentence and its mentions (start, end, type)."""
         pieces: list[str] = []
         mentions: list[tuple[int, int, str]] = []
         at = self._write(self._lead(), pieces, mentions, 0)
@@ -238,7 +238,7 @@ class Writer:
         mentions: list[tuple[int, int, str]],
         at: int,
     ) -> int:
-        """Append a filled template, and return the offset after it.
+        """Append a filled template; return the offset after it.
 
         Args:
             template: The template.
@@ -264,7 +264,7 @@ class Writer:
         return at
 
     def _mistype(self, text: str) -> str:
-        """Return a text with two letters swapped, or one left out or doubled."""
+        """Return a text with two letters swapped, or one omitted or doubled."""
         i = self._draw_index(max(1, len(text) - 1))
         if not text[i : i + 2].isalpha() or len(text) < 5:
             return text
@@ -274,7 +274,7 @@ class Writer:
         return text[:i] + mistakes[self._draw_index(3)] + text[i + 2 :]
 
     def _number(self, patterns: Sequence[str]) -> Callable[[], str]:
-        """Return a source of patterns with a number in place of "{n}"."""
+        """Return a source of patterns in which "{n}" is replaced by a number."""
         pattern = self._choice(patterns)
         value = self._choice(words()["numbers"])
         return lambda: pattern().replace("{n}", value())
@@ -287,7 +287,7 @@ class Writer:
     def _name_source(
         self, names: Sequence[str], rng: np.random.Generator
     ) -> Callable[[], str]:
-        """Return a source of names, the first ones most often."""
+        """Return a source of names, with the first ones most frequent."""
         weights = 1 / (np.arange(len(names)) + 8.0) ** 0.9
         return self._tail(names, weights, rng, 1.0)
 
@@ -304,7 +304,7 @@ class Writer:
             items: The items.
             weights: (items,) how often they are drawn on average.
             rng: The site's source of randomness.
-            spread: How far the site deviates from the weights.
+            spread: Deviation of the site from the weights.
         """
         site_weights = weights * np.exp(rng.normal(0.0, spread, len(items)))
         edges = (np.cumsum(site_weights) / site_weights.sum()).tolist()
@@ -313,7 +313,7 @@ class Writer:
 
 
 def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray:
-    """Return (clauses,), how often a genre uses each clause.
+    """Return the frequency of each clause in a genre, (clauses,).
 
     The frequencies have a long tail and favour clauses with the genre's own types.
     """
@@ -340,11 +340,11 @@ def _compile(text: str) -> Template:
 
 
 def _parse(text: str, at: int) -> tuple[list[Template], int]:
-    """Return the alternatives up to the closing bracket, or the end, and its offset.
+    """Return the alternatives up to the closing bracket or the end, and its offset.
 
     Args:
         text: The template.
-        at: The offset to begin at.
+        at: The start offset.
     """
     options: list[Template] = [()]
     token = _TOKEN.match(text, at)
@@ -368,7 +368,7 @@ def _parse(text: str, at: int) -> tuple[list[Template], int]:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSite:
-    """One site with two annotations of the same texts.
+    """A site with two annotations of the same texts.
 
     Attributes:
         data: The site's own annotation.
@@ -386,21 +386,21 @@ def generate(
     *,
     noise: float = 0.08,
 ) -> tuple[SyntheticSite, ...]:
-    """Generate the corpora of several sites; equal arguments give equal bytes.
+    """Generate the corpora of several sites, deterministically.
 
-    Parts share no patient and no sentence, within and across sites.
+    Parts have no patient or sentence in common, within and across sites.
 
     Args:
         num_sites: Number of sites.
-        sentences_per_site: Training sentences, as a mean over sites (they are unequal).
+        sentences_per_site: Mean number of training sentences per site (sizes differ).
             Valid has a fifth of a site's number (at least 40), test a quarter (at least
             200).
         seed: Seed of all draws.
-        noise: The fraction of training mentions that the site annotates wrongly:
-            dropped, shortened or extended by a word, or of another type.
+        noise: The fraction of training mentions with an annotation error: dropped,
+            shortened or extended by a word, or of another type.
 
     Raises:
-        ConfigError: The numbers make no corpus.
+        ConfigError: The numbers do not allow a corpus.
     """
     if num_sites < 1 or sentences_per_site < 1 or not 0 <= noise < 1:
         raise ConfigError(
@@ -441,7 +441,7 @@ def _profile(
 ) -> tuple[str, list[float], tuple[str, ...]]:
     """Return a site's name, its shares of the genres, and its tag set.
 
-    The first three sites have one genre each, the others mixtures.
+    The first three sites have one genre each; others are mixtures.
     """
     if index < len(GENRES):
         genre = GENRES[index]
@@ -465,12 +465,12 @@ def _notes(
     rng: np.random.Generator,
     used: dict[str, str],
 ) -> tuple[Document, ...]:
-    """Return notes of patients with one to three notes of three to nine sentences each.
+    """Return notes of patients, one to three notes of three to nine sentences each.
 
     Args:
         prefix: Beginning of the ids.
-        part: The part that the notes belong to.
-        sentences: Number of sentences in all.
+        part: The part to which the notes belong.
+        sentences: Total number of sentences.
         shares: The share of each genre.
         writers: A writer for each genre.
         rng: The site's source of randomness.
@@ -503,11 +503,11 @@ def _add_noise(
     noise: float,
     rng: np.random.Generator,
 ) -> tuple[Document, ...]:
-    """Return notes with mistakes in a fraction of their mentions."""
+    """Return notes with errors in a fraction of their mentions."""
     noisy_notes = []
     for note in notes:
         spans = [_annotate(note, span, types, noise, rng) for span in note.spans]
-        # An extended mention may overlap the next one, which is then left out.
+        # An extended mention may overlap the next one, which is then dropped.
         flat: list[Span] = []
         for span in sorted(span for span in spans if span):
             if not flat or span.start >= flat[-1].end:
@@ -523,7 +523,7 @@ def _annotate(
     noise: float,
     rng: np.random.Generator,
 ) -> Span | None:
-    """Return the mention as a hurried annotator marks it; None if it is missed."""
+    """Return the mention as annotated by a careless annotator; None if missed."""
     if rng.random() >= noise:
         return span
     kind = rng.random()

@@ -1,8 +1,8 @@
-"""Convert mentions to tags and back, make mentions flat, and draw tag sets at random.
+"""Conversion of mentions to tags and back, flattening, and random tag sets.
 
-A tagger writes one tag per token (BIO, BIOES or IO). Tags therefore cannot express that
-a mention starts inside a token, lies within another mention, or consists of several
-pieces. `encode` and `flatten` count every mention that they change.
+A tagger assigns one tag per token (BIO, BIOES or IO). Tags therefore cannot express
+that a mention starts inside a token, is nested in another mention, or consists of
+several pieces. `encode` and `flatten` count every mention that they change.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ OUTSIDE = -1  # index in place of a type for tokens outside every mention
 
 @dataclass(frozen=True, slots=True)
 class Alignment(Counts):
-    """How mentions fall on tokens; each mention is in exactly one of the counts.
+    """The alignment of mentions with tokens; each mention is in exactly one count.
 
     Attributes:
         exact: Mentions on token boundaries.
-        snapped: Mentions that were widened to the nearest token boundaries.
+        snapped: Mentions widened to the nearest token boundaries.
         shortened: Mentions that lost some tokens to a neighbour.
-        merged: Mentions that the tags do not tell from a neighbour of the same type:
-            it has all their tokens, or it is adjacent under IO.
-        lost: Mentions without a token of their own.
+        merged: Mentions that the tags cannot distinguish from a neighbour of the same
+            type, which has all their tokens or is adjacent under IO.
+        lost: Mentions without any token of their own.
     """
 
     exact: int = 0
@@ -48,19 +48,19 @@ class Alignment(Counts):
 
     @property
     def spans(self) -> int:
-        """The number of all mentions."""
+        """The total number of mentions."""
         return self.exact + self.snapped + self.shortened + self.merged + self.lost
 
 
 @dataclass(frozen=True, slots=True)
 class FlattenCounts(Counts):
-    """What `flatten` met. A distinct mention may be nested, crossing and discontinuous.
+    """Counts of `flatten`. A mention may be nested, crossing and discontinuous at once.
 
     Attributes:
-        spans: Mentions that were passed in.
-        flat: Mentions that were returned.
+        spans: Input mentions.
+        flat: Returned mentions.
         duplicates: Repeats of the same offsets and label.
-        nested: Distinct mentions inside another one, by their outer offsets.
+        nested: Distinct mentions inside another one, by outer offsets.
         crossing: Distinct mentions that overlap another one, neither inside the other.
         discontinuous: Distinct mentions of several pieces.
     """
@@ -102,11 +102,11 @@ def _tag_table(tagset: TagSet) -> _TagTable:
 def encode(
     spans: Iterable[Span], tokens: np.ndarray, tagset: TagSet
 ) -> tuple[np.ndarray, Alignment]:
-    """Return the tag ids of one sentence, and how its mentions fell on the tokens.
+    """Return the tag ids of one sentence, and the alignment of its mentions.
 
-    A mention that does not fall on token boundaries is widened to the nearest ones. If
-    two mentions then claim the same token, the one that starts first has it; of two
-    that start together, the longer one.
+    A mention that is not on token boundaries is widened to the nearest ones. If two
+    mentions then claim the same token, the one that starts first gets it; if both start
+    together, the longer one does.
 
     Args:
         spans: Flat mentions (see `flatten`).
@@ -129,7 +129,7 @@ def encode(
     firsts = np.searchsorted(ends, [s.start for s in ordered], side="right").tolist()
     stops = np.searchsorted(starts, [s.end for s in ordered], side="left").tolist()
     counts: dict[AlignmentKind, int] = {}
-    settled = 0  # mentions come in order, so the tokens before this one are decided
+    settled = 0  # mentions are sorted, so earlier tokens are decided
     for span, first, stop in zip(ordered, firsts, stops, strict=True):
         tag = _first_tag(span, tagset)
         first_free = max(first, settled)
@@ -165,7 +165,7 @@ def _alignment_kind(
     *,
     is_on_bounds: bool,
 ) -> AlignmentKind:
-    """Return how a mention falls on tokens.
+    """Return the kind of a mention's alignment with tokens.
 
     Args:
         ids: (tokens,) tag ids of the sentence, settled before the first free token.
@@ -173,7 +173,7 @@ def _alignment_kind(
         tagset: Types and scheme of the tags.
         bounds: The mention's first token, its first free token, and the token after its
             last.
-        is_on_bounds: Whether the mention falls on token boundaries.
+        is_on_bounds: Whether the mention is on token boundaries.
     """
     first, first_free, stop = bounds
     if first_free >= stop:
@@ -192,7 +192,7 @@ def _alignment_kind(
 def _write_tags(ids: np.ndarray, tag: int, tagset: TagSet) -> None:
     """Write the tags of one mention to its tokens, in place.
 
-    The ids of a type follow each other: B, I, E, S as far as the scheme has them.
+    The ids of a type are consecutive: B, I, E, S, if the scheme has them.
     """
     ids[:] = tag
     if tagset.scheme != "IO":
@@ -204,10 +204,11 @@ def _write_tags(ids: np.ndarray, tag: int, tagset: TagSet) -> None:
 def find_spans(
     tag_ids: np.ndarray, tagset: TagSet
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mentions in a tag sequence, as conlleval reads it.
+    """Return the mentions in a tag sequence, as read by conlleval.
 
-    Any sequence is accepted (Tjong Kim Sang and Buchholz 2000): an I- or E- that
-    continues nothing starts a mention, and a B- that nothing ends is a mention.
+    Any sequence is accepted (Tjong Kim Sang and Buchholz 2000): an I- or E- without a
+        preceding tag of its mention starts one, and a B- without an end tag is a
+        mention.
 
     Args:
         tag_ids: (tokens,) tag ids.
@@ -244,9 +245,9 @@ def decode(
 ) -> list[Span]:
     """Return the mentions of one sentence from its tags.
 
-    This is the inverse of `encode` for flat mentions on token boundaries. Under IO, two
-    adjacent mentions of one type come back as one, because the scheme cannot tell them
-    apart.
+    This is the inverse of `encode` for flat mentions on token boundaries. Under IO,
+    adjacent mentions of the same type are merged, because the scheme cannot distinguish
+    them.
 
     Args:
         tag_ids: (tokens,) tag ids.
@@ -269,13 +270,13 @@ def decode(
 
 @lru_cache(maxsize=4096)
 def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
-    """Return the tags with which a legal sequence has exactly one certain mention.
+    """Return the tags with which a legal sequence contains exactly a given mention.
 
     Legal sequences are those that `allowed_transitions` permits.
 
     Args:
         tagset: Types and scheme of the tags.
-        type_index: Index of the mention's type. `OUTSIDE` asks instead for sequences in
+        type_index: Index of the mention's type. `OUTSIDE` instead selects sequences in
             which none of the tokens is in a mention.
         size: Number of tokens of the mention.
 
@@ -294,7 +295,9 @@ def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
     mask[1:-1] = continues
     mask[-1] = ~continues
     if tagset.scheme == "IO":
-        mask[0] = ~is_of_type  # a neighbour of the type would be part of the mention
+        mask[
+            0
+        ] = ~is_of_type  # a neighbour of the same type would be part of the mention
     else:
         mask[1] = is_of_type & ~continues
         mask[1:size] &= ~np.isin(
@@ -306,18 +309,18 @@ def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
 def flatten(
     spans: Iterable[Span], rule: FlattenRule
 ) -> tuple[tuple[Span, ...], FlattenCounts]:
-    """Return mentions in order that are continuous and do not overlap.
+    """Reduce mentions to continuous, non-overlapping ones, in order.
 
     Args:
         spans: Mentions of one document.
         rule: "outermost": a discontinuous mention becomes the whole stretch from its
             first to its last piece; of overlapping mentions the longest is kept, then
             the leftmost. "first_fragment": a discontinuous mention becomes its first
-            piece, then as "outermost". "drop": discontinuous mentions and all mentions
-            that overlap another one are dropped.
+            piece, and "outermost" then applies. "drop": discontinuous mentions and all
+            mentions that overlap another one are dropped.
 
     Returns:
-        The flat mentions, and what was met.
+        The flat mentions, and a count of what was changed.
     """
     all_spans = tuple(spans)
     distinct = sorted(
@@ -357,9 +360,9 @@ def _one_piece(span: Span, rule: FlattenRule) -> Span:
 def _find_overlaps(
     spans: Sequence[Span],
 ) -> tuple[list[bool], list[bool], list[bool]]:
-    """Return which mentions lie inside another, cross another, and hold another.
+    """Return which mentions are inside, cross, and contain another mention.
 
-    The mentions must be in the order that `flatten` sorts them in.
+    The mentions must be sorted as in `flatten`.
     """
     is_nested = [False] * len(spans)
     is_crossing = [False] * len(spans)
@@ -379,7 +382,7 @@ def _find_overlaps(
 
 
 def _select_longest(spans: Sequence[Span]) -> list[Span]:
-    """Select mentions that do not overlap, from long to short, ties from the left."""
+    """Select non-overlapping mentions, longest first, ties from the left."""
     ordered = sorted(spans)
     if all(left.end <= right.start for left, right in pairwise(ordered)):
         return ordered
@@ -402,14 +405,14 @@ def relabel(
     label_map: Mapping[str, str],
     keep: Collection[str] | None = None,
 ) -> tuple[Document, ...]:
-    """Return documents with other labels.
+    """Return documents with mapped labels.
 
-    A document that does not change is returned as the same object.
+    An unchanged document is returned as the same object.
 
     Args:
         documents: The documents.
-        label_map: The new label of each label that changes; "" drops its mentions.
-        keep: The new labels whose mentions are kept; None keeps all.
+        label_map: New labels by old label; "" drops the mentions.
+        keep: The new labels to keep; None keeps all.
     """
     relabelled = []
     for document in documents:
@@ -434,7 +437,7 @@ def types_of(documents: Iterable[Document]) -> tuple[str, ...]:
 
 
 def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which tags may start, follow each other in, and end a sentence.
+    """Return the tags that may start, follow each other in, and end a sentence.
 
     Returns:
         Boolean arrays: start (tags,), transition (tags, tags) [from, to], end (tags,).
@@ -455,24 +458,24 @@ def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndar
     return ~continues, goes_on | begins, may_end.copy()
 
 
-# ---- which entity types each site annotates ------------------------------------------
+# ---- random tag sets of sites --------------------------------------------------------
 
 
 def draw_disjoint(
     types: Sequence[str], sites: int, per_site: int = 0, seed: int = 0
 ) -> TagSets:
-    """Draw types for each site uniformly, so that no two sites have a type in common.
+    """Draw types for each site uniformly, with no type at two sites.
 
     Args:
         types: The complete tag set.
         sites: Number of sites.
         per_site: Number of types of each site; types beyond sites · per_site are
-            annotated nowhere. 0 deals out all types as evenly as possible; sites drawn
-            at random get one type more.
+            annotated nowhere. 0 distributes all types as evenly as possible; randomly
+            drawn sites get one more.
         seed: Seed of the draw.
 
     Raises:
-        ConfigError: There are too few types, or a type is named twice.
+        ConfigError: There are too few types, or a type is listed twice.
     """
     _check_design(types, sites)
     if per_site < 0 or sites * per_site > len(types):
@@ -492,15 +495,15 @@ def draw_disjoint(
 
 
 def draw_appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
-    """Draw types for each site as Appendix D of the tag-set paper does.
+    """Draw types for each site as in Appendix D of the tag-set paper.
 
     Each site gets one type that no other site annotates, drawn uniformly without
-    replacement. A fair coin then decides for each other type whether one site or two
-    sites annotate it; these are drawn uniformly.
+    replacement. A fair coin then decides for each remaining type whether one or two
+    sites annotate it; the sites are drawn uniformly.
 
     Raises:
         ConfigError: There are fewer than two sites or fewer types than sites, or a type
-            is named twice.
+            is listed twice.
     """
     _check_design(types, sites)
     if sites < 2:
@@ -519,7 +522,7 @@ def draw_appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
 
 
 def _check_design(types: Sequence[str], sites: int) -> None:
-    """Raise ConfigError unless each site can have a type that is its alone."""
+    """Raise ConfigError unless each site can have an exclusive type."""
     if len(set(types)) < len(types):
         raise ConfigError(f"types = {list(types)}: a type is named twice")
     if sites < 1:

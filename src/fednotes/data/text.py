@@ -1,7 +1,7 @@
-"""Cut clinical text into tokens and sentences, by rule and with character offsets.
+"""Rule-based tokens and sentences of clinical text, with character offsets.
 
-Nothing here is learnt from text, so every site cuts its notes in the same way without
-exchanging a word.
+Nothing is learned from text, so every site splits its notes in the same way without
+exchanging any words.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import numpy as np
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 
-# Python's `re` does not count accents and vowel signs that are characters of their own
-# as "word characters"; without them, "café" in decomposed form would be cut in three.
+# Python's `re` does not treat combining accents and vowel signs as word characters;
+# without them, "café" in decomposed form would be split in three.
 _MARKS = "".join(
     chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c))[0] == "M"
 )
 _WORD = rf"(?:[^\W_][{_MARKS}]*)+"
-TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # exports contain it
+TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # included in exported models
 
 Bounds = tuple[int, int]
 
 
 class Passage(NamedTuple):
-    """A text that is read together, and its words.
+    """A text that is read at once, and its words.
 
     Attributes:
         text: The text.
@@ -43,16 +43,16 @@ class Passage(NamedTuple):
 
     @property
     def forms(self) -> list[str]:
-        """The words as they are written."""
+        """The words as written."""
         return [self.text[start:end] for start, end in self.words.tolist()]
 
 
 def tokenize(text: str) -> np.ndarray:
-    """Return the words of a text, and each other visible character as a token.
+    """Return the tokens of a text: words, and single other visible characters.
 
     A word consists of letters and digits, which are not separated ("B12", "60mg";
-    `docs/architecture.md` has the measurement). An underscore is punctuation. A
-    combining mark belongs to the character before it.
+    measured in `docs/architecture.md`). An underscore is punctuation. A combining mark
+    belongs to the preceding character.
 
     Returns:
         (tokens, 2) int32 half-open character offsets, in order.
@@ -67,14 +67,14 @@ def tokenize(text: str) -> np.ndarray:
     return np.array(bounds, dtype=np.int32).reshape(-1, 2)
 
 
-_LONG = 256  # characters of a text for which arrays are faster than the pattern
+_LONG = 256  # characters from which arrays are faster than the pattern
 _CODES = 0x2100  # Latin, Greek, Cyrillic, ... and general punctuation
 _SPACE, _LETTER, _OTHER, _MARK = range(4)
 
 
 @lru_cache(maxsize=1)
 def _character_kinds() -> np.ndarray:
-    """Return (_CODES,) uint8: the kind of each character, as `TOKEN` sees it."""
+    """Return the kind of each character according to `TOKEN`, (_CODES,) uint8."""
     kinds = np.full(_CODES, _OTHER, dtype=np.uint8)
     for code in range(_CODES):
         character = chr(code)
@@ -88,13 +88,13 @@ def _character_kinds() -> np.ndarray:
 
 
 def _tokenize_kinds(kinds: np.ndarray) -> np.ndarray:
-    """Return what `tokenize` returns for a text without combining marks.
+    """Tokenise a text without combining marks; see `tokenize`.
 
     Args:
         kinds: (characters,) the kind of each character.
     """
     is_letter = kinds == _LETTER
-    continues = is_letter[1:] & is_letter[:-1]  # the word of the character before
+    continues = is_letter[1:] & is_letter[:-1]  # the previous character's word
     is_start = kinds != _SPACE
     is_end = is_start.copy()
     is_start[1:] &= ~continues
@@ -104,7 +104,7 @@ def _tokenize_kinds(kinds: np.ndarray) -> np.ndarray:
 
 
 def normalise(form: str) -> str:
-    """Return a surface form for comparison: case folded, white space as one space."""
+    """Normalise a surface form for comparison: fold case, collapse white space."""
     return " ".join(form.casefold().split())
 
 
@@ -112,24 +112,24 @@ _WORDS = {
     name: frozenset(words.split()) for name, words in shipped("data/words.toml").items()
 }
 # The look-behind keeps a match from starting within a run of marks; otherwise a row of
-# 200,000 dots would be tried from each of them.
+# 200,000 dots would be tried from each dot.
 _END_MARKS = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
 _WORD_BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
 _WORD_AFTER = re.compile(r"[\"'\u201c\u2018(\[]*(\w+)?")
 _LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,4})[.)]+\Z")
-_MAX_WORD_BEFORE = 40  # characters in which the word before a mark is looked for
-_MIN_WRAPPED = 50  # characters; a shorter line was not broken because of its width
-_MIN_WORD = 3  # letters of a word that may end a sentence before a lower-case word
+_MAX_WORD_BEFORE = 40  # characters searched for the word before a mark
+_MIN_WRAPPED = 50  # characters; shorter lines were not wrapped
+_MIN_WORD = 3  # minimum letters of a word that ends a sentence before lower case
 
 
 def split_sentences(document: Document) -> list[Bounds]:
-    """Return the sentences of a document, trimmed; none of them is empty.
+    """Return the trimmed, non-empty sentences of a document.
 
-    If the source gives sentences, these are used. Otherwise lines are cut by a rule
-    that knows clinical abbreviations, numbers and list items. A long line that
-    continues in lower case was broken because of its width and is joined to the next.
-    No sentence cuts a gold span that touches it: sentences are joined, or widened to
-    the white space that a span includes.
+    Sentences from the source are used if available. Otherwise lines are split by a rule
+        that knows clinical abbreviations, numbers and list items. A long line that
+        continues in lower case was wrapped and is joined to the next line. No sentence
+        boundary splits a gold span: sentences are joined, or widened to white space
+        that a span includes.
 
     Returns:
         Half-open character offsets, in order.
@@ -148,10 +148,10 @@ def split_sentences(document: Document) -> list[Bounds]:
 
 
 def join_cut_sentences(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:
-    """Return sentences, joined or widened so that no span is cut.
+    """Join or widen sentences so that no span is split.
 
-    A span that touches no sentence changes nothing. A discontinuous span counts from
-    its first to its last fragment.
+    A span outside all sentences has no effect. A discontinuous span extends from its
+    first to its last fragment.
 
     Args:
         bounds: Half-open character offsets of the sentences, in order.
@@ -167,7 +167,7 @@ def join_cut_sentences(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[
 
 
 def merge_overlapping(stretches: Iterable[Bounds]) -> list[Bounds]:
-    """Return stretches of text in order; those that overlap become one."""
+    """Return stretches of text in order, with overlapping ones merged."""
     merged: list[Bounds] = []
     for start, end in sorted(stretches):
         if merged and start < merged[-1][1]:
@@ -179,7 +179,7 @@ def merge_overlapping(stretches: Iterable[Bounds]) -> list[Bounds]:
 
 
 def _find_paragraphs(text: str) -> list[Bounds]:
-    """Return lines; those that were broken because of their width are joined."""
+    """Return lines, with wrapped lines joined."""
     paragraphs: list[Bounds] = []
     position = 0
     was_wrapped = False
@@ -196,7 +196,7 @@ def _find_paragraphs(text: str) -> list[Bounds]:
 
 
 def _find_sentence_ends(text: str, start: int, end: int) -> list[int]:
-    """Return the offsets inside one paragraph at which a sentence ends."""
+    """Return the offsets of sentence ends inside one paragraph."""
     ends: list[int] = []
     sentence_start = start
     for match in _END_MARKS.finditer(text, start, end):
@@ -214,7 +214,7 @@ def _ends_sentence(
     while after < paragraph_end and text[after].isspace():
         after += 1
     if after == paragraph_end:
-        return False  # the paragraph ends here anyway
+        return False  # the end of the paragraph
     if _LIST_NUMBER.match(text[start : match.end()].strip()):
         return False  # "1. Aspirin"
     if not set("!?").isdisjoint(match.group()):
@@ -230,7 +230,7 @@ def _ends_sentence(
 
 
 def _full_stop_ends_sentence(before: str, after: str) -> bool:
-    """Return whether a full stop between two words, or none (""), ends a sentence."""
+    """Return whether a full stop between two words (or "") ends a sentence."""
     bare = before.casefold().replace(".", "")
     if bare in _WORDS["titles"]:
         return False
@@ -244,7 +244,7 @@ def _full_stop_ends_sentence(before: str, after: str) -> bool:
 
 
 def _trim(text: str, start: int, end: int) -> Bounds:
-    """Return a stretch without the white space at its ends."""
+    """Trim white space from both ends of a stretch."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():
