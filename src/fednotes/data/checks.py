@@ -1,10 +1,10 @@
-"""What to know about a corpus before training: counts, never text.
+"""Checks of a corpus before training, reported as counts without text.
 
     check_documents(documents)                  one corpus
-    check_sites(sites)                          each part, each site, and all together
+    check_sites(sites)                          each part, each site, and all sites
     for finding in …: print(finding)            "warning  psytar/train: 3 of …"
 
-Findings have three levels: info (good to know), warning (look at it) and error
+Findings have three levels: info (good to know), warning (should be inspected) and error
 (training would fail or mislead).
 """
 
@@ -33,29 +33,29 @@ from fednotes.data.text import Bounds, normalise, split_sentences, tokenize
 
 Level = Literal["info", "warning", "error"]
 
-RARE = 20  # a type with fewer mentions can hardly be learned or measured
-# Notes of two sites are many if they are this share of the smaller site's; a few equal
-# notes may be forms.
+RARE = 20  # types with fewer mentions can hardly be learned or evaluated
+# Shared notes are many from this share of the smaller site's notes; a few equal notes
+# may be forms.
 MANY_SHARED = 0.05
-# Pairs of sites that are named; of fifty equal sites there would be 1,225.
+# Maximum number of site pairs to name; fifty equal sites would have 1,225.
 _MAX_PAIRS = 10
 
 _FINDINGS = shipped("data/findings.toml")
-# An id that a reader made of the name of a file and a number.
+# An id that a reader composed of a file name and a number.
 _NUMBERED_ID = re.compile(r":[0-9]+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to know about a corpus.
+    """A result of a check of a corpus.
 
     Attributes:
         level: How much it matters.
-        code: Its stable name.
+        code: The stable name of the finding.
         where: The corpus, site or part.
-        message: A sentence about it.
+        message: A sentence that describes it.
         counts: The numbers in the sentence, by name.
-        problems: The places in files, where they are known.
+        problems: The places in files, if known.
     """
 
     level: Level
@@ -85,9 +85,9 @@ def _finding(
     Args:
         where: The corpus, site or part.
         code: Name of a table of the file.
-        counts: The numbers of the finding; the sentence may use them.
-        level: The level, if it is not that of the file.
-        words: What else the sentence uses.
+        counts: The numbers of the finding, for the sentence.
+        level: The level; None takes that of the file.
+        words: Further values for the sentence.
     """
     entry = _FINDINGS[code]
     sentence: str = entry["sentence"]
@@ -106,12 +106,12 @@ def check_documents(
     name: str = "corpus",
     max_tokens: int = 256,
 ) -> list[Finding]:
-    """Return what to know about one corpus, or about one part of it.
+    """Check one corpus or one part of it.
 
     Args:
         documents: The documents.
-        tagset: The tag set that the job expects; the types that occur if it is None.
-        name: What the findings call the corpus.
+        tagset: The tag set that the job expects; None takes the types that occur.
+        name: The name of the corpus in findings.
         max_tokens: Number of tokens at which training cuts a sentence.
     """
     with CorpusCheck(name, tagset, max_tokens) as check:
@@ -121,10 +121,10 @@ def check_documents(
 
 
 class CorpusCheck:
-    r"""Counts what to know about a corpus whose documents come one by one.
+    r"""Check a corpus whose documents arrive one by one.
 
     Memory does not grow with the corpus. No text is stored: repeated sentences and
-    documents are recognised by hashes in temporary files.
+        documents are recognised by hashes in temporary files.
 
         with CorpusCheck("train") as check:
             for document in documents:
@@ -135,12 +135,12 @@ class CorpusCheck:
     def __init__(
         self, name: str = "corpus", tagset: TagSet | None = None, max_tokens: int = 256
     ) -> None:
-        """Begin with no document.
+        """Start without documents.
 
         Args:
-            name: What the findings call the corpus.
-            tagset: As of `check_documents`.
-            max_tokens: As of `check_documents`.
+            name: The name of the corpus in findings.
+            tagset: As in `check_documents`.
+            max_tokens: As in `check_documents`.
         """
         self.name = name
         self.max_tokens = max_tokens
@@ -215,7 +215,7 @@ class CorpusCheck:
         self._count_mentions(document, tokens)
 
     def _count_mentions(self, document: Document, tokens: np.ndarray) -> None:
-        """Count how the mentions of a document fall on its tokens."""
+        """Count the alignment of a document's mentions with its tokens."""
         types = self._tagset.types if self._tagset else types_of([document])
         mentions = [span for span in document.spans if span.label in types]
         if not mentions:
@@ -226,7 +226,7 @@ class CorpusCheck:
         self._alignment += alignment
 
     def findings(self) -> list[Finding]:
-        """Return what to know about the documents so far.
+        """Return the findings about the documents so far.
 
         Raises:
             FednotesError: The temporary folder is full.
@@ -352,7 +352,7 @@ def _sentence_lengths(bounds: Sequence[Bounds], tokens: np.ndarray) -> list[int]
 
 
 def _percentile(counts: Mapping[int, int], percent: float) -> float:
-    """Return a percentile of counted numbers, linear between neighbours as in NumPy.
+    """Return a percentile of counted numbers, interpolated linearly as in NumPy.
 
     Args:
         counts: How often each number occurs.
@@ -368,15 +368,15 @@ def _percentile(counts: Mapping[int, int], percent: float) -> float:
 
 
 class _NoteFlags:
-    """Counts the notes that have a property.
+    """Count the notes that have a property.
 
-    The sentences of a note that was cut into sentences count as one note.
+    The sentences of a note that was split into sentences count as one note.
     """
 
     def __init__(self) -> None:
         self._uncut = 0
         self._flagged_uncut = 0
-        # names of notes that were cut into several documents
+        # names of notes that were split into several documents
         self._cut = Repeats()
         self._flagged_cut = Repeats()
 
@@ -392,7 +392,7 @@ class _NoteFlags:
         self._flagged_cut.close()
 
     def add(self, document: Document, *, flag: bool) -> None:
-        """Count a document. flag: whether it has the property."""
+        """Count a document; `flag` is whether it has the property."""
         name = document.meta.get("document")
         if name is None:
             self._uncut += 1
@@ -403,11 +403,11 @@ class _NoteFlags:
             self._flagged_cut.add([str(name)])
 
     def flagged(self) -> int:
-        """Return how many notes have the property."""
+        """Return the number of notes with the property."""
         return self._flagged_uncut + self._flagged_cut.distinct()
 
     def findings(self, where: str) -> Iterator[Finding]:
-        """Yield how many notes have no mention, if having one is the property."""
+        """Yield the number of notes without mentions, if the property is having one."""
         notes = self._uncut + self._cut.distinct()
         bare = notes - self.flagged()
         if bare:
@@ -416,9 +416,9 @@ class _NoteFlags:
 
 
 def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Finding]:
-    """Yield how many documents have no mention.
+    """Yield the number of documents without mentions.
 
-    The sentences of a document that was cut count as one document.
+    The sentences of a document that was split count as one document.
     """
     with _NoteFlags() as annotated:
         for document in documents:
@@ -427,9 +427,9 @@ def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Findin
 
 
 def _count_unprintable(text: str) -> int:
-    """Return how many characters of a text cannot be printed.
+    """Return the number of unprintable characters in a text.
 
-    Invisible characters that join others, as in some scripts and emoji, do not count.
+    Invisible joiners, as in some scripts and emoji, do not count.
     """
     if "".join(text.split()).isprintable():
         return 0
@@ -448,13 +448,13 @@ def _in_braces(types: Collection[str]) -> str:
 def _label_findings(
     counts: Counter[str], types: Sequence[str], where: str, *, is_named: bool
 ) -> Iterator[Finding]:
-    """Yield what to know about the labels of a corpus.
+    """Yield findings about the labels of a corpus.
 
     Args:
         counts: The number of mentions of each label.
-        types: The types that are expected.
-        where: What the findings call the corpus.
-        is_named: Whether the job names the types; else they are those that occur.
+        types: The expected types.
+        where: The name of the corpus in findings.
+        is_named: Whether the job names the types; otherwise they are those that occur.
     """
     ordered = dict(sorted(counts.items()))
     total = counts.total()
@@ -480,11 +480,11 @@ def _label_findings(
 
 
 def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Yield how well two annotations of a corpus agree.
+    """Yield findings about the agreement of two annotations of a corpus.
 
     Args:
-        scores: As `metrics.agreement.measure_agreement` returns them.
-        where: What the findings call the corpus.
+        scores: The result of `metrics.agreement.measure_agreement`.
+        where: The name of the corpus in findings.
     """
     if scores["apart"]:
         yield _finding(where, "not_of_both", {"documents": scores["apart"]})
@@ -506,11 +506,11 @@ def _show_rate(rate: float | None) -> str:
 
 
 def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Finding]:
-    """Yield what the reader of a corpus left out, and what else it noted.
+    """Yield findings about items that a reader left out, and its other remarks.
 
     Args:
-        problems: What the reader noted.
-        where: What the findings call the corpus.
+        problems: The reader's problems.
+        where: The name of the corpus in findings.
         name: Name of the file or folder.
     """
     if problems.number:
@@ -538,13 +538,13 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
 
 
 def other_size(name: str, sentences: int, expected: int) -> Finding:
-    """Return what to know about a corpus whose size differs from the published one.
+    """Return a finding about a corpus whose size differs from the published one.
 
-    A difference of up to 5 % may come from another way to cut sentences; more is a
-    warning.
+    A difference of up to 5 % may come from another way of splitting sentences; more is
+    a warning.
 
     Args:
-        name: What the finding calls the corpus.
+        name: The name of the corpus in the finding.
         sentences: The number of sentences in the files.
         expected: The number of sentences in the publication.
     """
@@ -560,20 +560,20 @@ def other_size(name: str, sentences: int, expected: int) -> Finding:
 
 # ---- parts and sites -----------------------------------------------------------------
 
-# Of one part: how often each sentence occurs, by its normalised text.
+# How often each sentence occurs in a part, by its normalised text.
 _SentenceCounts = Counter[str]
 
 
 def check_sites(
     sites: Sequence[SiteData], max_tokens: int = 256, chosen: Collection[str] = ()
 ) -> list[Finding]:
-    """Return what to know about each part of each site, and what parts and sites share.
+    """Check each part of each site, and the overlap of parts and sites.
 
     Args:
         sites: The sites.
-        max_tokens: As of `check_documents`.
-        chosen: Sites that were split by a unit of the user's choice, such as sentences.
-            If a note of these is in two parts, that is a warning, not an error.
+        max_tokens: As in `check_documents`.
+        chosen: Sites that were split by a user-specified unit, such as sentences. For
+            these, a note in two parts is a warning, not an error.
     """
     if not sites:
         return [_finding("job", "empty", {}, what="sites")]
@@ -609,7 +609,7 @@ def _check_part(
     findings = check_documents(documents, tagset, where, max_tokens)
     if part == "train":
         return findings
-    # Unknown labels are not errors in the other parts: `unlearnt` says what they mean.
+    # Unknown labels are not errors in the other parts; `unlearnt` reports them.
     return [finding for finding in findings if finding.code != "unknown_labels"]
 
 
@@ -623,9 +623,9 @@ def _parts_without_mentions(
 
 
 def unlearnt(site: SiteData) -> Iterator[Finding]:
-    """Yield how many mentions of valid and test have a type that train does not have.
+    """Yield the number of mentions in valid and test with a type that train lacks.
 
-    This concerns jobs that do not name the types.
+    This applies to jobs that do not name the types.
     """
     for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
         labels = Counter(
@@ -649,11 +649,11 @@ def _count_sentences(documents: Iterable[Document]) -> _SentenceCounts:
 
 
 def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterator[Finding]:
-    """Yield how many sentences each pair of parts shares.
+    """Yield the number of sentences that each pair of parts shares.
 
     Args:
         parts: The documents of each part by its name.
-        where: What the findings call the corpus.
+        where: The name of the corpus in findings.
     """
     sentences = {part: _count_sentences(documents) for part, documents in parts.items()}
     yield from _find_leaks(sentences, where)
@@ -673,7 +673,7 @@ def _leak(
     code: str,
     **words: str,
 ) -> Iterator[Finding]:
-    """Yield how many sentences of `test` occur in `train`."""
+    """Yield the number of sentences of `test` that occur in `train`."""
     shared = {key: number for key, number in test.items() if key in train}
     if not shared:
         return
@@ -685,14 +685,14 @@ def _leak(
 def in_two_parts(
     parts: Mapping[str, Sequence[Document]], where: str, level: Level = "error"
 ) -> Iterator[Finding]:
-    """Yield how many patients and notes are in two parts, for each pair of parts.
+    """Yield the numbers of patients and notes that each pair of parts shares.
 
-    A note is recognised by its text, or by its id. Two kinds of ids do not count: the
-    number of a line or sentence in its file, and a mere file name (brat).
+    A note is recognised by its text or by its id. Two kinds of ids are ignored: line or
+        sentence numbers in a file, and plain file names (brat).
 
     Args:
         parts: The documents of each part by its name.
-        where: What the findings call the corpus.
+        where: The name of the corpus in findings.
         level: How much it matters.
     """
     patients = {part: _patients_of(documents) for part, documents in parts.items()}
@@ -728,7 +728,7 @@ def _patients_of(documents: Iterable[Document]) -> set[str]:
 
 
 def _group_by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
-    """Return the documents of each note whose id says which note it is."""
+    """Group documents by note, ignoring ids that do not identify a note."""
     notes: dict[str, list[Document]] = {}
     for document in documents:
         name = str(document.meta.get("document", document.id))
@@ -738,10 +738,10 @@ def _group_by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
 
 
 def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
-    """Return whether documents of one id are the same note.
+    """Return whether documents with the same id are the same note.
 
-    An id that is the name of a file does not prove it: two hospitals have a 001.txt
-    each. Then one text must contain the other.
+    An id that is a file name is not sufficient, because two hospitals may each have a
+    001.txt. In this case one text must contain the other.
     """
     uncut = [document for document in (*one, *two) if "document" not in document.meta]
     has_true_ids = any(
@@ -757,9 +757,10 @@ def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
 
 
 def _comparable_text(document: Document) -> str:
-    """Return the text of a note without regard to case and white space.
+    """Return the text of a note, ignoring case and white space.
 
-    A note of a single sentence gives "": equal sentences do not make equal notes.
+    For a note of a single sentence it returns "", because equal sentences do not imply
+    equal notes.
     """
     keys = sentence_keys(document)
     return "\n".join(keys) if len(keys) > 1 else ""
@@ -768,7 +769,7 @@ def _comparable_text(document: Document) -> str:
 def _compare_sites(
     sites: Sequence[SiteData], sentences: Mapping[tuple[str, str], _SentenceCounts]
 ) -> Iterator[Finding]:
-    """Yield what sites share that they should not, and do not share that they should.
+    """Yield findings about unwanted and missing overlap between sites.
 
     Args:
         sites: The sites.
@@ -803,7 +804,7 @@ class _SharedNotes(NamedTuple):
     """The notes that two sites have in common.
 
     Attributes:
-        number: The number of these notes.
+        number: The number of common notes.
         of: The number of notes of the smaller site.
         smaller: Name of the smaller site.
         larger: Name of the other site.
@@ -820,8 +821,8 @@ def notes_of_several_sites(
 ) -> Iterator[Finding]:
     """Yield a warning for each pair of sites that have many notes in common.
 
-    Notes are compared without regard to case and white space; notes of fewer than
-    `MIN_WORDS` words do not count. Memory does not grow with the number of notes.
+    Notes are compared ignoring case and white space; notes of fewer than `MIN_WORDS`
+    words are ignored. Memory does not grow with the number of notes.
 
     Args:
         texts_by_site: The texts of each site's notes by the site's name.
@@ -851,7 +852,7 @@ def notes_of_several_sites(
 
 
 def _normalise_long(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts of `MIN_WORDS` words and more for comparison."""
+    """Yield normalised texts of at least `MIN_WORDS` words for comparison."""
     for text in map(normalise, texts):
         if text.count(" ") >= MIN_WORDS - 1:
             yield text

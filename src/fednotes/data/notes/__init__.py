@@ -1,10 +1,10 @@
-"""Notes without annotations, as a stream: to pre-train models on, and to predict on.
+"""Streams of notes without annotations, for pre-training and prediction.
 
     mimic        MIMIC-III NOTEEVENTS.csv: rows marked ISERROR are dropped
     mimic-iv     MIMIC-IV-Note: discharge.csv, radiology.csv
     omop         the NOTE table of the OMOP common data model
-    mts-dialog   MTS-Dialog: the section that a dialogue led to
-    aci-bench    ACI-Bench: the note that an encounter led to
+    mts-dialog   MTS-Dialog: the section written after a dialogue
+    aci-bench    ACI-Bench: the note written after an encounter
     csv          any other table with a header, whose text column is named by the user
                  or called "text"
     jsonl        one JSON object per line
@@ -13,8 +13,8 @@
     text         a file per note: one file, or every .txt file in a folder and below it
 
 The tables of MIMIC and OMOP are also read in Parquet. Files whose names end in .gz or
-.zst are unpacked while they are read. One note at a time is in memory; of Parquet, one
-batch of rows; of a FHIR file that is not JSON lines, the file, which may have 64 MiB.
+.zst are unpacked during reading. One note at a time is in memory; for Parquet, one
+batch of rows; for a FHIR file that is not JSON lines, the whole file, up to 64 MiB.
 """
 
 from fednotes.data.notes._guessing import guess_notes

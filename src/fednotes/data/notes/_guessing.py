@@ -1,4 +1,4 @@
-"""Guess the format of notes from the first lines of their files."""
+"""Guessing of the format of notes from the first lines of their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fednotes.data.formats.files import PACKED_SUFFIXES, open_text, unpacked_nam
 from fednotes.data.formats.folders import list_files, mixed_formats
 from fednotes.data.notes._settings import COMMON_KEYS, TABLES
 
-_HEAD = 1 << 16  # characters that any header fits in
+_HEAD = 1 << 16  # characters, enough for any header
 _TEXT_SUFFIXES = (".txt", ".text")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _CSV_SUFFIXES = (".csv", ".tsv")
@@ -23,16 +23,17 @@ _CSV_SUFFIXES = (".csv", ".tsv")
 def find_note_files(
     path: Path, format: str | None, column: str | None, encoding: str
 ) -> tuple[str, list[Path]]:
-    """Return the format of a path, and its files of that format in a fixed order.
+    """Return the format of a path, and its files with that format in a fixed order.
 
     A folder may have other files beside its notes (a licence, a table of contents).
-    Those of no known format are ignored; text files, too, if there is a table of notes.
+    Files of unknown formats are ignored, and text files too if there is a table of
+    notes.
 
     Args:
         path: A file or a folder.
         format: The format; None guesses it.
         column: As in `read_notes`.
-        encoding: The encoding that the user named.
+        encoding: The user-specified encoding.
 
     Raises:
         DataError: There are no notes, or notes of several formats.
@@ -65,8 +66,8 @@ def _guess_file_of_folder(file: Path, column: str | None, encoding: str) -> str:
     try:
         guess = guess_notes(file, column, encoding)
     except DataError:
-        # A text in an unexpected encoding is not ignored; its reader says what is
-        # wrong.
+        # A text in an unexpected encoding is not ignored; its reader reports the
+        # problem.
         guess = "text" if is_text_file else ""
     if guess == "text" and not is_text_file:
         return ""
@@ -76,16 +77,15 @@ def _guess_file_of_folder(file: Path, column: str | None, encoding: str) -> str:
 def guess_notes(
     path: Path, column: str | None = None, encoding: str = encodings.AUTO
 ) -> str:
-    """Return the format of one file, from its first lines.
+    """Guess the format of a file from its first lines.
 
     Args:
         path: The file.
-        column: The column or key that holds the text, if the user named it.
-        encoding: The encoding that the user named, or "auto".
+        column: The user-specified column or key of the text, or None.
+        encoding: The user-specified encoding, or "auto".
 
     Raises:
-        DataError: It is a table in which no column is known to hold text, or it is not
-            text at all.
+        DataError: The file is a table without a known text column, or it is not text.
     """
     if parquet.accepts(path):
         guess = _guess_table(parquet.column_names(path), column)
@@ -105,8 +105,8 @@ def guess_notes(
         return "jsonl"
 
     guess = _guess_table(header_of(first_line), column)
-    # The first line of a note may have a comma and the word "text", so a table that is
-    # not a known one needs a name that says csv, or a named column.
+    # The first line of a note may contain a comma and the word "text", so an unknown
+    # table needs a CSV suffix or a user-specified column.
     has_csv_name = any(suffix in _CSV_SUFFIXES for suffix in suffixes)
     if guess and (guess != "parquet" or column is not None or has_csv_name):
         return "csv" if guess == "parquet" else guess
@@ -119,7 +119,7 @@ def guess_notes(
 def _guess_table(header: Sequence[str], column: str | None) -> str:
     """Return the known table with this header.
 
-    "parquet" stands for any other table with a column of text, "" for none.
+    "parquet" means any other table with a text column, "" no such table.
     """
     names = {name.strip().lower() for name in header}
     for name, table in TABLES.items():
@@ -152,12 +152,12 @@ def _is_json_record(line: str, column: str | None) -> bool:
 
 
 def delimiter_of(header: str) -> str:
-    """Return what separates the columns of a table: a tab or a comma."""
+    """Return the column separator of a table, a tab or a comma."""
     return "\t" if header.count("\t") > header.count(",") else ","
 
 
 def header_of(line: str) -> list[str]:
-    """Return the columns that a table's first line names, in lower case."""
+    """Return the column names in a table's first line, in lower case."""
     try:
         row = next(csv.reader([line], delimiter=delimiter_of(line)), [])
     except csv.Error:

@@ -1,4 +1,4 @@
-"""One note, and a stream of notes that counts what was left out."""
+"""A note, and a stream of notes that counts omitted records."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-Key = tuple[str, ...]  # of a patient, or of a note without a patient
+Key = tuple[str, ...]  # identifies a patient, or a note without a patient
 
-# Why a record is left out; keys of `NoteStream.counts`.
+# Reasons for omitting a record; keys of `NoteStream.counts`.
 EMPTY = "without text"
 MISTAKEN = "marked as errors"
 OTHER = "of another category"
@@ -20,14 +20,13 @@ class Note:
     """One note.
 
     Attributes:
-        id: Its id, unique within its source if the file's own ids are.
-        text: Its text.
-        patient: Whose note it is.
-        category: "Discharge summary" and the like.
-        source: Where it comes from: the name of the file or folder that was read, or
-            what the caller said.
-        visit: The stay or encounter that it belongs to.
-        own_id: The id that the file itself gives; None if it gives none.
+        id: The note's id, unique within its source if the file's ids are.
+        text: The text.
+        patient: The patient's id; None if unknown.
+        category: The category, such as "Discharge summary"; None if unknown.
+        source: The origin: the name of the file or folder, or a name from the caller.
+        visit: The stay or encounter; None if unknown.
+        own_id: The id in the file; None if it has none.
     """
 
     id: str
@@ -40,17 +39,17 @@ class Note:
 
 
 def patient_of(note: Note) -> Key:
-    """Return whose note it is; without a patient, the note counts as one of its own."""
+    """Return the key of a note's patient, or of the note if it has no patient."""
     if note.patient is not None:
         return ("patient", note.patient)
     return ("note", note.source, note.id)
 
 
 class NoteStream(Iterator[Note]):
-    """Notes, one by one.
+    """A stream of notes.
 
     Attributes:
-        counts: The number of "notes" so far, and of records that were left out, by why.
+        counts: The number of "notes" so far, and of omitted records by reason.
     """
 
     def __init__(self, notes: Iterator[Note], counts: Counter[str]) -> None:
@@ -62,7 +61,7 @@ class NoteStream(Iterator[Note]):
 
 
 def describe_left_out(counts: Mapping[str, int]) -> str:
-    """Return what was left out and why, for people; "" if nothing was."""
+    """Describe omitted records and the reasons; "" if there are none."""
     return ", ".join(
         f"{counts[why]:,} {why}"
         for why in (EMPTY, MISTAKEN, OTHER, SHARED)

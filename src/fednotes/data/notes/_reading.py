@@ -1,4 +1,4 @@
-"""Read the notes of files and folders as a stream."""
+"""Reading of notes in files and folders as a stream."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fednotes.data.notes._records import read_fhir, read_json_lines, read_text_f
 from fednotes.data.notes._settings import FORMATS, ReadSettings
 from fednotes.data.notes._tables import read_columns, read_table
 
-_MAX_REMEMBERED = 1000  # categories that are remembered for a message
-_MAX_NAMED = 30  # more categories may be titles that say something about a patient
+_MAX_REMEMBERED = 1000  # categories stored for a message
+# If there are more, they may be titles that reveal something about a patient.
+_MAX_NAMED = 30
 
 
 def read_notes(  # noqa: PLR0913 - the options of a public function
@@ -33,31 +34,31 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
     problems: Problems | None = None,
     exact: bool = False,
 ) -> NoteStream:
-    r"""Return the notes of files or folders, which are read as they are needed.
+    r"""Return a stream of the notes in files or folders, read on demand.
 
-    Notes without a visible character are left out and counted.
+    Notes without visible characters are left out and counted.
 
     Args:
         paths: A file or folder, or several.
         format: One of `FORMATS`; None guesses it from the content.
-        categories: Only notes of these categories are kept, compared without case and
+        categories: Only notes of these categories are kept, ignoring case and
             surrounding blanks (MIMIC has "Nursing " and "Discharge summary"). If empty,
             all are kept.
-        column: The table's column, or the JSON key, that holds the text; None uses that
-            of the format.
-        source: The `source` of every note; that of a second path ends in "/1", and so
-            on. It tells notes without a patient apart. None uses the name of the path.
+        column: The table column or JSON key of the text; None uses that of the format.
+        source: The `source` of every note; for a second path it ends in "/1", and so
+            on. It distinguishes notes without a patient. None uses the name of the
+            path.
         encoding: The encoding of files that have no byte-order mark and are not UTF-8,
             such as "cp1252".
-        problems: Collects each record that is wrong, and what cannot be read of a file;
-            the reader continues. Without it, the first error is raised.
-        exact: Keep texts as they are, with Windows line ends, and empty ones, too.
-            Otherwise lines end in `\n`.
+        problems: Collects invalid records and unreadable parts of files; the reader
+            continues. If None, the first error is raised.
+        exact: Whether to keep texts unchanged, with Windows line ends, and also empty
+            texts. Otherwise line ends become `\n`.
 
     Raises:
         ConfigError: A setting is impossible.
         DataError: A file does not exist, is not text, is incomplete or lacks a column;
-            with file and line. Some errors are raised only when the reader gets there.
+            with file and line. Some errors are raised only during iteration.
     """
     if format and format not in FORMATS:
         raise ConfigError(
@@ -96,7 +97,7 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
 
 
 def find_packed_or_plain(path: Path) -> Path:
-    """Return the path, or the same file packed (.gz) or unpacked, whichever exists.
+    """Return the path, or its packed (.gz) or unpacked version, whichever exists.
 
     Raises:
         DataError: Neither exists.
@@ -112,7 +113,7 @@ def find_packed_or_plain(path: Path) -> Path:
 
 
 def _read_files(settings: ReadSettings, files: Sequence[Path]) -> Iterator[Note | None]:
-    """Yield the records of files; None for one that is marked as a mistake."""
+    """Yield the records of files; None for records marked as mistakes."""
     for file in files:
         if settings.problems is None:
             yield from _read_file(settings, file)
@@ -140,12 +141,12 @@ def _select(
     wanted: frozenset[str],
     counts: Counter[str],
 ) -> Iterator[Note]:
-    """Yield the notes that have text and a wanted category, and count all records.
+    """Yield notes with text and a wanted category, and count all records.
 
     Args:
-        records: The records; None for one that is marked as a mistake.
+        records: The records; None for those marked as mistakes.
         settings: How the files are read; if exact, notes without text are kept.
-        wanted: The categories, case folded; if empty, all are wanted.
+        wanted: The case-folded categories; if empty, all are wanted.
         counts: The counts of `NoteStream`.
 
     Raises:
@@ -179,7 +180,7 @@ def _select(
 def _reason_to_leave_out(
     note: Note | None, wanted: frozenset[str], *, keep_empty: bool
 ) -> str:
-    """Return why a record is left out; "" for a note that is kept."""
+    """Return the reason for omitting a record; "" for a note that is kept."""
     if note is None:
         return MISTAKEN
     if not keep_empty and not note.text.strip():

@@ -1,4 +1,4 @@
-"""Read notes from text files, JSON lines and FHIR resources."""
+"""Reading of notes from text files, JSON lines and FHIR resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from fednotes.data.notes._settings import (
 
 
 def read_text_file(settings: ReadSettings, path: Path) -> Note:
-    """Return a text file as a note; its id is its path in the folder without suffix."""
+    """Return a text file as a note.
+
+    Its id is its path within the folder, without the suffix.
+    """
     with open_text(path, settings.encoding, newline="") as file:
         text = file.read(bounds.NOTE + 1)
     name = Path(stem_of(path))
@@ -42,7 +45,7 @@ def read_text_file(settings: ReadSettings, path: Path) -> Note:
 def read_json_lines(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
     """Yield the notes of a JSONL file.
 
-    Its keys are `text`, `id`, `patient`, `category` and similar ones. None stands for a
+    Keys are `text`, `id`, `patient`, `category` and similar ones. None stands for a
     record that an annotator rejected (Prodigy's "answer").
     """
     with open_text(path, settings.encoding) as file:
@@ -58,7 +61,7 @@ def read_json_lines(settings: ReadSettings, path: Path) -> Iterator[Note | None]
                 else:
                     default_id = f"{stem_of(path)}:{number}"
                     notes.append(_parse_record(settings, record, key, default_id))
-            while notes:  # popped, so that only the caller holds the note
+            while notes:  # popped, so that only the caller has a reference to the note
                 yield notes.pop()
 
 
@@ -81,7 +84,7 @@ def _parse_record(
 def with_standard_keys(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON record with "id", "patient" and "visit".
 
-    Where it has none, the value of a similar key is used, if there is one.
+    A missing key gets the value of a similar key, if there is one.
     """
     completed = dict(record)
     for name in ("id", "patient", "visit"):
@@ -114,15 +117,16 @@ def read_fhir(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
                         own_id=facts.id,
                     )
                     notes.append(note)
-                    del note  # so that only the caller holds it
+                    del note  # so that only the caller has a reference
             while notes:
                 yield notes.pop()
 
 
 def _read_values(settings: ReadSettings, path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the values of JSON lines with their lines.
+    """Yield the values of JSON lines with their line numbers.
 
-    If the file is one value, that value, or each item of it, is yielded with line 0.
+    If the file is a single value, that value or each of its items is yielded with line
+    0.
     """
     with open_text(path, settings.encoding) as file:
         first = next((line for line in bounded_lines(file, path) if line.strip()), "")

@@ -1,4 +1,4 @@
-"""How the files of one path are read."""
+"""Settings for reading notes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fednotes.data import encodings
 from fednotes.data.formats.files import unpacked_name
 from fednotes.data.formats.problems import Problems
 
-# By format, the columns of its table. "csv" has those of any other table; the keys of
-# JSON records are the same.
+# The table columns of each format. "csv" has those of any other table, which are also
+# the keys of JSON records.
 TABLES: Final[Mapping[str, Any]] = shipped("data/notes/tables.toml")
 COMMON_KEYS: Final[Mapping[str, Any]] = TABLES["csv"]
 FORMATS: Final = (*TABLES, "jsonl", "fhir", "parquet", "text")
@@ -31,10 +31,10 @@ class ReadSettings:
         format: One of `FORMATS`.
         source: As in `Note`.
         column: As in `read_notes`.
-        needs_category: Whether notes must have a category.
-        encoding: The encoding that the user named.
+        needs_category: Whether the category must be known.
+        encoding: The user-specified encoding.
         problems: As in `read_notes`.
-        exact: Whether line ends stay as they are.
+        exact: Whether to keep line ends unchanged.
     """
 
     root: Path
@@ -47,11 +47,11 @@ class ReadSettings:
     exact: bool = False
 
     def text_keys(self) -> Sequence[str]:
-        """Return the keys that may hold the text of records without a known table."""
+        """Return the possible keys of the text of a record whose table is unknown."""
         return (self.column,) if self.column else COMMON_KEYS["text"]
 
     def finish_text(self, raw: str) -> str:
-        r"""Return a note's text, with `\n` as line end unless it stays exact.
+        r"""Return a note's text, with line endings converted to `\n`, unless `exact`.
 
         Raises:
             DataError: The text has more than `bounds.NOTE` characters.
@@ -68,15 +68,15 @@ class ReadSettings:
     def handle_errors(
         self, kind: str, path: Path, line: int = 0, prefix: str = ""
     ) -> Iterator[None]:
-        """Note a DataError of the block, or raise it with its place.
+        """Collect a DataError raised in the context, or raise it with its place.
 
-        It is noted if there are `problems`.
+        It is collected if `problems` is set.
 
         Args:
-            kind: What is left out because of the error.
+            kind: The kind of item that is left out because of the error.
             path: The file, if the error names none.
-            line: The line, likewise; 0 is the whole file.
-            prefix: What precedes the message of an error that names no file.
+            line: The line, if the error names none; 0 is the whole file.
+            prefix: Prefix of the message of an error that names no file.
         """
         if self.problems is not None:
             with self.problems.collect(kind, path, line, prefix):
@@ -91,13 +91,13 @@ class ReadSettings:
 
 
 def stem_of(path: Path) -> str:
-    """Return the file's name without the endings that tell its format."""
+    """Return the file's name without its format suffixes."""
     name = unpacked_name(path).name
     return name.rpartition(".")[0] or path.name
 
 
 def first_value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
-    """Return the value of the first key that says something, as text."""
+    """Return the first non-empty value of some keys, as text."""
     for key in keys:
         value = record.get(key)
         if isinstance(value, str | int):

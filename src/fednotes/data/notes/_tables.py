@@ -1,4 +1,4 @@
-"""Read notes from tables: CSV, tab-separated text, Parquet and Arrow."""
+"""Reading of notes from tables: CSV, tab-separated text, Parquet and Arrow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fednotes.data.notes._settings import COMMON_KEYS, TABLES, ReadSettings, ste
 _FIELDS = ("text", "id", "patient", "visit", "category", "error")
 _TRUE = ("1", "1.0", "True", "true")
 
-# For each field, the columns that may hold it, the best one first.
+# The possible columns of each field, the best one first.
 Columns = Mapping[str, Sequence[int]]
 
 
 def read_table(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
-    """Yield the notes of a CSV file row by row; None for one marked as an error."""
+    """Yield the notes of a CSV file row by row; None for notes marked as errors."""
     table = TABLES[settings.format]
     with open_text(path, settings.encoding, newline="") as file:
         lines = bounded_lines(file, path)
@@ -50,7 +50,7 @@ def read_columns(settings: ReadSettings, path: Path) -> Iterator[Note | None]:
     names = parquet.column_names(path)
     header = [name.strip().lower() for name in names]
     columns = _find_columns(settings, path, header, table)
-    # Only the columns that are needed are read.
+    # Read only the columns that are needed.
     needed = sorted({column for each in columns.values() for column in each})
     place_of = {column: place for place, column in enumerate(needed)}
     places = {
@@ -80,7 +80,7 @@ def _parse_row(
     Args:
         settings: How the file is read.
         row: The values.
-        columns: Where the fields are.
+        columns: The columns of the fields.
         path: The file.
         number: The number of the row.
     """
@@ -115,16 +115,16 @@ def _find_columns(
     header: Sequence[str],
     table: Mapping[str, Any],
 ) -> dict[str, list[int]]:
-    """Return where the fields of a note are in a table.
+    """Return the columns of a note's fields in a table.
 
     Args:
         settings: How the file is read.
         path: The file, for messages.
         header: The names of the columns, in lower case.
-        table: The names of each field's columns.
+        table: The possible column names of each field.
 
     Raises:
-        DataError: A column that is needed is missing.
+        DataError: A required column is missing.
     """
     names = {field: list(table[field]) for field in _FIELDS}
     if settings.column:
@@ -140,7 +140,7 @@ def _find_columns(
         needed.append(("category", "categories", "".join(table["category"][:1])))
     for field, content, name in needed:
         if not columns[field]:
-            # The columns are not listed: the first line may be the words of a note.
+            # The columns are not listed, because the first line may be note text.
             hint = nearest(
                 name,
                 header,

@@ -1,13 +1,13 @@
-"""Turn corpora of notes into sites for pre-training, without text in memory.
+"""Conversion of note corpora to sites for pre-training, without text in memory.
 
-    scan      one pass over each corpus notes the patient, the length and a hash of each
-              note; nothing else is kept
-    silos     patients, or notes, are dealt into silos, if a job asks for them
-    held out  patients of each site, to judge a model by
-    source    every later pass reads a site's notes from the files again, one at a time
+    scan      one pass over each corpus records the patient, the length and a hash of
+              each note; nothing else is stored
+    silos     patients or notes are assigned to silos, if the job requests them
+    held out  patients of each site, for evaluation
+    source    every later pass rereads a site's notes from the files, one at a time
 
-About 80 bytes per note are kept, and each patient's key once: 0.2 GB for two million
-notes. A silo stands for a hospital: a patient's notes are in only one of them (Liu and
+This takes about 80 bytes per note, and each patient's key once: 0.2 GB for two million
+notes. A silo represents a hospital: a patient's notes are in only one of them (Liu and
 Miller 2020, section 3.2).
 """
 
@@ -36,21 +36,20 @@ from fednotes.data.notes import (
 )
 from fednotes.data.overlap import TextIndex, shares_sentence
 
-NoteSource = Callable[[], Iterable[Note]]  # each call reads from the first note on
+NoteSource = Callable[[], Iterable[Note]]  # each call starts at the first note
 By = Literal["patient", "document"]
 _DIGEST_SIZE = 32  # bytes
-_LEFT_OUT = -1  # in place of a patient or a code
+_LEFT_OUT = -1  # replaces a patient or a code
 
 
 @dataclass(frozen=True)
 class SiteNotes:
-    """One site's notes; they never leave the site.
+    """One site's notes, which never leave the site.
 
     Attributes:
         id: The site's name.
         train: Source of the training notes.
-        valid: Source of the notes that are held out; they share no patient with
-            `train`.
+        valid: Source of the held-out notes, which share no patient with `train`.
         train_notes: Number of training notes.
         valid_notes: Number of notes held out.
         train_patients: Number of patients of the training notes, the site's sample size
@@ -59,7 +58,7 @@ class SiteNotes:
         train_characters: Number of characters of the training notes.
         valid_characters: Number of characters of the notes held out.
         longest: Number of characters of the longest note.
-        content: The fingerprint, if it is known already.
+        content: The fingerprint; "" if not yet known.
     """
 
     id: str
@@ -76,9 +75,9 @@ class SiteNotes:
 
 
 def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
-    """Return one site, "pooled", with the notes of all sites in their order.
+    """Return one site, "pooled", with the notes of all sites in order.
 
-    Patients are added up, so one with notes at two sites counts twice.
+    Patients are summed, so a patient with notes at two sites counts twice.
     """
     return SiteNotes(
         id="pooled",
@@ -97,7 +96,7 @@ def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
 def fingerprint(site: SiteNotes) -> str:
     """Return the SHA-256 of a site's texts, patients and parts.
 
-    The notes are read unless it is known.
+    The notes are read unless the fingerprint is known.
     """
     return site.content or _fingerprint_digests(
         map(_note_digest, site.train()), map(_note_digest, site.valid())
@@ -105,7 +104,7 @@ def fingerprint(site: SiteNotes) -> str:
 
 
 def _fingerprint_digests(*parts: Iterable[bytes]) -> str:
-    """Return a fingerprint from the digests of training notes and of those held out."""
+    """Return a fingerprint of the digests of training and held-out notes."""
     total = hashlib.sha256()
     for part in parts:
         total.update(b"\x1d")
@@ -115,7 +114,7 @@ def _fingerprint_digests(*parts: Iterable[bytes]) -> str:
 
 
 def _note_digest(note: Note) -> bytes:
-    """Return the SHA-256 of whose note it is and of what it says."""
+    """Return the SHA-256 of a note's patient and text."""
     digest = hashlib.sha256()
     for part in (*patient_of(note), note.text):
         data = part.encode("utf-8")
@@ -124,10 +123,10 @@ def _note_digest(note: Note) -> bytes:
 
 
 def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
-    """Return a silo (from 0) for each key.
+    """Return the silo of each key, from 0.
 
-    The silos' numbers of keys differ by one at most.
-    The result depends on the seed and on which keys there are, not on their order.
+    The numbers of keys per silo differ by at most one. The result depends on the seed
+    and the set of keys, not on their order.
 
     Raises:
         ConfigError: There is less than one silo.
@@ -151,16 +150,16 @@ def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
 
 @dataclass(frozen=True)
 class NoteCorpus:
-    """Notes before they become sites.
+    """A corpus of notes before the conversion to sites.
 
     Attributes:
         id: The name of the corpus.
         notes: Source of the notes.
         where: The files, for messages.
-        valid_fraction: The fraction of the patients that is held out.
+        valid_fraction: The fraction of patients to hold out.
         max_notes: Number of training notes to use: those with the lowest hash of (seed,
             patient, note's id). 0 uses all.
-        exclude: Notes that share a sentence with it are left out.
+        exclude: Notes that share a sentence with this index are left out.
     """
 
     id: str
@@ -173,16 +172,17 @@ class NoteCorpus:
 
 @dataclass(eq=False)
 class _Scan:
-    """What one pass over a corpus keeps of each note.
+    """The results of one pass over a corpus.
 
     Attributes:
         corpus: The corpus.
-        patients: (notes,) positions in the table of patients, -1 for notes that are
-            left out.
+        patients: (notes,) indices in the table of patients, -1 for notes that are left
+            out.
         lengths: (notes,) characters.
-        order: (notes,) the hash that chooses among notes; 0 if nothing is chosen.
+        order: (notes,) hashes that determine which notes are used; 0 without
+            `max_notes`.
         digests: The digests, `_DIGEST_SIZE` bytes per note.
-        left_out: What was left out, for people.
+        left_out: A description of the omitted records.
         code: (notes,) 2 · site for training notes, 2 · site + 1 for those held out, -1
             for others.
     """
@@ -210,7 +210,7 @@ class _Scan:
             "they were used: start again"
         )
         index = 0
-        # `enumerate` would hold on to the previous text.
+        # `enumerate` would keep a reference to the previous text.
         for note in self.corpus.notes():
             if index == len(is_wanted):
                 raise changed
@@ -227,23 +227,23 @@ class _Scan:
 def site_notes(
     corpora: Sequence[NoteCorpus], seed: int, silos: int = 0, by: By = "patient"
 ) -> tuple[tuple[SiteNotes, ...], tuple[str, ...]]:
-    """Return the sites of corpora, and remarks on what was done.
+    """Return the sites of corpora, and remarks for the user.
 
-    Each corpus is a site, unless all of them are dealt into silos. Of each site, a
-    fraction of the patients is held out: at least one of two or more, and not all.
-    Equal arguments and files give equal sites. Each corpus is read once here.
+    Each corpus is a site, unless all are distributed to silos. A fraction of each
+    site's patients is held out: at least one of two or more, but not all. Equal
+    arguments and files give equal sites. Each corpus is read once.
 
     Args:
         corpora: The corpora.
         seed: Seed of the draws.
-        silos: Number of silos; they are named `silo1` and so on. 0 means none.
-        by: What is dealt into silos.
+        silos: Number of silos, which are named `silo1` and so on; 0 for none.
+        by: The unit that is assigned to silos.
 
     Raises:
         ConfigError: A corpus has no notes, or a site no training notes.
-        DataError: Files cannot be read; later, from a source, they have changed.
+        DataError: Files cannot be read, or, when a source is read, have changed.
     """
-    table: dict[Key, int] = {}  # the positions of patients, over all corpora
+    table: dict[Key, int] = {}  # the indices of patients, over all corpora
     scans = [_scan(corpus, seed, table) for corpus in corpora]
     patients = list(table)
     remarks = [
@@ -281,7 +281,7 @@ def site_notes(
 
 
 def _limit_training_notes(scan: _Scan) -> list[str]:
-    """Leave out the training notes beyond `max_notes`; return remarks on it."""
+    """Leave out training notes beyond `max_notes`; return remarks about this."""
     limit = scan.corpus.max_notes
     training = np.flatnonzero(scan.code % 2 == 0)
     if not 0 < limit < len(training):
@@ -297,7 +297,7 @@ def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
     Args:
         corpus: The corpus.
         seed: Seed of the draws.
-        table: The positions of patients; those of the corpus are added.
+        table: The indices of patients; those of the corpus are added.
     """
     patients = array("q")
     lengths = array("q")
@@ -321,7 +321,7 @@ def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
                 seed_of(seed, "max_notes", *key, note.id) if corpus.max_notes else 0
             )
             digests += _note_digest(note)
-            del note  # or two texts would be in memory while the next one is read
+            del note  # otherwise two texts would be in memory while the next is read
     counts = stream.counts if isinstance(stream, NoteStream) else {}
     left_out = describe_left_out({**counts, SHARED: excluded})
     if len(patients) == excluded:
@@ -343,7 +343,7 @@ def _scan(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
 def _deal(
     scans: Sequence[_Scan], patients: Sequence[Key], seed: int, silos: int, by: By
 ) -> None:
-    """Send each note that is not left out to a silo."""
+    """Assign each note that is not left out to a silo."""
     keys_of_scans = [list(_units(scan, patients, by)) for scan in scans]
     all_keys = (key for keys in keys_of_scans for key in keys if key is not None)
     with within(f"[silos] number = {silos}", DataError, become=ConfigError):
@@ -354,10 +354,10 @@ def _deal(
 
 
 def _units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]:
-    """Yield what each note must stay together with; None for one that is left out.
+    """Yield the unit of each note; None for notes that are left out.
 
-    If notes are dealt one by one, the hash of a note identifies it, and a number tells
-    equal notes apart.
+    If notes are assigned one by one, the unit is the hash of the note and a number that
+    distinguishes equal notes.
     """
     seen: Counter[bytes] = Counter()
     for index, patient in enumerate(scan.patients.tolist()):
@@ -374,11 +374,11 @@ def _units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]
 def _hold_out(
     scans: Sequence[_Scan], code: int, patients: Sequence[Key], seed: int
 ) -> None:
-    """Hold out notes of one site.
+    """Hold out a fraction of one site's patients.
 
-    A patient's chance is the fraction of the corpus: those with the lowest −log(u) /
-    fraction are held out, where u is a hash of seed and patient (Efraimidis and
-    Spirakis 2006).
+    A patient's probability is the fraction of the corpus: patients with the lowest
+    −log(u) / fraction are held out, where u is a hash of seed and patient (Efraimidis
+    and Spirakis 2006).
 
     Args:
         scans: The corpora; their codes change.
@@ -408,7 +408,7 @@ def _hold_out(
 
 
 def _site(name: str, scans: Sequence[_Scan], code: int) -> SiteNotes:
-    """Return the site whose training notes have a code; the next is of its others."""
+    """Return a site; its training notes have `code`, held-out notes `code + 1`."""
     train = _Part(scans, code)
     valid = _Part(scans, code + 1)
     return SiteNotes(
