@@ -1,16 +1,16 @@
-"""Estimate locally what an attacker could recover from what a job would send.
+"""Estimate locally what an attacker could recover from a job's updates.
 
 Nothing leaves the machine. The first rounds of the job run in this process with their
 real settings (mini-batches, local steps, frozen layers, secure sum, noise), and each
-attack gets what a server sees that follows the protocol and is curious. As a control,
-each attack is also tried on the same notes without any defence: where the control
-fails, the attack proves nothing. No result contains a word of any note.
+attack gets what an honest-but-curious server sees. As a control, each attack is also
+tried on the same notes without any defence: if the control fails, the attack proves
+nothing. No result contains a word of any note.
 
-    attack.py       what an attack is, how its success is measured, which attacks exist
-    scene.py        what an attack is tried on: a job, its sites, the audited site
-    listening.py    what the server observes, and what the sites' models were trained on
-    attacks/        the attacks, a family to a file
-    shadow/         models trained at the audited site alone, to attack
+    attack.py       attacks, the measure of their success, and their registration
+    scene.py        the target of an attack: a job, its sites, the audited site
+    listening.py    the server's observations, and what the sites' models trained on
+    attacks/        the attacks, one family per file
+    shadow/         models trained only at the audited site, as targets of attacks
     commands.py     the command
     target.py       the job that the command line names
     run.py          all attacks on one job

@@ -1,18 +1,18 @@
-"""What an attack is, how its success is measured, and which attacks exist.
+"""Attacks, the measure of their success, and the list of all attacks.
 
 The success of an attack is its true-positive rate at a false-positive rate of 1 %
 (Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 3):
-the fraction of the things that are present (words, types, members, …) which the
-adversary names while he wrongly names 1 % of the things that are absent. An average
-over all thresholds would hide that a few are named with certainty.
+the fraction of present items (words, types, members, …) that the adversary identifies
+while wrongly naming 1 % of the absent items. An average over all thresholds would hide
+that a few items are identified with certainty.
 
-    success   TPR at 1 % FPR on the job as it is
+    success   TPR at 1 % FPR on the unchanged job
     control   the same without any defence; if it is low, the attack proves nothing
-    chance    success without information: 0.01, and more where decoys are few
+    chance    success without information: 0.01, or more if there are few decoys
 
 A new attack is a module in `attacks/` whose `ATTACKS` are listed in
-`attacks/__init__.py`. All attacks, those of other packages too, are registered as entry
-points of the group `fednotes.attacks`.
+`attacks/__init__.py`. All attacks, including those of other packages, are registered as
+entry points of the group `fednotes.attacks`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ class Trial:
 
     @classmethod
     def from_scores(cls, present: Any, absent: Any, **details: float) -> Self:
-        """Measure how well scores tell what is present from what is absent.
+        """Measure how well scores separate present items from absent ones.
 
-        Between two thresholds the adversary draws lots, so his true-positive rate is
-        linear there. An adversary without information has a success of `chance`, which
-        exceeds 1 % where decoys are few: now and then none of them scores high.
+        Between two thresholds, the adversary chooses at random, so the true-positive
+        rate is linear there. An adversary without information has a success of
+        `chance`, which exceeds 1 % if there are few decoys, because occasionally none
+        of them scores high.
 
         Args:
             present: Scores of the targets, any shape; a higher score means "more likely
@@ -89,8 +90,7 @@ class Trial:
 
         true_positives = _rates_above(targets, thresholds)
         false_positives = _rates_above(decoys, thresholds)
-        # The last threshold whose rate is allowed; one more always follows, with a rate
-        # of 1.
+        # The last threshold with a permitted rate; another always follows, with rate 1.
         last = int(np.searchsorted(false_positives, FALSE_POSITIVE_RATE, side="right"))
         last -= 1
         step = false_positives[last + 1] - false_positives[last]
@@ -98,7 +98,7 @@ class Trial:
         gain = true_positives[last + 1] - true_positives[last]
         success = float(true_positives[last] + lots * gain)  # [audit success]
 
-        # Without information, all decoys that may be named rank below a target by luck.
+        # Without information, a target outranks the decoys only by luck.
         allowed = int(FALSE_POSITIVE_RATE * len(decoys) + 1e-9)
         return cls.from_fraction(
             success,
@@ -114,9 +114,9 @@ class Trial:
     def from_pair_scores(
         cls, scores: Any, counts: np.ndarray, **details: float
     ) -> Self:
-        """Measure how well scores tell the pairs that occur at the audited site.
+        """Measure how well scores identify the pairs that occur at the audited site.
 
-        Chance is the success of an adversary who knows how often each of the two things
+        Chance is the success of an adversary who knows how often each of the two items
         occurs in any pair, but not in which pairs.
 
         Args:
@@ -142,17 +142,17 @@ class Trial:
     def from_fraction(
         cls, success: float, count: int, chance: float, /, **details: float
     ) -> Self:
-        """Return a trial whose interval is that of Wilson 1927 for `count` targets."""
+        """Return a trial with the Wilson (1927) interval for `count` targets."""
         low, high = wilson(success, count)
         return cls(success, chance, low, high, details)
 
     def without_interval(self) -> Self:
-        """Return this trial for targets that are not a sample, but all there are."""
+        """Return this trial for targets that are the whole population, not a sample."""
         return replace(self, low=self.success, high=self.success)
 
 
 def _rates_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return (1 + thresholds,) fractions of scores at or above each threshold, 0 first.
+    """Return the (1 + thresholds,) fractions of scores at or above thresholds, 0 first.
 
     thresholds: descending.
     """
@@ -162,17 +162,17 @@ def _rates_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Attack:
-    """One way to learn about notes from what leaves their site.
+    """One way to learn about notes from the messages that leave their site.
 
     Attributes:
         name: Its name in results.
-        sees: What the adversary must see, for people.
-        closes: What defends against it, for people.
-        trial: Try it on a job, as it is or without defences; raises `NotApplicable`
-            where the job sends nothing of the kind.
+        sees: Description of what the adversary must see.
+        closes: Description of the defence against it.
+        trial: Tries the attack on a job, unchanged or without defences; raises
+            `NotApplicable` if the job sends nothing of the kind.
         min_control: Success on the undefended job below which the attack proves
             nothing.
-        data: Jobs that it applies to: those on notes, those on patients, or both.
+        data: Kinds of jobs that it applies to: on notes, on patients, or both.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Attack:
     data: Literal["notes", "patients", "any"] = "notes"
 
     def run(self, scene: Scene) -> Leak:
-        """Try the attack on a job and on its control; a failure is a result, too."""
+        """Try the attack on a job and on its control; a failure is also a result."""
         try:
             self._require_data(scene)
             trial = self.trial(scene)
@@ -227,6 +227,6 @@ class Attack:
 
 
 def all_attacks() -> Iterator[Attack]:
-    """Yield the built-in attacks, then those that other packages register."""
+    """Yield the built-in attacks, then those registered by other packages."""
     for attacks in plugins.load_all("attacks", (tuple, list)).values():
         yield from attacks

@@ -1,8 +1,8 @@
-"""What the server observes while a job trains, and what really happened.
+"""Records of a server's observations while a job trains, and of the ground truth.
 
-`ObservingEngine` is the in-process engine; it keeps what each sum shows to a server
+`ObservingEngine` is the in-process engine; it keeps what each sum reveals to a server
 that follows the protocol, as `Observation`s. `record_batches` listens to the sites'
-models and notes what they were trained on, as `TrainingRecord`s.
+models and records what they were trained on, as `TrainingRecord`s.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import CommittedRound
 from fednotes.training.compression import decode, unpack_total
 
-MAX_ROUNDS = 200  # rounds to wait for an evaluation
-FULL_SUMS = 8  # sums, and rounds, whose tensors are kept
-STAGE_FACTOR = 3  # as many times more sums where each round has several
+MAX_ROUNDS = 200  # maximum number of rounds to wait for an evaluation
+FULL_SUMS = 8  # number of sums, and of rounds, whose tensors are kept
+STAGE_FACTOR = 3  # factor for the number of sums if each round has several
 Reply = TypeVar("Reply", Total, dict[str, Update])
 
 
@@ -35,10 +35,10 @@ class TrainingRecord:
 
     Attributes:
         row_counts: By the name of a word table, (rows,) how often each row was read. ""
-            is the table of an encoder's library; "masked" counts the tokens that were
-            to be predicted.
+            is the word table of a Hugging Face encoder; "masked" counts the tokens to
+            be predicted.
         sequences: (texts, places) token ids that an encoder embedded.
-        batches: Corpora of models that find mentions, each with the numbers of its
+        batches: Corpora of models that find mentions, each with the indices of its
             sentences.
     """
 
@@ -59,7 +59,7 @@ class TrainingRecord:
 def present_and_absent(
     table: str, records: Sequence[TrainingRecord]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows,) which rows the first site read, and which no site read."""
+    """Return (rows,) whether the first site read each row, and whether no site did."""
     counts = [
         record.row_counts[table] for record in records if table in record.row_counts
     ]
@@ -68,16 +68,16 @@ def present_and_absent(
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What the server sees of one task, and what really happened.
+    """What the server sees of one task, and the ground truth.
 
     The server sees the first four. The others serve to judge an attack.
 
     Attributes:
         task: Name of the task.
         sent_to_site: The parameters that the sites computed with.
-        tensors: What came from the audited site; under a secure sum, from all sites
+        tensors: The tensors from the audited site; under a secure sum, from all sites
             together.
-        metrics: Likewise, the metrics.
+        metrics: The metrics from the same source.
         audited_update: The audited site's own update.
         other_updates: The updates of the other sites.
         total: The sum of all updates.
@@ -96,8 +96,8 @@ class Observation:
     def descent(self, name: str) -> Tensor | None:
         """Return the direction in which training moves a tensor, in float64.
 
-        That is the change of a parameter that was sent back, or else the negative
-        gradient. None if the tensor did not travel in a form that can be read.
+        This is the change of a returned parameter, or the negative gradient. It is None
+        if the tensor was not sent in a readable form.
         """
         value = self.tensors.get(name)
         if value is None or not value.numel():
@@ -116,10 +116,10 @@ class ObservingEngine(InProcess):
     """The in-process engine, which keeps what the server sees of each sum.
 
     It ends the training with `EnoughObserved` after two rounds that train and one
-    evaluation. A job on patients is run for the first round of each of its two stages;
-    under differential privacy both stages are one run, so several rounds at its start
-    and at its end are observed. Of later sums only the counts are kept: tensors would
-    need too much memory.
+    evaluation. A job on patients runs for the first round of each of its two stages;
+    under differential privacy, both stages are one run, so several rounds at its start
+    and at its end are observed. For later sums, only the counts are kept, because
+    tensors would need too much memory.
 
     Args:
         sites: The sites' tasks, in their fixed order.
@@ -138,7 +138,7 @@ class ObservingEngine(InProcess):
     ) -> None:
         super().__init__(sites, secure=secure)
         self.observations: list[Observation] = []
-        self.record = TrainingRecord()  # of the site that is computing
+        self.record = TrainingRecord()  # record of the site that is computing
         self._audited = audited
         self._has_patients = has_patients
         self._evaluates = any(EVALUATE in site.tasks for site in sites)
@@ -174,7 +174,7 @@ class ObservingEngine(InProcess):
         """Yield as many rounds as the attacks need.
 
         Raises:
-            EnoughObserved: The job is not on patients and enough was observed.
+            EnoughObserved: The job is not on patients, and enough has been observed.
         """
         limit = FULL_SUMS
         if self._evaluates:
@@ -186,15 +186,15 @@ class ObservingEngine(InProcess):
         if not self._has_patients:
             raise EnoughObserved
         if not self._evaluates:
-            # Under differential privacy the last rounds are those of the second stage.
+            # Under differential privacy, the last rounds belong to the second stage.
             yield from super().rounds(max(start + FULL_SUMS, stop - FULL_SUMS), stop)
 
     def _keeps_tensors(self) -> bool:
         return len(self.observations) < self._full_sums
 
     def _has_observed_enough(self) -> bool:
-        # Under differential privacy a round may train nothing by chance, so count those
-        # that do.
+        # Under differential privacy, a round may train on nothing by chance, so count
+        # the others.
         trained = sum(not seen.records[0].is_empty() for seen in self.observations)
         tasks = {seen.task for seen in self.observations}
         return trained > 1 and (not self._evaluates or EVALUATE in tasks)
@@ -250,8 +250,8 @@ class ObservingEngine(InProcess):
     ) -> Observation:
         """Return the training that ends with `compressed`, with the decoded update.
 
-        A site reports mean squares of its change, and then, asked to "send", the change
-        in whole steps of the agreed sizes (`training/compression.py`).
+        A site reports mean squares of its change and then, in the task "send", the
+        change in whole steps of the agreed sizes (`training/compression.py`).
         """
         training = self.observations.pop()
         shapes = {name: training.sent_to_site[name] for name in training.tensors}
@@ -276,8 +276,8 @@ def record_batches(
 
     Args:
         models: Models that find mentions, or language models.
-        current_record: Return the record to write to.
-        only_training: Ignore what a model reads in evaluation mode.
+        current_record: Returns the record to write to.
+        only_training: Whether to ignore what a model reads in evaluation mode.
 
     Raises:
         ConfigError: A model does not announce its batches.
@@ -315,7 +315,8 @@ def _note_batch(record: TrainingRecord, model: Any, first: Any, second: Any) -> 
         record: The record to write to.
         model: The model.
         first: The corpus; for a language model, the sequences.
-        second: The numbers of the sentences; for a language model, what is masked.
+        second: The indices of the sentences; for a language model, the masked
+            positions.
     """
     if hasattr(model, "tagset"):
         record.batches.append((first, second))
@@ -335,6 +336,6 @@ def _note_tokens(record: TrainingRecord, table: nn.Embedding, ids: Tensor) -> No
 
 
 def _largest_embedding(model: nn.Module) -> nn.Embedding | None:
-    """Return the embedding with the most rows, that of the words, if there is one."""
+    """Return the embedding with the most rows, which is the words', if there is one."""
     tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
     return max(tables, key=lambda table: table.num_embeddings, default=None)

@@ -26,8 +26,8 @@ def run_audit(
     Args:
         job: The job.
         site: Name of the audited site; by default the job's first.
-        fingerprint: Fingerprint of the job's table, kept in the result.
-        command: The command line, kept in the result.
+        fingerprint: Fingerprint of the job's table, stored in the result.
+        command: The command line, stored in the result.
         progress: Called with the name of each attack before it is tried.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What an attack is tried on: a job, the sites' notes, and the site that is audited."""
+"""The target of an attack: a job, the sites' notes, and the audited site."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Scene:
         """Return the same notes in a job without secure sum, noise and compression.
 
         Args:
-            model: Changes of the model's settings. Settings that it lacks are ignored.
-            **settings: Changes of the method's settings, likewise.
+            model: Changes to the model's settings. Settings that it lacks are ignored.
+            **settings: Changes to the method's settings, treated in the same way.
         """
         changes: dict[str, Any] = {
             "min_tokens": 0,
@@ -81,8 +81,8 @@ class Scene:
             "privacy": None,
         }
         if self.job.privacy:
-            # A job with noise counts no codes; without noise they are counted, and rare
-            # ones stay.
+            # A job with noise does not count codes exactly; without noise, they are
+            # counted, and rare ones stay.
             changes["minimum"] = 1
         changes.update(settings)
         config: Any = self.job.config
@@ -97,9 +97,9 @@ class Scene:
         return Scene(job, self.sites, self.site, is_control=True)
 
     def of_one_step(self) -> Scene:
-        """Return the same notes in a job whose sites send what one step computed."""
+        """Return the same notes in a job whose sites send the result of one step."""
         if isinstance(self.job.config, Averaging):
-            # A part of an epoch is at least one step.
+            # Any fraction of an epoch is at least one step.
             return self.undefended(local_epochs=sys.float_info.min)
         return self.undefended(exchange="gradients")
 
@@ -121,7 +121,7 @@ class Scene:
         return without_noise(self._audited_method_site())
 
     def observe(self) -> list[Observation]:
-        """Train the first rounds, once; return what the server saw, in order.
+        """Train the first rounds once; return the server's observations in order.
 
         Raises:
             FednotesError: The training fails.
@@ -167,7 +167,7 @@ class Scene:
         models: dict[int, Any] = {}
         if (
             not self.has_patients
-        ):  # the sites know what patients' models were trained on
+        ):  # for patients, the sites themselves know the training data
             for site in self.method_sites():
                 model = without_noise(site).model
                 models[id(model)] = model
@@ -184,7 +184,7 @@ def without_noise(site: Any) -> Any:
 
 
 def require_gradients(site: Any) -> None:
-    """Refuse a site whose updates are noise alone: attacks on it prove nothing.
+    """Refuse a site whose updates are only noise, because attacks on it prove nothing.
 
     Raises:
         TrainingError: The gradients of all units of a round failed, so that only noise
@@ -198,6 +198,6 @@ def require_gradients(site: Any) -> None:
 
 
 def _with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a config with those of the settings that it has."""
+    """Return a config with the settings that it has, ignoring others."""
     known = {name: value for name, value in settings.items() if hasattr(config, name)}
     return replace(config, **known)

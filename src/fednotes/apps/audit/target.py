@@ -1,4 +1,4 @@
-"""The job to audit: that of a job's file, of a run, or of a real site."""
+"""The job to audit: from a job file, from a run, or from a real site."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Target(NamedTuple):
 
     Attributes:
         job: The job.
-        fingerprint: Fingerprint of its table as real sites are shown it.
-        folder: Where the results belong.
+        fingerprint: Fingerprint of its table as shown to real sites.
+        folder: Folder for the results.
     """
 
     job: Job
@@ -45,15 +45,15 @@ def open_target(
 
     Args:
         target: A run's folder, or a job.
-        settings: Changes of the job's keys, "section.key=value".
+        settings: Changes to the job's keys, as "section.key=value".
         site: Name of the audited site.
-        site_file: A real site's own file, whose notes stand for those of all sites.
+        site_file: A real site's own file, whose notes represent those of all sites.
         total: Training sentences (patients) of all sites; needed with `site_file`.
         out: Folder for the results; by default the run's.
 
     Raises:
         ConfigError: The job cannot be read, the arguments exclude each other, or `out`
-            is the run of another job.
+            is a run of another job.
     """
     if (site_file is not None or total) and not (site and site_file and total):
         raise ParameterError(
@@ -115,7 +115,7 @@ def _job_of_run(folder: Path) -> tuple[Job, Mapping[str, Any]]:
 def _as_deployed(
     job: Job, target: str, settings: tuple[str, ...]
 ) -> tuple[Job, Mapping[str, Any]]:
-    """Return a job and its table as real sites would run it, if they can."""
+    """Return a job and its table as real sites would run it, if possible."""
     with suppress(ConfigError):  # real sites run no job that generates its notes
         deployed, declared = load_declared(target, settings)
         return replace(job, federation=deployed.federation), declared["job"]
@@ -123,7 +123,7 @@ def _as_deployed(
 
 
 def _require_same_job(out: Path, key: str) -> None:
-    """Raise ConfigError if `out` is the run of a job with another fingerprint."""
+    """Raise ConfigError if `out` is a run of a job with another fingerprint."""
     if not is_run(out):
         return
     other = table_fingerprint(mapping(read_job_record(out).get("table")))

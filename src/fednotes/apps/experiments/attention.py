@@ -1,9 +1,9 @@
-"""Table 2 of Liu and Miller 2020: do differently pre-trained models attend alike?
+"""Table 2 of Liu and Miller 2020: do differently pre-trained models attend similarly?
 
 All models read the same drawn passages of notes. For each head, the mean entropy of its
-attention and its Jensen–Shannon divergence from each other head of the model are
-measured; for each two models, Spearman's correlation of the entropies and the distance
-of the matrices of divergences.
+attention and its Jensen–Shannon divergence from every other head of the model are
+measured; for each pair of models, Spearman's correlation of the entropies and the
+distance between the divergence matrices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fednotes.core.store import write_text
 from fednotes.data.notes import read_notes
 from fednotes.report.markdown import markdown_table
 
-# The model, the number of texts that it has read, and the number of all texts.
+# Receives the model, the number of texts that it has read, and the total.
 ReadingProgress = Callable[[str, int, int], None]
 
 PAPER_MODELS = ("BERTbase", "ClinicalBERT", "Fed_ClinicalBERT")
@@ -98,11 +98,12 @@ def run_attention(  # noqa: PLR0913 - the options of a command
         progress: Called while a model reads the passages.
 
     Returns:
-        The facts, as `attention_page` takes them.
+        The facts, as input for `attention_page`.
 
     Raises:
-        FednotesError: As `parse_models`, `read_notes`, `draw_passages` and `analyse`;
-            or `out` cannot be written, which shows before any model reads.
+        FednotesError: As in `parse_models`, `read_notes`, `draw_passages` and
+            `analyse`; or `out` is not writable, which is checked before any model
+            reads.
     """
     models = parse_models(model)
     with on_disk(out, FednotesError):
@@ -133,7 +134,8 @@ def parse_models(pairs: Iterable[str]) -> dict[str, str]:
         pairs: Each model as NAME=DIR.
 
     Raises:
-        ParameterError: There is no model, one is not written so, or two have one name.
+        ParameterError: There is no model, an entry is not NAME=DIR, or two share a
+            name.
     """
     directories: dict[str, str] = {}
     for pair in pairs:
@@ -169,8 +171,8 @@ def analyse(
 ) -> dict[str, Heads]:
     """Measure the heads of models on texts.
 
-    Whether the models can be compared shows before any of them reads the texts. Only
-    one model is in memory at a time.
+    Comparability is checked before any model reads the texts. Only one model is in
+    memory at a time.
 
     Args:
         models: "minilm" or a Hugging Face directory for each model by name.
@@ -215,7 +217,7 @@ def _with_progress(
 def _gather_facts(
     heads: Mapping[str, Heads], *, length: int, seed: int
 ) -> dict[str, Any]:
-    """Return everything that is reported of the models."""
+    """Return everything that is reported about the models."""
     first = next(iter(heads.values()))
     layers, heads_per_layer = first.entropy.shape
     return {
@@ -239,7 +241,7 @@ def _gather_facts(
 def _in_json(facts: Mapping[str, Any]) -> str:
     """Return the facts as JSON, with a line for each fact.
 
-    A line for each number would make matrices very long.
+    With a line for each number, matrices would be very long.
     """
     lines = [
         f"  {json.dumps(name)}: {json.dumps(_plain(value))}"
@@ -249,7 +251,7 @@ def _in_json(facts: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON; None for a number that does not exist (NaN)."""
+    """Return a value for JSON; None for NaN."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.ndarray):
@@ -265,8 +267,8 @@ def _plain(value: Any) -> Any:
 def attention_page(facts: Mapping[str, Any]) -> str:
     """Return the analysis as Markdown.
 
-    It has Table 2 of the paper for these models, the paper's own figures, and the mean
-    entropy of each layer.
+    The page has Table 2 of the paper for these models, the paper's own figures, and the
+    mean entropy of each layer.
     """
     return join_paragraphs(_paragraphs(facts))
 
@@ -288,7 +290,7 @@ def _paragraphs(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _paper_paragraphs() -> Iterator[str]:
-    """Yield the paper's own figures, and what its distance may be."""
+    """Yield the paper's own figures, and an interpretation of its distance."""
     yield "The paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III)."
     title = _BLOCKS[0][0]
     yield _triangles(

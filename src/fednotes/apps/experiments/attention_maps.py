@@ -1,10 +1,10 @@
-"""Attention maps of encoders, and whether encoders can be compared head by head.
+"""Attention maps of encoders, and checks that encoders can be compared head by head.
 
 A batch of maps is a pair of arrays:
 
-- attention (texts, layers, heads, tokens, tokens): over the last axis each row is a
+- attention (texts, layers, heads, tokens, tokens): each row of the last axis is a
   distribution.
-- lengths (texts,): the number of each text's tokens; what follows them is padding.
+- lengths (texts,): each text's number of tokens; the remaining positions are padding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fednotes.encoders.pretrained import (
 
 Batch = tuple[np.ndarray, np.ndarray]  # attention and lengths
 
-_NUMBERS_AT_ONCE = 2**24  # in the maps of one batch: 64 MB
+_NUMBERS_AT_ONCE = 2**24  # numbers in the maps of one batch: 64 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class AttentionModel:
         model: The encoder, of transformers.
         layers: Number of layers.
         heads: Number of heads in each layer.
-        positions: Number of tokens that it can read at once.
+        positions: Maximum number of tokens in its input.
     """
 
     directory: Path
@@ -52,7 +52,7 @@ class AttentionModel:
 
 
 def open_attention_model(spec: str | Path) -> AttentionModel:
-    """Open a model that returns its attention; of an encoder-decoder, the encoder.
+    """Open a model that returns its attention; for an encoder-decoder, the encoder.
 
     Args:
         spec: "minilm" or a Hugging Face directory.
@@ -63,7 +63,7 @@ def open_attention_model(spec: str | Path) -> AttentionModel:
         MissingExtra: transformers is not installed.
     """
     directory = encoder_directory(str(spec))
-    # only the plain implementation returns the maps
+    # Only the eager implementation returns the maps.
     tokenizer, model, missing = open_pretrained(
         directory, "AutoModel", attn_implementation="eager"
     )
@@ -113,11 +113,11 @@ def _read_maps(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def token_ids(
     model: AttentionModel, texts: Sequence[str], length: int
 ) -> list[list[int]]:
-    """Return each text's token ids with the model's marks, cut to `length`.
+    """Return each text's token ids with special tokens, truncated to `length`.
 
     Raises:
         ParameterError: The model cannot read this length.
-        DataError: A text has no token; the message counts texts from 1.
+        DataError: A text has no tokens; the message counts texts from 1.
     """
     if not 1 <= length <= model.positions:
         raise ParameterError(
@@ -131,7 +131,7 @@ def token_ids(
             f"{marks} special tokens: raise it"
         )
     if not texts:
-        return []  # some tokenizers refuse an empty list
+        return []  # some tokenizers reject an empty list
     result = model.tokenizer(
         [text.encode("utf-8", "replace").decode("utf-8") for text in texts],
         truncation=True,
@@ -151,12 +151,12 @@ def token_ids(
 def attention_maps(
     model: AttentionModel, texts: Sequence[str], length: int
 ) -> Iterator[Batch]:
-    """Yield the attention of all heads on the texts, in their order, 64 MB at a time.
+    """Yield the attention of all heads, in the order of the texts, 64 MB at a time.
 
     Args:
         model: The model.
         texts: The texts.
-        length: Largest number of tokens of a text, marks included.
+        length: Maximum number of tokens of a text, including special tokens.
 
     Yields:
         Attention (float32) and lengths (int64) of a batch of texts.
@@ -181,7 +181,7 @@ def attention_maps(
 
 
 class Traits(NamedTuple):
-    """What must be equal for two models to be compared head by head on the same texts.
+    """Traits that two models must share to be compared head by head on the same texts.
 
     Attributes:
         layers: Number of layers.
@@ -228,7 +228,7 @@ def require_comparable(models: Mapping[str, Traits]) -> None:
 
 
 def _describe_difference(a_name: str, a: Traits, b_name: str, b: Traits) -> str:
-    """Return in which of their traits two models differ."""
+    """Describe the traits in which two models differ."""
     if (a.layers, a.heads) != (b.layers, b.heads):
         return (
             f"{a_name!r} has {a.layers} layers of {a.heads} heads, "

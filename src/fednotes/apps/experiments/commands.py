@@ -95,14 +95,14 @@ def reproduce(
     places = [str(folder / "results.md")]
     if plot_results(table, folder / "figure.png"):
         places.append(str(folder / "figure.png"))
-    # a comparison of attention heads has a plot of its own
+    # A comparison of attention heads has its own plot.
     if (folder / ENTROPY_PLOT).exists():
         places.append(str(folder / ENTROPY_PLOT))
     say(f"results: {', '.join(places)}")
 
 
 def _experiments_table(titles: Mapping[str, str]) -> Table:
-    """Return a table of the experiments that `reproduce` knows.
+    """Return a table of the available experiments.
 
     titles: the title of each experiment by its name.
     """

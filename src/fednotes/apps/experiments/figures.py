@@ -15,21 +15,21 @@ from fednotes.apps.experiments.tables import Table, TableRow, is_plain
 from fednotes.core.errors import needs
 from fednotes.core.store import write_out
 
-# Models can be told apart with every common colour vision, and by their markers.
+# Models are distinguishable with every common colour vision, and by their markers.
 _COLOURS = ("#0072b2", "#c85200", "#00835f", "#a3487f", "#7d6608", "#5f6b78")
 _MARKERS = "osD^vP"
 
 
 def plot_results(table: Table, path: Path) -> bool:
-    """Draw the strict F1 of each site, or the grid's own columns, in a panel each.
+    """Draw a panel for each site's strict F1, or for each of the grid's own columns.
 
     Args:
         table: The table of a grid.
         path: The image to write.
 
     Returns:
-        Whether an image was written. There is none without matplotlib (the extra
-        "plot"), nor for a table without rows or with a row for each disease.
+        Whether an image was written. None is written without matplotlib (the extra
+        "plot"), nor for a table without rows or with a row per disease.
     """
     if not table.get("rows") or table.get("by_output"):
         return False
@@ -86,7 +86,7 @@ def _draw_panel(panel: Any, table: Table, column: str, labels: Sequence[str]) ->
 def _numbers(
     table: Table, rows: Sequence[TableRow], column: str
 ) -> tuple[list[float], list[float]]:
-    """Return means and standard deviations; NaN and 0 for a number that is missing."""
+    """Return means and standard deviations; NaN and 0 for a missing number."""
     if table["columns"]:
         numbers = [row["columns"][column] for row in rows]
     else:
@@ -107,7 +107,7 @@ def plot_entropy(heads: Mapping[str, Heads], path: Path) -> None:
 
     Args:
         heads: The measures of each model's heads by name.
-        path: The image to write. It is written as a whole or not at all.
+        path: The image to write. It is written completely or not at all.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -120,7 +120,7 @@ def plot_entropy(heads: Mapping[str, Heads], path: Path) -> None:
     figure = Figure(figsize=(width, 3.9), layout="constrained")
     panel = figure.subplots()
     places = np.arange(1, layers + 1)
-    step = 0.48 / len(heads)  # models stand side by side within a layer
+    step = 0.48 / len(heads)  # models are side by side within a layer
     for number, (name, each) in enumerate(heads.items()):
         shift = (number - (len(heads) - 1) / 2) * step
         style = number % len(_COLOURS)
@@ -134,7 +134,7 @@ def plot_entropy(heads: Mapping[str, Heads], path: Path) -> None:
         )
 
     panel.set(xticks=places, xlabel="layer", ylabel="entropy of attention (nats)")
-    # a head on one token lies at 0, and its whole dot must show
+    # A head that attends to one token is at 0, and its dot must be fully visible.
     panel.set_ylim(bottom=-0.02 * panel.get_ylim()[1])
     panel.set_title("Entropy of attention heads by depth", loc="left")
     panel.grid(axis="y", color="#e3e6e9", lw=0.8)
@@ -150,7 +150,7 @@ def plot_entropy(heads: Mapping[str, Heads], path: Path) -> None:
 def _draw_model(
     panel: Any, x: np.ndarray, heads: Heads, *, name: str, colour: str, marker: str
 ) -> None:
-    """Draw the heads of one model. x: (layers,) the place of each layer."""
+    """Draw the heads of one model. x: (layers,) x coordinate of each layer."""
     panel.scatter(
         np.repeat(x, heads.entropy.shape[1]),
         heads.entropy.ravel(),

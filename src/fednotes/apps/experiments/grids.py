@@ -2,8 +2,8 @@
 
 A grid is a TOML file beside the job files. `base` names its job. Each `[[runs]]` is a
 row of the table with the settings that it changes, and `[budget]` and `[full]` are the
-two sizes at which it can be run. Each `[[before]]` is a run that trains a model from
-which rows start: `{name}` in a row's settings stands for the folder of that model.
+two sizes at which it can be run. Each `[[before]]` is a run that trains a model that
+rows start from: `{name}` in a row's settings stands for the folder of that model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fednotes.jobs.job_file import load_table
 Settings = tuple[str, ...]  # assignments such as "training.epochs=3"
 
 
-# ---- what a grid file says -----------------------------------------------------------
+# ---- the contents of a grid file -----------------------------------------------------
 
 
 @checked(frozen=True)
@@ -38,16 +38,16 @@ class Row:
         base: Its job, if not the grid's.
         set: Its settings.
         budget: Further settings at the budget size.
-        seeds: Seeds in place of those of the budget size; for a row with `full`, in
-            place of those of the full size.
-        full: Whether the row belongs to the full size only.
-        x: Its place in a plot. If the grid's `x` begins with η, the runs' own η in
-            percent is the place.
-        search: Values to try, by key, in all combinations. Each condition takes the
+        seeds: Seeds that replace those of the budget size; for a row with `full`, those
+            of the full size.
+        full: Whether the row belongs only to the full size.
+        x: Its x coordinate in a plot. If the grid's `x` begins with η, the coordinate
+            is the runs' own η in percent.
+        search: Values to try, by key, in all combinations. Each condition uses the
             combination with the best mean validation score over its sites on the first
-            seed. Test scores choose nothing.
-        gap: "LABEL/alone" and "LABEL/pooled": a further column says how much of the gap
-            between these two the row closes (`metrics/gap.py`).
+            seed. Test scores are never used to choose.
+        gap: "LABEL/alone" and "LABEL/pooled": a further column shows how much of the
+            gap between these two the row closes (`metrics/gap.py`).
     """
 
     label: str
@@ -62,7 +62,7 @@ class Row:
     gap: Annotated[tuple[str, ...], Len(0, 2)] = ()
 
     def choices(self) -> Iterator[Settings]:
-        """Yield each combination to try; an empty one if the row searches nothing."""
+        """Yield each combination to try; an empty one for a row without a search."""
         for values in product(*self.search.values()):
             yield tuple(
                 f"{key}={_in_toml(value)}"
@@ -70,13 +70,13 @@ class Row:
             )
 
     def starts_from(self, model: str) -> bool:
-        """Return whether the row starts from the model of this name."""
+        """Return whether the row starts from the model with this name."""
         settings = (*self.set, *self.budget)
         return any(placeholder(model) in setting for setting in settings)
 
 
 def _in_toml(value: Any) -> str:
-    """Return a value as TOML writes it."""
+    """Return a value as written in TOML."""
     if isinstance(value, list):
         return f"[{', '.join(map(_in_toml, value))}]"
     if isinstance(value, bool):
@@ -85,7 +85,7 @@ def _in_toml(value: Any) -> str:
 
 
 def placeholder(model: str) -> str:
-    """Return what stands for the folder of a model in a row's settings."""
+    """Return the placeholder for a model's folder in a row's settings."""
     return "{" + model + "}"
 
 
@@ -97,9 +97,9 @@ class Size:
         seeds: The seeds of its rows.
         set: Settings of every row.
         note: What the size is, shown above the table.
-        own: Replaces `set` on a job of the user's own, for a `set` that names sites.
-        own_note: Replaces `note` on a job of the user's own, for a `note` that
-            describes the grid's own corpora.
+        own: Replaces `set` on a user's own job, if `set` names sites.
+        own_note: Replaces `note` on a user's own job, if `note` describes the grid's
+            corpora.
     """
 
     seeds: tuple[int, ...]
@@ -111,7 +111,7 @@ class Size:
 
 @checked(frozen=True)
 class ModelRun:
-    """A run that trains a model from which rows start.
+    """A run that trains a model that rows start from.
 
     Attributes:
         name: The name of the model in the rows' settings.
@@ -120,8 +120,7 @@ class ModelRun:
         seed: The seed of its only run; 0 for one run for each seed of the rows.
         set: Its settings.
         budget: Further settings at the budget size.
-        own: Replaces `budget` on a job of the user's own, for a `budget` that names
-            sites.
+        own: Replaces `budget` on a user's own job, if `budget` names sites.
     """
 
     name: str
@@ -135,7 +134,7 @@ class ModelRun:
 
 @checked(frozen=True)
 class Attention:
-    """Models whose attention heads are compared in place of a table of runs.
+    """Models whose attention heads are compared, in place of a table of runs.
 
     Attributes:
         models: Each model as NAME=FOLDER.
@@ -152,8 +151,8 @@ class Grid:
 
     A column of `columns` is one of "micro strict f1" (the mentions of all sites
     together), "mean masked loss", "mean phenotypes f1", "mean ranking auroc" (means
-    over sites) and the like, "MB up" and "MB down" (all sites, a round), "MB a site"
-    (sent by one site in a federated run) and "s" (seconds of a run).
+    over sites) and similar names, "MB up" and "MB down" (all sites, per round), "MB a
+    site" (sent by one site in a federated run) and "s" (seconds of a run).
 
     Attributes:
         title: Title of the table.
@@ -161,23 +160,23 @@ class Grid:
         budget: The size for two cores and about an hour.
         full: The size of the paper.
         runs: The rows.
-        before: Runs that train the models from which rows start.
+        before: Runs that train the models that rows start from.
         attention: Models to compare, in place of a table of runs.
         columns: Columns in place of one for each site.
         by_output: Whether the table has a row for each disease, with the precision,
             recall and F1 of each run, and the paper's figures beside them.
-        score: The data that the columns of sites score. A "validation" table shows
-            nothing of the test data; settings are chosen by such tables.
-        against: Label of a row. A further column says by how much each row falls behind
-            its last score.
+        score: The data on which the columns of sites are scored. A "validation" table
+            reveals nothing about the test data; settings are chosen by such tables.
+        against: Label of a row. A further column shows how far each row's last score is
+            below this row's.
         pairs: Pairs of "LABEL/CONDITION". The first minus the second is tested over
-            seeds. A row that runs federated and alone is a pair by itself.
-        x: What the x axis of the plot shows; without it the rows are its y axis.
-        megabytes: If not 0, a further column with the micro F1 of the last model that
-            cost at most so much. The job must have training.trace = true.
+            seeds. The federated and alone conditions of one row are also a pair.
+        x: Meaning of the plot's x axis; without it, the rows are the y axis.
+        megabytes: If not 0, a further column has the micro F1 of the last model within
+            this cost. The job must have training.trace = true.
         seconds: The same for time.
         paper: The paper's own figures in percent, by label and column.
-        paper_note: A remark on them.
+        paper_note: A remark on these figures.
     """
 
     title: str
@@ -206,7 +205,7 @@ class Grid:
         return tuple(dict.fromkeys(name for name in names if name))
 
 
-# ---- which grids exist ---------------------------------------------------------------
+# ---- the available grids -------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
@@ -215,7 +214,7 @@ def grid_files() -> Mapping[str, Path]:
     root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
     files = {}
     for path in sorted(root.glob("*/*.toml")):
-        # a file without "base" is a job
+        # A file without "base" is a job.
         if "base" in read_toml(path):
             files[f"{path.parent.name}-{path.stem}"] = path
     return files
@@ -259,7 +258,7 @@ class Jobs:
         return self.replacements.get(name, f"{self.folder}/{name}")
 
     def short_name(self, name: str) -> str:
-        """Return what tables call the job."""
+        """Return the job's name in tables."""
         return Path(self.find(name)).stem
 
     def has_replaced(self, name: str) -> bool:
@@ -269,22 +268,22 @@ class Jobs:
     def is_missing(self, name: str) -> bool:
         """Return whether the user has replaced other jobs, but not this one.
 
-        A table over jobs of the user's own and of the grid's would mix corpora.
+        A table over both the user's and the grid's jobs would mix corpora.
         """
         return bool(self.replacements) and name not in self.replacements
 
 
 def choose_jobs(grid: Grid, folder: str, base: Sequence[str]) -> Jobs:
-    """Return the jobs of a grid, with the user's in place of its own.
+    """Return the jobs of a grid, replaced by the user's where given.
 
     Args:
         grid: The grid.
         folder: The folder of its own jobs.
-        base: JOB replaces the grid's own job, NAME=JOB another one that it names.
+        base: JOB replaces the grid's main job, NAME=JOB another job that it names.
 
     Raises:
-        ParameterError: The grid has no job of a name, a job is replaced twice or by one
-            of another method, or the grid's own job is not replaced.
+        ParameterError: The grid has no job with a name, a job is replaced twice or by a
+            job with another method, or the grid's main job is not replaced.
         ConfigError: There is no such job.
     """
     replacements: dict[str, str] = {}
@@ -314,7 +313,7 @@ def choose_jobs(grid: Grid, folder: str, base: Sequence[str]) -> Jobs:
 def _split_base(grid: Grid, text: str) -> tuple[str, str]:
     """Return the name of the job that is replaced, and the job that replaces it."""
     name, sign, job = text.partition("=")
-    # the name of a file may hold "="
+    # The name of a file may contain "=".
     is_path = name not in grid.job_names() and Path(text).is_file()
     if not sign or is_path:
         return grid.base, text
@@ -332,11 +331,11 @@ def _require_same_method(replaced: str, job: str) -> None:
 
 
 def select_rows(grid: Grid, jobs: Jobs, *, full: bool) -> tuple[list[Row], list[str]]:
-    """Return the rows to run, with their jobs, and the jobs whose rows are left out.
+    """Return the rows to run, with their jobs, and the jobs whose rows are omitted.
 
     Args:
         grid: The grid.
-        jobs: Its jobs. Rows of a job that is missing are left out.
+        jobs: Its jobs. Rows of a missing job are omitted.
         full: Whether to run the full size.
     """
     rows = []
@@ -356,7 +355,7 @@ def select_rows(grid: Grid, jobs: Jobs, *, full: bool) -> tuple[list[Row], list[
 
 
 def select_models(grid: Grid, rows: Sequence[Row]) -> tuple[ModelRun, ...]:
-    """Return the models from which these rows start, or whose attention is compared."""
+    """Return the models that these rows start from, or whose attention is compared."""
     compared = grid.attention.models if grid.attention else ()
     return tuple(
         model

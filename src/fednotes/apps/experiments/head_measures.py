@@ -1,8 +1,8 @@
-"""Measures of attention heads: entropy, divergence, and the distance of two models.
+"""Measures of attention heads: entropy, divergence, and distance between models.
 
 They follow Clark et al. 2019, "What does BERT look at?", sections 3.3 (entropy) and 6
 (clustering of heads). The attention of a query position is a distribution over the
-tokens of its text. Each position of each text counts once, those of special tokens too;
+tokens of its text. Each position of each text counts once, including special tokens;
 padding does not count. All measures are sums over positions, so only one batch of maps
 is in memory at a time. Entropies and divergences are in nats.
 
@@ -24,7 +24,7 @@ from fednotes.core.errors import DataError, needs
 
 Floats = NDArray[np.float64]
 
-# Columns of a block: heads * 2048 numbers and their logarithms fit the cache of a core.
+# Columns of a block: heads * 2048 numbers and their logarithms fit into a core's cache.
 _COLUMNS = 2048
 _TINY = np.float32(1e-30)  # makes 0 log 0 zero without a branch
 
@@ -36,8 +36,8 @@ class Heads:
     Attributes:
         entropy: (layers, heads) entropy of each head's attention.
         divergence: (layers * heads, layers * heads) Jensen–Shannon divergence of each
-            two heads; symmetric, zero on the diagonal.
-        positions: Number of positions: the tokens of all texts.
+            pair of heads; symmetric, zero on the diagonal.
+        positions: Number of positions, which are the tokens of all texts.
         texts: Number of texts.
     """
 
@@ -47,13 +47,13 @@ class Heads:
     texts: int
 
     def mean_by_layer(self) -> Floats:
-        """Return (layers,) the mean entropy of each layer's heads."""
+        """Return the (layers,) mean entropy of each layer's heads."""
         return self.entropy.mean(axis=1)
 
     def depth_trend(self) -> float:
-        """Return the rank correlation of a head's layer and its entropy.
+        """Return the rank correlation between a head's layer and its entropy.
 
-        It is below 0 if entropy falls with depth.
+        It is negative if entropy falls with depth.
         """
         layers = np.indices(self.entropy.shape)[0]
         return spearman(layers, self.entropy)  # [bert table 2 depth]
@@ -66,7 +66,7 @@ def measure(batches: Iterable[Batch]) -> Heads:
         batches: Attention and lengths of each batch of texts.
 
     Raises:
-        DataError: There is no position.
+        DataError: There are no positions.
     """
     entropies: Floats = np.zeros(1)
     divergences: Floats = np.zeros(1)
@@ -110,18 +110,17 @@ def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
         logarithms = np.log(maps + _TINY)
         rows = np.einsum("hqk,hqk->hq", maps, logarithms)  # [bert table 2 entropy]
         total -= rows.sum(axis=1, dtype=np.float64)
-    # rounding can make the entropy of a distribution on one token negative
+    # Rounding can make the entropy of a distribution on one token negative.
     return np.maximum(total, 0.0).reshape(layers, heads)
 
 
 def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     """Return the Jensen–Shannon divergences of one batch, summed over its positions.
 
-    JS(p, q) = H(m) − (H(p) + H(q)) / 2 with m = (p + q) / 2. So each pair of heads only
-    needs the entropy of m: one logarithm for each pair and key.
-
-    The program of Clark et al. first mixes 0.1 % of the uniform distribution into each
-    head, because its formula divides by it. Here 0 log 0 is 0.
+    JS(p, q) = H(m) − (H(p) + H(q)) / 2 with m = (p + q) / 2. Each pair of heads
+    therefore only needs the entropy of m: one logarithm per pair and key. The program
+    of Clark et al. first mixes 0.1 % of the uniform distribution into each head,
+    because its formula divides by the attention. Here, 0 log 0 is 0.
 
     Args:
         attention: (texts, layers, heads, tokens, tokens).
@@ -137,7 +136,7 @@ def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
         for start in range(0, halves.shape[1], _COLUMNS):
             block = halves[:, start : start + _COLUMNS]
             total += _pair_sums(np.ascontiguousarray(block))
-    # the diagonal has m = p: minus the heads' own entropies, by the same additions
+    # On the diagonal, m = p: minus the heads' own entropies, by the same additions.
     diagonal = total.diagonal()
     mean = (diagonal[:, None] + diagonal) / 2
     divergence = mean - total  # [bert table 2 divergence]
@@ -146,7 +145,7 @@ def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
 
 
 def _pair_sums(halves: np.ndarray) -> Floats:
-    """Return Σ m log m of the sum m of each two rows, in the upper triangle.
+    """Return Σ m log m for the sum m of each pair of rows, in the upper triangle.
 
     halves: (rows, columns) float32. Returns (rows, rows).
     """
@@ -166,11 +165,11 @@ def _pair_sums(halves: np.ndarray) -> Floats:
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """Return Spearman's rank correlation of two arrays of the same size.
 
-    It is NaN if all values of one are equal.
+    The result is NaN if all values of one array are equal.
 
     Args:
-        a: Numbers in an array of any shape.
-        b: As many numbers in an array of any shape.
+        a: An array of any shape.
+        b: An array of any shape with the same number of elements.
 
     Raises:
         DataError: The sizes differ, or there are fewer than two numbers.
@@ -191,9 +190,9 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
-    """Return mean and sum of the absolute differences of two matrices of divergences.
+    """Return the mean and sum of absolute differences of two divergence matrices.
 
-    The paper names the mean. For matrices of mean divergences it is at most ln 2.
+    The paper describes the mean. For mean divergences, it is at most ln 2.
 
     Args:
         a: (heads, heads) divergences.
@@ -213,16 +212,16 @@ def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
 
 
 def compare_models(heads: Mapping[str, Heads]) -> dict[str, Floats]:
-    """Return the measures of each two models, each (models, models).
+    """Return the measures of all pairs of models, each (models, models).
 
     Args:
         heads: The measures of each model's heads by name.
 
     Returns:
-        By name: "spearman", the rank correlation of the heads' entropies, NaN if there
-        is none; "distance_mean" (at most ln 2) and "distance_sum" of the absolute
-        differences of the matrices of divergences; and "distance_over_tokens", the mean
-        for divergences that are summed over tokens as Clark et al. do.
+        By name: "spearman", the rank correlation of the heads' entropies, NaN if
+            undefined; "distance_mean" (at most ln 2) and "distance_sum" of the absolute
+            differences of the divergence matrices; and "distance_over_tokens", the mean
+            for divergences summed over tokens, as in Clark et al.
     """
     models = list(heads.values())
     pairs = [

@@ -17,13 +17,14 @@ def draw_passages(
 ) -> list[str]:
     """Draw passages, each of consecutive sentences of one note.
 
-    All notes are equally likely. A note gives a second passage only after each note
-    that was drawn has given one. At most `sample` notes are in memory.
+    All notes are equally likely. A second passage comes from a note only after each
+    drawn note has contributed one. At most `sample` notes are in memory.
 
     Args:
         notes: The texts of the notes.
         sample: Number of passages; fewer are drawn if the notes have no more.
-        length: Words of a passage, at least; only the last one of a note is shorter.
+        length: Minimum number of words of a passage; only the last one of a note is
+            shorter.
         seed: Seed of the draws. The same notes, numbers and seed give the same
             passages.
 
@@ -63,10 +64,10 @@ def _draw_notes(
 
 
 def _split(lines: Sequence[str], length: int) -> Iterator[str]:
-    """Join sentences to passages of at least `length` words.
+    """Join sentences into passages of at least `length` words.
 
     The last passage may have only half as many, or fewer if it is the only one. A word
-    is at least one token, so models cut all full passages to the same length.
+    is at least one token, so models truncate all full passages to the same length.
     """
     passage: list[str] = []
     words = 0

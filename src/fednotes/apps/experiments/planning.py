@@ -1,10 +1,10 @@
-"""Plan everything that a grid will run, and find out what of it cannot run here.
+"""Plan all runs of a grid, and determine which of them cannot run on this machine.
 
 A run is refused if its settings do not match its job, if a file, a model's weights or a
 package is missing, or if a site or the method refuses to take part. Most of this shows
-only when the sites and their models are made. So the runs are rehearsed before the
-first one trains: they are made as `simulate` makes them, and not trained. What is
-refused is left out by name, and the rest runs.
+    only when the sites and their models are built. The runs are therefore rehearsed
+    before the first one trains: they are built as in `simulate`, but not trained.
+    Refused runs are left out and named, and the others run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fednotes.jobs.job_check import rehearse
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.parts import list_parts
 
-_JOBS_IN_MEMORY = 2  # whose data stay, so that rows over one corpus read it once
+_JOBS_IN_MEMORY = 2  # so that rows over one corpus read it only once
 # Keys of a job that do not change the data of its sites.
 _NOT_DATA = {
     "training",
@@ -52,8 +52,8 @@ _NOT_DATA = {
     "method",
 }
 
-# What is planned next, how much has been planned, and how much there is; the last call
-# has no name and says that all has been planned.
+# Receives the next item to plan, the number of planned items, and the total. The last
+# call has no name and reports that everything is planned.
 PlanProgress = Callable[[str, int, int], None]
 
 
@@ -67,7 +67,7 @@ def ignore_line(line: str) -> None:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that cannot run.
+    """A row and condition, or a model, that cannot run.
 
     Attributes:
         label: Label of the row, or name of the model.
@@ -80,7 +80,7 @@ class LeftOut:
     reason: str
 
     def describe(self) -> str:
-        """Return the label and condition for people."""
+        """Return the label and condition as readable text."""
         return f"{self.label}, {self.condition}" if self.condition else self.label
 
 
@@ -89,10 +89,10 @@ class Plan:
     """The runs of a grid.
 
     Attributes:
-        first: The runs that train the models from which rows start.
+        first: The runs that train the models that rows start from.
         groups: The runs of each row and condition.
         models: The folders of these models by seed and name.
-        left_out: What cannot run.
+        left_out: The rows and models that cannot run.
     """
 
     first: list[GridRun] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _StartsFromEncoder(Protocol):
 
 
 class Rehearsal:
-    """Makes the sites and models of runs without training them."""
+    """Builds the sites and models of runs without training them."""
 
     def __init__(self) -> None:
         self._sites: dict[str, Sites] = {}
@@ -118,7 +118,7 @@ class Rehearsal:
     def reason_against(self, runs: Sequence[GridRun]) -> str:
         """Return why the runs of one row and condition cannot run; "" if they can.
 
-        Of runs that differ only in the seed, the first one stands for all.
+        The first of several runs that differ only in the seed represents all of them.
         """
         for run in runs:
             if run.seed != runs[0].seed or run.job is None or run.is_done():
@@ -169,9 +169,10 @@ def plan_grid(
         grid: The grid.
         rows: The rows to run.
         request: The jobs, size, settings and device of all runs.
-        rehearsal: Makes the sites and models of each run.
+        rehearsal: Builds the sites and models of each run.
         on_plan: Called before each row and condition is planned, and at the end.
-        say: Receives a line for each reason why rows are left out or settings skipped.
+        say: Receives a line for each reason why rows are left out or settings are
+            skipped.
 
     Raises:
         ParameterError: A setting applies to no run, or nothing can run.
@@ -200,7 +201,7 @@ def plan_grid(
 
 
 def _all_seeds(rows: Sequence[Row], request: Request) -> list[int]:
-    """Return the seeds of the size, then the further seeds of rows, each once."""
+    """Return the distinct seeds of the size, then further seeds of rows."""
     seeds = list(request.size.seeds)
     for row in rows:
         seeds += request.seeds_for(row)
@@ -212,8 +213,8 @@ class _Planner:
 
     Args:
         grid: The grid.
-        request: What holds for all runs.
-        rehearsal: Makes the sites and models of each run.
+        request: The settings common to all runs.
+        rehearsal: Builds the sites and models of each run.
         seeds: The seeds of all rows.
     """
 
@@ -230,7 +231,7 @@ class _Planner:
         self._left_out: list[LeftOut] = []
 
     def add_model(self, model: ModelRun) -> None:
-        """Plan the runs that train a model, or note why they cannot run."""
+        """Plan the runs that train a model, or record why they cannot run."""
         reason, runs = self._plan_model(model)
         if reason:
             self._refused_models[model.name] = reason
@@ -254,7 +255,7 @@ class _Planner:
         return self._rehearsal.reason_against(runs), runs
 
     def add_row(self, row: Row, condition: str) -> None:
-        """Plan the runs of a row and condition, or note why they cannot run."""
+        """Plan the runs of a row and condition, or record why they cannot run."""
         reason, runs = self._plan_row(row, condition)
         if reason:
             self._left_out.append(LeftOut(row.label, condition, reason))
@@ -284,7 +285,7 @@ class _Planner:
         return self._rehearsal.reason_against(runs), runs
 
     def finish(self) -> Plan:
-        """Return the plan. A model from which no planned row starts is not trained."""
+        """Return the plan, without the models that no planned row starts from."""
         planned_rows = [runs[0].row for runs in self._groups]
         first = []
         for name, runs in self._model_runs.items():
@@ -302,7 +303,7 @@ class _Planner:
         return {seed: _model_folders(self._model_runs, seed) for seed in self._seeds}
 
     def _stand_ins_by_seed(self) -> dict[int, dict[str, str]]:
-        """Return what stands for the models in a rehearsal, by seed and name."""
+        """Return the stand-ins for the models in a rehearsal, by seed and name."""
         return {seed: _stand_ins(self._model_runs, seed) for seed in self._seeds}
 
 
@@ -321,10 +322,10 @@ def _model_folders(
 def _stand_ins(
     model_runs: Mapping[str, Sequence[GridRun]], seed: int
 ) -> dict[str, str]:
-    """Return what stands for each model in a rehearsal.
+    """Return the stand-in for each model in a rehearsal.
 
-    It is the model itself if it has been trained, else the encoder from which its
-    training starts.
+    It is the model itself if it has been trained, otherwise the encoder that its
+    training starts from.
     """
     folders = _model_folders(model_runs, seed)
     for name, folder in folders.items():
@@ -352,7 +353,7 @@ def _require_runs(plan: Plan, grid: Grid) -> None:
 
 
 def by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
-    """Return each reason with the names of what is left out for it."""
+    """Return each reason with the names of the rows and models left out for it."""
     names: dict[str, list[str]] = {}
     for each in left_out:
         names.setdefault(each.reason, []).append(each.describe())
@@ -363,7 +364,7 @@ def by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
 
 
 def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
-    """Raise an error for a setting of the user's that can reach no run of the grid.
+    """Raise an error for a user setting that cannot apply to any run of the grid.
 
     Args:
         rows: The rows to run.
@@ -374,7 +375,7 @@ def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
         ConfigError: No job of the grid has a key; the message names the nearest key.
         ParameterError: The rows set a key themselves.
     """
-    # the job of each row and model with the settings that the user may not change
+    # The job of each row and model with the settings that the user may not change.
     fixed = [(request.jobs.find(row.base), request.fixed_settings(row)) for row in rows]
     fixed += [
         (request.jobs.find(model.base), model.set)

@@ -59,9 +59,9 @@ def reproduce(  # noqa: PLR0913 - the options of a command
 ) -> dict[str, Any]:
     """Run an experiment and write its table.
 
-    All runs are planned and rehearsed first. What cannot run is left out by name, with
-    the reason, before anything trains. Finished runs in `out` are kept, and unfinished
-    ones are resumed.
+    All runs are planned and rehearsed first. Rows that cannot run are left out and
+    named, with the reason, before anything trains. Finished runs in `out` are kept, and
+    unfinished ones are resumed.
 
     Args:
         name: The experiment, one of `list_experiments()`.
@@ -69,24 +69,24 @@ def reproduce(  # noqa: PLR0913 - the options of a command
             (NAME-JOB on another job) with the results.
         full: Whether to run the full size in place of the budget size.
         settings: Further settings of every run, and of the runs that train the models
-            from which rows start. A row keeps what it sets itself.
+            from which rows start. A row keeps its own settings.
         seed: Seeds in place of the experiment's own.
-        base: Jobs of the user's own, as `choose_jobs` takes them.
+        base: The user's own jobs, as in `choose_jobs`.
         workers: Number of concurrent runs.
-        device: Where each run trains, as `simulate` takes it.
-        on_plan: Called before each row is planned, see `plan_grid`.
-        on_run: Called after each run with its name, how many runs have ended, and how
-            many there are.
-        say: Receives lines about what is left out, the state and the time.
+        device: Device on which each run trains, as in `simulate`.
+        on_plan: Called before each row is planned; see `plan_grid`.
+        on_run: Called after each run with its name, the number of ended runs, and the
+            total.
+        say: Receives lines about omitted rows, the state and the time.
         confirm: Called with an estimate once the first run has ended, if the others
             will take long; raises an exception to stop.
 
     Returns:
-        The table, which results.json holds too.
+        The table, which is also in results.json.
 
     Raises:
-        ParameterError: Nothing can run, or a setting reaches no run.
-        FednotesError: A run failed; the message is its own.
+        ParameterError: Nothing can run, or a setting applies to no run.
+        FednotesError: A run failed; the message is the run's own.
     """
     device_of(device)
     grid, path = load_grid(name)
@@ -145,7 +145,7 @@ def _choose_size(grid: Grid, jobs: Jobs, seeds: Sequence[int], *, full: bool) ->
 def _choose_rows(
     grid: Grid, jobs: Jobs, *, full: bool, say: Callable[[str], None]
 ) -> list[Row]:
-    """Return the rows to run, and say which are left out."""
+    """Return the rows to run, and report the omitted ones."""
     rows, missing = select_rows(grid, jobs, full=full)
     for job in missing:
         say(f"rows of the job {job!r} are left out: add yours to `base` as {job}=JOB")
@@ -153,7 +153,7 @@ def _choose_rows(
 
 
 def _carry_out(plan: Plan, work: Work) -> list[Cell]:
-    """Carry out all runs; return those that the table shows."""
+    """Carry out all runs; return those to show in the table."""
     work.announce(plan.first, plan.groups)
     work.carry_out(plan.first)
     work.carry_out([run for runs in plan.groups for run in search_runs(runs)])
@@ -166,7 +166,7 @@ def _carry_out(plan: Plan, work: Work) -> list[Cell]:
 
 
 def require_notes(attention: Attention, jobs: Jobs, base: str) -> None:
-    """Raise DataError unless the notes on which attention is compared exist."""
+    """Raise DataError unless the notes for comparing attention exist."""
     paths, _ = _find_notes(attention, jobs, base)
     for path in paths:
         if not path.exists():
@@ -178,9 +178,9 @@ def require_notes(attention: Attention, jobs: Jobs, base: str) -> None:
 def _find_notes(
     attention: Attention, jobs: Jobs, base: str
 ) -> tuple[list[Path], list[str]]:
-    """Return the paths and categories of the notes on which attention is compared.
+    """Return the paths and categories of the notes for comparing attention.
 
-    On a job of the user's own they are the notes of its sites.
+    For a user's own job, they are the notes of its sites.
     """
     if not jobs.replacements:
         return [Path(expand(path, "notes")) for path in attention.notes], []
@@ -199,7 +199,7 @@ def compare_attention(
 ) -> dict[str, Any]:
     """Compare the attention heads of a grid's models.
 
-    On a job of the user's own the first model is the encoder that the job names.
+    For a user's own job, the first model is the encoder that the job names.
 
     Args:
         grid: A grid with `attention`.
@@ -209,7 +209,7 @@ def compare_attention(
         seed: Seed of the drawn passages.
 
     Returns:
-        A table with nothing but its page.
+        A table that contains only its page.
     """
     assert grid.attention is not None
     named = [model.format(**models) for model in grid.attention.models]

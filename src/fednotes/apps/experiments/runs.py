@@ -1,4 +1,4 @@
-"""The runs that a grid stands for: one for each row, condition, seed and setting."""
+"""The runs of a grid: one for each row, condition, seed and setting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Models = Mapping[int, Mapping[str, str]]  # folders of models by seed and name
 class GridRun:
     """One run: a row, a condition, a seed and a setting.
 
-    Its folder is named after what it runs, so that grids share runs.
+    The name of its folder is derived from its content, so that grids share runs.
 
     Attributes:
         row: The row.
@@ -34,10 +34,10 @@ class GridRun:
         arguments: The command line of the run, without the program's name.
         choice: The settings that it tries, if its row searches.
         beyond: What the run adds to the published method; "" for nothing.
-        is_trial: Whether it serves the search alone, because it holds out training data
-            on which the other runs of the row train.
+        is_trial: Whether it serves only the search, because it holds out training data
+            that the row's other runs train on.
         job: The job to rehearse; None if there is nothing to rehearse.
-        skipped: The user's settings that it does not take, with the reason.
+        skipped: The user's settings that do not apply to it, with the reasons.
     """
 
     row: Row
@@ -60,13 +60,13 @@ class GridRun:
         return (self.folder / "job.json").exists()
 
     def describe(self) -> str:
-        """Return the row, condition and seed for people."""
+        """Return the row, condition and seed as readable text."""
         return f"{self.row.label}, {self.condition}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What holds for all runs of a grid.
+    """The settings common to all runs of a grid.
 
     Attributes:
         jobs: The jobs of the grid.
@@ -90,13 +90,13 @@ class Request:
         return row.seeds if has_own_seeds else self.size.seeds
 
     def size_settings(self, row: Row) -> Settings:
-        """Return the settings of the size for a row. The user may change them."""
+        """Return the size's settings for a row, which the user may change."""
         if self.jobs.has_replaced(row.base) and self.size.own is not None:
             return self.size.own
         return self.size.set
 
     def row_settings(self, row: Row) -> Settings:
-        """Return the settings of a row. The user may not change them."""
+        """Return a row's settings, which the user may not change."""
         if self.full:
             return row.set
         return (*row.set, *row.budget)
@@ -120,12 +120,12 @@ class Request:
 def plan_model(
     model: ModelRun, request: Request, seeds: Sequence[int]
 ) -> list[GridRun]:
-    """Return the runs that train a model from which rows start.
+    """Return the runs that train a model that rows start from.
 
     Args:
         model: The model.
-        request: What holds for all runs. The settings of the grid's size are not for
-            the runs of models, which have their own.
+        request: The settings common to all runs. The settings of the grid's size do not
+            apply to the runs of models, which have their own.
         seeds: The seeds of the rows.
 
     Raises:
@@ -157,17 +157,17 @@ def plan_row(
 ) -> list[GridRun]:
     """Return the runs of one row and condition: one for each seed and setting.
 
-    A row that searches settings on a job that holds nothing out gets further runs for
-    the search. In these, the fraction HELD_OUT of the training sentences is validation
-    data. The test data stay the same.
+    If a row searches settings and its job has no validation data, it gets further runs
+    for the search, which use the fraction HELD_OUT of the training sentences as
+    validation data. The test data stay the same.
 
     Args:
         row: The row.
         condition: One of its conditions.
-        request: What holds for all runs.
+        request: The settings common to all runs.
         models: The folders of the models that `{name}` in the row's settings stands
             for.
-        stand_ins: The folders that stand for them in a rehearsal.
+        stand_ins: The folders that replace them in a rehearsal.
         needs_validation: Whether all runs are judged by validation data.
 
     Raises:
@@ -215,7 +215,7 @@ def plan_row(
 
 @dataclass(frozen=True)
 class _RunMaker:
-    """Makes the runs of one row and condition."""
+    """Creates the runs of one row and condition."""
 
     row: Row
     condition: str
@@ -249,7 +249,7 @@ class _RunMaker:
         if self.request.device != "cpu":
             arguments += ["--device", self.request.device]
 
-        # a model of all notes in one place has nothing beyond the published method
+        # A pooled model adds nothing to the published method.
         beyond = ""
         if self.condition != POOLED:
             beyond = job.module.name_extension(job.config)
@@ -289,19 +289,19 @@ class _RunMaker:
 
 
 def _digest(job: Job, *, is_built_in: bool) -> str:
-    """Return 16 hexadecimal digits of a job, which name the folder of its run."""
+    """Return 16 hexadecimal digits for a job, used in the name of its run's folder."""
     if is_built_in:
         return job.fingerprint[:16]
-    # paths in a file of the user's own are relative to its folder
+    # Paths in a user's own file are relative to its folder.
     text = f"{job.folder}\n{job.fingerprint}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _hold_out(row: Row, job: Job) -> Settings:
-    """Return the setting that makes validation data; none if the job has some.
+    """Return the setting that holds out validation data; none if the job has some.
 
     Raises:
-        ConfigError: The job has none, and its training data cannot give any.
+        ConfigError: The job has none, and none can be held out of its training data.
     """
     if job.synthetic is not None:
         return ()
@@ -324,7 +324,7 @@ def _hold_out(row: Row, job: Job) -> Settings:
 def split_settings(
     job: str, fixed: Settings, settings: Settings
 ) -> tuple[Settings, dict[str, str]]:
-    """Split the user's settings into those that a row takes, and the others.
+    """Split the user's settings into those that apply to a row, and the others.
 
     Args:
         job: The row's job.
@@ -332,8 +332,8 @@ def split_settings(
         settings: The user's settings.
 
     Returns:
-        The settings that the row takes; and the others with the reason, which follows
-        the names of rows in a sentence.
+        The settings that apply to the row; and the others with the reason, phrased to
+        follow the names of rows in a sentence.
     """
     method = _method_in(fixed)
     accepted = []
@@ -363,13 +363,13 @@ def _method_in(settings: Settings) -> str:
 
 
 def is_set_by(settings: Settings, key: str) -> bool:
-    """Return whether a setting sets this key, a table that holds it, or a part of it.
+    """Return whether a setting sets this key, a table around it, or a part of it.
 
-    A part "*" of either key, which stands for every site, matches any part.
+    "*" in either key stands for every site and matches any part.
     """
     parts = key.split(".")
     for setting in settings:
-        # if one key is shorter, it is a table that holds the other
+        # If one key is shorter, it is a table that contains the other.
         pairs = zip(key_of(setting).split("."), parts, strict=False)
         if all(a == b or "*" in (a, b) for a, b in pairs):
             return True
@@ -382,7 +382,7 @@ def has_key(job: str, key: str, method: str = "") -> bool:
     Args:
         job: A job file or the name of a built-in job.
         key: The key.
-        method: A method in place of the job's own.
+        method: A method that replaces the job's own.
     """
     if not method:
         method = str(load_table(job)[0].get("method", ""))
@@ -390,12 +390,12 @@ def has_key(job: str, key: str, method: str = "") -> bool:
 
 
 def _require_sites(row: Row, job: str, settings: Settings) -> None:
-    """Refuse a setting of a site that the job does not have.
+    """Refuse a setting for a site that the job does not have.
 
-    Such a setting would add the site.
+    It would add the site.
 
     Raises:
-        ConfigError: A setting names such a site.
+        ConfigError: A setting names an unknown site.
     """
     sites = load_table(job)[0].get("sites", {})
     for setting in settings:

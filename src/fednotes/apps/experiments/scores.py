@@ -20,13 +20,13 @@ from fednotes.metrics.gap import gap_by_seed
 from fednotes.metrics.paired_tests import FEWEST_SEEDS, paired_t
 from fednotes.metrics.summaries import summarise
 
-Summary = Mapping[str, Any]  # what a run's summary.json holds
+Summary = Mapping[str, Any]  # the content of a run's summary.json
 End = tuple[str, str]  # label and condition
 # The summaries of each row and condition by seed.
 Summaries = Mapping[End, Mapping[int, Summary]]
 
 _MEGABYTE = 1e6  # bytes
-# What results.json has of the grid itself.
+# The fields of the grid itself in results.json.
 _GRID_FIELDS = (
     "title",
     "x",
@@ -50,10 +50,10 @@ def gather(
         grid: The grid.
         size: The size that was run.
         cells: The runs of each row and condition.
-        job_names: What tables call the jobs, for pairs of rows whose labels name one.
+        job_names: The jobs' names in tables, for pairs of rows whose labels name a job.
 
     Raises:
-        ConfigError: The jobs do not have the scores of a column.
+        ConfigError: The jobs lack the scores of a column.
     """
     summaries: dict[End, Mapping[int, Summary]] = {}
     rows = []
@@ -80,7 +80,7 @@ def _summarise_cell(
 ) -> dict[str, Any]:
     """Return the numbers of one row and condition.
 
-    summaries: those of its runs, one for each seed.
+    summaries: the summaries of its runs, one per seed.
     """
     first = cell.runs[0]
     row = first.row
@@ -125,7 +125,7 @@ def _summarise_cell(
 def _site_scores(run: Summary, condition: str, score: str) -> dict[str, Any]:
     """Return the scores of each site and their mean, by site, kind and rate.
 
-    score: the data that are scored, "test" or "validation".
+    score: the data to score on, "test" or "validation".
     """
     if score == "validation":
         valid = run["valid"][condition]
@@ -141,7 +141,7 @@ def _site_scores(run: Summary, condition: str, score: str) -> dict[str, Any]:
 
 
 def _rates_by_kind(scores: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return those of a site's scores that tables show, by kind and rate."""
+    """Return the scores of a site that tables show, by kind and rate."""
     shown = {}
     for kind in KINDS:
         if kind in scores:
@@ -163,12 +163,12 @@ def _disease_scores(runs: Sequence[Summary], condition: str) -> dict[str, Any]:
 
 
 def read_column(run: Summary, condition: str, name: str) -> float | None:
-    """Return the number of a run that a column shows; None if it does not exist.
+    """Return a run's number for a column; None if it does not exist.
 
     Args:
         run: The run's summary.
         condition: The condition.
-        name: The column, see `Grid.columns`.
+        name: The column; see `Grid.columns`.
 
     Raises:
         ConfigError: The job does not have this score.
@@ -194,16 +194,16 @@ def read_column(run: Summary, condition: str, name: str) -> float | None:
 
 
 def _place_on_x(grid: Grid, row: Row, runs: Sequence[Summary]) -> float:
-    """Return where a row stands on the x axis."""
+    """Return a row's position on the x axis."""
     if not grid.x.startswith("η"):
         return row.x
     return round(100 * sum(run["eta"] for run in runs) / len(runs), 2)
 
 
 def _score_not_annotated(run: Summary, condition: str) -> dict[str, float]:
-    """Return the strict F1 of types on which a site is tested without annotating them.
+    """Return the strict F1 of tested types that a site does not annotate.
 
-    It is the mean over types, then over sites. Without such types nothing is returned.
+    It is the mean over types, then over sites; {} without such types.
     """
     means = []
     for site, annotated in run.get("annotated", {}).items():
@@ -223,7 +223,7 @@ def _score_not_annotated(run: Summary, condition: str) -> dict[str, float]:
 def _scores_within_cost(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
     """Return the micro F1 of the last model within the grid's bytes and seconds.
 
-    It is 0 if the limit is reached before the first evaluation.
+    The score is 0 if the limit is reached before the first evaluation.
     """
     limits = {"megabytes": grid.megabytes, "seconds": grid.seconds}
     limits = {name: limit for name, limit in limits.items() if limit}
@@ -257,7 +257,7 @@ def _summarise_gap(
     if not all(end in summaries for end in ends):
         return {}
     alone, pooled = ends
-    # in the order in which `gap_by_seed` takes them
+    # in the argument order of `gap_by_seed`
     compared = [alone, (row.label, condition), pooled]
     seeds = _shared_seeds(compared, summaries)
     scores = [
@@ -285,9 +285,9 @@ def _shared_seeds(ends: Sequence[End], summaries: Summaries) -> list[int]:
 
 
 def _lead_score(grid: Grid, run: Summary, condition: str) -> float:
-    """Return the score in which a gap is measured; NaN if the run has none.
+    """Return the score for measuring a gap; NaN if the run has none.
 
-    It is the grid's last column of scores or else the mean strict F1. More is better.
+    It is the grid's last column of scores, or the mean strict F1. Higher is better.
     """
     columns = [
         name for name in grid.columns if name != "s" and not name.startswith("MB ")
@@ -309,8 +309,8 @@ def _test_pairs(
 ) -> dict[str, Any]:
     """Return the differences of pairs of rows, or why they cannot be tested.
 
-    A pair is tested on the seeds that both have, if these are enough. Nothing is
-    claimed of validation scores.
+    A pair is tested on the seeds that both have, if these are enough. Validation scores
+    are not tested.
     """
     if grid.score != "test":
         return {"pairs": []}
@@ -343,7 +343,8 @@ def _list_pairs(
 ) -> list[tuple[End, End]]:
     """Return the pairs of rows to test, each once.
 
-    They are each row's federated and alone, and the pairs that the grid names.
+    These are each row's federated and alone conditions, and the pairs that the grid
+    names.
     """
     pairs = []
     for label, condition in summaries:
@@ -353,7 +354,7 @@ def _list_pairs(
     for (first_text, second_text), job in product(grid.pairs, job_names or ("",)):
         first = _split_end(first_text.replace("{job}", job))
         second = _split_end(second_text.replace("{job}", job))
-        # a row may belong to the full size only
+        # some rows exist only at full size
         if first in summaries and second in summaries:
             pairs.append((first, second))
     return list(dict.fromkeys(pairs))
@@ -382,7 +383,7 @@ def _test_differences(
 
 
 def _measures(grid: Grid, run: Summary, condition: str) -> dict[str, float | None]:
-    """Return the fractions of a run by which pairs are compared."""
+    """Return the fractions of a run that are compared within pairs."""
     if grid.by_output:
         diseases = _disease_scores([run], condition).values()
         return {"average f1": fmean(scores["f1"]["mean"] for scores in diseases)}

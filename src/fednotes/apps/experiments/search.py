@@ -1,4 +1,4 @@
-"""Choose the setting of a row by validation data. Test data choose nothing."""
+"""Choose the setting of a row by validation data, never by test data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fednotes.jobs.results import read_result
 
 
 class Cell(NamedTuple):
-    """What a table shows of one row and condition.
+    """The runs of one row and condition to show in a table.
 
     Attributes:
         runs: The runs of the chosen setting, one for each seed.
-        tried: The settings that were tried with their validation scores; empty if the
-            row searches nothing.
+        tried: The settings that were tried, with their validation scores; empty for a
+            row without a search.
     """
 
     runs: list[GridRun]
@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 
 
 def choose_runs(runs: Sequence[GridRun]) -> Cell:
-    """Return the runs of one row and condition that have the chosen setting.
+    """Return the runs of one row and condition with the chosen setting.
 
     Args:
         runs: All runs of the row and condition; those of the search have ended.
@@ -44,10 +44,10 @@ def choose_runs(runs: Sequence[GridRun]) -> Cell:
 
 
 def search_runs(runs: Sequence[GridRun]) -> list[GridRun]:
-    """Return the runs of one row and condition by which its setting is chosen.
+    """Return the runs for choosing the setting of one row and condition.
 
-    They are the trials or, where the job has validation data, the runs on the first
-    seed. There are none if the row searches nothing.
+    They are the trials or, if the job has validation data, the runs on the first seed.
+    There are none for a row without a search.
     """
     trials = [run for run in runs if run.is_trial]
     if trials:
@@ -61,10 +61,10 @@ def search_runs(runs: Sequence[GridRun]) -> list[GridRun]:
 def choose_setting(
     runs: Sequence[GridRun],
 ) -> tuple[Settings, list[dict[str, Any]]]:
-    """Return the setting with the best validation score, and all settings with theirs.
+    """Return the setting with the best validation score, and the scores of all.
 
-    A setting's score is the mean over its seeds of the mean over sites. The first of
-    equal ones is chosen.
+    A setting's score is the mean over seeds of the mean over sites. The first setting
+    wins a tie.
 
     Args:
         runs: Runs of one row and condition, each setting on the same seeds.

@@ -9,16 +9,16 @@ from fednotes.apps.experiments.runs import HELD_OUT
 from fednotes.metrics.paired_tests import FEWEST_SEEDS
 from fednotes.report.markdown import markdown_table
 
-Table = Mapping[str, Any]  # what results.json holds
-TableRow = Mapping[str, Any]  # one row and condition of it
+Table = Mapping[str, Any]  # the content of results.json
+TableRow = Mapping[str, Any]  # one row and condition of a table
 Number = Mapping[str, float | None]  # "mean" and "std" over seeds
 
 KINDS = ("strict", "relaxed")
 RATES = ("precision", "recall", "f1")
 MISSING = {"mean": None, "std": None, "n": 0}  # a number that no run has
 
-_PERCENT = 100.0  # factor of fractions
-_NONE = "–"  # stands for a number that does not exist
+_PERCENT = 100.0  # factor for fractions
+_NONE = "–"  # stands for a missing number
 _DISEASE_COLUMNS = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
 # Last words of the columns whose numbers are not fractions.
 _PLAIN_COLUMNS = ("up", "down", "site", "s", "loss", "perplexity", "brier")
@@ -57,7 +57,7 @@ def _paragraphs(table: Table) -> Iterator[str]:
 
 
 def _left_out(table: Table) -> Iterator[str]:
-    """Yield what could not run, with the reason."""
+    """Yield the rows that could not run, with the reason."""
     left_out = table.get("left_out", ())
     if left_out:
         yield "Left out, because it cannot run here:"
@@ -65,7 +65,7 @@ def _left_out(table: Table) -> Iterator[str]:
 
 
 def _searches(table: Table) -> Iterator[str]:
-    """Yield the settings that validation data chose, and what was tried."""
+    """Yield the settings chosen by validation data, and those that were tried."""
     searching = [row for row in table["rows"] if row["tried"]]
     if not searching:
         return
@@ -81,7 +81,7 @@ def _searches(table: Table) -> Iterator[str]:
 
 
 def _search(row: TableRow) -> str:
-    """Return the settings that a row chose, and the score of each that it tried."""
+    """Return a row's chosen settings, and the score of each that it tried."""
     tried = "; ".join(
         f"{_join_settings(each['set'])}: {_validation_cell(each['validation'])}"
         for each in row["tried"]
@@ -91,7 +91,7 @@ def _search(row: TableRow) -> str:
 
 
 def _validation_cell(score: float) -> str:
-    """Return a validation score in percent; for minus a loss, the loss as it is."""
+    """Return a validation score in percent; a negated loss as the plain loss."""
     if score < 0:
         return f"loss {-score:.3f}"
     return f"{_PERCENT * score:.1f}"
@@ -128,7 +128,7 @@ def _join_numbers(numbers: Iterable[int]) -> str:
 
 
 def _pairs(table: Table) -> Iterator[str]:
-    """Yield the paired tests over seeds, or that too few seeds claim nothing."""
+    """Yield the paired tests over seeds, or a note that there are too few seeds."""
     tested = [pair for pair in table["pairs"] if pair["differences"]]
     if tested:
         yield (
@@ -175,7 +175,7 @@ def _difference(test: Mapping[str, float] | None) -> str:
 def _run_tables(table: Table) -> Iterator[str]:
     """Yield a table with a row for each run, then precision and recall of sites.
 
-    Its columns are the grid's own, or strict and relaxed F1 of each site.
+    The columns are the grid's own, or strict and relaxed F1 of each site.
     """
     seeds = _describe_seeds(table)
     if table["columns"]:
@@ -218,7 +218,7 @@ def _site_table(table: Table) -> str:
 
 
 def _describe_condition(row: TableRow) -> str:
-    """Return how a row's model was trained, and what the run adds to the method."""
+    """Return the training condition of a row, and what the run adds to the method."""
     if not row["beyond"]:
         return str(row["condition"])
     return f"{row['condition']} + {row['beyond']}"
@@ -265,7 +265,7 @@ def _own_cells(table: Table, row: TableRow) -> dict[str, str]:
 
 
 def _behind(table: Table, row: TableRow) -> str:
-    """Return by how much a row falls behind another one in the last column."""
+    """Return how far a row is below another row in the last column."""
     best = row
     for other in table["rows"]:
         if other["label"] == table["against"]:
@@ -282,7 +282,7 @@ def _behind(table: Table, row: TableRow) -> str:
 
 
 def _site_cells(table: Table, row: TableRow) -> dict[str, str]:
-    """Return each site's scores, those of types it does not annotate, and the costs."""
+    """Return each site's scores, those for unannotated types, and the costs."""
     cells = {}
     for site, scores in row["scores"].items():
         f1 = [scores[kind]["f1"] for kind in KINDS if scores.get(kind)]
@@ -294,7 +294,7 @@ def _site_cells(table: Table, row: TableRow) -> dict[str, str]:
 
 
 def _cost_cells(table: Table, row: TableRow) -> dict[str, str]:
-    """Return the scores within the grid's costs, and the costs of the whole run."""
+    """Return the scores within the grid's costs, and the costs of the complete run."""
     within = row["within"]
     cells = {}
     for name, unit in (("megabytes", "MB"), ("seconds", "s")):
@@ -308,7 +308,7 @@ def _cost_cells(table: Table, row: TableRow) -> dict[str, str]:
 
 
 def _not_annotated_cell(table: Table, row: TableRow) -> dict[str, str]:
-    """Return F1 of types that a site does not annotate, if any row has it."""
+    """Return F1 on types that a site does not annotate, if any row has it."""
     if not any(each["not_annotated"] for each in table["rows"]):
         return {}
     score = row["not_annotated"]
@@ -330,7 +330,7 @@ def _gap_cell(table: Table, row: TableRow) -> dict[str, str]:
 
 
 def _column_cell(name: str, number: Number) -> str:
-    """Return a number of a column: a fraction in percent, another one as it is."""
+    """Return a number of a column: fractions in percent, other numbers unchanged."""
     if not is_plain(name):
         return _cell(number)
     if name.endswith(("loss", "brier")):
@@ -343,7 +343,7 @@ def _column_cell(name: str, number: Number) -> str:
 
 
 def is_plain(column: str) -> bool:
-    """Return whether a column shows numbers as they are: bytes, seconds or errors."""
+    """Return whether a column shows unscaled numbers: bytes, seconds or errors."""
     return column.rsplit(" ", 1)[-1] in _PLAIN_COLUMNS
 
 
@@ -365,7 +365,7 @@ def _cell(number: Number, *, digits: int = 1, factor: float = _PERCENT) -> str:
 def _disease_tables(table: Table) -> Iterator[str]:
     """Yield a table with a row for each disease and three columns for each run.
 
-    The paper's figures stand beside them if the diseases are the same.
+    The paper's figures are beside them if the diseases are the same.
     """
     rows = table["rows"]
     paper = table["paper"]
@@ -397,7 +397,7 @@ def _disease_table(
 
     heads = ["disease"]
     for row in rows:
-        # a single run needs no name
+        # A single run needs no name.
         prefix = f"{row['label']}, {row['condition']}: " if len(rows) > 1 else ""
         heads += [prefix + head for _, head in _DISEASE_COLUMNS]
     paper_heads = list(next(iter(paper.values()))) if paper else []
@@ -423,7 +423,7 @@ def _disease_cells(rows: Sequence[TableRow], disease: str) -> list[str]:
 
 
 def _average(row: TableRow, key: str) -> str:
-    """Return the mean over diseases of their means over seeds."""
+    """Return the mean over diseases of the means over seeds."""
     means = [
         scores[key]["mean"] for scores in row["by_output"].values() if key in scores
     ]

@@ -19,7 +19,7 @@ from fednotes.core.stopping import call
 from fednotes.core.wording import format_duration
 from fednotes.jobs.progress import LONG_SECONDS
 
-# The run that has ended, how many have ended, and how many there are.
+# Receives the run that has ended, the number of ended runs, and the total.
 RunProgress = Callable[[str, int, int], None]
 
 
@@ -31,8 +31,8 @@ class Work:
         on_run: Called after each run.
         say: Receives lines about the state and the time of the runs.
         confirm: Called with an estimate once the first run has ended, if the others
-            will take long; raises an exception to stop. If it is given, the first run
-            has no others beside it, so that these can be stopped.
+            will take long; raises an exception to stop. If given, the first run is
+            carried out alone, so that the others can be stopped.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Work:
         self._on_run = on_run
         self._say = say
         self._confirm = confirm
-        self._folders: set[Path] = set()  # of the runs that were carried out
+        self._folders: set[Path] = set()  # folders of the runs that were carried out
         self._total = 0
         self._ended = 0
-        self._remaining = 0  # runs that do not yet have a result
+        self._remaining = 0  # number of runs without a result
         self._is_time_announced = False
 
     def announce(
         self, first: Sequence[GridRun], groups: Sequence[Sequence[GridRun]]
     ) -> None:
-        """Say how many runs are done, begun and still to begin.
+        """Report how many runs are done, begun and not yet begun.
 
         Args:
             first: Runs that train models.
@@ -67,7 +67,7 @@ class Work:
         for group in groups:
             every += group
             needed += search_runs(group)
-            # whichever setting the search chooses runs on all seeds
+            # The setting that the search chooses, whichever it is, runs on all seeds.
             choice = group[0].choice
             needed += [
                 run for run in group if run.choice == choice and not run.is_trial
@@ -114,7 +114,7 @@ class Work:
             self._announce_time(seconds)
 
     def _announce_time(self, seconds: float) -> None:
-        """Say how long the remaining runs may take, by the first one's seconds."""
+        """Report how long the remaining runs may take, from the first run's seconds."""
         turns = math.ceil(self._remaining / self._workers)
         estimate = seconds * turns
         noun = "run" if self._remaining == 1 else "runs"
@@ -130,7 +130,7 @@ class Work:
 
 
 def _timed(run: GridRun) -> float:
-    """Carry out a run; return its seconds, 0 if it was done before."""
+    """Carry out a run; return its seconds, or 0 if it was already done."""
     was_done = run.is_done()
     started = time.monotonic()
     execute(run)
@@ -140,10 +140,10 @@ def _timed(run: GridRun) -> float:
 def execute(run: GridRun) -> None:
     """Run a `fednotes simulate` command, unless it is done.
 
-    Its output goes into a log beside the run's folder.
+    The output goes into a log beside the run's folder.
 
     Raises:
-        FednotesError: The command failed; the message is its own.
+        FednotesError: The command failed; the message is the command's own.
     """
     if run.is_done():
         return
@@ -166,7 +166,7 @@ def execute(run: GridRun) -> None:
 
 
 def _first_error(output: str) -> str:
-    """Return the first error in a command's output, or else its last line."""
+    """Return the first error in a command's output, or its last line."""
     lines = output.strip().splitlines() or ["no output"]
     for line in lines:
         if line.startswith("error: "):

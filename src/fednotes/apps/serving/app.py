@@ -50,7 +50,7 @@ class AddRoutes(Protocol):
         """Add the routes."""
 
 
-# Number of invalid values that the refusal of a request lists.
+# Maximum number of invalid values listed in a refusal.
 _LISTED_ERRORS = 5
 # The names that a refusal may repeat.
 _FIELD_NAMES = frozenset(
@@ -131,7 +131,7 @@ def create_app(
 
 
 async def _refuse_invalid(_request: object, error: RequestValidationError) -> None:
-    """Raise Refused with the places of invalid values, without the values."""
+    """Raise Refused with the locations of invalid values, without the values."""
     messages = []
     for each in islice(error.errors(), _LISTED_ERRORS):
         place = ".".join(_public_name(part) for part in each["loc"])
@@ -142,7 +142,7 @@ async def _refuse_invalid(_request: object, error: RequestValidationError) -> No
 def _public_name(part: str | int) -> str:
     """Return one part of the path to an invalid value, or "…" for unknown names.
 
-    A name that is not a field of this API may be text of a note or name a patient.
+    A name that is not a field of this API may be note text or a patient's name.
     """
     return str(part) if isinstance(part, int) or part in _FIELD_NAMES else "…"
 
@@ -153,7 +153,7 @@ def _public_name(part: str | int) -> str:
 def _add_mention_routes(
     app: FastAPI, queue: ModelQueue, limits: Limits, *, batch: bool
 ) -> None:
-    """Let an application answer requests to a model that finds mentions.
+    """Add the routes for a model that finds mentions.
 
     Args:
         app: The application.
@@ -228,7 +228,7 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
 def _add_patient_route(
     app: FastAPI, queue: ModelQueue, limits: Limits, *, batch: bool
 ) -> None:
-    """Let an application answer requests to a model that predicts patients.
+    """Add the route for a model of patients.
 
     Args:
         app: The application.
@@ -262,7 +262,7 @@ def _add_patient_route(
         )
 
 
-# The requests that a model answers, by what it reads.
+# The routes of a model, by what it reads.
 _ROUTES: dict[ModelInput, AddRoutes] = {
     "documents": _add_mention_routes,
     "patients": _add_patient_route,
@@ -270,7 +270,7 @@ _ROUTES: dict[ModelInput, AddRoutes] = {
 
 
 def _add_status_routes(app: FastAPI, model: SavedModel, metrics: Metrics) -> None:
-    """Let an application describe its model and its own state."""
+    """Add the routes that describe the model and the server's state."""
     from fastapi.responses import PlainTextResponse
 
     @app.get("/model")

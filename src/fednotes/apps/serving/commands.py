@@ -64,7 +64,7 @@ def export_sklearn(
     say(f'{out}: load it with skops.io.load("{out}/pipeline.skops")')
 
 
-if "sklearn" in plugins.registered("exports"):  # a form of another application
+if "sklearn" in plugins.registered("exports"):  # a format of another application
     export.command("sklearn")(export_sklearn)
 
 

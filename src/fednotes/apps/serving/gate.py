@@ -33,7 +33,7 @@ FHIR_JSON = "application/fhir+json"
 # Status of the refusals that the OpenAPI schema lists.
 REFUSED_STATUS = (401, 403, 408, 413, 415, 422, 429, 500)
 
-# Appears in the metrics only: the client disconnected before the answer.
+# Appears only in the metrics: the client disconnected before the answer.
 _DISCONNECTED = 499
 # Maximum number of digits of the header Content-Length.
 _LENGTH_DIGITS = 18
@@ -181,7 +181,7 @@ class Gate:
     def _require_length(self, headers: Mapping[str, bytes]) -> None:
         """Raise Refused if a body's length is too large, ambiguous or not a number."""
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy may trust the other one of the two and see another request.
+            # A proxy may use the other of the two and see a different request.
             raise Refused(
                 400,
                 "send content-length or transfer-encoding, not both",
@@ -201,7 +201,7 @@ class Gate:
                 415, "send JSON, with the header: content-type: application/json"
             )
         try:
-            # A thread parses, so that the event loop serves other requests.
+            # Parsing runs in a thread, so that the event loop can serve other requests.
             await asyncio.to_thread(
                 parse_json, body, most_values=self._limits.max_values
             )
@@ -268,7 +268,7 @@ async def _answer_unless_gone(
     body: bytes,
     seconds: float,
 ) -> None:
-    """Run the application on a body already read; stop if the client is gone.
+    """Run the application on a body that was already read; stop if the client is gone.
 
     A client that does not accept a part of the answer within `seconds` counts as gone,
     so that it does not keep a place from others.

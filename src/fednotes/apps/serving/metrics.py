@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Metrics:
-    """What `GET /metrics` shows: counts and durations, never content.
+    """The values of `GET /metrics`: counts and durations, never content.
 
     Attributes:
         under_way: A gauge of the requests that are being answered.

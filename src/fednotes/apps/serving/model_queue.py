@@ -1,4 +1,4 @@
-"""The queue before the model: texts of many requests share its calls."""
+"""The queue before the model, which batches the texts of concurrent requests."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _texts(model_input: Any) -> Iterator[str]:
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:
-    """Give a result, or the exception in its place, to whoever waits for it."""
+    """Set a future's result, or its exception."""
     if future.done():
         return
     if isinstance(result, Exception):

@@ -76,7 +76,7 @@ class Refusal(BaseModel):
 
 
 def confident_spans(spans: Iterable[Span], threshold: float) -> list[Span]:
-    """Return the spans that have no confidence, or at least that of the threshold."""
+    """Return the spans without a confidence, or with at least the threshold's."""
     return [
         span
         for span in spans
@@ -85,7 +85,7 @@ def confident_spans(spans: Iterable[Span], threshold: float) -> list[Span]:
 
 
 def _with_utf16_offsets(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Return spans with offsets in UTF-16 code units in place of code points."""
+    """Return spans with offsets in UTF-16 code units instead of code points."""
     # These characters take two code units.
     wide = [index for index, character in enumerate(text) if character > "\uffff"]
 

@@ -52,7 +52,7 @@ def serve(  # noqa: PLR0913 - what a person may want to set
         key: The certificate's private key (PEM).
         limits: The limits on requests; the defaults if None.
         batch: Whether `POST /batch` accepts tables of notes.
-        tell: Receives a line with the address, and a warning where TLS is missing.
+        tell: Receives a line with the address, and a warning if TLS is missing.
 
     Raises:
         ConfigError: The parameters contradict each other or do not match the model.
@@ -70,7 +70,7 @@ def serve(  # noqa: PLR0913 - what a person may want to set
 
     loaded = open_model(model)
     app = create_app(loaded, limits, token, batch=batch)
-    # The first call compiles and loads what later calls reuse.
+    # The first call compiles and loads code that later calls reuse.
     loaded(["Aspirin was given."])
     if not is_loopback(host) and certificate is None:
         tell(

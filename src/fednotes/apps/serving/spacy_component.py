@@ -26,7 +26,7 @@ from fednotes.jobs.models import load_mention_model
 Alignment = Literal["expand", "contract", "strict"]
 
 _FINGERPRINT_FILE = "fingerprint"
-_MAX_FINGERPRINT = 1000  # bytes that are read of the file
+_MAX_FINGERPRINT = 1000  # maximum number of bytes to read from the file
 
 
 class Recogniser:
@@ -162,7 +162,10 @@ class Recogniser:
         *,
         exclude: Iterable[str] = (),  # noqa: ARG002 - of spaCy's interface
     ) -> None:
-        """Write the fingerprint; the pipeline's configuration has the model's path."""
+        """Write the fingerprint.
+
+        The model's path is in the pipeline's configuration.
+        """
         write_out(Path(path) / _FINGERPRINT_FILE, self.to_bytes())
 
     def from_disk(
@@ -186,7 +189,7 @@ class Recogniser:
 
 
 def _set_entities(doc: Doc, spans: list[Span]) -> None:
-    """Set entities; keep earlier ones that overlap with none of them."""
+    """Set entities; keep earlier ones that do not overlap with them."""
     tokens = {index for span in spans for index in range(span.start, span.end)}
     earlier = [
         entity

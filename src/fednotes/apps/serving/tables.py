@@ -49,7 +49,7 @@ _UNPACKED_CHARACTERS = 10
 
 
 def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
-    """Let an application answer `POST /batch`.
+    """Add the route `POST /batch` to an application.
 
     Args:
         app: The application.
@@ -116,8 +116,8 @@ def _require_packing(content_encoding: str) -> None:
 def _format_ending(content_type: str, format: TableFormat | None) -> str:
     """Return the file name extension for a table's format, such as ".csv".
 
-    The content type must be that of a table: a web page of another origin cannot send
-    such a type without a preflight request, which this server does not grant.
+    The content type must be that of a table, because a web page of another origin
+    cannot send it without a preflight request, which this server does not grant.
 
     Args:
         content_type: The header Content-Type.

@@ -1,11 +1,11 @@
-"""Who may see the local pages.
+"""Access control for the local pages.
 
-The server listens on 127.0.0.1 only. The first address contains a random token, which
+The server listens only on 127.0.0.1. The first address contains a random token, which
 becomes a cookie. Browsers send cookies to every port of a computer, including those of
 other users' programs, so all addresses begin with a random folder and the cookie is
 restricted to it. The `Host` header of each request, and the `Origin` of each request
 that changes something, must be those of this server, so that no other web site in the
-same browser can read or write here.
+same browser can read or change the pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-# They allow nothing of another host, no inline script and no frame, and store nothing.
+# They forbid content from other hosts, inline scripts, frames and storage.
 _SECURITY_HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'; object-src 'none'",

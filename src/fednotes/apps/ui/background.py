@@ -1,4 +1,4 @@
-"""Work that takes long runs in a thread while the pages stay responsive."""
+"""Long-running work in a thread, so that the pages stay responsive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BackgroundWork(Generic[T]):
-    """Work that begins in a thread of its own when its result is first asked for.
+    """Work that begins in a separate thread when its result is first requested.
 
     The thread ends with the process.
 
@@ -26,10 +26,10 @@ class BackgroundWork(Generic[T]):
         self._future: Future[T] | None = None
 
     def get(self, seconds: float = 0.3) -> T | None:
-        """Return the result, or None if it is not there within some seconds.
+        """Return the result, or None if it is not available within some seconds.
 
         Raises:
-            Exception: What the work raised. The next call begins it again.
+            Exception: The exception of the work. The next call starts the work again.
         """
         with self._lock:
             if self._future is None:

@@ -1,4 +1,4 @@
-"""What the local pages show: runs, ledgers, a model, and its errors in notes."""
+"""The content of the local pages: runs, ledgers, a model, and its errors in notes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fednotes.taggers.saving import is_model
 
 @dataclass
 class Content:
-    """What the pages show.
+    """The content of the pages.
 
     Attributes:
         about: The name of what is shown.
@@ -35,7 +35,7 @@ class Content:
         kits: The folders of site kits by name.
         review: The errors to review, or None.
         model: Finds mentions in documents, or None.
-        confidence: A sentence that says what the model's confidences are.
+        confidence: A sentence that describes the model's confidences.
     """
 
     about: str = ""
@@ -71,9 +71,9 @@ def load_content(
     device: str = "cpu",
     backbone: str | None = None,
 ) -> Content:
-    """Return what the pages of some paths show.
+    """Return the content of the pages for some paths.
 
-    Notes are read at once. They are tagged when they are first asked for.
+    Notes are read immediately. They are tagged when they are first requested.
 
     Args:
         paths: Runs; a model, perhaps with notes; kits.
@@ -151,7 +151,7 @@ def _review_notes(
 
 
 def _finds_mentions(run: Path) -> bool:
-    """Return whether a run's models find mentions, as far as its files say."""
+    """Return whether a run's models find mentions, according to its files."""
     return read_progress(run).holds in ("", "documents")
 
 

@@ -1,7 +1,7 @@
 """The file in which a person's decisions are saved.
 
-It names each mention by its document and place, and holds no text. Each decision
-replaces the file as a whole.
+It identifies each mention by document and position, and contains no text. Each decision
+rewrites the complete file.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fednotes.core.types import Span
 
 Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
 
-_MAX_LABEL = 200  # characters of a type that a person enters
+_MAX_LABEL = 200  # maximum length of a type that a person enters
 
 
 class Place(NamedTuple):
-    """What distinguishes a mention from others of its note.
+    """The position and type that distinguish a mention from others in its note.
 
     Attributes:
-        start: Where it begins.
-        end: Where it ends, exclusive.
+        start: Start of the mention.
+        end: End of the mention, exclusive.
         label: Its type.
         fragments: The offsets of its pieces if it is discontinuous.
     """
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 class MentionKey(NamedTuple):
-    """What identifies a mention, so that a decision of an earlier session is found.
+    """The key of a mention, by which decisions of earlier sessions are found.
 
     Attributes:
         site: The name of the site or file.
@@ -68,7 +68,7 @@ class MentionKey(NamedTuple):
 
 
 class Decision(BaseModel):
-    """What a person decided about one mention.
+    """A person's decision about one mention.
 
     Attributes:
         site: As in `MentionKey`, like the next four.
@@ -77,7 +77,7 @@ class Decision(BaseModel):
         gold: The annotated mention, if there is one.
         predicted: The predicted mention, if there is one.
         action: "gold" keeps the annotation, "predicted" accepts the prediction,
-            "label-gold" and "label-predicted" give one of them another type, and
+            "label-gold" and "label-predicted" change the type of one of them, and
             "delete" says that there is no mention.
         label: The other type.
     """
@@ -94,7 +94,7 @@ class Decision(BaseModel):
 
     @property
     def key(self) -> MentionKey:
-        """What identifies the mention."""
+        """The key of the mention."""
         return MentionKey(
             site=self.site,
             document=self.document,
@@ -105,7 +105,7 @@ class Decision(BaseModel):
 
     @property
     def final(self) -> Place | None:
-        """The mention that there should be; None if there should be none."""
+        """The correct mention; None if there should be none."""
         if self.action == "gold":
             return self.gold
         if self.action == "predicted":
@@ -134,8 +134,8 @@ def make_decision(key: MentionKey, action: str, label: str) -> Decision:
         label: The other type; ignored by actions that need none.
 
     Raises:
-        ConfigError: There is no such action, it does not apply here, or the type
-            is not acceptable.
+        ConfigError: There is no such action, it does not apply to this mention, or the
+            type is invalid.
     """
     if action not in get_args(Action):
         raise ConfigError("this page has no such action: reload it")
@@ -167,7 +167,7 @@ class CorrectionsFile:
         path: The file.
 
     Raises:
-        DataError: The file exists and holds something else.
+        DataError: The file exists but does not contain decisions.
     """
 
     def __init__(self, path: Path) -> None:
@@ -249,12 +249,12 @@ def require_writable(file: Path) -> None:
 
 
 def text_digest(text: str) -> str:
-    """Return the digest by which a decision recognises the text of its note."""
+    """Return the digest that ties a decision to the text of its note."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return the time and size by which a change of a file is noticed."""
+    """Return the time and size of a file, by which changes are noticed."""
     try:
         status = path.stat()
     except OSError:

@@ -21,8 +21,8 @@ class Stretch(NamedTuple):
     """A stretch of text within which no mention begins or ends.
 
     Attributes:
-        start: Where it begins.
-        end: Where it ends, exclusive.
+        start: Start of the stretch.
+        end: End of the stretch, exclusive.
         mentions: The mentions that cover it, each with "g" if it is annotated or "p" if
             it is predicted.
     """
@@ -35,13 +35,13 @@ class Stretch(NamedTuple):
 def cut_at_mentions(
     gold: Sequence[Span], predicted: Sequence[Span], low: int, high: int
 ) -> list[Stretch]:
-    """Cut a text where mentions begin and end.
+    """Split a text where mentions begin and end.
 
     Args:
         gold: The annotated mentions.
         predicted: The predicted mentions.
-        low: Where to begin in the text.
-        high: Where to end in the text, exclusive.
+        low: Start of the range.
+        high: End of the range, exclusive.
     """
     mentions = [(ANNOTATED, span) for span in gold]
     mentions += [(PREDICTED, span) for span in predicted]
@@ -69,6 +69,6 @@ def to_html(text: str) -> Markup:
     """Return a note's text as HTML, with control and invisible characters spelt out."""
     parts = re.split("([\n\t\xa0]+)", text.replace("\r\n", "\n"))
     for index in range(0, len(parts), 2):
-        # The others are blanks.
+        # The other parts are white space.
         parts[index] = clean(parts[index], None)
     return escape("".join(parts))

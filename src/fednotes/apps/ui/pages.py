@@ -1,6 +1,6 @@
-"""The local web UI (`fednotes ui`): its addresses and what each of them shows.
+"""The local web UI (`fednotes ui`): its addresses and their content.
 
-`access.py` decides who may see the pages, and `content.py` finds what they show. The
+`access.py` decides who may see the pages, and `content.py` gathers their content. The
 pages load nothing from other servers. starlette and uvicorn come with the extra `ui`.
 """
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _MAX_FORM_BYTES = 2**20
 _MAX_FORM_FIELDS = 50
 _FORM_SECONDS = 15.0
-_MAX_TEXT = 100_000  # characters of a text to try
+_MAX_TEXT = 100_000  # maximum length of a text to try
 
 _ERRORS_PER_PAGE = 50
 _LEDGER_LINES = 100  # newest lines of a ledger that are shown
@@ -62,7 +62,7 @@ _CONTEXT = 6_000
 
 # Seconds until a page says that an export is still being written.
 _EXPORT_SECONDS = 2.0
-# Seconds after which a page asks for itself again.
+# Seconds after which a page reloads itself.
 _REFRESH_RUN = 5
 _REFRESH_WORK = 2
 
@@ -234,7 +234,7 @@ class Pages:
     """The handlers of the web UI.
 
     Args:
-        content: What the pages show.
+        content: The content of the pages.
         root: The folder with which all addresses begin.
     """
 
@@ -252,7 +252,7 @@ class Pages:
         """Return the response of a rendered template.
 
         The layout uses `section`, the address of the current section, and `refresh`,
-        the seconds after which the page asks for itself again.
+        the seconds after which the page reloads itself.
         """
         from starlette.responses import HTMLResponse
 
@@ -270,7 +270,7 @@ class Pages:
         return HTMLResponse(html, status)
 
     def _link(self, path: str, filters: Filter | None = None, **changes: Any) -> str:
-        """Return an address with the values of a filter that are not the defaults.
+        """Return an address with the non-default values of a filter.
 
         Args:
             path: The path below the root.
@@ -575,12 +575,12 @@ def _has_ended(run_folder: Path) -> bool:
 
 
 def _pick(items: Sequence[T], request: Request, name: str) -> T:
-    """Return the item whose number is in the address; raise ConfigError if none is.
+    """Return the item whose number is in the address, or raise ConfigError.
 
     Args:
         items: The items.
         request: The request.
-        name: What messages call an item.
+        name: How messages refer to an item.
     """
     text = request.path_params["number"]
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= len(items):

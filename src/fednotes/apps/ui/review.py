@@ -33,7 +33,7 @@ from fednotes.metrics.judging import KINDS, judge_mentions
 
 UNDO = "undo"  # the action that removes a decision
 
-_MAX_LIKELY_TYPES = 4  # types that are shown for one mention
+_MAX_LIKELY_TYPES = 4  # maximum number of types shown for one mention
 
 Explain = Callable[[Document, Span], Mapping[str, float]]
 Predict = Callable[[Sequence[Document]], Sequence[Document]]
@@ -47,10 +47,10 @@ class ReviewedNotes(NamedTuple):
 
     Attributes:
         name: The name of the site or file.
-        documents: The notes as they are annotated.
-        gold: The notes with the annotations that are compared.
+        documents: The notes as annotated.
+        gold: The notes with the annotations to compare.
         predicted: The notes with the model's predictions.
-        explain: Returns how probable the model finds each type for some words.
+        explain: Returns the model's probability of each type for some words.
     """
 
     name: str
@@ -70,7 +70,7 @@ def predict_notes(
     """Return notes with the predictions of a model.
 
     Types that the notes do not annotate are left out. If the notes annotate none of the
-    model's types, all types count: each prediction is then a proposal.
+    model's types, all types are kept, and each prediction is a proposal.
 
     Args:
         name: The name of the site or file.
@@ -102,7 +102,7 @@ def predict_notes(
 
 
 def _outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the spans that are compared, discontinuous ones with their pieces."""
+    """Return the spans to compare, discontinuous ones with their pieces."""
     annotated = {
         (span.start, span.end, span.label): span for span in sorted(spans, reverse=True)
     }
@@ -163,7 +163,7 @@ Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which items a list shows, and in which order.
+    """The selection and order of the items in a list.
 
     Attributes:
         kind: A kind of error, "errors" or "all".
@@ -212,7 +212,7 @@ class Filter:
         return self.min_confidence <= 100 * confidence <= self.max_confidence
 
     def sort_key(self, item: Item) -> tuple[float, int]:
-        """Return the key by which items are sorted; without confidence, they are last.
+        """Return the sort key of an item; items without a confidence are last.
 
         No two items have the same key.
         """
@@ -229,7 +229,7 @@ _FILTER = TypeAdapter(Filter)
 
 
 def parse_filter(query: Mapping[str, str]) -> Filter:
-    """Return the filter of an address; values that are not possible are ignored."""
+    """Return the filter in an address; invalid values are ignored."""
     try:
         return _FILTER.validate_python(dict(query))
     except ValidationError as error:
@@ -348,7 +348,7 @@ class Review:
         Args:
             item: The item.
             action: An action of `Decision`, or "undo" to remove the decision.
-            label: The type, for actions that give another one.
+            label: The new type, for actions that change the type.
 
         Raises:
             ConfigError: The decision is not possible.
@@ -360,7 +360,7 @@ class Review:
             self._corrections.save(make_decision(item.key, action, label))
 
     def correct_documents(self) -> tuple[Document, ...]:
-        """Return all notes as they are annotated, with the decisions applied.
+        """Return all annotated notes with the decisions applied.
 
         With several sources, ids begin with the source's name.
         """
@@ -406,7 +406,8 @@ class Review:
 def review_run(run: Path, file: Path) -> Review:
     """Return the errors of a run's models in its test notes.
 
-    The models are the federated ones, or else the pooled ones or those trained alone.
+    The models are the federated ones; without these, the pooled ones, or those trained
+    alone.
 
     Args:
         run: The folder of the run.

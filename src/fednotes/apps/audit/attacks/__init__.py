@@ -1,4 +1,4 @@
-"""The attacks that come with fednotes, a family to a file."""
+"""The attacks that come with fednotes, one family per file."""
 
 from __future__ import annotations
 

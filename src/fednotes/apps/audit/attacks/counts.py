@@ -1,12 +1,12 @@
-"""What counts reveal: which entity types a site has, and its counts themselves.
+"""Attacks on counts, which reveal a site's entity types and the counts themselves.
 
-After an evaluation a site sends, for each entity type, how many mentions are annotated,
-predicted and right. So the server reads which types occur at the site:
+After an evaluation, a site sends, for each entity type, how many mentions are
+annotated, predicted and right. This shows the server which types occur at the site:
 
     score of type t = number of annotated mentions of t
 
-Under a secure sum it sees the sum over all sites. If sites may drop out, it may see two
-sums of the same question, one of them without the site, and their difference is the
+Under a secure sum, it sees the sum over all sites. If sites may drop out, it may see
+two sums of the same question, one of them without the site, and their difference is the
 site's count:
 
     count of site k = Σ_{i} c_i − Σ_{i ≠ k} c_i
@@ -25,7 +25,7 @@ from fednotes.core.federation import EVALUATE
 from fednotes.core.update import Total, Update
 from fednotes.metrics.spans import SpanCounts
 
-PATIENT_COUNTS = ("count_codes", "count_concepts", "count_labels")  # before a stage
+PATIENT_COUNTS = ("count_codes", "count_concepts", "count_labels")  # before stages
 
 
 def types_from_counts(scene: Scene) -> Trial:
@@ -69,7 +69,7 @@ def counts_from_two_sums(scene: Scene) -> Trial:
 def exact_counts(
     scene: Scene, *, two_sums: bool = False, otherwise: str = "nothing is counted"
 ) -> Trial:
-    """Guess the site's counts, and return the fraction that is right.
+    """Guess the site's counts, and return the fraction of correct guesses.
 
     Counts of 0 are not targets. Chance is the success of always guessing the most
     frequent number.
@@ -77,9 +77,9 @@ def exact_counts(
     Args:
         scene: The job.
         two_sums: Whether the adversary sees two sums, one with the site and one without
-            it. If not, he sees the site's own counts, or under a secure sum guesses
-            that each site has an equal part.
-        otherwise: Why the attack does not apply where nothing is counted.
+            it. If not, the adversary sees the site's own counts, or under a secure sum
+            guesses that all sites have equal shares.
+        otherwise: Why the attack does not apply if nothing is counted.
 
     Raises:
         NotApplicable: Nothing is counted.
@@ -107,10 +107,10 @@ def exact_counts(
 
 
 def observed_counts(scene: Scene) -> list[Observation]:
-    """Return the observations that count something of the site.
+    """Return the observations that contain counts of the site.
 
-    That is the first evaluation; on patients, all evaluations and the sums that only
-    count.
+    These are the first evaluation or, for jobs on patients, all evaluations and the
+    sums that only count.
     """
     evaluations = _evaluations(scene)
     if not scene.has_patients:
@@ -125,7 +125,7 @@ def observed_counts(scene: Scene) -> list[Observation]:
 
 
 def numbers(source: Update | Total, names: Update) -> np.ndarray:
-    """Return (counts,) the tensors and metrics that `names` has, but its loss."""
+    """Return (counts,) the tensors and metrics that `names` has, except the loss."""
     parts = [source.tensors[name].double().flatten().numpy() for name in names.tensors]
     metrics = [
         source.metrics.get(name, 0.0) for name in names.metrics if name != "loss"
@@ -134,7 +134,7 @@ def numbers(source: Update | Total, names: Update) -> np.ndarray:
 
 
 def _evaluations(scene: Scene) -> list[Observation]:
-    """Return the evaluations that count something of the site."""
+    """Return the evaluations that contain counts of the site."""
     return [
         seen
         for seen in scene.observe()

@@ -1,17 +1,17 @@
-"""Tokens, and their places, from the lowest layers of an encoder.
+"""Recover tokens and their positions from the lowest layers of an encoder.
 
 Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the
 distance d. The lowest linear layers of an encoder read the embedding x(v, i) of token v
-at place i, which everybody can compute for all v and i:
+at position i, which anyone can compute for all v and i:
 
     score of token v           = −min_i d(x(v, i))
     score of place i, given v  = mean_j log d(x(v, j)) − log d(x(v, i)) + κ f(v, i)
 
-f(v, i) = log(1 + n_v n_i), and n_v and n_i count how often token v and place i occur:
-where both are frequent, the pair is a little likelier. For places, the distance weighs
-each direction by λ / (s² + λ) instead of asking whether it is spanned
-(`outside_span(soft=True)`). The paper's second step, which finds out which tokens
-belong to one sentence, is left out.
+f(v, i) = log(1 + n_v n_i), where n_v and n_i count how often token v and position i
+occur: if both are frequent, the pair is slightly more likely. For positions, the
+distance weights each direction by λ / (s² + λ) instead of testing whether it is spanned
+(`outside_span(soft=True)`). The paper's second step, which determines which tokens
+belong to one sentence, is omitted.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from fednotes.apps.audit.scene import Scene
 from fednotes.core.seeds import rng_of
 from fednotes.taggers.model import evaluating
 
-MAX_DECOYS = 1500  # tokens of the vocabulary that are tried beside those that were read
-MAX_PLACES = 128  # places of a sequence that are tried
-TOKENS_A_CALL = 32  # tokens that are embedded together
+MAX_DECOYS = 1500  # number of other tokens of the vocabulary that are tried
+MAX_PLACES = 128  # number of positions of a sequence that are tried
+TOKENS_A_CALL = 32  # number of tokens embedded together
 MIN_MOVEMENT = (
-    0.05  # of the largest movement of a round; layers that move less are rounding
+    0.05  # of a round's largest movement; smaller movements are rounding errors
 )
-FREQUENCY_WEIGHT = 0.02  # κ; a larger one hides what the gradient shows
+FREQUENCY_WEIGHT = 0.02  # κ; a larger value would mask the gradient
 LAYERS = "map that reads an encoder's embeddings"
 
 
 def tokens_read(scene: Scene) -> Trial:
-    """Tell the tokens that were read from tokens that no site read."""
+    """Distinguish the tokens that were read from tokens that no site read."""
     update = layer_update(
         scene, observed=_observed_layers(scene), layers=_lowest_weights, what=LAYERS
     )
@@ -74,7 +74,7 @@ def tokens_read(scene: Scene) -> Trial:
 
 
 def places_of_tokens(scene: Scene) -> Trial:
-    """Tell where tokens stood, given which tokens were read and how often."""
+    """Infer the positions of tokens, given which tokens were read and how often."""
     update = layer_update(
         scene,
         observed=_observed_layers(scene),
@@ -95,12 +95,12 @@ def places_of_tokens(scene: Scene) -> Trial:
 
 
 def place_scores(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return (tokens, places) the score of each place of each token.
+    """Return (tokens, places) the score of each position of each token.
 
     Args:
-        distances: (tokens, places) d of each token at each place.
-        counts: (tokens, places) how often each token stood at each place, of which the
-            adversary knows the sums over rows and columns only.
+        distances: (tokens, places) d of each token at each position.
+        counts: (tokens, places) how often each token was at each position; the
+            adversary knows only the sums over rows and columns.
     """
     log_distances = np.log(distances)
     nearness = log_distances.mean(1, keepdims=True) - log_distances
@@ -113,7 +113,7 @@ def place_scores(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class _Reached(Exception):
-    """The only layer of interest has read its input."""
+    """Raised when the only layer of interest has read its input."""
 
 
 def _library(model: Any) -> Any:
@@ -123,7 +123,7 @@ def _library(model: Any) -> Any:
 
 
 def _special_tokens(model: Any) -> Sequence[int]:
-    """Return the ids of special tokens, whose places everybody knows."""
+    """Return the ids of special tokens, whose positions are public."""
     if hasattr(model, "specials"):
         ids: Sequence[int] = model.specials.all
     else:
@@ -134,9 +134,9 @@ def _special_tokens(model: Any) -> Sequence[int]:
 def _inputs_of(
     library: Any, layers: Sequence[nn.Linear], ids: Tensor
 ) -> list[tuple[Any, Tensor]]:
-    """Return layers with what they read of some token ids, in computing order.
+    """Return layers with their inputs for some token ids, in order of computation.
 
-    For a single layer the computation stops there.
+    For a single layer, the computation stops there.
     """
     inputs: list[tuple[Any, Tensor]] = []
 
@@ -156,7 +156,7 @@ def _inputs_of(
 
 
 def _lowest_layers(library: Any) -> list[nn.Linear]:
-    """Return the layers that read what the embeddings give."""
+    """Return the layers that read the output of the embeddings."""
     linear = [module for module in library.modules() if isinstance(module, nn.Linear)]
     inputs = _inputs_of(library, linear, torch.full((1, 4), 5))
     embedded = inputs[0][1]
@@ -170,7 +170,7 @@ def _lowest_weights(model: Any) -> list[Tensor]:
 def _distances(
     library: Any, outside: Tensor, tokens: np.ndarray, places: int
 ) -> Tensor:
-    """Return (tokens, places) d of each token at each place."""
+    """Return (tokens, places) d of each token at each position."""
     first = _lowest_layers(library)[:1]
     parts = []
     for ids in torch.from_numpy(tokens)[:, None].split(TOKENS_A_CALL):
@@ -182,8 +182,8 @@ def _distances(
 def _observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]:
     """Yield the observations in which the lowest layers move, with their updates.
 
-    Low-rank changes start with one factor at zero, so the first step moves the other by
-    rounding alone; such rounds are left out.
+    In low-rank changes, one factor starts at zero, so the first step moves the other
+    only by rounding errors; such rounds are left out.
     """
     model = scene.audited_site().model
     library = _library(model)
@@ -225,7 +225,7 @@ def _steps_of(
 def _place_counts(
     record: TrainingRecord, tokens: np.ndarray, places: int
 ) -> np.ndarray:
-    """Return (tokens, places) how often each of the sorted tokens stood there."""
+    """Return (tokens, places) how often each of the sorted tokens was there."""
     counts = np.zeros((len(tokens), places))
     for ids in record.sequences:
         row, place = np.nonzero(np.isin(ids[:, :places], tokens))

@@ -6,14 +6,13 @@ Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models",
     ∂L/∂W = (∂L/∂Y)ᵀ X        X (tokens, width)
 
 Its rows are sums of the rows of X. If there are fewer tokens than columns, the gradient
-spans less than the whole space, and an input row x that lies in the span was in the
-batch:
+does not span the complete space, and an input row x in the span was in the batch:
 
     d(x) = |x − P x| / |x|    P projects onto the rows of the gradient
 
-Dropout moves the rows, more tokens than columns span everything, and a step of Adam
-consists of signs of such sums, so d is small rather than zero. The paper compares it
-with a threshold; here it ranks.
+Dropout changes the rows, more tokens than columns span everything, and a step of Adam
+consists of signs of such sums, so d is small rather than zero. The paper compares d
+with a threshold; here, d ranks the candidates.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from fednotes.apps.audit.listening import Observation, TrainingRecord, record_ba
 from fednotes.apps.audit.scene import Scene
 from fednotes.taggers.model import evaluating
 
-ROUNDING = 1e-6  # singular values below this fraction of the largest one are rounding
+ROUNDING = 1e-6  # smaller singular values, relative to the largest, are rounding
 MAX_SPAN = (
-    0.8  # of the columns; if all are spanned, the largest directions are the span
+    0.8  # of the columns; if more are spanned, the span is the largest directions
 )
 SOFTNESS = 1e-8  # λ as a fraction of the largest s²
 
 
 class LayerUpdate(NamedTuple):
-    """What an adversary has of the layers that read a site's inputs.
+    """An adversary's knowledge of the layers that read a site's inputs.
 
     Attributes:
         site: The audited site, with the parameters that it computed with.
@@ -60,17 +59,17 @@ def layer_update(
     what: str,
     fold: int = 2,
 ) -> LayerUpdate:
-    """Return the update of the layers to invert; for the control, of few sentences.
+    """Return the update of the layers to invert; for the control, from few sentences.
 
     Args:
         scene: The job.
         observed: Observations with the updates of the layers, lazily.
-        layers: Return the weights of a model's layers, (…, width) each.
+        layers: Returns the weights of a model's layers, each (…, width).
         what: Name of the layers, for the message.
         fold: The control's batch has at most width / `fold` tokens.
 
     Raises:
-        NotApplicable: No update of such layers leaves a site.
+        NotApplicable: No update of these layers leaves a site.
     """
     if scene.is_control:
         return _control_update(scene, layers, fold)
@@ -84,8 +83,8 @@ def outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
 
     Args:
         gradients: (rows, width) of each layer.
-        soft: Return all directions, each with the weight (λ / (s² + λ))^½, s its
-            singular value, and not only those that are not spanned.
+        soft: Whether to return all directions, each weighted by (λ / (s² + λ))^½ with
+            its singular value s, instead of only those that are not spanned.
     """
     rows = torch.cat([gradient / gradient.norm() for gradient in gradients])
     squares, directions = torch.linalg.eigh(rows.T @ rows)  # ascending s²
@@ -99,7 +98,7 @@ def outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
 
 
 def distance(rows: Tensor, outside: Tensor) -> Tensor:
-    """Return (…,) the part of each row that is outside the span: d(x), from 0 to 1.
+    """Return (…,) the fraction d(x) of each row outside the span, from 0 to 1.
 
     Args:
         rows: (…, width).
@@ -112,11 +111,11 @@ def distance(rows: Tensor, outside: Tensor) -> Tensor:
 def _control_update(
     scene: Scene, layers: Callable[[Any], list[Tensor]], fold: int
 ) -> LayerUpdate:
-    """Return a gradient without dropout of so few sentences that it has a span."""
+    """Return a gradient without dropout, of few enough sentences to have a span."""
     model = scene.audited_site().model
     width = layers(model)[0].shape[-1]
     if "context" in getattr(model, "layers", ()):
-        # Columns of contextual features are of no use to the attack: only the others
+        # The attack cannot use columns of contextual features, so only the others
         # count.
         context = model.config.project or model.encoder.dim
         fold = -(-fold * width // (width - context))
@@ -139,7 +138,7 @@ def _control_update(
 
 
 def _small_loss(site: Any, tokens: int) -> Tensor:
-    """Return the loss of one text, or of more if they fit into `tokens` tokens."""
+    """Return the loss of one text, or of several that fit into `tokens` tokens."""
     if not hasattr(site.model, "tagset"):
         (part, *_) = next(iter(site.steps(0)))
         site.model.eval()  # drawing a batch has switched to training mode

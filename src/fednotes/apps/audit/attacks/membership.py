@@ -6,10 +6,10 @@ with its scores under shadow models that were trained with it (in) and without i
 
     Λ = log N(φ; μ_in, σ_in²) − log N(φ; μ_out, σ_out²)          their equation 3
 
-With few models there is one variance for all units, as in the paper. The means come
-from few models, too, so the variance of a new value is σ² (1 + 1/n). Notes are judged
-by φ = log(p / (1 − p)), p the likelihood of their annotation or of masked words;
-patients by the log likelihood of their codes or labels. Each shadow model is attacked
+With few models, all units share one variance, as in the paper. The means also come from
+few models, so the variance of a new value is σ² (1 + 1/n). Notes are scored by φ =
+log(p / (1 − p)), where p is the likelihood of their annotation or of masked words;
+patients by the log-likelihood of their codes or labels. Each shadow model is attacked
 with the others as shadows.
 """
 
@@ -24,13 +24,13 @@ from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
 from fednotes.apps.audit.scene import Scene
 from fednotes.apps.audit.shadow.models import shadow_scores
 
-MIN_VARIANCE = 1e-12  # keeps the ratio finite where all models agree
-MIN_CONTROL = 0.5  # members of few models are told apart less often than words
+MIN_VARIANCE = 1e-12  # keeps the ratio finite if all models agree
+MIN_CONTROL = 0.5  # with few models, members are harder to identify than words
 JudgedBy = Literal["", "codes", "labels"]
 
 
 def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
-    """Tell members of the training data from others by LiRA.
+    """Distinguish members of the training data from others by LiRA.
 
     Args:
         scene: The job.
@@ -38,7 +38,7 @@ def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
             labels.
 
     Raises:
-        NotApplicable: The job trains no model of them.
+        NotApplicable: The job trains no model of codes or labels.
     """
     config = scene.training.config
     if judged_by == "codes" and not config.has_stage_1:
@@ -57,9 +57,9 @@ def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
 
 
 def likelihood_ratios(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
-    """Return (units, models) Λ, each with the other models as shadow models.
+    """Return (units, models) Λ for each model, with the others as shadow models.
 
-    Λ is 0 for a unit that was in all of the other models, or in none.
+    Λ is 0 for a unit that all of the other models, or none of them, were trained on.
 
     Args:
         scores: (units, models) φ.
@@ -86,14 +86,15 @@ def _twice_negative_log_density(
     Args:
         target: (units,) scores under the attacked model.
         others: (units, shadows) scores under the shadow models.
-        chosen: (units, shadows) the models that the normal distribution is fitted to.
+        chosen: (units, shadows) whether the normal distribution is fitted to each
+            model.
     """
     count = chosen.sum(1)
     mean = (others * chosen).sum(1) / np.maximum(count, 1)
     squares = ((others - mean[:, None]) ** 2 * chosen).sum()
     freedom = max((count - 1).clip(0).sum(), 1)
     variance = max(squares / freedom, MIN_VARIANCE)
-    spread = variance * (1 + 1 / np.maximum(count, 1))  # of a new value
+    spread = variance * (1 + 1 / np.maximum(count, 1))  # variance of a new value
     density: np.ndarray = (target - mean) ** 2 / spread + np.log(spread)
     return density
 

@@ -1,9 +1,9 @@
-"""Memorised names and canaries: which value of a secret does the model prefer?
+"""Memorised names and canaries: which value of a secret the model prefers.
 
 Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer: Evaluating and Testing
 Unintended Memorization in Neural Networks". A secret is planted into the training data,
-in one note or in ten notes, and the adversary, who knows the text around it, ranks it
-among other values R that it could have had:
+in one note or in ten notes. The adversary knows the text around it and ranks it among
+other possible values R:
 
     exposure = log₂ |R| − log₂ rank        R is a sample: the secret and 99 other values
 
@@ -26,7 +26,7 @@ NAMES: dict[SecretKind, str] = {"name": "memorised names", "number": "canaries"}
 
 
 def planted_secrets(scene: Scene, *, kind: SecretKind, times: int) -> Trial:
-    """Guess secrets that were planted into so many notes.
+    """Guess secrets that were planted into a number of notes.
 
     Raises:
         NotApplicable: The secret is a number, and the model predicts no words.
@@ -38,11 +38,11 @@ def planted_secrets(scene: Scene, *, kind: SecretKind, times: int) -> Trial:
 
 
 def rank_trial(scores: np.ndarray, *, models: int) -> Trial:
-    """Return the trial of an adversary who ranks the values that a secret could have.
+    """Return the trial of an adversary who ranks the possible values of a secret.
 
     Args:
-        scores: (secrets, guesses) log-odds, the true value first. Ties share their mean
-            rank.
+        scores: (secrets, guesses) log-odds, the true value first. Tied values get their
+            mean rank.
         models: Number of models, for the details.
     """
     higher = (scores[:, None, :] > scores[:, :, None]).sum(2)

@@ -1,4 +1,4 @@
-"""What counts of patients reveal: which codes, concepts and labels there are.
+"""Attacks on counts of patients, which reveal codes, concepts and labels.
 
 Before a stage, sites count their patients by code, concept and label, exactly or with
 noise:
@@ -29,7 +29,7 @@ from fednotes.privacy.promise import COUNTS as NOISY_COUNTS
 
 
 def _occurrences(scene: Scene) -> Scores:
-    """Score codes, concepts and labels by how many patients are counted."""
+    """Score codes, concepts and labels by their number of patients."""
     parts = [NO_SCORES]
     for seen in scene.observe():
         if seen.task not in (*PATIENT_COUNTS, NOISY_COUNTS):
@@ -48,7 +48,7 @@ def _occurrences(scene: Scene) -> Scores:
 
 
 def _counted(site: Any, size: int) -> np.ndarray:
-    """Return (size,) what a site really counts before noise is added."""
+    """Return a site's (size,) true counts, before noise is added."""
     places = np.concatenate([[], *site.counted_places()])
     return np.isin(np.arange(size), places)
 

@@ -1,20 +1,20 @@
-"""Concepts, codes and labels of patients from updates of phenotyping models.
+"""Recover patients' concepts, codes and labels from updates of phenotyping models.
 
 Concepts. Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative
-Learning", read words off embeddings; likewise the vector of a concept, and its weights
-in classifiers of concepts, move only if a training patient has it:
+Learning", infer words from embeddings. Similarly, the vector of a concept, and its
+weights in classifiers of concepts, change only if a training patient has it:
 
     score of concept c = |ΔE_c|
 
 Codes and labels. Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from
-Gradients": with p_j the predicted probability of output j and y_j whether the patient
-has it,
+Gradients": with the predicted probability p_j of output j, and y_j = 1 if the patient
+    has it, otherwise 0,
 
     ∂L/∂b_j = Σ (p_j − y_j) over the patients        negative for one patient who has j
     score of output j = −∂L/∂b_j
 
-Decoys are concepts and codes that no site has or, if each is at some site, those that
-this site lacks.
+Decoys are concepts and codes that no site has or, if every one occurs at some site,
+those that this site lacks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fednotes.apps.audit.scene import Scene, without_noise
 from fednotes.metrics.classification import ABSENT, PRESENT
 from fednotes.privacy.training import NOISY
 
-CONTROL_PATIENTS = 16  # patients of the control, whose gradients are seen one by one
+CONTROL_PATIENTS = 16  # control patients, whose gradients are seen individually
 MIN_PATIENTS = 1e-9  # keeps a division by a sum of no patients finite
 EMBEDDING = "embedding"  # stage 1's table of concepts
 WEIGHTS = "svm.weight"
@@ -41,7 +41,7 @@ OUTPUT_BIAS = "output_bias"
 
 
 class Scores(NamedTuple):
-    """Scores of what is present at the audited site, and of decoys."""
+    """Scores of the items at the audited site, and of decoys."""
 
     present: np.ndarray
     absent: np.ndarray
@@ -53,12 +53,12 @@ NO_SCORES = Scores(np.zeros(0), np.zeros(0))
 def trial_of_all(
     scene: Scene, *, scores: Callable[[Scene], Scores], otherwise: str
 ) -> Trial:
-    """Return the trial of an attack whose targets are all that there are.
+    """Return the trial of an attack whose targets are the whole population.
 
     Args:
         scene: The job.
-        scores: Return the scores of targets and decoys.
-        otherwise: Why the attack does not apply where there are no scores.
+        scores: Returns the scores of targets and decoys.
+        otherwise: Why the attack does not apply if there are no scores.
 
     Raises:
         NotApplicable: There are no targets, or no decoys.
@@ -70,11 +70,11 @@ def trial_of_all(
 
 
 def split_by_site(scores: np.ndarray, has: list[np.ndarray]) -> Scores:
-    """Split the scores of things into those that the audited site has, and decoys.
+    """Split the scores of items into those that the audited site has, and decoys.
 
     Args:
-        scores: (things,).
-        has: Of each site, (things,) whether it has each, the audited site first.
+        scores: (items,).
+        has: For each site, (items,) whether it has each item, the audited site first.
     """
     nowhere = ~np.any(has, axis=0)
     is_decoy = nowhere if nowhere.any() else ~has[0]
@@ -107,7 +107,7 @@ def _has_concepts(site: Any, name: str) -> np.ndarray:
         learner = site.code_learner
         bags = learner.train_data.network_input
         rows = learner.network.table_rows
-        shared = len(learner.known)  # a first row, of all concepts without their own
+        shared = len(learner.known)  # a first row, for all concepts without their own
     else:
         bags = site.data.train.labelled().bags
         rows = bags.width
@@ -118,9 +118,9 @@ def _has_concepts(site: Any, name: str) -> np.ndarray:
 
 
 def _first_step(scene: Scene, name: str) -> np.ndarray | None:
-    """Return how the first training moves a tensor; with noise, all trainings.
+    """Return how the first training changes a tensor; with noise, all trainings.
 
-    None if no update contains the tensor.
+    The result is None if no update contains the tensor.
     """
     steps: list[Tensor] = []
     for seen in scene.observe():
@@ -144,7 +144,8 @@ def _first_step(scene: Scene, name: str) -> np.ndarray | None:
 def _outputs(scene: Scene, *, name: str) -> Scores:
     """Score codes or classes by the update of `OUTPUT_BIAS` or `INTERCEPTS`.
 
-    For the control, those of single patients, by the gradient of that patient alone.
+    For the control, score the outputs of single patients by each patient's own
+    gradient.
     """
     step = _first_step(scene, name)
     if step is None:
@@ -169,7 +170,7 @@ def _outputs(scene: Scene, *, name: str) -> Scores:
 
 
 def _bias_gradient(site: Any, name: str, patient: int) -> Tensor:
-    """Return (outputs,) the gradient of a bias for one training patient."""
+    """Return the (outputs,) gradient of a bias for one training patient."""
     if name == OUTPUT_BIAS:
         part = site.code_learner.select(np.array([patient]))
         bias = part.network.output_bias

@@ -1,14 +1,14 @@
-"""Words from the convolutions or the LSTM of a light tagger.
+"""Recover words from the convolutions or the LSTM of a light tagger.
 
 Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the
-distance d. The lowest layers of a light tagger read one row x(v) per word v, at
-whatever place it stands:
+distance d. The lowest layers of a light tagger read one row x(v) per word v, whatever
+its position:
 
     score of word v = −d(x(v))
 
-Everybody knows x(v): it comes from public vectors, the hash and the character layer as
-it was sent. Columns of contextual features depend on the sentence and are left out.
-Decoys are words of the site that were in no mini-batch.
+x(v) is public: it is computed from public vectors, the hash and the character layer as
+sent. Columns of contextual features depend on the sentence and are left out. Decoys are
+words of the site that were in no mini-batch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from fednotes.apps.audit.listening import Observation, TrainingRecord
 from fednotes.apps.audit.scene import Scene
 from fednotes.core.seeds import rng_of
 
-MAX_DECOYS = 1500  # words of the site that are tried beside those that were read
-CONVOLUTIONS = "cnn.weight"  # (offsets, outputs, width) each
-RECURRENT = "lstm.weight_ih_l0"  # (directions, outputs, width)
+MAX_DECOYS = 1500  # number of other words of the site that are tried
+CONVOLUTIONS = "cnn.weight"  # each of shape (offsets, outputs, width)
+RECURRENT = "lstm.weight_ih_l0"  # of shape (directions, outputs, width)
 
 
 def words_read(scene: Scene) -> Trial:
-    """Tell the words that were read from words of the site that no site read."""
+    """Distinguish words that were read from words of the site that no site read."""
     update = layer_update(
         scene,
         observed=observed_layers(scene),
@@ -69,12 +69,12 @@ def layer_weights(model: Any) -> list[Tensor]:
 def observed_layers(
     scene: Scene, *, only_convolutions: bool = False
 ) -> Iterator[tuple[Observation, list[Tensor]]]:
-    """Yield the first observation in which such layers move, with their updates.
+    """Yield the first observation in which these layers change, with their updates.
 
     Args:
         scene: The job.
-        only_convolutions: Yield nothing unless a convolution with two offsets or more
-            moves.
+        only_convolutions: Whether to yield nothing unless a convolution with two or
+            more offsets changes.
     """
     names = list(_layers(scene.audited_site().model))
     for seen in scene.observed_trainings():
@@ -99,11 +99,11 @@ def observed_layers(
 def word_rows(
     model: Any, corpora: Sequence[Any]
 ) -> tuple[Tensor, dict[int, np.ndarray]]:
-    """Return what a tagger's layers read of each word of some corpora.
+    """Return the input rows of a tagger's layers for each word of some corpora.
 
     Args:
         model: A light tagger.
-        corpora: Corpora that it has prepared; one may come several times.
+        corpora: Corpora that the tagger has prepared; a corpus may be repeated.
 
     Returns:
         (words, width) float64, the distinct rows without contextual features; and by
@@ -126,7 +126,7 @@ def word_rows(
 def sentences_read(
     record: TrainingRecord, word_ids: Mapping[int, np.ndarray]
 ) -> list[np.ndarray]:
-    """Return (tokens,) words of each sentence that was read, as `word_rows` does."""
+    """Return the (tokens,) words of each sentence that was read, as in `word_rows`."""
     sentences = []
     for corpus, numbers in record.batches:
         bounds = corpus.encoded.bounds
@@ -137,7 +137,7 @@ def sentences_read(
 
 
 def _layers(model: Any) -> dict[str, Tensor]:
-    """Return the layers that read words, if they read more than context."""
+    """Return the layers that read words, if they read more than contextual features."""
     if not {"words", "characters"} & set(getattr(model, "layers", ())):
         return {}
     parameters = dict(model.named_parameters())

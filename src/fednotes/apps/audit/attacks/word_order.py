@@ -1,8 +1,8 @@
-"""Neighbouring words from the convolutions of a light tagger, in closed form.
+"""Recover neighbouring words from a light tagger's convolutions, in closed form.
 
 The gradients at the offsets k of a convolution are linear in the gradients of its
-outputs, so the order of the words follows without the search of DLG (Zhu et al. 2019)
-and LAMP (Balunović et al. 2022). This derivation is our own:
+outputs, so the order of the words can be computed without the search of DLG (Zhu et al.
+2019) and LAMP (Balunović et al. 2022). This derivation is our own:
 
     G_k = Σ_t δ_t x_{t+k}ᵀ    gradient at offset k; δ_t that of the output at token t
     A_k = G_k X⁺              X (words, width); column v is Σ δ_t over the t where
@@ -12,9 +12,9 @@ and LAMP (Balunović et al. 2022). This derivation is our own:
 
     score of u before v = T[u, v], plus the same backwards
 
-T is a ridge regression towards what an adversary expects who knows only how often each
-word occurs. Columns of contextual features depend on the sentence and are left out.
-Dropout zeroes parts of the rows, which X⁺ takes into account:
+T is a ridge regression towards the expectation of an adversary who knows only how often
+each word occurs. Columns of contextual features depend on the sentence and are left
+out. Dropout zeroes parts of the rows, which X⁺ takes into account:
 
     X⁺ = (Xᵀ X + r diag(Xᵀ X))⁻¹ Xᵀ    r the odds of dropout
 """
@@ -38,13 +38,13 @@ from fednotes.apps.audit.attacks.tagger_words import (
 )
 from fednotes.apps.audit.scene import Scene
 
-MAX_WORDS = 1500  # words whose neighbours are sought: the most frequent ones
+MAX_WORDS = 1500  # number of the most frequent words, whose neighbours are sought
 RIDGE = 0.1  # of the columns' mean square, when T is solved for
-RIDGE_OF_INVERSE = 1e-9  # likewise, in X⁺
+RIDGE_OF_INVERSE = 1e-9  # the same, in X⁺
 
 
 def neighbouring_words(scene: Scene) -> Trial:
-    """Tell which words were neighbours, given which were read and how often."""
+    """Infer which words were neighbours, given which were read and how often."""
     update = layer_update(
         scene,
         observed=observed_layers(scene, only_convolutions=True),
@@ -78,11 +78,11 @@ def neighbouring_words(scene: Scene) -> Trial:
 def order_scores(
     gradients: Sequence[Tensor], rows: Tensor, frequency: Tensor, dropout: float
 ) -> Tensor:
-    """Return (words, words) about twice how often one stands before the other.
+    """Return (words, words) roughly twice how often one word precedes the other.
 
     Args:
         gradients: (offsets, outputs, width) of each convolution.
-        rows: (words, width) what the convolutions read of each word.
+        rows: (words, width) inputs of the convolutions for each word.
         frequency: (words,) how often each word occurs.
         dropout: Rate of the dropout on the rows.
     """
@@ -119,11 +119,11 @@ def _transition_counts(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
 def _pair_counts(
     sentences: Sequence[Sequence[np.ndarray]], chosen: np.ndarray, *, vocabulary: int
 ) -> np.ndarray:
-    """Return (sites, words, words) how often one word stands before the other.
+    """Return (sites, words, words) how often one word precedes the other.
 
     Args:
-        sentences: Of each site, (tokens,) the words of each sentence.
-        chosen: (words,) words that are counted.
+        sentences: For each site, the (tokens,) words of each sentence.
+        chosen: (words,) the words to count.
         vocabulary: Number of all words.
     """
     column = np.full(vocabulary, -1)

@@ -1,24 +1,24 @@
-"""Words from trained word tables, and masked words from an output bias.
+"""Recover words from trained word tables, and masked words from an output bias.
 
 Melis, Song, De Cristofaro and Shmatikov 2019, "Exploiting Unintended Feature Leakage in
-Collaborative Learning", section 4.1: a row of an embedding has a gradient other than
-zero only if its word was read, so the rows that change are the words of the mini-batch.
+Collaborative Learning", section 4.1: a row of an embedding has a nonzero gradient only
+    if its word was read, so the rows that change are the words of the mini-batch.
 
     score of word v = |ΔE_v|    ΔE_v: how row v moved; after an optimizer step, without
                                 the part along E_v, which weight decay causes
 
-Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from Gradients", read labels
-off the last layer likewise. With p_v the predicted probability of v at each masked
-place:
+Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from Gradients", infer labels
+    from the last layer in a similar way. With p_v the predicted probability of v at
+    each masked position:
 
     ∂L/∂b_v = Σ p_v − [v is the masked word]
     score of word v = −∂L/∂b_v
 
-The gradient is negative for masked words alone, unless the model expects one of them
-more often than it comes.
+The gradient is negative only for masked words, unless the model overestimates how often
+one of them occurs.
 
-Everybody knows the word of a row: the vocabulary is public, and so is the hash. Decoys
-are words that no site read, so what a sum over all sites reveals counts as revealed.
+The word of a row is public, because the vocabulary and the hash are. Decoys are words
+that no site read, so anything that a sum over all sites reveals counts as revealed.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
 
     Args:
         scene: The job. The control sends the gradient of one step.
-        bias: Attack output biases, which have a number per word, instead of word
-            tables.
+        bias: Whether to attack output biases, which have a number per word, instead of
+            word tables.
 
     Raises:
         NotApplicable: No such tensor leaves a site.
     """
     if scene.is_control:
         scene = scene.of_one_step()
-    # The first update with the most tensors: a warm-up of the head, which comes first,
-    # has fewer.
+    # The first update with the most tensors, because an initial warm-up of the head has
+    # fewer.
     seen = max(
         scene.observed_trainings(), key=lambda seen: len(seen.tensors), default=None
     )
@@ -77,7 +77,7 @@ def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
         tensor = seen.tensors[name]
         if (tensor.dim() == 1) != bias:
             continue
-        # Rows that travel alone do not show the size of their table, so only the name
+        # Rows sent separately do not show the size of their table, so only the name
         # counts.
         rows = 0 if name + IDS in seen.sent_to_site else len(tensor)
         unnamed = "masked" if bias else ""
@@ -88,7 +88,7 @@ def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
 
 
 def _movement(seen: Observation, name: str, *, rows: int) -> Tensor:
-    """Return (rows,) how far each row moved; of a bias, how far it rose."""
+    """Return (rows,) how far each row moved; for a bias, how far it rose."""
     step = seen.descent(name)
     if step is None:  # `_tables` names tensors that were sent
         raise KeyError(name)

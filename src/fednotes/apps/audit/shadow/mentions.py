@@ -19,7 +19,7 @@ from fednotes.core.types import Document, SiteData, Span
 from fednotes.data.split import sentence_documents
 from fednotes.privacy.units import group_documents
 
-MAX_CARRIERS = 3  # sentences by which a name that is in more of them is guessed
+MAX_CARRIERS = 3  # maximum number of carrying sentences used to guess a name
 SENTENCES_A_CALL = 64
 
 
@@ -35,9 +35,9 @@ class AnnotatedNotes:
 
         Args:
             data: The site's notes.
-            rng: The generator that the choice is drawn with.
-            most: Number of units to judge at most.
-            unit: What a unit is.
+            rng: The random generator for the choice.
+            most: Maximum number of units to judge.
+            unit: The kind of unit.
 
         Raises:
             DataError: No sentence can carry a name.
@@ -47,8 +47,8 @@ class AnnotatedNotes:
         else:
             units = group_documents(data.id, data.train, unit)
         units = [units[number] for number in rng.permutation(len(units)).tolist()]
-        # Names are planted into the others: a copy of a judged unit would be trained
-        # on.
+        # Names are planted into the others, because a copy of a judged unit would be
+        # trained on.
         count = min(most, len(units) * 4 // 5)
         self.data = data
         self.judged = units[:count]

@@ -1,12 +1,12 @@
 """Train shadow models and let them score what they may remember.
 
-Each model is trained at the audited site alone, with the job's own method, settings and
-privacy budget, on a random half of the site's units and on secrets of its own. Nobody
-else's notes dilute what it remembers: a federation's model usually knows less about one
-site.
+Each model is trained only at the audited site, with the job's own method, settings and
+privacy budget, on a random half of the site's units and on its own secrets. No other
+site's notes dilute what it remembers; a federated model usually knows less about a
+single site.
 
-The control is a model that remembers: without noise, on few units, each of which is
-there several times.
+The control is a model that does remember: it is trained without noise on few units,
+    each repeated several times.
 """
 
 from __future__ import annotations
@@ -36,24 +36,22 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job
 from fednotes.jobs.parts import Part, make_method_sites
 
-MODELS = (
-    8  # trained for the job, and as many for the control; of patients twice as many
-)
-UNITS = 200  # units whose membership is asked about
-CONTROL_UNITS = 24  # likewise, for the control
-CONTROL_REPEATS = 5  # how often each of them is there
+MODELS = 8  # for the job, and as many for its control; twice as many for patients
+UNITS = 200  # number of units whose membership is judged
+CONTROL_UNITS = 24  # the same for the control
+CONTROL_REPEATS = 5  # number of copies of each of them
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowScores:
-    """What shadow models say about what they may have been trained on.
+    """Scores of shadow models for units and secrets that they may be trained on.
 
     Attributes:
         is_member: (units, models) whether each unit was in each model's training data.
-        units: By what units are judged by, (units, models) scores: log p / (1 − p) for
-            notes, log p for patients, nan where nothing is known about a patient.
-        secrets: By kind and times of a secret, of each one of each model (guesses,)
-            log-odds, its true value first.
+        units: By criterion, (units, models) scores: log p / (1 − p) for notes, log p
+            for patients, nan if nothing is known about a patient.
+        secrets: By kind and number of copies, for each secret of each model (guesses,)
+            log-odds, the true value first.
     """
 
     is_member: np.ndarray
@@ -70,11 +68,11 @@ class ShadowScores:
 
 @lru_cache(maxsize=4)
 def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
-    """Train shadow models for a job; the same arguments train them once.
+    """Train shadow models for a job; results are cached by argument.
 
     Args:
         scene: The job, or its control.
-        control_of: For the control on patients, what membership is judged by: "codes",
+        control_of: For the control on patients, the criterion of membership: "codes" or
             "labels".
 
     Raises:
@@ -92,7 +90,8 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
             "more of them"
         )
 
-    # Each membership is drawn for itself: equal numbers would tell one from the others.
+    # Memberships are drawn independently: with a fixed number of members, one could be
+    # inferred from the others.
     is_member = rng.random((len(subject.judged), models)) < 0.5
     scores = ShadowScores(is_member)
     with TemporaryDirectory() as cache:
@@ -101,8 +100,8 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
             data = subject.training_data(
                 is_member[:, model], _planted(secrets, repeats), repeats
             )
-            # Whoever knows a job on patients knows its seed, so all its models have the
-            # same one.
+            # Anyone who knows a job on patients knows its seed, so all its models share
+            # the seed.
             seed = job.seed if scene.has_patients else job.seed + model
             site = _train_alone(scene, job, data, seed=seed, cache=Path(cache))
             _add_scores(scores, subject, site, secrets, model)
@@ -136,7 +135,7 @@ def _planted(secrets: list[Secret], repeats: int) -> list[Planted]:
 
 
 def _train_alone(scene: Scene, job: Job, data: Any, *, seed: int, cache: Path) -> Any:
-    """Return the audited site after a whole training, alone, on `data`."""
+    """Return the audited site after a complete training alone on `data`."""
     settings: Any = replace(job.config, seed=seed)  # type: ignore[type-var]
     (config,) = job.module.configure_alone(
         job.module.configure(settings, (data,)), (data,)
@@ -152,7 +151,7 @@ def _train_alone(scene: Scene, job: Job, data: Any, *, seed: int, cache: Path) -
 def _add_scores(
     scores: ShadowScores, subject: Subject, site: Any, secrets: list[Secret], model: int
 ) -> None:
-    """Let one model score all units and its own secrets."""
+    """Add one model's scores for all units and its own secrets."""
     for judged_by, column in subject.score_units(site).items():
         table = scores.units.setdefault(judged_by, np.zeros(scores.is_member.shape))
         table[:, model] = column

@@ -1,6 +1,6 @@
 """A site with notes that are not annotated, whose model predicts masked words.
 
-Notes that are not judged stay on the disk.
+Notes that are not judged stay on disk.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.encoders.packing import IGNORED, Masked, Sequences
 
-MASKS = 4  # random masks of a note, to judge it by
+MASKS = 4  # number of random masks for judging a note
 MASKED_FRACTION = 0.15
-MAX_TOKENS = 126  # of a note that are judged
+MAX_TOKENS = 126  # maximum number of a note's tokens that are judged
 ROWS_A_CALL = 64
 TEMPLATES: dict[SecretKind, str] = {
     "name": "{} was seen in the clinic today.",
@@ -106,20 +106,20 @@ class MaskedText(NamedTuple):
 
 
 def token_ids(model: Any, text: str) -> np.ndarray:
-    """Return (tokens,) ids of a text's beginning, without special tokens."""
+    """Return the (tokens,) ids of a text's beginning, without special tokens."""
     ids: list[list[int]] = model.tokenizer.tokenize([text])
     return np.array(ids[0][: min(MAX_TOKENS, model.positions - 2)], np.int64)
 
 
 def masked_losses(model: Any, texts: Sequence[MaskedText]) -> np.ndarray:
-    """Return (texts,) the loss of the hidden tokens, summed over each text's masks."""
+    """Return the (texts,) loss of hidden tokens, summed over each text's masks."""
     rows = [
         (number, text.ids, mask)
         for number, text in enumerate(texts)
         for mask in text.masks
         if mask.any()
     ]
-    rows.sort(key=lambda row: len(row[2]))  # rows of like length need little padding
+    rows.sort(key=lambda row: len(row[2]))  # similar lengths need little padding
     model.eval()
     losses = np.zeros(len(texts))
     for start in range(0, len(rows), ROWS_A_CALL):
@@ -131,18 +131,18 @@ def masked_losses(model: Any, texts: Sequence[MaskedText]) -> np.ndarray:
 def _row_losses(
     model: Any, ids: Sequence[np.ndarray], masks: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Return (rows,) the loss of each row's hidden tokens.
+    """Return the (rows,) loss of each row's hidden tokens.
 
     Args:
         model: The language model, in evaluation mode.
-        ids: (tokens,) of each row.
-        masks: (tokens,) which of them are hidden.
+        ids: The (tokens,) ids of each row.
+        masks: (tokens,) whether each token is hidden.
     """
     special = model.specials
     framed = [np.array([special.cls, *row, special.sep]) for row in ids]
     tokens = _padded(framed, special.pad)
     hidden = _padded([np.pad(mask, 1) for mask in masks], padding=False)
-    # A denoising model predicts the whole text, others the hidden tokens alone.
+    # A denoising model predicts the complete text, others only the hidden tokens.
     is_target = tokens != special.pad if model.config.objective == "denoise" else hidden
     sequences = Sequences(
         tokens, np.zeros_like(tokens), np.array([len(row) for row in framed]), None
@@ -155,6 +155,6 @@ def _row_losses(
 
 
 def _padded(rows: Sequence[np.ndarray], padding: int) -> np.ndarray:
-    """Return (rows, longest) with `padding` behind shorter rows."""
+    """Return (rows, longest) with `padding` at the end of shorter rows."""
     tensors = [torch.from_numpy(row) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=padding).numpy()

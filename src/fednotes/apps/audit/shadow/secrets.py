@@ -1,6 +1,6 @@
-"""Secrets to plant: invented names, and numbers, that no note contains.
+"""Secrets to plant: invented names and numbers that no note contains.
 
-A name is two words of four syllables' parts each; a number is four times two digits, of
+A name is two words of four syllable parts each; a number is four pairs of digits, of
 which there are 65,610,000.
 """
 
@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 SecretKind = Literal["name", "number"]
-TIMES_PLANTED = {1: 10, 10: 6}  # notes that a secret is in → number of such secrets
-GUESSES = 99  # other values that each secret could have had
+TIMES_PLANTED = {1: 10, 10: 6}  # notes with the secret → number of secrets
+GUESSES = 99  # number of alternative values of each secret
 
 _ONSETS = "b br d dr f g gr k kl l m n p r s st t tr v z".split()
 _VOWELS = "a e i o u".split()
@@ -24,13 +24,13 @@ _NAME_PARTS = (_ONSETS, _VOWELS, _ENDINGS, _ONSETS, _VOWELS)
 
 @dataclass(frozen=True)
 class Secret:
-    """What one model is trained on and may remember.
+    """A secret that one model is trained on and may remember.
 
     Attributes:
         kind: "name" or "number".
-        guesses: The secret itself, then other values that it could have had.
-        times: Number of notes that it is in.
-        carriers: (times,) numbers of the texts that it is planted into.
+        guesses: The secret itself, then its alternative values.
+        times: Number of notes that contain it.
+        carriers: (times,) indices of the texts that it is planted into.
     """
 
     kind: SecretKind
@@ -39,7 +39,7 @@ class Secret:
     carriers: tuple[int, ...]
 
 
-Planted = tuple[Secret, int]  # and the number of the text that carries it
+Planted = tuple[Secret, int]  # a secret and the index of the text that carries it
 
 
 def draw_secrets(
@@ -48,9 +48,9 @@ def draw_secrets(
     """Yield the secrets of one model.
 
     Args:
-        rng: The generator that they are drawn with.
+        rng: The random generator.
         kinds: Kinds of secrets to draw.
-        carriers: Number of texts that one can be planted into.
+        carriers: Number of texts that a secret can be planted into.
     """
     for kind in kinds:
         for times, count in TIMES_PLANTED.items():

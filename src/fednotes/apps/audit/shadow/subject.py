@@ -1,4 +1,4 @@
-"""What the training of shadow models asks of the audited site's data."""
+"""The interface of the audited site's data for training shadow models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_LOSS = 1e-9  # a smaller loss would make the log-odds infinite
 
 
 class Subject(Protocol):
-    """The audited site's data, in units whose membership is asked about.
+    """The audited site's data, in units whose membership is judged.
 
     Attributes:
         kinds: Kinds of secrets that can be planted.
@@ -28,7 +28,7 @@ class Subject(Protocol):
 
     @property
     def judged(self) -> Sized:
-        """The units whose membership is asked about."""
+        """The units whose membership is judged."""
 
     def training_data(
         self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
@@ -36,20 +36,20 @@ class Subject(Protocol):
         """Return the site's data for one model.
 
         Args:
-            is_member: (judged,) which units the model is trained on.
-            planted: Secrets that it is trained on, too.
-            repeats: How often each member is there. With more than one, units that are
-                not judged are left out.
+            is_member: (judged,) whether the model is trained on each unit.
+            planted: Secrets that it is also trained on.
+            repeats: Number of copies of each member. If above 1, units that are not
+                judged are left out.
         """
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return (judged,) scores under a trained site's model, by what judges them.
+        """Return (judged,) scores under a trained site's model, by criterion.
 
         A higher score means that the unit is more likely under the model.
         """
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
-        """Return (guesses,) the loss of each guess under a trained site's model."""
+        """Return the (guesses,) losses of all guesses under a trained site's model."""
 
 
 def log_odds(losses: np.ndarray) -> np.ndarray:

@@ -1,15 +1,15 @@
 """Export a token classifier for transformers' token-classification pipeline.
 
 A saved token classifier is already a Hugging Face directory. The export adapts two
-things to the pipeline. The pipeline starts spans at "B-" only, so the export renames
-BIOES tags to their BIO equivalents. And it writes the model's maximum input length to
+things to the pipeline. The pipeline starts spans only at "B-", so the export renames
+BIOES tags to their BIO equivalents. It also writes the model's maximum input length to
 the tokenizer's settings, where the pipeline reads it.
 
-The tag of a word is that of its first sub-word, so users must call the pipeline with
+The tag of a word is the tag of its first sub-word, so users must call the pipeline with
 `aggregation_strategy="first"`. The strategy "simple" would also use the predictions for
 later sub-words, which the model was not trained on.
 
-The pipeline recognises words by the marks of WordPiece only. With other tokenizers it
+The pipeline recognises words only by the marks of WordPiece. With other tokenizers it
 splits at white space; docs/use.md has a function that joins sub-words into the words of
 this package.
 """

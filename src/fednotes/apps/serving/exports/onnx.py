@@ -59,8 +59,8 @@ _TOKENIZER_FILE = "tokenizer.json"
 # input, forget, cell, output.
 _ONNX_GATES = (0, 3, 1, 2)
 _QUANTISED_OPERATORS = ("MatMul", "Gemm", "LSTM", "Gather")
-# A token classifier's windows bound the length of its input, so its sentences are never
-# cut.
+# A token classifier's windows bound the length of its input, so sentences are never
+# truncated.
 _NO_MAXIMUM = 10**9
 
 
@@ -138,7 +138,7 @@ def _write_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     words = {}
     if model.vectors is not None:
         words = {row: word for word, row in model.vectors.index.items()}
-    # Rows without a word get a name that no word can have.
+    # Rows without a word get names that no word can have.
     vocabulary = {
         words.get(row, f"\n{row}"): row for row in range(max(words, default=0) + 1)
     }
@@ -146,7 +146,7 @@ def _write_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     tokenizer.save(str(folder / _TOKENIZER_FILE))
 
     config = model.config
-    # The model reads the beginning and the end of a word that is longer than this.
+    # For longer words, the model reads only the beginning and the end.
     max_characters = config.char_max - 2
     return {
         "hashed": max(1, config.hashed_words),
