@@ -94,9 +94,11 @@ def damages(draw: Any) -> Callable[[Path], str]:
             sealed(folder, facts, tensors)
             return ""
         else:
-            odd = sorted(tensors)[number % len(tensors)]
-            changed = tensors[odd].to(DTYPES[number % len(DTYPES)])
-            tensors[odd] = changed if kind == "dtype" else tensors[odd].reshape(1, -1)
+            tensor_name = sorted(tensors)[number % len(tensors)]
+            changed = tensors[tensor_name].to(DTYPES[number % len(DTYPES)])
+            tensors[tensor_name] = (
+                changed if kind == "dtype" else tensors[tensor_name].reshape(1, -1)
+            )
             sealed(folder, facts, tensors)
             return ""
         return kind

@@ -249,8 +249,8 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     }
 
     def job(engine: Any) -> bytes:
-        done = engine.resume()
-        for turn in engine.rounds(done.round if done else 0, 4):
+        last_state = engine.resume()
+        for turn in engine.rounds(last_state.round if last_state else 0, 4):
             total = engine.sum("give")
             state = State(turn.number + 1)
             turn.commit(state, {}, evaluated=True)
