@@ -885,3 +885,21 @@ def test_patients_of_all_sites_without_concepts() -> None:
         assert np.array_equal(idf, expected)
     assert torch.isfinite(state.tensors["svm.weight"]).all()
     assert all("phenotypes" in member.scores for member in members)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1000.0])
+def test_frequencies_that_no_patients_have_are_refused(
+    wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of concepts would be infinite or negative at every site."""
+    count = Site.count_labels
+
+    def count_wrongly(self: Site, tensors: Tensors) -> Update:
+        update = count(self, tensors)
+        frequencies = update.tensors["frequencies"].clone()
+        frequencies[0] = wrong
+        return replace(update, tensors={**update.tensors, "frequencies": frequencies})
+
+    monkeypatch.setattr(Site, "count_labels", count_wrongly)
+    with pytest.raises(TrainingError, match="of them with each concept"):
+        trained(sites_of(1), without_stage_1(classifier_cycles=1))
