@@ -7,14 +7,12 @@ import os
 import re
 import signal
 import stat
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import fork
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -120,27 +118,20 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
     assert len(calls) == 4
 
 
+def _write_until_killed(folder: Path) -> None:
+    def tokenize(texts: object) -> list[list[int]]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    notes = [Note("0", "Has pain.", None, None, "s")]
+    cached_tokens(lambda: notes, tokenize, "f", 1 << 16, folder)
+
+
 def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
     """A process is killed in the middle of tokenising; the next one starts anew and
     cleans up."""
-    program = textwrap.dedent(
-        """
-        import os, signal, sys
-        from pathlib import Path
-        from fednotes.data.notes import Note
-        from fednotes.encoders.token_cache import cached_tokens
-
-        def tokenize(texts):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        notes = [Note("0", "Has pain.", None, None, "s")]
-        cached_tokens(lambda: notes, tokenize, "f", 1 << 16, Path(sys.argv[1]))
-        """
-    )
-    completed = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], check=False
-    )
-    assert completed.returncode == -signal.SIGKILL
+    writer = fork(_write_until_killed, tmp_path)
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
     (temporary,) = tmp_path.iterdir()
     assert temporary.name.startswith(".")
     notes = [Note("0", "Has pain.", None, None, "s")]

@@ -6,13 +6,10 @@ A process kills itself once, at the place that the file `kill` in its folder nam
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from multiprocessing import forkserver
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 from fault_toy import JOB, SITES, Toy, toy_job
+from forked import fork
 
 from fednotes.core import store
 from fednotes.core.messages import Frame, decode_request
@@ -140,13 +138,6 @@ def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:
 
     kills: who ("a" or "server") → where. Returns the result and the number of kills.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["fednotes.engines.deployed", "fednotes.engines.host"]
-    )
-    # Without the path the first process cannot load these once for all.
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-        forkserver.ensure_running()
     for who, place in kills.items():
         (folder / who).mkdir()
         (folder / who / "kill").write_text(place)
@@ -155,9 +146,7 @@ def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:
         target, arguments = (
             (server, (folder,)) if who == "server" else (site, (who, folder))
         )
-        process = context.Process(target=target, args=arguments, daemon=True)
-        process.start()
-        return process
+        return fork(target, *arguments)
 
     running, killed = {who: start(who) for who in (*SITES, "server")}, 0
     end = time.monotonic() + 60

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Command
 
 from fednotes.core.errors import BusyError
 from fednotes.core.store import LOCK
@@ -38,11 +36,6 @@ char_filters = 6
 cnn_filters = 8
 lstm_units = 4
 """
-# As a shell starts a command in the foreground, whatever this process ignores.
-START = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "import runpy; runpy.run_module('fednotes.cli.app', run_name='__main__', alter_sys=True)"
-)
 
 
 class Runs:
@@ -50,48 +43,28 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "run"
-        self.begun: list[subprocess.Popen[str]] = []
+        self.begun: list[Command] = []
         (folder / "job.toml").write_text(JOB)
 
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                START,
-                "simulate",
-                "job.toml",
-                "--out",
-                "run",
-                *words,
-            ],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.begun.append(process)
-        return process
+    def begin(self, *words: str) -> Command:
+        command = Command(self.folder, "simulate", "job.toml", "--out", "run", *words)
+        self.begun.append(command)
+        return command
 
     def simulate_here(self, *settings: str, **options: bool) -> None:
         """Simulate the job in this process."""
         job = load_job(str(self.folder / "job.toml"), settings)
         simulate(job, self.out, **options)
 
-    def training(self, *words: str) -> subprocess.Popen[str]:
+    def training(self, *words: str) -> Command:
         """Return a command that has written a checkpoint."""
-        process = self.begin(*words)
+        command = self.begin(*words)
         end = time.monotonic() + 120
         while not list(self.out.glob("federated/checkpoints/round-*")):
-            assert process.poll() is None, process.communicate()
+            assert command.is_alive(), command.wait()
             assert time.monotonic() < end
             time.sleep(0.002)
-        return process
+        return command
 
     def rounds(self) -> list[int]:
         """Return the round of every line of the run's log."""
@@ -113,27 +86,26 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     live_runs = Runs(tmp_path)
     yield live_runs
     torch.use_deterministic_algorithms(False)  # a run chooses them for its process
-    for process in live_runs.begun:
-        process.kill()
-        process.communicate()
+    for command in live_runs.begun:
+        command.end()
 
 
 def test_no_command_changes_a_run_in_progress(runs: Runs) -> None:
     live = runs.training()
-    live.send_signal(signal.SIGSTOP)  # alive, but not done before we have looked
+    live.send(signal.SIGSTOP)  # alive, but not done before we have looked
     before = runs.files()
     who = rf"run is in use by process {live.pid} on .* simulate job.toml --out run\)"
     for options in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(BusyError, match=who):
             runs.simulate_here(**options)
     second = runs.begin("--overwrite", "--set", "seed=9")
-    _, message = second.communicate(timeout=120)
-    assert second.returncode == 2
+    code, message = second.wait()
+    assert code == 2
     assert re.fullmatch(rf"error: {who}: wait until it ends, or stop it\n", message)
     assert runs.files() == before
-    live.send_signal(signal.SIGCONT)
-    _, message = live.communicate(timeout=120)
-    assert live.returncode == 0, message
+    live.send(signal.SIGCONT)
+    code, message = live.wait()
+    assert code == 0, message
     assert runs.rounds() == sorted(set(runs.rounds()))
     assert not (runs.out / LOCK).exists()
     runs.simulate_here("training.epochs=1", overwrite=True)
@@ -146,9 +118,9 @@ def test_a_stopped_run_prints_how_to_resume_it(
     runs: Runs, number: signal.Signals
 ) -> None:
     live = runs.training("--overwrite")
-    live.send_signal(number)
-    _, message = live.communicate(timeout=60)
-    assert live.returncode == 128 + number
+    live.send(number)
+    code, message = live.wait()
+    assert code == 128 + number
     assert (
         message == "stopped; to resume: fednotes simulate job.toml --out run --resume\n"
     )
@@ -168,9 +140,9 @@ def test_a_run_stopped_before_it_begins_keeps_the_earlier_run(runs: Runs) -> Non
     while not (runs.out / LOCK).exists():  # it reads its notes next
         assert time.monotonic() < end
         time.sleep(0.001)
-    live.send_signal(signal.SIGINT)
-    _, message = live.communicate(timeout=60)
-    assert live.returncode == 130
+    live.send(signal.SIGINT)
+    code, message = live.wait()
+    assert code == 130
     if (runs.folder / "run.previous").exists():
         pytest.skip("it was faster than this test")
     assert message == "stopped\n"

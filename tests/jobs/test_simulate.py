@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import mean
@@ -15,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Command
 from safetensors.torch import load_file
 from tiny_jobs import TABLE
 
@@ -281,17 +278,13 @@ def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     """kill -9 of a real process once the federated part has a checkpoint."""
     file = as_toml(LONG, tmp_path / "tiny.toml")
     killed = tmp_path / "killed"
-    words = ("-m", "fednotes.cli.app", "simulate", str(file), "--out", str(killed))
-    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(
-        [sys.executable, *words], start_new_session=True, **pipes
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not list(killed.glob("federated/checkpoints/round-*")):
-            assert process.poll() is None, process.stderr.read().decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        os.kill(process.pid, signal.SIGKILL)
+    command = Command(tmp_path, "simulate", str(file), "--out", str(killed))
+    deadline = time.monotonic() + 120
+    while not list(killed.glob("federated/checkpoints/round-*")):
+        assert command.is_alive(), command.wait()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    command.end()
     assert not (killed / "federated" / "done.json").exists()
     assert not (killed / "summary.json").exists()
     with (killed / "metrics.jsonl").open("a") as log:

@@ -7,12 +7,8 @@ import errno
 import hashlib
 import io
 import json
-import multiprocessing
 import os
-import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import fork
 from ledgers import DIGEST, MESSAGE, lines_of, rehashed, write_ledger
 
 from fednotes.apps.deployment.rules import ledger as module
@@ -305,18 +302,13 @@ def test_a_long_cut_line_is_removed_whole(
     assert [t.get("mended") for t in show(path)] == [None, "cut"]
 
 
-CHILD = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from datetime import UTC, datetime
-from fednotes.apps.deployment.rules.ledger import Entry, Ledger
-entry = Entry(datetime(2026, 3, 1, tzinfo=UTC), "r", 0, "train", "server", (), 4, "0" * 64)
-ledger = Ledger(Path(sys.argv[1]))
-for number in range(10**6):
-    ledger.append(replace(entry, round=number))
-    print(number, flush=True)
-"""
+def _append_without_end(path: Path, rounds: Path) -> None:
+    """Append lines to a ledger, and write to a file which rounds were appended."""
+    ledger = Ledger(path)
+    with rounds.open("a", buffering=1) as file:
+        for number in range(10**6):
+            ledger.append(replace(MESSAGE, round=number))
+            file.write(f"{number}\n")
 
 
 def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
@@ -325,13 +317,16 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> 
     path = tmp_path / "l"
     for delay in (0.0, 0.013, 0.1):
         start = len(lines_of(path)) if path.exists() else 0
-        command = [sys.executable, "-c", CHILD, str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            child.stdout.readline()
-            time.sleep(delay)
-            child.send_signal(signal.SIGKILL)
-            acknowledged = 1 + child.stdout.read().count(b"\n")
+        rounds = tmp_path / f"rounds {delay}"
+        rounds.touch()
+        child = fork(_append_without_end, path, rounds)
+        while not rounds.stat().st_size:
+            assert child.is_alive()
+            time.sleep(0.001)
+        time.sleep(delay)
+        child.kill()
+        child.join()
+        acknowledged = rounds.read_bytes().count(b"\n")
         report = verify(path)
         assert report.ok, str(report)
         assert start + acknowledged <= report.lines <= start + acknowledged + 1
@@ -372,13 +367,7 @@ def _append_many(path: str, run: str) -> None:
 
 def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
     path = tmp_path / "l"
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=_append_many, args=(str(path), run))
-        for run in ("a", "b")
-    ]
-    for process in processes:
-        process.start()
+    processes = [fork(_append_many, str(path), run) for run in ("a", "b")]
     for process in processes:
         process.join()
         assert process.exitcode == 0
