@@ -86,6 +86,19 @@ def corpora() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def few_sentences() -> Iterator[None]:
+    """Generate corpora with fewer sentences in valid and test than users have.
+
+    Scoring these takes most of the time of a job that trains on thirty sentences.
+    """
+    from fednotes.data import synthetic
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "MIN_PART_SIZES", (1, 10, 40))
+        yield
+
+
 @pytest.fixture
 def instant_disk() -> Iterator[None]:
     """Do not wait until bytes are on the disk."""

@@ -22,6 +22,8 @@ from fednotes.core.types import Span
 from fednotes.data.formats import jsonl
 from fednotes.taggers.saving import save_model
 
+pytestmark = pytest.mark.usefixtures("few_sentences")
+
 ROUNDS: list[tuple[str, int]] = []
 
 

@@ -41,7 +41,7 @@ def test_invisible_characters_are_escaped(kind: str) -> None:
 def test_no_control_mark_or_blank_of_all_of_unicode_is_left() -> None:
     """By the database of the standard library; the one joiner has its own test."""
     every = [chr(n) for n in range(0x110000)]
-    for character in clean("a".join(every), None):
+    for character in set(clean("a".join(every), None)):
         category = unicodedata.category(character)
         assert category[0] != "C", ascii(character)
         assert category[0] != "Z" or character == " ", ascii(character)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,15 @@ def code(text: str) -> list[str]:
     ]
 
 
+@cache
+def command_tree() -> Any:
+    """Return all commands, which are imported and put together once."""
+    return get_command(app)
+
+
 def find_command(words: Sequence[str]) -> tuple[Any, list[str]]:
     """Return the command that words after "fednotes" begin with, and the other words."""
-    command: Any = get_command(app)
+    command = command_tree()
     others = list(words)
     while others and (inside := getattr(command, "commands", {}).get(others[0])):
         command = inside

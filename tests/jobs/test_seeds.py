@@ -30,6 +30,7 @@ from fednotes.jobs.seeds import (
     summarise_runs,
 )
 
+pytestmark = pytest.mark.usefixtures("few_sentences")
 SITES = ("discharge", "reports", "posts")
 JOB = """
 method = "fedner"

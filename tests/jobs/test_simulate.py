@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tiny_jobs import TABLE
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.data import synthetic
 from fednotes.jobs.card import render_card
 from fednotes.jobs.compare import compare
 from fednotes.jobs.job import Job, load_sites
@@ -25,6 +26,7 @@ from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
 from fednotes.taggers.saving import load_model
 
+pytestmark = pytest.mark.usefixtures("few_sentences")
 SITES = ("discharge", "reports", "posts")
 
 
@@ -273,9 +275,10 @@ def as_toml(table: dict[str, Any], path: Path) -> Path:
 
 
 def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 of a real process once the federated part has a checkpoint."""
+    monkeypatch.setattr(synthetic, "MIN_PART_SIZES", (1, 40, 200))  # as in that process
     file = as_toml(LONG, tmp_path / "tiny.toml")
     killed = tmp_path / "killed"
     command = Command(tmp_path, "simulate", str(file), "--out", str(killed))

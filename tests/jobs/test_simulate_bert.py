@@ -19,6 +19,7 @@ from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("few_sentences")
 
 
 @pytest.fixture(scope="module")

@@ -223,7 +223,7 @@ def is_the_loop(
 def test_paired_macro_f1_is_the_loop() -> None:
     labels, a = random_labels(30)
     b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
-    bootstrap = paired_patients(labels, a, b, samples=200, seed=5)
+    bootstrap = paired_patients(labels, a, b, samples=60, seed=5)
     is_the_loop(
         bootstrap,
         lambda draw, predictions: scikit_learn(labels[draw], predictions[draw])[2],
@@ -252,7 +252,7 @@ def test_paired_areas_are_the_loop() -> None:
         return float(np.mean(each))
 
     is_the_loop(
-        paired_patients(labels, a, b, "auroc", samples=200, seed=5), area, a, b, 40
+        paired_patients(labels, a, b, "auroc", samples=60, seed=5), area, a, b, 40
     )
 
 
@@ -443,7 +443,7 @@ def test_bootstrap_equals_explicit_resampling(
     # all at once, and seven resamples at a time
     for chunk in (classification._CHUNK, 15 * 7):
         monkeypatch.setattr(classification, "_CHUNK", chunk)
-        is_the_loop(paired_bootstrap(gold, a, b, metric, 200, 5), f1, a, b, 15)
+        is_the_loop(paired_bootstrap(gold, a, b, metric, 60, 5), f1, a, b, 15)
 
 
 def test_p_values_are_uniform_when_systems_are_alike() -> None:

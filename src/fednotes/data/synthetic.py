@@ -46,6 +46,7 @@ _TOKEN = re.compile(r"\[|\]|\||\{\w+\}|[^\[\]|{]+")
 T = TypeVar("T")
 PARTS = ("train", "valid", "test")
 _SIZES = (1.5, 0.9, 0.6)  # sizes of sites in turn, as multiples of the mean
+MIN_PART_SIZES = (1, 40, 200)  # least sentences of train, valid and test
 _TYPO_RATE = 0.06  # per word in patients' posts
 _DRAWN_AT_ONCE = 8192
 # A compiled template: ("text", as it is), ("choice", options), ("slot", name),
@@ -408,15 +409,15 @@ def generate(
             f"0 <= noise < 1, not {num_sites} site(s) with {sentences_per_site} "
             f"sentences, {noise}"
         )
-    lexicon = make_lexicon(rng_of(seed, "lexicon"))
+    lexicon = _draw_lexicon(seed)
     used: dict[str, str] = {}
     sites = []
     for index in range(num_sites):
         rng = rng_of(seed, "synthetic", index)
         name, shares, types = _profile(index, rng)
         writers = [Writer(genre, seed, rng, lexicon) for genre in GENRES]
-        size = max(1, round(sentences_per_site * _SIZES[index % len(_SIZES)]))
-        sizes = (size, max(40, size // 5), max(200, size // 4))
+        size = round(sentences_per_site * _SIZES[index % len(_SIZES)])
+        sizes = map(max, (size, size // 5, size // 4), MIN_PART_SIZES)
         train, valid, test = (
             _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
             for part, count in zip(PARTS, sizes, strict=True)
@@ -434,6 +435,12 @@ def generate(
         )
         sites.append(SyntheticSite(data, complete))
     return tuple(sites)
+
+
+@lru_cache(maxsize=8)
+def _draw_lexicon(seed: int) -> dict[str, tuple[str, ...]]:
+    """Return the lexicon of a seed, which is drawn once."""
+    return make_lexicon(rng_of(seed, "lexicon"))
 
 
 def _profile(

@@ -25,7 +25,9 @@ def _keys_checked_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def site_notes(
+    few_sentences: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
     """Return the data of the three sites of `hospital_jobs`; tests only read it."""
     return corpus(tmp_path_factory.mktemp("notes") / "notes")
 
