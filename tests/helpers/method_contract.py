@@ -400,9 +400,8 @@ class MethodContract:
         and private layers together."""
         site = Job.with_privacy(private_reference.case, clip=clip).make(0)
         units = unit_gradients.find_units(site)
-        unit_sum = unit_gradients.sum_units(site, units)
-        for unit in units:
-            alone = unit_gradients.sum_units(site, [unit])
+        unit_sum = unit_gradients.sum_units(site, [*units])
+        for unit, alone in units.items():
             others = [each for each in units if each != unit]
             without = unit_gradients.sum_units(site, others)
             for name, value in unit_sum.shared.items():

@@ -63,11 +63,11 @@ def sum_units(site: Any, units: Sequence[int]) -> Moved:
     return Moved(answer, private_values, math.sqrt(sum(squares)))
 
 
-def find_units(site: Any) -> list[int]:
-    """Return the numbers of the first units that move an answer."""
-    numbers = range(len(site.units))
-    moving = (unit for unit in numbers if sum_units(site, [unit]).length > 0)
-    return [*islice(moving, COMPANY)]
+def find_units(site: Any) -> dict[int, Moved]:
+    """Return the first units that move an answer, each with what it moves alone."""
+    alone = ((unit, sum_units(site, [unit])) for unit in range(len(site.units)))
+    moving = ((unit, moved) for unit, moved in alone if moved.length > 0)
+    return dict(islice(moving, COMPANY))
 
 
 def answer_with_noise(site: Any) -> dict[str, Tensor]:
