@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from acme import ROOT, install_acme, run_python
+from acme import ROOT, install_acme, run_python, unpack_acme
 
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
@@ -171,7 +171,7 @@ def test_a_method_of_a_package_has_its_own_preset(answers: dict[str, Any]) -> No
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     """The other commands still work, and are listed."""
-    broken = install_acme(
+    broken = unpack_acme(
         tmp_path / "broken",
         "[fednotes.commands]\ngreet = acme_notes.greet:greet\n",
         {"greet": "raise RuntimeError('out of order')"},
@@ -199,7 +199,7 @@ def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) ->
         for name, entry in plugins.registered("commands").items()
         if entry.module.startswith("fednotes.apps.")
     )
-    greedy = install_acme(
+    greedy = unpack_acme(
         tmp_path / "greedy",
         f"[fednotes.commands]\n{command} = acme_notes.greet:greet\n",
         {"greet": COMMAND},
@@ -216,7 +216,7 @@ def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) ->
 
 
 def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
-    greedy = install_acme(
+    greedy = unpack_acme(
         tmp_path / "greedy",
         "[fednotes.methods]\nfedner = acme_notes.slow_fedner:METHOD\n",
         {"slow_fedner": METHOD},

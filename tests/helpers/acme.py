@@ -1,4 +1,4 @@
-"""A package of a third party, which pip installs into a folder of its own."""
+"""A package of a third party, which lies in a folder of its own."""
 
 from __future__ import annotations
 
@@ -38,10 +38,24 @@ def _wheel(folder: Path, entry_points: str, modules: dict[str, str]) -> Path:
     return path
 
 
+def unpack_acme(
+    folder: Path, entry_points: str, modules: dict[str, str]
+) -> dict[str, str]:
+    """Put the package below a folder; return the environment in which it is found.
+
+    Its wheel is unpacked as pip would do it, without the second that pip takes.
+    """
+    folder.mkdir(exist_ok=True)
+    target = folder / "packages"
+    with zipfile.ZipFile(_wheel(folder, entry_points, modules)) as wheel:
+        wheel.extractall(target)
+    return _environment(target)
+
+
 def install_acme(
     folder: Path, entry_points: str, modules: dict[str, str]
 ) -> dict[str, str]:
-    """Install the package below a folder; return the environment in which it is found."""
+    """Install the package by pip; return the environment in which it is found."""
     folder.mkdir(exist_ok=True)
     wheel = _wheel(folder, entry_points, modules)
     target = folder / "packages"
@@ -56,6 +70,10 @@ def install_acme(
     subprocess.run(
         [*pip, "--no-index", "--no-deps", "--target", target, wheel], check=True
     )
+    return _environment(target)
+
+
+def _environment(target: Path) -> dict[str, str]:
     paths = [str(target), str(ROOT / "src")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from acme import install_acme, run_python
+from acme import run_python, unpack_acme
 
 ATTACK = '''
 """An attack that always succeeds."""
@@ -30,5 +30,5 @@ print([attack.name for attack in all_attacks()][-1])
 
 
 def test_an_attack_of_a_package_comes_after_the_built_in_ones(tmp_path: Path) -> None:
-    environment = install_acme(tmp_path / "acme", ENTRY_POINTS, {"oracle": ATTACK})
+    environment = unpack_acme(tmp_path / "acme", ENTRY_POINTS, {"oracle": ATTACK})
     assert run_python(environment, "-c", PROGRAM) == "oracle\n"
