@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from fednotes.core.errors import FednotesError
 needs_app("serving")
 from fednotes.apps.serving.exports import export
 
-sio = pytest.importorskip("skops.io")
+if find_spec("skops") is None:  # its import takes two seconds
+    pytest.skip("skops is missing", allow_module_level=True)
 sparse = pytest.importorskip("scipy.sparse")
 CLASSES = ((0, 1), (0, 1, 2), (1,), (), (0, 2))
 NAMES = tuple(f"disease {n}" for n in range(len(CLASSES)))
@@ -88,6 +90,8 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
 
     Networks compute in float32.
     """
+    import skops.io as sio
+
     model = make()
     model.save(tmp_path / "model")
     export(tmp_path / "model", "sklearn", tmp_path / "out")
