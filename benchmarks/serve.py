@@ -43,7 +43,7 @@ SENTENCES, NOTES, FLOOD, PATIENCE = 10, 64, 3, 120.0
 
 
 @dataclass
-class Told:
+class LoadTotals:
     """What clients saw: seconds of what was predicted, and how many were answered how."""
 
     seconds: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ def served(model: Path) -> Iterator[tuple[str, int]]:
             process.terminate()
 
 
-async def ask(address: str, note: str, totals: Told) -> None:
+async def ask(address: str, note: str, totals: LoadTotals) -> None:
     """A request over a connection of its own: a library's pool would take more than the
     server."""
     host, _, port = address.removeprefix("http://").partition(":")
@@ -117,9 +117,9 @@ async def ask(address: str, note: str, totals: Told) -> None:
         totals.seconds.append(time.perf_counter() - begin)
 
 
-async def by_turns(address: str, clients: int, seconds: float) -> Told:
+async def by_turns(address: str, clients: int, seconds: float) -> LoadTotals:
     """Each asks again once it is answered."""
-    totals, texts, begin = Told(), cycle(notes()), time.perf_counter()
+    totals, texts, begin = LoadTotals(), cycle(notes()), time.perf_counter()
 
     async def send_notes() -> None:
         while time.perf_counter() - begin < seconds:
@@ -130,9 +130,9 @@ async def by_turns(address: str, clients: int, seconds: float) -> Told:
     return totals
 
 
-async def flood(address: str, rate: float, seconds: float) -> tuple[Told, int]:
+async def flood(address: str, rate: float, seconds: float) -> tuple[LoadTotals, int]:
     """Requests at a rate, whoever is answered; and how many were sent."""
-    totals, texts, begin = Told(), cycle(notes()), time.perf_counter()
+    totals, texts, begin = LoadTotals(), cycle(notes()), time.perf_counter()
     asking = []
     while (passed := time.perf_counter() - begin) < seconds:
         while len(asking) < passed * rate:

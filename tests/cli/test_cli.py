@@ -42,7 +42,9 @@ train = "south.txt"
 test = "south-test.txt"
 """
 TEXT = f"{NAME} n5 took codeine today ."
-FOUND = [(TEXT.index("codeine"), TEXT.index("codeine") + len("codeine"), "Drug")]
+EXPECTED_SPANS = [
+    (TEXT.index("codeine"), TEXT.index("codeine") + len("codeine"), "Drug")
+]
 Refused = Callable[..., str]
 Run = Callable[..., tuple[str, str]]
 
@@ -412,7 +414,9 @@ def spans_of(document: Document) -> list[tuple[int, int, str]]:
 
 def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> None:
     """The mentions that the tagger itself finds: from the text, a file and stdin."""
-    assert spans_of(load_model(model).predict((Document("x", TEXT),))[0]) == FOUND
+    assert (
+        spans_of(load_model(model).predict((Document("x", TEXT),))[0]) == EXPECTED_SPANS
+    )
     note = tmp_path / "note.txt"
     note.write_text(TEXT, encoding="utf-8")
     stdin = io.TextIOWrapper(io.BytesIO(TEXT.encode()), encoding="utf-8")
@@ -423,7 +427,7 @@ def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> Non
         (document,) = read(tmp_path / "shown.jsonl", "jsonl")
         assert err == ""
         assert document.text == TEXT
-        assert spans_of(document) == FOUND
+        assert spans_of(document) == EXPECTED_SPANS
     content = (
         "Žofie took aspirin.\r\nShe felt well.\r\n"  # offsets are those of the file
     )
@@ -444,10 +448,10 @@ def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:
         "predict", model, "--text", TEXT, "--format", "brat", "--out", tmp_path / "brat"
     )
     (ann,) = (tmp_path / "brat").glob("*.ann")
-    start, end, label = FOUND[0]
+    start, end, label = EXPECTED_SPANS[0]
     assert ann.read_text(encoding="utf-8") == f"T1\t{label} {start} {end}\tcodeine\n"
     run("predict", model, "--text", TEXT, "--out", tmp_path / "new.jsonl")
-    assert spans_of(read(tmp_path / "new.jsonl")[0]) == FOUND
+    assert spans_of(read(tmp_path / "new.jsonl")[0]) == EXPECTED_SPANS
 
 
 def test_predict_files_as_what_they_are(

@@ -55,7 +55,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-class Told(RichDisplay):
+class TrafficDisplay(RichDisplay):
     """Keeps what it was told of the cost."""
 
     def cost(self, traffic: Traffic) -> None:
@@ -68,7 +68,7 @@ def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
     """Against the engine's own count of all sites, which has counts and options
     besides."""
     table = {**TABLE, "method": method, "conditions": ["federated"], **JOBS[method]}
-    listener = Told(Console(quiet=True))
+    listener = TrafficDisplay(Console(quiet=True))
     summary = simulate(
         parse_job(table, "tiny", tmp_path, "tiny.toml"),
         tmp_path / "run",

@@ -121,7 +121,9 @@ def bare(document: Document, kinds: set[str]) -> tuple[object, ...]:
     )
 
 
-MADE = st.lists(documents(), min_size=1, max_size=3, unique_by=lambda d: d.id.strip())
+GENERATED = st.lists(
+    documents(), min_size=1, max_size=3, unique_by=lambda d: d.id.strip()
+)
 
 
 def test_every_format_that_is_written_has_a_row() -> None:
@@ -131,7 +133,7 @@ def test_every_format_that_is_written_has_a_row() -> None:
 
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-@given(generated=MADE)
+@given(generated=GENERATED)
 def test_what_comes_back_is_all_but_what_was_named(
     name: str, generated: list[Document], instant_disk: None
 ) -> None:
@@ -143,7 +145,7 @@ def test_what_comes_back_is_all_but_what_was_named(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAY_LOSE)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(generated=MADE)
+@given(generated=GENERATED)
 def test_many_documents_come_back(
     name: str, generated: list[Document], instant_disk: None
 ) -> None:

@@ -78,7 +78,7 @@ def outward_folder(path: Path) -> None:
     outward(path, ".")
 
 
-FOUND = {
+PROBLEMS = {
     pipe: "a FIFO, but only files are read",
     device: "a device, but only files are read",
     outward: "a link that leads out of",
@@ -86,14 +86,16 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("make", FOUND, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", PROBLEMS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_names_it(
     tmp_path: Path, reader: str, make: Callable[[Path], None]
 ) -> None:
     folder = corpus(tmp_path / "corpus")
     make(folder / "b.txt")
-    with pytest.raises(DataError, match=rf"^{folder}/b\.txt: {FOUND[make]}") as refusal:
+    with pytest.raises(
+        DataError, match=rf"^{folder}/b\.txt: {PROBLEMS[make]}"
+    ) as refusal:
         READERS[reader](folder)
     assert SECRET not in str(refusal.value)
 

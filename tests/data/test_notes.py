@@ -65,7 +65,7 @@ REPORT = (
 )
 NURSING = ("2", "Pt stable.", "102", "Nursing")
 EVENTS = [REPORT, NURSING, ("5", "No effusion.", "103", "Radiology")]
-LEFT = {EMPTY: 1, MISTAKEN: 1}
+SKIPPED = {EMPTY: 1, MISTAKEN: 1}
 WARDS = [
     ("7", "Went home.\nWell.", "31", "Discharge"),
     ("8", "Came in.", "32", "44814646"),
@@ -78,19 +78,19 @@ Row = tuple[str, str, str | None, str | None]
     [
         # Text over lines, quotes doubled, blanks after a category, errors and empty
         # notes out.
-        ("NOTEEVENTS.csv", MIMIC, {}, EVENTS, LEFT),
-        ("n.csv.gz", gzip.compress(MIMIC.encode(), mtime=0), {}, EVENTS, LEFT),
+        ("NOTEEVENTS.csv", MIMIC, {}, EVENTS, SKIPPED),
+        ("n.csv.gz", gzip.compress(MIMIC.encode(), mtime=0), {}, EVENTS, SKIPPED),
         # The demo of MIMIC has lower-case names; spreadsheets write a mark and CRLF.
         (
             "a.csv",
             "\ufeff" + MIMIC.replace(HEADER, HEADER.lower()).replace("\n", "\r\n"),
-            *({}, EVENTS, LEFT),
+            *({}, EVENTS, SKIPPED),
         ),
         (
             "n.csv",
             MIMIC,
             {"categories": ["nursing", "Discharge summary "]},
-            *([REPORT, NURSING], LEFT | {OTHER: 1}),
+            *([REPORT, NURSING], SKIPPED | {OTHER: 1}),
         ),
         ("n.csv", HEADER + "\r\n", {}, [], {}),
         (
@@ -114,7 +114,7 @@ Row = tuple[str, str, str | None, str | None]
             RECORDS,
             {},
             [("5", "a\nb", "p", "Nursing"), ("n:3", "c", None, None)],
-            LEFT,
+            SKIPPED,
         ),
         (
             "n.txt",

@@ -13,7 +13,7 @@ from fednotes.jobs.simulate import simulate
 from fednotes.methods import averaging, fedner, finetune
 
 
-class Warned(ProgressListener):
+class WarningCollector(ProgressListener):
     """Keeps the warnings before training."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def test_a_run_warns_before_training_and_in_its_notes(tmp_path: Path) -> None:
         "conditions": ["federated"],
         "training": {"rounds": 1, "batch_size": 2},
     }
-    listener = Warned()
+    listener = WarningCollector()
     job = parse_job(table, "tiny", tmp_path, "tiny.toml")
     result = simulate(job, tmp_path / "run", listener=listener)
     warnings = [

@@ -45,7 +45,7 @@ SECTION = re.compile(
 )
 LINE = re.compile(r"^\| (`.+?`) \| `(.+?)` \| (.+?) \|$", re.M)
 # What is no setting of the paper: where files are, how this project names things.
-UNTOLD = (
+UNDOCUMENTED = (
     "title",
     "method",
     "preset",
@@ -176,12 +176,12 @@ def test_a_job_on_the_papers_corpora_is_the_tables(
     raw = read_toml(built_in_jobs()[name])
     assert raw["preset"] == "paper"
     for setting, value in flat(
-        {k: v for k, v in raw.items() if k not in UNTOLD}
+        {k: v for k, v in raw.items() if k not in UNDOCUMENTED}
     ).items():
         if isinstance(value, str) and "$" in value:
             continue  # a path
         parts = setting.split(".")
-        if parts[0] == "sites" and parts[2] in UNTOLD:
+        if parts[0] == "sites" and parts[2] in UNDOCUMENTED:
             continue
         names = {setting, ".".join([parts[0], "*", *parts[2:]]), ".".join(parts[:2])}
         assert names & table_settings.keys(), (

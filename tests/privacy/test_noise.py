@@ -99,7 +99,7 @@ def test_what_candidates_are_drawn_from_is_laplace(bits: int) -> None:
     assert test.pvalue > 1e-4
 
 
-class Given(Stream):
+class FixedStream(Stream):
     """Words that are known."""
 
     def __init__(self, *words: int) -> None:
@@ -111,7 +111,7 @@ class Given(Stream):
 
 def test_a_unit_is_drawn_below_its_rate_of_all_words() -> None:
     """By hand: 1/4 of 2^64 words are those below 2^62, in steps of 2^11."""
-    stream = Given(0, 2**62 - 1, 2**62, 2**62 + 2**11, 2**64 - 1)
+    stream = FixedStream(0, 2**62 - 1, 2**62, 2**62 + 2**11, 2**64 - 1)
     assert chosen(stream, 5, 0.25).tolist() == [True, True, False, False, False]
 
 

@@ -25,7 +25,7 @@ from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import COUNTS, epsilon_of
 from fednotes.privacy.training import DPSite
 
-ASKED = {"counts": 2.0, "unit": "patient"}
+PRIVACY = {"counts": 2.0, "unit": "patient"}
 COUNTED = 20.0
 
 
@@ -51,7 +51,9 @@ def ended(
 
     Its model finds every other mention, and a false one in each note.
     """
-    site = make_private_site(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
+    site = make_private_site(
+        site_of(valid), rounds=1, **{"privacy": PRIVACY, **settings}
+    )
     site.noisy_gradients(theta(site), round=0)
 
     def predict(documents: list[Document]) -> tuple[Document, ...]:
@@ -149,7 +151,7 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
         monkeypatch.setattr(
             private, "cut", lambda tensors, clip, grids: exact(tensors, 1e9, grids)
         )
-    privacy = {**ASKED, "counts": 3.0, "where": "site"}
+    privacy = {**PRIVACY, "counts": 3.0, "where": "site"}
     others = (NOTES[0], *NOTES[2:])
     neighbours = ((*others, note("2", "q", 400)), others)
     sites = [ended(monkeypatch, notes, privacy=privacy) for notes in neighbours]
@@ -173,7 +175,7 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
 
 
 def test_counts_are_reported_at_the_end_and_where_the_job_has_them() -> None:
-    early = make_private_site(site_of(), rounds=2, privacy=ASKED)
+    early = make_private_site(site_of(), rounds=2, privacy=PRIVACY)
     with pytest.raises(RefusedError, match="sends no counts, or only after training"):
         early.noisy_counts(theta(early), round=0)
     site = make_private_site(site_of(), rounds=1)
@@ -187,7 +189,7 @@ def test_an_error_of_a_model_does_not_reveal_the_note(
 ) -> None:
     """Parameters that are no numbers: a refusal would tell, here or of one word alone."""
     without_noise(monkeypatch)
-    site = make_private_site(site_of(), rounds=1, privacy=ASKED)
+    site = make_private_site(site_of(), rounds=1, privacy=PRIVACY)
     site.noisy_gradients(theta(site), round=0)
     broken = {
         name: torch.full_like(value, math.nan) for name, value in theta(site).items()
@@ -204,7 +206,7 @@ def test_counts_of_indistinguishable_units_are_refused() -> None:
         config_of(patients(), privacy={"counts": 0.01})
     unknown = tuple(replace(d, patient=None) for d in NOTES)
     with pytest.raises(ConfigError, match=r"4 of 4 .* documents .* name no patient"):
-        make_private_site(site_of(unknown), privacy=ASKED)
+        make_private_site(site_of(unknown), privacy=PRIVACY)
     table = {
         "method": "pretrain",
         "synthetic": {},

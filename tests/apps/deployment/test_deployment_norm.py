@@ -28,7 +28,7 @@ from fednotes.jobs.job import FederationConfig
 
 SITES = ("a", "b", "c")
 BIG = 3.0  # in each of 5 × 4 numbers: a norm of 13.4
-GIVEN = {
+SITE_UPDATES = {
     site: [Update({"w": torch.full((5, 4), value)}, 2.0, {"n": 1.0})]
     for site, value in (("a", 0.5), ("b", BIG), ("c", -1.0))
 }
@@ -37,7 +37,7 @@ GIVEN = {
 def net_of(folder: Path, max_norm: float, seal: Any = None) -> Net:
     """Return givers behind hosts with this bound."""
     calls = Counter[str]()
-    makes = {site: partial(Giver, site, GIVEN[site], calls) for site in SITES}
+    makes = {site: partial(Giver, site, SITE_UPDATES[site], calls) for site in SITES}
     return Net(makes, folder, seal=seal, max_norm=max_norm)
 
 

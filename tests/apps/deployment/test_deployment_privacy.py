@@ -244,7 +244,7 @@ back = ["icd9:722"]
 """
 
 
-GIVEN = {"counts": "", "outputs": 'outputs = ["icd9:401", "icd9:250"]'}
+FIXED_OUTPUTS = {"counts": "", "outputs": 'outputs = ["icd9:401", "icd9:250"]'}
 COMMON = "admission"  # of most patients, more than ten deviations of the noise
 COUNTED = {
     "counts": "counts = 2.0\ncounted = 4.0",
@@ -255,8 +255,12 @@ COUNTED = {
 @pytest.mark.parametrize(
     ("model", "rounds"),
     [
-        pytest.param({"representation": "learn", **GIVEN}, 4, marks=pytest.mark.slow),
-        pytest.param({"representation": "none", **GIVEN}, 2, marks=pytest.mark.slow),
+        pytest.param(
+            {"representation": "learn", **FIXED_OUTPUTS}, 4, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"representation": "none", **FIXED_OUTPUTS}, 2, marks=pytest.mark.slow
+        ),
         ({"representation": "learn", **COUNTED}, 4),
     ],
     ids=["learn", "none", "counted"],

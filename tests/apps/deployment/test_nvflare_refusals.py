@@ -316,7 +316,7 @@ def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
 # frames that were there before
 
 
-class Given:
+class FixedTransport:
     """A transport that gives these frames, whatever is asked."""
 
     def __init__(self, *frames: tuple[str, Frame]) -> None:
@@ -354,7 +354,7 @@ def test_the_server_takes_no_reply_that_it_was_given_before(
     h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
     request = decode_request(frames(ward, "down", "h1")[1])
     genuine = h1[1]
-    transport = Given(
+    transport = FixedTransport(
         ("h1", choose(h1, h2)), ("h1", genuine), ("h1", genuine), ("h3", genuine)
     )
     events: list[Event] = []

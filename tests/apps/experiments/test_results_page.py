@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"^\| run \|.*\n\|[-:|]+\|\n(?:\|.*\n)+", re.MULTILINE)
 
 # Rows that were measured with an option that the program no longer has.
-GONE = {
+REMOVED_ROWS = {
     "bert-sent": ["all but embeddings, eight bits", "LoRA, eight bits"],
 }
 
@@ -115,7 +115,7 @@ def test_a_command_prints_the_rows_of_its_table(table: Shown) -> None:
     on_page = [
         (label, condition.partition(" + ")[0])
         for label, condition, *_ in table.rows
-        if label not in GONE.get(table.name, ())
+        if label not in REMOVED_ROWS.get(table.name, ())
     ]
     assert [row for row in on_page if row not in printed] == []
     assert [row for row in printed if row in on_page] == on_page

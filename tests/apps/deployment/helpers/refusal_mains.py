@@ -134,7 +134,7 @@ def server_main(setup: Setup, transport: Any) -> None:
         (folder / "result.json").write_text(json.dumps(rows))
 
 
-class Told:
+class RecordingHost:
     """A site's host that also says in which kit it runs."""
 
     def __init__(self, setup: Setup) -> None:
@@ -150,7 +150,7 @@ class Told:
         pass
 
 
-class Dishonest(Told):
+class Dishonest(RecordingHost):
     """A site that does its task, and asks for what is not its own."""
 
     def __init__(self, setup: Setup) -> None:
@@ -168,9 +168,9 @@ def host(directory: Path, site: str) -> SiteHost:
     return SiteHost(lambda: Ward(site), directory, job=JOB, name=site)
 
 
-def site_main(setup: Setup) -> Told:
-    return Told(setup)
+def site_main(setup: Setup) -> RecordingHost:
+    return RecordingHost(setup)
 
 
-def dishonest_main(setup: Setup) -> Told:
+def dishonest_main(setup: Setup) -> RecordingHost:
     return Dishonest(setup)

@@ -35,7 +35,7 @@ COVERED = {"tokens": 900, "steps": 12, "patients": 8}
 JOB = partial(check_job, method="fedner", sites=3, threshold=3, rounds=20, secure=True)
 ASK = {n: Request("job", 1, 1, "train", round=n) for n in (4, 99, 100)}
 EACH = Request("job", 1, 1, "train", round=4, each=True)
-ASKED = partial(
+REQUEST = partial(
     check_request, request=ASK[4], sites=3, threshold=3, secure=True, now=NIGHT
 )
 REPLY = partial(
@@ -63,8 +63,8 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "over 2 sites; this site allows 3 sites or more"),
     ("min_sites", {"min_sites": 5}, partial(JOB, sites=6, threshold=4), {"threshold": 5},
      "may be opened with 4 of 6 sites; this site allows 5"),
-    ("min_sites", {}, partial(ASKED, sites=1), {"sites": 4}, "over 1 sites; this site allows 3"),
-    ("min_sites", {}, partial(ASKED, sites=8, threshold=2), {"threshold": 7},
+    ("min_sites", {}, partial(REQUEST, sites=1), {"sites": 4}, "over 1 sites; this site allows 3"),
+    ("min_sites", {}, partial(REQUEST, sites=8, threshold=2), {"threshold": 7},
      "opened with 2 of 8 sites"),
     ("methods", {"methods": ["fedner", "distill"]}, partial(JOB, method="finetune"),
      {"method": "distill"}, "method is 'finetune'; this site allows fedner, distill"),
@@ -74,13 +74,13 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "asks for 101 rounds"),
     ("max_rounds", {"max_rounds": 100}, partial(JOB, rounds=None), {"rounds": 1},
      "does not say how many rounds"),
-    ("max_rounds", {"max_rounds": 100}, partial(ASKED, request=ASK[100]), {"request": ASK[99]},
+    ("max_rounds", {"max_rounds": 100}, partial(REQUEST, request=ASK[100]), {"request": ASK[99]},
      "round 100 was asked for; this site allows rounds 0 to 99"),
     ("max_rounds", {"max_rounds": 100}, partial(REPLY, left=101), {"left": 100},
      "would be number 101 of this job; this site allows 100 rounds; a new approval starts the count again"),
     ("secure_sum", {"secure_sum": "required"}, partial(JOB, secure=False), {"secure": True},
      "the job is without a secure sum; this site allows only masked replies"),
-    ("secure_sum", {"secure_sum": "required"}, partial(ASKED, secure=False),
+    ("secure_sum", {"secure_sum": "required"}, partial(REQUEST, secure=False),
      {"secure": True}, "round 4 is without a secure sum"),
     ("secure_sum", {"secure_sum": "required"}, partial(REPLY, secure=False), {"secure": True},
      "the reply to task 'train' of round 4 is without a secure sum"),
@@ -128,21 +128,21 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
     ("share_scores", {}, partial(JOB, secure=False), {"secure": True},
      "the counts of this site's own evaluations; this site allows them in a secure sum only "
      "([federation] secure_sum = true, three sites or more)"),
-    ("share_scores", {}, partial(ASKED, secure=False), {"secure": True}, "'train' of round 4"),
+    ("share_scores", {}, partial(REQUEST, secure=False), {"secure": True}, "'train' of round 4"),
     ("share_scores", {}, partial(REPLY, scores=True, tensors=()), {"scores": False}, "own eval"),
     ("individual_updates", SHARED, partial(JOB, secure=False, each=True), {"each": False},
      "the job lets the server see each site's update; this site allows its update only as part"),
-    ("individual_updates", SHARED, partial(ASKED, request=EACH, secure=False),
+    ("individual_updates", SHARED, partial(REQUEST, request=EACH, secure=False),
      {"request": ASK[4]}, "task 'train' of round 4 lets the server see"),
-    ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, partial(ASKED, now=at("06:00")),
+    ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, partial(REQUEST, now=at("06:00")),
      {"now": at("05:59")}, "asked for at 06:00; this site allows 19:00-06:00 (UTC time)"),
-    ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, partial(ASKED, now=at("18:59")),
+    ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, partial(REQUEST, now=at("18:59")),
      {"now": at("19:00")}, "at 18:59"),
-    ("hours", {"hours": "08:00-16:30", "timezone": "UTC"}, partial(ASKED, now=at("16:30")),
+    ("hours", {"hours": "08:00-16:30", "timezone": "UTC"}, partial(REQUEST, now=at("16:30")),
      {"now": at("08:00")}, "at 16:30"),
     ("hours", {"hours": "08:00-24:00", "timezone": "Europe/Berlin"},
      # summer: two hours
-     partial(ASKED, now=at("05:59")), {"now": at("06:00")}, "at 07:59"),
+     partial(REQUEST, now=at("05:59")), {"now": at("06:00")}, "at 07:59"),
 ]  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_every_rule_has_a_case() -> None:
         (SHARED | {"individual_updates": True}, partial(JOB, secure=False, each=True)),
         (
             SHARED | {"individual_updates": True},
-            partial(ASKED, request=EACH, secure=False),
+            partial(REQUEST, request=EACH, secure=False),
         ),
         ({"freeze_embeddings": False}, partial(REPLY, tensors=WORDS)),
         ({}, partial(JOB, rounds=None, method="anything")),
@@ -239,7 +239,7 @@ def test_the_hours_of_every_minute() -> None:
         for minute in range(1440):
             now = datetime(2026, 1, 5, minute // 60, minute % 60, 59, tzinfo=UTC)
             try:
-                ASKED(policy, now=now)
+                REQUEST(policy, now=now)
                 refused = False
             except PolicyRefusal:
                 refused = True
@@ -248,15 +248,15 @@ def test_the_hours_of_every_minute() -> None:
 
 def test_hours_are_of_the_sites_clock() -> None:
     policy = Policy(hours="19:00-06:00", timezone="Europe/Berlin")
-    ASKED(policy, now=datetime(2026, 1, 5, 18, 0, tzinfo=UTC))  # 19:00
+    REQUEST(policy, now=datetime(2026, 1, 5, 18, 0, tzinfo=UTC))  # 19:00
     far = timezone(timedelta(hours=9))
-    ASKED(policy, now=datetime(2026, 1, 6, 3, 0, tzinfo=far))  # the same
+    REQUEST(policy, now=datetime(2026, 1, 6, 3, 0, tzinfo=far))  # the same
     with pytest.raises(PolicyRefusal, match=r"at 18:59.*Europe/Berlin time"):
-        ASKED(policy, now=datetime(2026, 1, 5, 17, 59, tzinfo=UTC))
+        REQUEST(policy, now=datetime(2026, 1, 5, 17, 59, tzinfo=UTC))
     local_noon = datetime(2026, 1, 5, 12, 0).astimezone()  # noon on this machine
-    ASKED(Policy(hours="12:00-12:01"), now=local_noon)
+    REQUEST(Policy(hours="12:00-12:01"), now=local_noon)
     with pytest.raises(PolicyRefusal, match="local time"):
-        ASKED(Policy(hours="12:01-12:00"), now=local_noon)
+        REQUEST(Policy(hours="12:01-12:00"), now=local_noon)
 
 
 @pytest.mark.parametrize(
