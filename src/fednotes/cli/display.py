@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.audit_result import Audit
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.job import CountTable
-    from fednotes.jobs.proposal import Facts, Proposal, SiteFacts
+    from fednotes.jobs.proposal import Facts, Proposal
     from fednotes.jobs.seeds import SeedsResult
     from fednotes.metrics.calibration import Reliability
 
@@ -862,7 +862,13 @@ def facts_tables(facts: Facts) -> list[Table]:
     tables = [_sites_table(facts)]
     annotated = [site for site in facts.sites if site.types]
     if annotated:
-        tables.append(_types_table(annotated))
+        counts = {site.name: site.types for site in annotated}
+        tables.append(_types_table("entity type", counts, "mentions of each type"))
+    labelled = {
+        site.name: site.labels.counts for site in facts.sites if site.labels is not None
+    }
+    if labelled:
+        tables.append(_types_table("label", labelled, "labelled patients"))
     return tables
 
 
@@ -902,31 +908,39 @@ def _sites_table(facts: Facts) -> Table:
     return table
 
 
-def _types_table(sites: Sequence[SiteFacts]) -> Table:
-    """Return the mentions of each entity type, by site if there are few sites."""
+def _types_table(
+    head: str, sites: Mapping[str, Mapping[str, int]], title: str
+) -> Table:
+    """Return the counts of each name, by site if there are few sites.
+
+    Args:
+        head: Heading of the names.
+        sites: Counts by name, for each site.
+        title: Title of the table.
+    """
     totals: Counter[str] = Counter()
-    for site in sites:
-        totals.update(site.types)
+    for counts in sites.values():
+        totals.update(counts)
     is_by_site = len(sites) <= _SITE_COLUMNS
-    heads: list[str | Text] = ["mentions"]
+    heads: list[str | Text] = ["in all"]
     if is_by_site:
-        heads = [Text(site.name) for site in sites]
+        heads = [Text(name) for name in sites]
     if len(sites) > 1:
         heads.append("sites")
-    table = compact_sheet("entity type", *heads, title="mentions of each type")
-    number_of_sites = Counter(label for site in sites for label in site.types)
+    table = compact_sheet(head, *heads, title=title)
+    number_of_sites = Counter(label for counts in sites.values() for label in counts)
     ordered = sorted(totals, key=lambda each: (-number_of_sites[each], -totals[each]))
     for label in ordered[:_LISTED_TYPES]:
-        counts = [totals[label]]
+        numbers = [totals[label]]
         if is_by_site:
-            counts = [site.types.get(label, 0) for site in sites]
-        cells = [f"{count:,}" if count else "–" for count in counts]
+            numbers = [counts.get(label, 0) for counts in sites.values()]
+        cells = [f"{count:,}" if count else "–" for count in numbers]
         if len(sites) > 1:
             cells.append(f"{number_of_sites[label]} of {len(sites)}")
         table.add_row(_name(clean(label, NAME)), *cells)
     unlisted = len(ordered) - _LISTED_TYPES
     if unlisted > 0:
-        table.caption = f"and {unlisted:,} more types"
+        table.caption = f"and {unlisted:,} more"
     return table
 
 

@@ -135,7 +135,7 @@ def _show(first_job: FirstJob) -> None:
 
 def _ask_choices(facts: Facts, choices: Choices) -> Choices:
     """Ask a person for each decision; the proposal is the default."""
-    from fednotes.jobs.proposal import METHODS, has_minilm, propose
+    from fednotes.jobs.proposal import has_minilm, list_methods, propose
 
     proposal = propose(facts, choices, has_minilm=has_minilm())
     answers: dict[tuple[str, str], bool] = {}
@@ -149,7 +149,7 @@ def _ask_choices(facts: Facts, choices: Choices) -> Choices:
 
     proposal = propose(facts, choices, has_minilm=has_minilm())
     say(proposal.method.reason)
-    known = METHODS[proposal.sites[0].holds]
+    known = list_methods(proposal.sites)
     method = _ask_one_of("Method", known, proposal.method.value)
     choices = replace(choices, method=method)
 

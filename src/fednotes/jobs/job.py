@@ -498,6 +498,35 @@ def _describe_nothing(_job: Job, _site: Any) -> Mapping[str, Any]:
     return {}
 
 
+@dataclass(frozen=True)
+class FoundLabels:
+    """Labels that lie beside notes without annotations, and how a job learns them.
+
+    Attributes:
+        method: The method that learns them.
+        notes_key: Key of [sites.NAME] for the notes.
+        labels_key: Key of [sites.NAME] for the labels.
+        path: The file of the labels.
+        counts: Number of labelled patients by label, sorted by label.
+        patients: Number of labelled patients.
+        tables: Further tables of the job, by name.
+        encoder_key: Table and key of the encoder.
+    """
+
+    method: str
+    notes_key: str
+    labels_key: str
+    path: Path
+    counts: Mapping[str, int]
+    patients: int
+    tables: Mapping[str, Mapping[str, Any]]
+    encoder_key: tuple[str, str]
+
+
+def _find_no_labels(_folder: Path) -> FoundLabels | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SiteKind:
     """Define a kind of data that sites hold, and how a job handles it.
@@ -549,6 +578,8 @@ class SiteKind:
             no such reduction.
         invent_site: Makes an artificial site from a name and its table when the files
             cannot be read; None if this is not possible.
+        find_labels: Returns the labels that lie in a folder of notes, for the proposal
+            of a first job; None if there are none.
     """
 
     name: str
@@ -584,6 +615,7 @@ class SiteKind:
     metrics: Mapping[str, str] = field(default_factory=dict)
     shrink: Callable[[Any], Any] | None = None
     invent_site: Callable[[str, Any], Any] | None = None
+    find_labels: Callable[[Path], FoundLabels | None] = _find_no_labels
 
     def list_paths(
         self, sites: Mapping[str, Any], tables: Mapping[str, Any]

@@ -50,14 +50,18 @@ from fednotes.apps.phenotyping.job_tables import (
     shown,
     tables_of,
 )
+from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
 from fednotes.apps.phenotyping.shadow import audit_subject
 from fednotes.apps.phenotyping.site_counts import count_tables, label_lines
 from fednotes.apps.phenotyping.site_files import SiteFiles, generate_site, read_site
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
+from fednotes.data.formats.files import unpacked_name
+from fednotes.data.formats.folders import list_files
+from fednotes.data.notes import guess_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import Job, KindTables, SiteKind, Sites
+from fednotes.jobs.job import FoundLabels, Job, KindTables, SiteKind, Sites
 
 
 def load_patient_sites(
@@ -534,6 +538,56 @@ def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
     return replace(site, id=name, train=train, valid=valid)
 
 
+# ---- the proposal of a first job -----------------------------------------------------
+
+
+def find_labels(folder: Path) -> FoundLabels | None:
+    """Return the one table of judged phenotypes in a folder of notes.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The table, for a job that learns it from vectors of a frozen encoder, which
+        needs no dictionary; None if there is no such table, or if there are several.
+    """
+    found = []
+    for file in list_files(folder):
+        if unpacked_name(file).suffix.lower() in (".csv", ".tsv"):
+            labels = _read_table_of_labels(file)
+            if labels is not None:
+                found.append((file, labels))
+    if len(found) != 1:
+        return None
+    ((path, labels),) = found
+    counts = dict.fromkeys(labels.phenotypes, 0)
+    for patient in labels.values:
+        for phenotype in labels.of(patient):
+            counts[phenotype] += 1
+    return FoundLabels(
+        method="phenotype",
+        notes_key="notes",
+        labels_key="labels",
+        path=path,
+        counts=counts,
+        patients=len(labels.values),
+        tables={"text": {"encoder": ""}, "model": {"representation": "none"}},
+        encoder_key=("text", "encoder"),
+    )
+
+
+def _read_table_of_labels(file: Path) -> PatientLabels | None:
+    """Return the labels of a table; None if it is one of notes or something else."""
+    try:
+        guess_notes(file)
+    except DataError:
+        try:
+            return read_labels(file)
+        except DataError:
+            return None
+    return None
+
+
 KIND = SiteKind(
     name="patients",
     site_config=PatientsConfig,
@@ -556,6 +610,7 @@ KIND = SiteKind(
     compare=compare_runs,
     describe=described,
     make_stub=stub,
+    find_labels=find_labels,
     encode_examples=training_examples,
     metrics=METRICS,
 )

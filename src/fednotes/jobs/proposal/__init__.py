@@ -8,7 +8,7 @@ writing       the job's file, with a reason for each choice
 first_job     the proposal with its file
 """
 
-from fednotes.jobs.proposal.decisions import METHODS, Choices, Proposal, propose
+from fednotes.jobs.proposal.decisions import Choices, Proposal, list_methods, propose
 from fednotes.jobs.proposal.facts import Facts, ReadOptions, SiteFacts, read_facts
 from fednotes.jobs.proposal.first_job import (
     FirstJob,
@@ -21,7 +21,6 @@ from fednotes.jobs.proposal.places import Place, find_places
 from fednotes.jobs.proposal.writing import format_job
 
 __all__ = [
-    "METHODS",
     "Choices",
     "Facts",
     "FirstJob",
@@ -34,6 +33,7 @@ __all__ = [
     "find_places",
     "format_job",
     "has_minilm",
+    "list_methods",
     "make_first_job",
     "propose",
     "read_facts",

@@ -4,6 +4,7 @@
     the same entity types                       finetune    a pre-trained encoder
     the same entity types, and no encoder       fedner      a light tagger
     different entity types                      distill     one model for all types
+    labels of patients                          phenotype   a frozen encoder
     nothing                                     pretrain    a pre-trained encoder
 
 A site without annotations is left out of a job on mentions. One corpus alone is dealt
@@ -23,11 +24,15 @@ from fednotes.core.wording import list_names
 from fednotes.jobs.proposal.facts import Facts, Holds, SiteFacts
 from fednotes.jobs.proposal.label_maps import LabelMap, find_label_maps
 
-# Methods that can be proposed, by what the sites hold.
-METHODS: Mapping[Holds, tuple[str, ...]] = {
-    "mentions": ("finetune", "fedner", "distill", "personal"),
-    "notes": ("pretrain",),
+# Methods for annotated mentions that can be proposed.
+_MENTION_METHODS = ("finetune", "fedner", "distill", "personal")
+_HELD: tuple[Holds, ...] = ("mentions", "patients", "notes")  # what comes first counts
+_HOLDS_WORDS: Mapping[Holds, str] = {
+    "mentions": "annotated mentions",
+    "patients": "labels of patients",
+    "notes": "no annotations",
 }
+_MISSING = {"mentions": "annotations", "patients": "labels of patients"}
 ALL_CONDITIONS = ("alone", "federated", "pooled")
 # Conditions of methods for sites with different types, which no one can pool.
 _CONDITIONS = {
@@ -131,24 +136,24 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         ConfigError: A choice does not match the notes.
         DataError: One corpus has too few notes for several sites.
     """
-    holds: Holds = "notes"
-    if any(site.holds == "mentions" for site in facts.sites):
-        holds = "mentions"
+    held = {site.holds for site in facts.sites}
+    holds = next(each for each in _HELD if each in held)
     sites = tuple(site for site in facts.sites if site.holds == holds)
-    _require_method(choices.method, holds)
+    _require_method(choices.method, sites)
+    _require_same_labels(sites)
 
     encoder = choices.encoder or (MINILM if has_minilm else "none")
     types = {site.name: site.types for site in sites}
     label_maps = _decide_label_maps(types, choices)
     renamed = rename_types(types, label_maps)
-    method = _choose_method(holds, renamed, encoder, choices.method)
-    if method.value in _NEEDS_ENCODER and encoder == "none":
+    method = _choose_method(sites, renamed, encoder, choices.method)
+    if encoder == "none" and (holds == "patients" or method.value in _NEEDS_ENCODER):
         encoder = MINILM
     return Proposal(
         facts=facts,
         sites=sites,
         method=method,
-        model=_choose_model(method.value, encoder),
+        model=_choose_model(method.value, holds, encoder),
         label_maps=label_maps,
         silos=_choose_silos(sites, choices.silos),
         conditions=_CONDITIONS.get(method.value, ALL_CONDITIONS),
@@ -156,13 +161,37 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     )
 
 
-def _require_method(method: str, holds: Holds) -> None:
-    known = METHODS[holds]
+def list_methods(sites: Sequence[SiteFacts]) -> tuple[str, ...]:
+    """Return the methods that fit what sites hold."""
+    labels = sites[0].labels
+    if labels is not None:
+        return (labels.method,)
+    return _MENTION_METHODS if sites[0].holds == "mentions" else ("pretrain",)
+
+
+def _require_method(method: str, sites: Sequence[SiteFacts]) -> None:
+    """Raise ParameterError if the user chose a method for other notes."""
+    known = list_methods(sites)
     if method and method not in known:
-        annotated = "annotated mentions" if holds == "mentions" else "no annotations"
         raise ParameterError(
-            f"`method` {method}: the notes have {annotated}; {nearest(method, known)}"
+            f"`method` {method}: the notes have {_HOLDS_WORDS[sites[0].holds]}; "
+            f"{nearest(method, known)}"
         )
+
+
+def _require_same_labels(sites: Sequence[SiteFacts]) -> None:
+    """Raise DataError if two sites label their patients for different phenotypes."""
+    first = sites[0]
+    for site in sites[1:]:
+        if first.labels is None or site.labels is None:
+            continue
+        different = sorted(first.labels.counts.keys() ^ site.labels.counts.keys())
+        if different:
+            raise DataError(
+                f"{site.labels.path}: {_names(different)} are labelled at only one of "
+                f"the sites {first.name} and {site.name}: add an empty column for each "
+                "where it is missing"
+            )
 
 
 # ---- label maps ----------------------------------------------------------------------
@@ -203,12 +232,21 @@ def rename_types(
 
 
 def _choose_method(
-    holds: Holds, types: Mapping[str, Counter[str]], encoder: str, chosen: str
+    sites: Sequence[SiteFacts],
+    types: Mapping[str, Counter[str]],
+    encoder: str,
+    chosen: str,
 ) -> Choice:
     """Return the method, and why it fits the notes."""
     if chosen:
         return Choice(chosen, "You chose it.")
-    if holds == "notes":
+    if sites[0].labels is not None:
+        return Choice(
+            sites[0].labels.method,
+            "Patients are labelled and no mention is annotated, so sites learn the "
+            "labels from all notes of a patient.",
+        )
+    if sites[0].holds == "notes":
         return Choice(
             "pretrain",
             "The notes have no annotations, so sites can pre-train a language model on "
@@ -246,8 +284,14 @@ def find_unshared_types(types: Mapping[str, Counter[str]]) -> list[str]:
     )
 
 
-def _choose_model(method: str, encoder: str) -> Choice:
+def _choose_model(method: str, holds: Holds, encoder: str) -> Choice:
     """Return the encoder of a method, and why."""
+    if holds == "patients":
+        return Choice(
+            encoder,
+            "A frozen encoder needs no dictionary of concepts; with a dictionary, "
+            "classifiers learn from the concepts in the notes.",
+        )
     if method == "fedner":
         if encoder == "none":
             return Choice(
@@ -289,7 +333,9 @@ def _choose_silos(sites: Sequence[SiteFacts], chosen: int) -> Silos | None:
             )
         return None
     (site,) = sites
-    by = "patient" if site.patients else "document"
+    by = "document"
+    if site.patients or site.labels is not None:
+        by = "patient"
     most = min((number for number in site.units.values() if number), default=0)
     units = "patients" if by == "patient" else "notes"
     if most < _MIN_SILOS:
@@ -315,8 +361,8 @@ def _list_remarks(
     left_out = [site.name for site in facts.sites if site not in sites]
     if left_out:
         yield (
-            f"{_names(left_out)}: no annotations, so this job leaves it out; "
-            "`fednotes init` on these notes alone proposes pre-training"
+            f"{_names(left_out)}: no {_MISSING[sites[0].holds]}, so this job leaves it "
+            "out; run `fednotes init` on these notes alone for a job of their own"
         )
     if len(sites) == 2:
         yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median_low
@@ -24,11 +24,12 @@ from fednotes.data.notes import patient_of, read_notes
 from fednotes.data.split import split, unit_of
 from fednotes.data.tags import FlattenCounts, flatten
 from fednotes.data.text import tokenize
+from fednotes.jobs import kinds
 from fednotes.jobs.input_readers import find_note_format, guess_corpus_format
-from fednotes.jobs.job import SiteConfig
+from fednotes.jobs.job import FoundLabels, SiteConfig
 from fednotes.jobs.proposal.places import Place
 
-Holds = Literal["mentions", "notes"]
+Holds = Literal["mentions", "patients", "notes"]
 
 _SEED = 1  # of the proposed job, by which it splits
 _PARTS = ("train", "valid", "test")
@@ -86,7 +87,8 @@ class SiteFacts:
         root: The file or folder of all its notes.
         parts: Its files or folders by key of a job: "path" alone, or "train", "test"
             and perhaps "valid".
-        holds: "mentions" if entities are annotated, else "notes".
+        holds: "mentions" if entities are annotated, "patients" if labels of patients
+            lie beside the notes, else "notes".
         format: Format of the files.
         notes: Number of notes.
         are_sentences: Whether each note is one sentence, as in a CoNLL file without
@@ -95,6 +97,7 @@ class SiteFacts:
         words: Lengths of notes in words.
         characters: Lengths of notes in characters.
         types: Number of mentions by entity type, the most frequent first.
+        labels: The labels of patients beside the notes, if there are some.
         overlapping: Mentions that lie within or across another one.
         discontinuous: Mentions of several pieces.
         encodings: Encodings of the files, such as "utf-8".
@@ -114,6 +117,7 @@ class SiteFacts:
     words: Lengths
     characters: Lengths
     types: Mapping[str, int] = field(default_factory=dict)
+    labels: FoundLabels | None = None
     are_sentences: bool = False
     overlapping: int = 0
     discontinuous: int = 0
@@ -129,7 +133,9 @@ class SiteFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        values = asdict(self)
+        values = asdict(replace(self, labels=None))
+        if self.labels is not None:
+            values["labels"] = dict(self.labels.counts)
         values["root"] = str(self.root)
         values["parts"] = {part: str(path) for part, path in self.parts.items()}
         return values
@@ -351,7 +357,7 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
     problems.refuse(options.on_error)
     if not number:
         raise DataError(f"{place.root}: no note in these files: give files of notes")
-    return SiteFacts(
+    site = SiteFacts(
         name=place.name,
         root=place.root,
         parts={"path": place.root},
@@ -364,6 +370,29 @@ def _read_notes(place: Place, options: ReadOptions) -> SiteFacts:
         encodings=_list_encodings([place.root], options.encoding),
         left_out=dict(problems.counts),
         units={"train": len(owners)},
+    )
+    labels = _find_labels(place.root)
+    return site if labels is None else _with_labels(site, labels)
+
+
+def _find_labels(path: Path) -> FoundLabels | None:
+    """Return the labels of patients that lie beside notes."""
+    if not path.is_dir():
+        return None
+    found = (kind.find_labels(path) for kind in kinds.all_kinds())
+    return next((labels for labels in found if labels is not None), None)
+
+
+def _with_labels(site: SiteFacts, labels: FoundLabels) -> SiteFacts:
+    """Return a site whose patients are labelled."""
+    number = labels.patients
+    units = {"train": number * 7 // 10, "valid": number // 10, "test": number // 5}
+    return replace(
+        site,
+        holds="patients",
+        parts={labels.notes_key: site.root, labels.labels_key: labels.path},
+        labels=labels,
+        units=units,
     )
 
 

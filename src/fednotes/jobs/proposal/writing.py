@@ -48,6 +48,7 @@ def format_job(proposal: Proposal, folder: Path) -> str:
         method=proposal.method.value,
         encoder=_encoder_path(proposal.model.value, folder),
         minilm=MINILM,
+        tables=_list_tables(proposal, folder),
         sites=[
             {
                 "name": site.name,
@@ -62,6 +63,21 @@ def format_job(proposal: Proposal, folder: Path) -> str:
             for site in proposal.sites
         ],
     )
+
+
+def _list_tables(proposal: Proposal, folder: Path) -> dict[str, list[str]]:
+    """Return the lines of the tables that a method for labels of patients needs."""
+    labels = proposal.sites[0].labels
+    if labels is None:
+        return {}
+    encoder_table, encoder_key = labels.encoder_key
+    tables = {}
+    for name, keys in labels.tables.items():
+        values = dict(keys)
+        if name == encoder_table:
+            values[encoder_key] = _encoder_path(proposal.model.value, folder)
+        tables[name] = [_line(key, value) for key, value in values.items()]
+    return tables
 
 
 def format_comment(text: str) -> str:
@@ -88,6 +104,12 @@ def describe_site(site: SiteFacts) -> str:
             for label, number in site.types.items()
         ]
         text += f", {site.mentions:,} mentions: {list_names(types)}"
+    if site.labels is not None:
+        counts = [
+            f"{one_line(label, NAME)} {number:,}"
+            for label, number in site.labels.counts.items()
+        ]
+        text += f", labels of {site.labels.patients:,} patients: {list_names(counts)}"
     return f"{text}."
 
 
